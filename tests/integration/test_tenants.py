@@ -18,7 +18,7 @@ from penstock.brokers.base import Outgoing, Queue
 from penstock.brokers.sqs import SqsQueue, SqsTransport, group_id
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
-from penstock.limits.store import delete_tenant, pause_tenant, read_tenant_limits, set_limits, set_tenant
+from penstock.limits.store import delete_tenant, read_tenant_limits, set_limits, set_tenant
 from penstock.methods.inbound import accept_inbound, read_inbound
 from penstock.methods.table import read_command
 from penstock.protocol.requests import parse_claim_id
@@ -409,7 +409,7 @@ async def test_a_limit_of_an_action_and_one_of_a_tenant_hold_together_and_tenant
 async def test_a_paused_tenants_tasks_are_taken_and_wait_until_it_is_resumed(
     store: Store, sent: Outbound, settings: Settings
 ) -> None:
-    await change(store, pause_tenant, "acme", paused=True)
+    await change(store, set_tenant, "acme", {"paused": True})
     paused = await enqueue(store, *(NewTask("a", tenant="acme") for _ in range(5)))
     await enqueue(store, NewTask("a", tenant="other"), NewTask("a"))
     scheduler = scheduler_of(store, sent, settings)
@@ -418,7 +418,7 @@ async def test_a_paused_tenants_tasks_are_taken_and_wait_until_it_is_resumed(
     async with store.session() as session:
         record = await read_tenant_limits(session, "acme")
         assert (record.paused, record.waiting, record.in_flight, record.own) == (True, 5, 0, False)
-    await change(store, pause_tenant, "acme", paused=False)
+    await change(store, set_tenant, "acme", {"paused": False})
     await drain([scheduler], sent, None, until=7)
     assert {task for task, _ in sent.pairs} >= set(paused)
     async with store.session() as session:
@@ -429,8 +429,8 @@ async def test_a_paused_tenants_tasks_are_taken_and_wait_until_it_is_resumed(
 async def test_a_pause_keeps_the_limits_and_deleting_a_rule_brings_the_default_back(store: Store) -> None:
     await change(store, set_tenant, "*", {"max_in_flight": 2})
     await change(store, set_tenant, "acme", {"rate": 5.0, "burst": 2})
-    await change(store, pause_tenant, "acme", paused=True)
-    await change(store, pause_tenant, "acme", paused=False)
+    await change(store, set_tenant, "acme", {"paused": True})
+    await change(store, set_tenant, "acme", {"paused": False})
     async with store.session() as session:
         record = await read_tenant_limits(session, "acme")
     assert (record.rate, record.burst, record.max_in_flight, record.own) == (5.0, 2, None, True)

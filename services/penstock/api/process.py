@@ -113,12 +113,12 @@ class Api(Service):
                 *(route for addition in self._additions for route in addition.routes),
             ),
         )
-        budget = Budget(max(settings.http_bytes_in_flight, settings.largest_request_bytes + ANSWER_BYTES))
-        self._servers = {"http": HttpServer(budget.counting(app), settings, settings.http_port)}
+        self._budget = Budget(max(settings.http_bytes_in_flight, settings.largest_request_bytes + ANSWER_BYTES))
+        self._servers = {"http": HttpServer(self._budget.counting(app), settings, settings.http_port)}
         for addition in self._additions:
             for name, (port, added) in addition.apps.items():
                 setting = f"{name.upper()}_PORT"
-                self._servers[name] = HttpServer(budget.counting(added), settings, port, port_setting=setting)
+                self._servers[name] = HttpServer(self._budget.counting(added), settings, port, port_setting=setting)
         self.listening = asyncio.Event()
 
     @property

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from penstock.db.context import Context
+from penstock.db.session import Session
 from penstock.limits import model, store
-from penstock.limits.model import SetLimits
 from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import own_tenant
 from penstock.protocol.checks import read_action, read_limit
@@ -15,29 +15,37 @@ from penstock.protocol.errors import InvalidParams, RouteNotFound
 from penstock.protocol.method import NoParams, Scope, method
 from penstock.protocol.tenant import EVERY_TENANT, read_tenant
 
+Shown = TypeVar("Shown")
+NewLimits = tuple[str, dict[str, Any]]
+"""The name of an action or tenant, and its changed limits as of ``token_bucket.Limits``; rates per second."""
+
 # Actions
 
 
-def _read_set_action(given: model.ActionSetParams) -> SetLimits:
-    return SetLimits(read_action(given.action), model.read_change(given))
+async def _change(
+    context: Context,
+    name: str,
+    show: Callable[[Session, str], Awaitable[Shown]],
+    change: Callable[..., Awaitable[None]],
+    *given: Any,
+) -> Shown:
+    """Change what an action or tenant is held to, in a transaction, and show what it is held to now."""
+    async with context.transaction() as session:
+        await change(session, name, *given)
+    context.wake()
+    async with context.session() as session:
+        return await show(session, name)
+
+
+def _read_set_action(given: model.ActionSetParams) -> NewLimits:
+    return read_action(given.action), model.read_change(given)
 
 
 @method("action.set", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_set_action, by_queue=True)
-async def set_action(context: Context, command: SetLimits) -> model.Action:
+async def set_action(context: Context, command: NewLimits) -> model.Action:
     """Limit an action; an omitted member stays unchanged, null removes a limit."""
-    return await _set_action(context, command.name, command.change)
-
-
-async def _set_action(context: Context, action: str, change: Mapping[str, Any]) -> model.Action:
-    async with context.transaction() as session:
-        await store.set_limits(session, action, change)
-    context.wake()
-    return await _show_action(context, action)
-
-
-async def _show_action(context: Context, action: str) -> model.Action:
-    async with context.session() as session:
-        return await store.read_action(session, action)
+    action, change = command
+    return await _change(context, action, store.read_action, store.set_limits, change)
 
 
 def _read_action(given: model.ActionName) -> str:
@@ -47,7 +55,8 @@ def _read_action(given: model.ActionName) -> str:
 @method("action.get", permission=Permission.READ, scope=Scope.CLOSED, read=_read_action)
 async def get_action(context: Context, action: str) -> model.Action:
     """Show what limits an action has."""
-    return await _show_action(context, action)
+    async with context.session() as session:
+        return await store.read_action(session, action)
 
 
 @method("action.list", permission=Permission.READ, scope=Scope.CLOSED)
@@ -60,13 +69,13 @@ async def list_actions(context: Context, _given: NoParams) -> model.Actions:
 @method("action.pause", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_action, by_queue=True)
 async def pause_action(context: Context, action: str) -> model.Action:
     """Send no more tasks of an action, and go on taking them."""
-    return await _set_action(context, action, {"paused": True})
+    return await _change(context, action, store.read_action, store.set_limits, {"paused": True})
 
 
 @method("action.resume", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_action, by_queue=True)
 async def resume_action(context: Context, action: str) -> model.Action:
     """Send them again."""
-    return await _set_action(context, action, {"paused": False})
+    return await _change(context, action, store.read_action, store.set_limits, {"paused": False})
 
 
 # Routes
@@ -112,26 +121,15 @@ def _tenant_or_all(tenant: str, name: str = "tenant") -> str:
     return tenant if tenant == EVERY_TENANT else (read_tenant(tenant, name) or "")
 
 
-def _read_set_tenant(given: model.TenantSetParams) -> SetLimits:
-    return SetLimits(_tenant_or_all(given.tenant), model.read_change(given))
+def _read_set_tenant(given: model.TenantSetParams) -> NewLimits:
+    return _tenant_or_all(given.tenant), model.read_change(given)
 
 
 @method("tenant.set", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_set_tenant, by_queue=True)
-async def set_tenant(context: Context, command: SetLimits) -> model.TenantDetail:
+async def set_tenant(context: Context, command: NewLimits) -> model.TenantDetail:
     """Give a tenant limits of its own, or * all that have none; a member left out stays, null takes a limit away."""
-    async with context.transaction() as session:
-        await store.set_tenant(session, command.name, command.change)
-    return await _changed_tenant(context, command.name)
-
-
-async def _changed_tenant(context: Context, tenant: str) -> model.TenantDetail:
-    context.wake()
-    return await _show_tenant(context, tenant)
-
-
-async def _show_tenant(context: Context, tenant: str) -> model.TenantDetail:
-    async with context.session() as session:
-        return await store.read_tenant_limits(session, tenant)
+    tenant, change = command
+    return await _change(context, tenant, store.read_tenant_limits, store.set_tenant, change)
 
 
 def _read_tenant_or_all(given: model.TenantOrAll) -> str:
@@ -141,7 +139,8 @@ def _read_tenant_or_all(given: model.TenantOrAll) -> str:
 @method("tenant.get", permission=Permission.READ, scope=Scope.OWN, read=_read_tenant_or_all, narrow=own_tenant)
 async def get_tenant(context: Context, tenant: str) -> model.TenantDetail:
     """Show what a tenant is held to, and how many of its tasks are held."""
-    return await _show_tenant(context, tenant)
+    async with context.session() as session:
+        return await store.read_tenant_limits(session, tenant)
 
 
 def _check_list_tenants(given: model.TenantListParams) -> model.TenantListParams:
@@ -162,9 +161,7 @@ async def list_tenants(context: Context, given: model.TenantListParams) -> model
 @method("tenant.delete", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_tenant_or_all, by_queue=True)
 async def delete_tenant(context: Context, tenant: str) -> model.TenantDetail:
     """Have a tenant go by the default again, its pause being over."""
-    async with context.transaction() as session:
-        await store.delete_tenant(session, tenant)
-    return await _changed_tenant(context, tenant)
+    return await _change(context, tenant, store.read_tenant_limits, store.delete_tenant)
 
 
 def _read_tenant(given: model.TenantName) -> str:
@@ -176,16 +173,10 @@ def _read_tenant(given: model.TenantName) -> str:
 @method("tenant.pause", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_tenant, by_queue=True)
 async def pause_tenant(context: Context, tenant: str) -> model.TenantDetail:
     """Take tasks of a tenant, but send none to workers."""
-    return await _pause_tenant(context, tenant, paused=True)
+    return await _change(context, tenant, store.read_tenant_limits, store.set_tenant, {"paused": True})
 
 
 @method("tenant.resume", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_tenant, by_queue=True)
 async def resume_tenant(context: Context, tenant: str) -> model.TenantDetail:
     """Send tasks of a tenant again."""
-    return await _pause_tenant(context, tenant, paused=False)
-
-
-async def _pause_tenant(context: Context, tenant: str, *, paused: bool) -> model.TenantDetail:
-    async with context.transaction() as session:
-        await store.pause_tenant(session, tenant, paused=paused)
-    return await _changed_tenant(context, tenant)
+    return await _change(context, tenant, store.read_tenant_limits, store.set_tenant, {"paused": False})

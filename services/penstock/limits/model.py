@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -94,14 +92,6 @@ class TenantName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TenantListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, about("Maximum number of tenants; 1 to 1000.")] = 50
     cursor: Annotated[str | None, CURSOR] = None
-
-
-@dataclass(frozen=True, slots=True)
-class SetLimits:
-    """Changed limits of an action or a tenant, by the names of ``token_bucket.Limits``; rates per second."""
-
-    name: str
-    change: Mapping[str, Any]
 
 
 # Results

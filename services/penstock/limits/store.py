@@ -73,20 +73,17 @@ async def list_routes(session: Session) -> list[Route]:
 
 
 async def set_tenant(session: Session, tenant: str, change: Mapping[str, Any]) -> None:
-    """Change the given limits of a tenant, or of ``*``, inside a transaction."""
-    before = await _lock_tenant(session, tenant)
-    limits = {**_own_limits(before), **change}
-    await session.fetch("set_tenant", tenant, before.paused, True, *limits.values())
-    await _open_tenant(session, tenant)
-
-
-async def pause_tenant(session: Session, tenant: str, *, paused: bool) -> None:
-    """Pause or resume a tenant, inside a transaction."""
-    before = await _lock_tenant(session, tenant)
-    if not paused and not before.own:
-        await session.fetch("forget_tenant", tenant)
+    """Change the given limits of a tenant, or of ``*``, or pause or resume it, inside a transaction."""
+    await lock_rules(session)
+    before = await read_tenant_limits(session, tenant)
+    # A tenant under the default has no limits of its own, and a pause gives it none.
+    limits = [change.get(name, getattr(before, name) if before.own else None) for name in _OF_TENANT]
+    paused = change.get("paused", before.paused)
+    own = before.own or "paused" not in change
+    if own or paused:
+        await session.fetch("set_tenant", tenant, paused, own, *limits)
     else:
-        await session.fetch("set_tenant", tenant, paused, before.own, *_own_limits(before).values())
+        await session.fetch("forget_tenant", tenant)
     await _open_tenant(session, tenant)
 
 
@@ -96,16 +93,6 @@ async def delete_tenant(session: Session, tenant: str) -> None:
     if await session.value("forget_tenant", tenant) is None:
         raise InvalidParams("tenant", f"has no rule of its own: {tenant!r}")
     await _open_tenant(session, tenant)
-
-
-async def _lock_tenant(session: Session, tenant: str) -> TenantDetail:
-    await lock_rules(session)
-    return await read_tenant_limits(session, tenant)
-
-
-def _own_limits(tenant: Tenant) -> dict[str, Any]:
-    """A tenant under the default has no limits of its own."""
-    return {name: getattr(tenant, name) if tenant.own else None for name in _OF_TENANT}
 
 
 async def _open_tenant(session: Session, tenant: str) -> None:

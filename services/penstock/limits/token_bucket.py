@@ -63,7 +63,9 @@ def allowance(
         tasks = min(tasks, max(0, max_in_flight - in_flight))
     left: float | None = None
     if rate is not None:
-        left = _refilled(rate, burst, tokens, refilled_at, now)
+        left = full = float(burst or max(1, math.ceil(rate)))
+        if tokens is not None and refilled_at is not None:
+            left = min(full, tokens + max(0.0, (now - refilled_at).total_seconds()) * rate)
         tasks = min(tasks, int(left))
         if left < 1:
             retry = max(retry, (1 - left) / rate)
@@ -82,12 +84,3 @@ def share_out(room: int, gates: Sequence[Gate]) -> dict[str, int]:
             shares[gate.name] = share
             room -= share
     return shares
-
-
-def _refilled(
-    rate: float, burst: int | None, tokens: float | None, refilled_at: datetime | None, now: datetime
-) -> float:
-    full = float(burst or max(1, math.ceil(rate)))
-    if tokens is None or refilled_at is None:
-        return full
-    return min(full, tokens + max(0.0, (now - refilled_at).total_seconds()) * rate)

@@ -476,7 +476,7 @@ async def test_client_that_reads_no_answers_is_cut_off(api: Api, store: Store, m
     monkeypatch.setattr(http_limits, "STALLED_SECONDS", 0.3)
     discover = json.dumps({"jsonrpc": "2.0", "method": "rpc.discover", "id": 1}).encode()
     batch = b"[" + b",".join([discover] * 2000) + b"]"
-    connections = api._server._server.server_state.connections
+    connections = api._servers["http"]._server.server_state.connections
     async with wire(api) as line:
         line.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await line.send(HEAD + b"Content-Length: %d\r\n\r\n" % len(batch) + batch)

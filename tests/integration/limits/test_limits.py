@@ -23,7 +23,6 @@ from penstock.limits.store import (
     delete_tenant,
     list_actions,
     list_routes,
-    pause_tenant,
     read_action,
     set_limits,
     set_route,
@@ -684,7 +683,7 @@ async def test_a_pause_or_limit_holds_for_the_backlog_of_a_route_that_is_older(
                 case "action":
                     await set_limits(session, "video", {"paused": True})
                 case "tenant":
-                    await pause_tenant(session, "acme", paused=True)
+                    await set_tenant(session, "acme", {"paused": True})
                 case "every tenant":
                     await set_tenant(session, "*", {"max_in_flight": 3})
         await settle(store, ids[:1])
@@ -695,7 +694,7 @@ async def test_a_pause_or_limit_holds_for_the_backlog_of_a_route_that_is_older(
                 case "action":
                     await set_limits(session, "video", {"paused": False})
                 case "tenant":
-                    await pause_tenant(session, "acme", paused=False)
+                    await set_tenant(session, "acme", {"paused": False})
                 case "every tenant":
                     await delete_tenant(session, "*")
         await run_until_idle(scheduler)
