@@ -335,7 +335,7 @@ async def test_results_awaited_together_share_one_connection(store: Store, setti
         client._http.post = counted  # type: ignore[method-assign]
         awaiting = [asyncio.create_task(client.result(task_id, timeout=90)) for task_id in ids]
         await until(lambda: api._methods.long_polls._waits == 1000)
-        assert len(api._server._server.server_state.connections) == 1
+        assert len(api._servers["http"]._server.server_state.connections) == 1
         for start in range(0, 1000, 250):
             await finish(store, claimed, ids[start : start + 250])
         assert await asyncio.gather(*awaiting) == [{"of": task_id} for task_id in ids]

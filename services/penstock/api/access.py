@@ -16,6 +16,8 @@ from penstock.protocol.errors import AccessDenied
 from penstock.protocol.method import Scope
 from penstock.settings.processes import is_loopback
 
+_HOW = "set PENSTOCK_API_KEYS, or PENSTOCK_API_REQUIRE_KEYS=true"
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -37,25 +39,21 @@ class Caller:
         found = method_of(method)
         if found is None:
             return  # it is answered as unknown
-        self._check(found.permission)
-        if self.tenant is not None and found.scope is Scope.CLOSED:
-            raise AccessDenied(
-                403,
-                f"Not permitted: this API key is bound to the tenant {self.tenant!r}, and {method} concerns the whole "
-                "installation: use a key that is bound to none",
-                {"tenant": self.tenant},
-            )
+        if found.scope is Scope.CLOSED:
+            self.check(found.permission, f"{method} concerns the whole installation: use a key that is bound to none")
+        else:
+            self._check_permission(found.permission)
 
-    def check(self, needed: Permission) -> None:
-        """For APIs without tenants. Raises AccessDenied: a permission is missing, or the key is bound to a tenant."""
-        self._check(needed)
+    def check(self, needed: Permission, reason: str = "this is about all") -> None:
+        """For what has no tenants. Raises AccessDenied: a permission is missing, or the key is bound to a tenant."""
+        self._check_permission(needed)
         if self.tenant is not None:
             raise AccessDenied(
-                403, f"Not permitted: this API key is bound to the tenant {self.tenant!r}, and this is about all",
+                403, f"Not permitted: this API key is bound to the tenant {self.tenant!r}, and {reason}",
                 {"tenant": self.tenant},
             )  # fmt: skip
 
-    def _check(self, needed: Permission) -> None:
+    def _check_permission(self, needed: Permission) -> None:
         if needed not in self.permissions:
             raise AccessDenied(403, f"Not permitted: this API key may not {needed}", {"needs": needed})
 
@@ -93,7 +91,11 @@ class Authenticator:
         if self._key_cache is not None:
             return
         host = headers.get("host", "")
-        if not is_loopback(_name_of(host)):
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            name = ""
+        if not is_loopback(name):
             raise AccessDenied(403, f"Only loopback hosts are served without API keys: {_HOW}")
         origin = headers.get("origin")
         if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
@@ -103,8 +105,9 @@ class Authenticator:
         """The sender of the request. Raises AccessDenied, status 401; Unavailable while keys cannot be checked."""
         if self._key_cache is None:
             return Caller(address, ALL_PERMISSIONS, self._rates)
-        given = (headers.get("x-api-key") or _bearer(headers.get("authorization", ""))).encode("latin-1")
-        key = self._key_cache.find(given) if given else None
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
+        key = self._key_cache.find(given.encode("latin-1")) if given else None
         if key is None:
             raise AccessDenied(401, "A valid API key is needed: send Authorization: Bearer KEY, or X-API-Key: KEY")
         return self._caller_of(key)
@@ -134,21 +137,6 @@ class Authenticator:
         return Caller(f"{key.id or ''}:{key.name}", key.permissions, self._rates, key.name, key.tenant, key.actions)
 
 
-_HOW = "set PENSTOCK_API_KEYS, or PENSTOCK_API_REQUIRE_KEYS=true"
-
-
 def address_of(request: Request) -> str:
     """The address of the client, empty on a Unix socket."""
     return request.client.host if request.client else ""
-
-
-def _name_of(host: str) -> str:
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def _bearer(authorization: str) -> str:
-    scheme, _, key = authorization.partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""

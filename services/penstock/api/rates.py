@@ -1,13 +1,20 @@
-"""How many requests one caller may send: a bucket of tokens each, in the memory of this process."""
+"""How many requests one caller may send, and how many unknown secrets one address may show; in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from time import monotonic
+from typing import TypeVar
 
 from penstock.protocol.errors import RateLimited
 
 _BUCKETS_KEPT = 10_000
+_LOOKUPS_AT_ONCE = 2  # of secrets that were not found before; all others keep their connections
+_MISSES_PER_SECOND = 10.0
+_MISSES_AT_ONCE = 100.0
+_REMEMBERED = 10_000
+Found = TypeVar("Found")
 
 
 class Rates:
@@ -50,3 +57,28 @@ class Rates:
         if len(kept) >= _BUCKETS_KEPT:
             del kept[min(kept, key=lambda caller: kept[caller])]
         self._full_at = kept
+
+
+class Lookups:
+    """Secrets that were found once are looked up as often as they are shown; others a few at once, and each address
+    has a rate of those that are not found."""
+
+    def __init__(self) -> None:
+        self._turns = asyncio.Semaphore(_LOOKUPS_AT_ONCE)
+        self._misses = Rates(_MISSES_PER_SECOND, _MISSES_AT_ONCE)
+        self._known: dict[bytes, None] = {}
+
+    async def find(self, digest: bytes, address: str, look: Callable[[], Awaitable[Found | None]]) -> Found | None:
+        """digest: of the secret. Raises RateLimited, and what ``look`` raises."""
+        if digest in self._known:
+            return await look()
+        self._misses.check(address)
+        async with self._turns:
+            found = await look()
+        if found is None:
+            self._misses.charge(address, 1)
+        else:
+            if len(self._known) >= _REMEMBERED:
+                del self._known[next(iter(self._known))]
+            self._known[digest] = None
+        return found

@@ -23,7 +23,7 @@ from starlette.responses import RedirectResponse, Response
 
 from penstock.api.access import Authenticator, Caller, address_of
 from penstock.api.http_limits import ADMITTED
-from penstock.api.lookups import Lookups
+from penstock.api.rates import Lookups
 from penstock.db.session import OpenSession
 from penstock.protocol.errors import AccessDenied
 

@@ -9,8 +9,7 @@ import hmac
 
 from starlette.datastructures import Headers
 
-from penstock.api.lookups import Lookups
-from penstock.api.rates import Rates
+from penstock.api.rates import Lookups, Rates
 from penstock.compat.scheduler0.store import find_credential
 from penstock.db.pool import Store
 from penstock.protocol.errors import AccessDenied
