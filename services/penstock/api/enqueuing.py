@@ -45,9 +45,7 @@ class Enqueuer:
         if spans is not None and (trace := trace_context.current()) is not None:
             tasks = [replace(task, trace=trace.text) if isinstance(task, NewTask) else task for task in tasks]
         # All payloads before any task, as tasks are stored in their order.
-        given = [task for task in tasks if isinstance(task, NewTask)]
-        ready = iter(await take_in_tasks(given, self._store.codec, self._settings, self._open_session))
-        taken = [next(ready) if isinstance(task, NewTask) else task for task in tasks]
+        taken = await take_in_tasks(tasks, self._store.codec, self._settings, self._open_session)
         inserts = [self._insert_soon(one) if isinstance(one, NewTask) else one for one in taken]
         outcomes: list[views.Accepted | BaseException] = []
         for insert in inserts:

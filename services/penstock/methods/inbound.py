@@ -122,34 +122,43 @@ async def take_in(inbound: Inbound, codec: PayloadCodec, settings: Settings, ope
 
 
 async def take_in_tasks(
-    tasks: Sequence[NewTask], codec: PayloadCodec, settings: Settings, open_session: OpenSession
+    tasks: Sequence[NewTask | errors.RpcError], codec: PayloadCodec, settings: Settings, open_session: OpenSession
 ) -> list[NewTask | BaseException]:
     """Tasks as they are to be stored, or instead of one why not: PayloadUnavailable, or a final RpcError."""
     taken: list[NewTask | BaseException] = list(tasks)
-    places = [place for place, task in enumerate(tasks) if task.offered is not None or codec.is_large(task.payload)]
-    if not places:
+    large = {
+        place: task
+        for place, task in enumerate(tasks)
+        if isinstance(task, NewTask) and (task.offered is not None or codec.is_large(task.payload))
+    }
+    if not large:
         return taken
-    kinds = {(tasks[place].action, tasks[place].labels) for place in places}
     async with open_session() as session:
-        queues = await queues_of_kinds(session, kinds)
+        queues = await queues_of_kinds(session, {(task.action, task.labels) for task in large.values()})
     stored = await asyncio.gather(
-        *(
-            _take_in_task(task, codec, settings, queues[task.action, task.labels])
-            for task in (tasks[place] for place in places)
-        ),
+        *(_take_in_task(task, codec, settings, queues[task.action, task.labels]) for task in large.values()),
         return_exceptions=True,
     )
-    for place, task in zip(places, stored, strict=True):
+    for place, task in zip(large, stored, strict=True):
         taken[place] = task
     return taken
 
 
 async def _take_in_task(task: NewTask, codec: PayloadCodec, settings: Settings, queue: str | None) -> NewTask:
-    """Raises RpcError when its payload is not available, PayloadUnavailable."""
+    """Raises RpcError when its payload is not available, PayloadUnavailable.
+
+    Clients of earlier versions encrypt offers with the associated data of stored payloads. That is accepted only
+    without a tenant, so that no tenant can have the payload of another decrypted.
+    """
     payload = task.payload
     if task.offered is not None:
         try:
-            payload = await _open_offered(task.offered, task, codec)
+            try:
+                payload = await codec.load(task.offered, offered_aad(task.action, task.tenant))
+            except errors.PayloadLost:
+                if task.tenant is not None:
+                    raise
+                payload = await codec.load(task.offered, payload_aad(task.action, None))
         except errors.PayloadLost as exc:
             raise errors.InvalidParams("sealed_payload", f"cannot be taken: {exc}") from None
         size = utf8_size(payload)
@@ -157,20 +166,6 @@ async def _take_in_task(task: NewTask, codec: PayloadCodec, settings: Settings, 
             raise errors.TooLarge("sealed_payload", size, settings.largest_payload_bytes)
         check_payload(payload, "sealed_payload")
     return replace(task, payload=await codec.store(payload, payload_aad(task.action, task.tenant), queue=queue))
-
-
-async def _open_offered(offered: str, task: NewTask, codec: PayloadCodec) -> str:
-    """Raises PayloadUnavailable, PayloadLost; for the ciphertext of a stored payload too.
-
-    Clients of earlier versions encrypt offers with the associated data of stored payloads. That is accepted only
-    without a tenant, so that no tenant can have the payload of another decrypted.
-    """
-    try:
-        return await codec.load(offered, offered_aad(task.action, task.tenant))
-    except errors.PayloadLost:
-        if task.tenant is not None:
-            raise
-    return await codec.load(offered, payload_aad(task.action, None))
 
 
 async def accept_inbound(session: Session, inbound: Inbound, settings: Settings, *, source: str) -> list[Enqueued]:
@@ -202,28 +197,22 @@ async def accept_inbound(session: Session, inbound: Inbound, settings: Settings,
 
 async def _note(session: Session, changes: Sequence[Wanted]) -> dict[int, int]:
     """Record the audited changes, in the transaction that makes them: records by place."""
-    places = [place for place, wanted in enumerate(changes) if METHODS[wanted.method].audited]
-    if not places:
-        return {}
-    entries = []
-    for place in places:
-        request = _decode_request(changes[place].text)
-        entries.append(
-            AuditEntry(changes[place].sender, "", "inbound", request.method, shown_params(bytes(request.params)))
-        )
-    return dict(zip(places, await begin_audit(session, entries), strict=True))
+    entries: dict[int, AuditEntry] = {}
+    for place, wanted in enumerate(changes):
+        if METHODS[wanted.method].audited:
+            params = shown_params(bytes(_decode_request(wanted.text).params))
+            entries[place] = AuditEntry(wanted.sender, "", "inbound", wanted.method, params)
+    return dict(zip(entries, await begin_audit(session, list(entries.values())), strict=True)) if entries else {}
 
 
 def count_enqueued(tasks: Iterable[NewTask], enqueued: Iterable[Enqueued], *, source: str) -> None:
     """Count accepted tasks and duplicates in the metrics."""
-    fresh: Counter[str] = Counter()
-    duplicates: Counter[str] = Counter()
-    for task, answer in zip(tasks, enqueued, strict=True):
-        (duplicates if answer.duplicate else fresh)[task.action] += 1
-    for action, count in fresh.items():
-        metrics.ENQUEUED.labels(action, source).inc(count)
-    for action, count in duplicates.items():
-        metrics.DUPLICATES.labels(action).inc(count)
+    counts = Counter((task.action, answer.duplicate) for task, answer in zip(tasks, enqueued, strict=True))
+    for (action, is_duplicate), count in counts.items():
+        if is_duplicate:
+            metrics.DUPLICATES.labels(action).inc(count)
+        else:
+            metrics.ENQUEUED.labels(action, source).inc(count)
 
 
 def _reason(request: Request, exc: errors.RpcError) -> str:
