@@ -1,6 +1,6 @@
 """Long polls for results: however many wait for however many tasks, one watch looks for all of them.
 
-It looks at each wake-up that tells of changed tasks, and at least once a second; so settling costs nothing more.
+It looks at each wake-up that reports changed tasks, and at least once a second; so settling costs nothing more.
 Between two looks it rests for nine times as long as the last one took.
 """
 
