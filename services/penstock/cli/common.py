@@ -18,6 +18,9 @@ from penstock.protocol.errors import PenstockError, RpcError
 from penstock.runtime.printable import printable, printable_json
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from penstock.client.client import Client
 
 EPILOG = (
@@ -36,13 +39,12 @@ ApiUrlOption = Annotated[
     typer.Option(
         "--api-url",
         help="URL of the api. Default: PENSTOCK_API_URL, else the stack running in --data-dir, else " + DEFAULT_API_URL,
-        show_default=False,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the api's result as JSON.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
-CursorOption = Annotated[str | None, typer.Option(show_default=False, help=HELP["cursor"])]
+CursorOption = Annotated[str | None, typer.Option(help=HELP["cursor"])]
 
 
 def limit_option(what: str) -> Any:
@@ -124,9 +126,18 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
     typer.echo(printable_json(json.dumps(value, indent=indent, ensure_ascii=False)))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Collection[str] = ()) -> None:
-    """A table on standard output; wide enough for every cell when that is not a terminal."""
+def wide_console(width: int) -> Console:
+    """Standard output; at least so wide when it is not a terminal."""
     from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, width)
+    return console
+
+
+def table_of(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Collection[str] = ()) -> Table:
+    """A table; cells that are Text keep their style."""
     from rich.table import Table
     from rich.text import Text
 
@@ -134,12 +145,15 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right:
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
+        cells = ("" if cell is None else cell for cell in row)
         # Text, so that [x] in data is not read as markup
-        table.add_row(*("" if cell is None else Text(printable(str(cell))) for cell in row))
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 400)
-    console.print(table)
+        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in cells))
+    return table
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Collection[str] = ()) -> None:
+    """A table on standard output; wide enough for every cell when that is not a terminal."""
+    wide_console(400).print(table_of(columns, rows, right=right))
 
 
 class Advance(Protocol):

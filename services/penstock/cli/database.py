@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 DatabaseUrlOption = Annotated[
     str | None,
-    typer.Option("--database-url", show_default=False, help="Postgres to use; default PENSTOCK_DATABASE_URL."),
+    typer.Option("--database-url", help="Postgres to use; default PENSTOCK_DATABASE_URL."),
 ]
 
 

@@ -34,21 +34,20 @@ class Choice:
     """The messages that a command changes."""
 
     queue: QueueArgument
-    ids: Annotated[
-        list[str] | None, typer.Argument(metavar="ID", help="Ids from `penstock dlq list QUEUE`.", show_default=False)
-    ] = None
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids from `penstock dlq list QUEUE`.")] = None
     everything: Annotated[bool, typer.Option("--all", help="All messages in the queue now.")] = False
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, show_default=False, help="At most this many messages, in any order.")
-    ] = None
-
-    def check(self) -> None:
-        if bool(self.ids) + self.everything + (self.limit is not None) != 1:
-            raise typer.BadParameter("name ids, or --all, or --limit")
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many messages, in any order.")] = None
 
     def count(self, api: Api) -> int:
-        """How many messages that is, at most."""
-        return len(self.ids) if self.ids else min(_messages_in(self.queue, api), self.limit or sys.maxsize)
+        """How many messages that is, at most. Raises typer.BadParameter unless they are named in one way."""
+        if bool(self.ids) + self.everything + (self.limit is not None) != 1:
+            raise typer.BadParameter("name ids, or --all, or --limit")
+        if self.ids:
+            return len(self.ids)
+        found = next(row["messages"] for row in api.call("dlq.stats")["queues"] if row["queue"] == self.queue)
+        if found is None:
+            raise PenstockError(f"the api cannot use {self.queue}-dlq; its log has the reason")
+        return min(int(found), self.limit or sys.maxsize)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -85,20 +84,26 @@ def list_messages(
 
 
 def _print_counts(result: dict[str, Any]) -> None:
-    rows = [(row["queue"], _known(row["messages"]), _known(row["held"])) for row in result["queues"]]
-    print_table(("queue", "messages", "in flight"), rows, right=("messages", "in flight"))
+    columns = {"queue": "queue", "messages": "messages", "in flight": "held"}
+    rows = [["unknown" if row[name] is None else row[name] for name in columns.values()] for row in result["queues"]]
+    print_table([*columns], rows, right=("messages", "in flight"))
 
 
 def _print_messages(queue: QueueName, result: dict[str, Any]) -> None:
-    if result["messages"]:
-        columns = ("id", "first sent", "receives", "bytes", "entries", "first entries", _STANDING[queue], "problem")
-        listed = [
-            (row["id"], row["sent_at"], row["receives"], row["bytes"], row["entries"], ", ".join(row["first"]),
-             _standing(row), row["problem"])
-            for row in result["messages"]
-        ]  # fmt: skip
+    messages = result["messages"]
+    if messages:
+        current = "accepted before" if queue == QueueName.inbound else "current claims"
+        columns = ("id", "first sent", "receives", "bytes", "entries", "first entries", current, "problem")
+        listed = []
+        for row in messages:
+            known = row["current"]
+            standing = _yes(row["accepted"]) if known is None else f"{known} of {known + row['stale']}"
+            first = ", ".join(row["first"])
+            counts = (row["receives"], row["bytes"], row["entries"])
+            listed.append((row["id"], row["sent_at"], *counts, first, standing, row["problem"]))
         print_table(columns, listed, right=("receives", "bytes", "entries"))
-    say(_how_far(result, len(result["messages"])), err=True)
+    held = f", {result['held']} of them in flight to another reader" if result["held"] else ""
+    say(f"{len(messages)} of about {result['total']}{held} (SQS counts are approximate)", err=True)
 
 
 def show(
@@ -131,8 +136,7 @@ def replay(
     *,
     choice: Choice,
     force: Annotated[
-        bool,
-        typer.Option("--force", help="Also replay inbound messages so old that their tasks may already exist."),
+        bool, typer.Option("--force", help="Also replay inbound messages so old that their tasks may already exist.")
     ] = False,
     api: Api,
 ) -> None:
@@ -141,24 +145,35 @@ def replay(
     Replaying twice is safe: an inbound message is recognised by its first id, and outbound messages and results count
     only while their claim is the task's current one.
     """
-    _each("dlq.replay", choice, api, force=force or None)
+    _each("dlq.replay", choice, choice.count(api), api, force=force or None)
 
 
 def purge(*, choice: Choice, yes: YesOption = False, api: Api) -> None:
     """Delete messages permanently. Tasks in Postgres are not touched."""
-    choice.check()
+    total = choice.count(api)
     if not yes:
-        total = choice.count(api)
         confirm("delete", f"{total} message{'' if total == 1 else 's'} of {choice.queue}-dlq", " permanently")
-    _each("dlq.purge", choice, api)
+    _each("dlq.purge", choice, total, api)
 
 
-def _each(method: str, choice: Choice, api: Api, **more: Any) -> None:
+def _each(method: str, choice: Choice, wanted: int, api: Api, **more: Any) -> None:
     """Call the method until every chosen message is handled; print totals over the calls."""
-    choice.check()
-    wanted = choice.count(api)
-    answers = _answers(method, choice, wanted, api, more)
-    totals = summed(f"{method} {choice.queue}", wanted, answers, _gone)
+
+    def answers() -> Iterator[dict[str, Any]]:
+        if choice.ids:
+            for start in range(0, wanted, _MOST_IDS):
+                yield api.call(method, queue=choice.queue, ids=choice.ids[start : start + _MOST_IDS], **more)
+            return
+        # At most the messages present at the beginning, so that one that dies again meanwhile is not sent in a loop.
+        left = wanted
+        while True:
+            answer = api.call(method, queue=choice.queue, limit=max(1, min(_AT_ONCE, left)), **more)
+            left -= _gone(answer)
+            yield answer
+            if not _gone(answer) or left <= 0:
+                return
+
+    totals = summed(f"{method} {choice.queue}", wanted, answers(), _gone)
     for name in ("seen", "total"):
         totals.pop(name, None)
     if "left" in totals:  # several calls may meet the same message
@@ -174,49 +189,9 @@ def _print_totals(totals: dict[str, Any]) -> None:
         say(f"{left['id']}: {left['reason']}", err=True)
 
 
-def _answers(method: str, choice: Choice, wanted: int, api: Api, more: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if choice.ids:
-        for start in range(0, len(choice.ids), _MOST_IDS):
-            yield api.call(method, queue=choice.queue, ids=choice.ids[start : start + _MOST_IDS], **more)
-        return
-    # At most the messages present at the beginning, so that one that dies again meanwhile is not sent in a loop.
-    gone = 0
-    while True:
-        answer = api.call(method, queue=choice.queue, limit=max(1, min(_AT_ONCE, wanted - gone)), **more)
-        gone += _gone(answer)
-        yield answer
-        if not _gone(answer) or gone >= wanted:
-            return
-
-
 def _gone(answer: dict[str, Any]) -> int:
     return int(answer.get("purged", 0) + answer.get("replayed", 0) + answer.get("dropped", 0))
 
 
-def _messages_in(queue: str, api: Api) -> int:
-    counted = next(row for row in api.call("dlq.stats")["queues"] if row["queue"] == queue)
-    if counted["messages"] is None:
-        raise PenstockError(f"the api cannot use {queue}-dlq; its log has the reason")
-    return int(counted["messages"])
-
-
-_STANDING = {"inbound": "accepted before", "outbound": "current claims", "results": "current claims"}
-
-
-def _standing(row: dict[str, Any]) -> str:
-    if row["current"] is None:
-        return "unknown" if row["accepted"] is None else _yes(row["accepted"])
-    return f"{row['current']} of {row['current'] + row['stale']}"
-
-
-def _how_far(result: dict[str, Any], shown: int) -> str:
-    held = f", {result['held']} of them in flight to another reader" if result["held"] else ""
-    return f"{shown} of about {result['total']}{held} (SQS counts are approximate)"
-
-
-def _known(count: int | None) -> str:
-    return "unknown" if count is None else str(count)
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
+def _yes(value: bool | None) -> str:
+    return "unknown" if value is None else "yes" if value else "no"

@@ -42,15 +42,12 @@ def create(
         ),
     ],
     expires_in_days: Annotated[
-        float | None, typer.Option(min=0.0001, max=36_500, show_default=False, help="Default: the key does not expire.")
+        float | None, typer.Option(min=0.0001, max=36_500, help="Default: the key does not expire.")
     ] = None,
-    tenant: Annotated[
-        str | None, typer.Option(show_default=False, help="Restrict the key to the tasks of a tenant.")
-    ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Restrict the key to the tasks of a tenant.")] = None,
     action: Annotated[
         list[str] | None,
         typer.Option(
-            show_default=False,
             help="The key may enqueue only this action, such as mail.send or mail.*. Repeatable. Default: all; with "
             "--tenant all except built-in ones such as http.request.",
         ),

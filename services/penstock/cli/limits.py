@@ -45,11 +45,11 @@ def parse_rate(text: str) -> Rate:
 
 
 def _rate(help: str) -> Any:
-    return typer.Option(parser=parse_rate, metavar="N[/s|/m|/h]", show_default=False, help=help)
+    return typer.Option(parser=parse_rate, metavar="N[/s|/m|/h]", help=help)
 
 
 def _count(help: str) -> Any:
-    return typer.Option(min=1, show_default=False, help=help)
+    return typer.Option(min=1, help=help)
 
 
 # Options of the parameters that set limits, and the names of these limits.

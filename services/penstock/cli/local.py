@@ -43,18 +43,14 @@ def up(
     fleet: Annotated[
         list[str] | None,
         typer.Option(
-            "--fleet",
             metavar="QUEUE=N",
-            show_default=False,
             help="N more workers for a separate queue, which is created; see `penstock routes`. Repeatable.",
         ),
     ] = None,
     app: Annotated[
         list[str] | None,
         typer.Option(
-            "--app",
             metavar="MODULE",
-            show_default=False,
             help="Module with handlers for the workers. Repeatable. Default: the example of a clone, "
             f"{EXAMPLE_APP}, if the current folder has it; else no worker is started.",
         ),
@@ -66,22 +62,17 @@ def up(
     database_url: Annotated[
         str | None,
         typer.Option(
-            show_default=False,
             envvar=_DATABASE_URL,
             help="Use this Postgres instead of the embedded one; PENSTOCK_DATABASE_URL alone does not.",
         ),
     ] = None,
     sqs_endpoint_url: Annotated[
         str | None,
-        typer.Option(
-            show_default=False,
-            help="Use this SQS instead of the embedded one; PENSTOCK_SQS_ENDPOINT_URL alone does not.",
-        ),
+        typer.Option(help="Use this SQS instead of the embedded one; PENSTOCK_SQS_ENDPOINT_URL alone does not."),
     ] = None,
     transport_url: Annotated[
         str | None,
         typer.Option(
-            show_default=False,
             envvar=_TRANSPORT_URL,
             help="Use this RabbitMQ (amqp://) or Kafka (kafka://) instead of SQS; PENSTOCK_TRANSPORT_URL alone does "
             "not.",
@@ -112,14 +103,11 @@ def up(
     if detach:
         from penstock.local.detach import start_detached
 
-        arguments = ["--data-dir", str(folder.path), "--workers", str(workers)]
-        for name, value in (("port", port), ("sqs-endpoint-url", sqs_endpoint_url)):
-            if value is not None:
-                arguments += [f"--{name}", str(value)]
-        for queue, count in fleets.items():
-            arguments += ["--fleet", f"{queue}={count}"]
-        for module in apps:
-            arguments += ["--app", module]
+        options = [
+            ("data-dir", folder.path), ("workers", workers), ("port", port), ("sqs-endpoint-url", sqs_endpoint_url),
+            *(("fleet", f"{queue}={count}") for queue, count in fleets.items()), *(("app", module) for module in apps),
+        ]  # fmt: skip
+        arguments = [f"--{name}={value}" for name, value in options if value is not None]
         with _spinner("starting Postgres, SQS and the processes"):
             # In the environment, since every user can list the arguments of a process.
             state = start_detached(folder, arguments, {name: url for name, url in secrets.items() if url is not None})
@@ -221,17 +209,13 @@ def logs(
     if not path.exists():
         raise StackError(f"{path} does not exist: only a stack started with --detach writes it")
     with path.open("rb") as file:
-        last = file.read().splitlines(keepends=True)[-lines:] if lines else []
-        sys.stdout.buffer.write(b"".join(last))
-        sys.stdout.buffer.flush()
-        file.seek(0, os.SEEK_END)
-        while follow:
-            chunk = file.read(65536)
-            if chunk:
-                sys.stdout.buffer.write(chunk)
-                sys.stdout.buffer.flush()
-            else:
+        chunk = b"".join(file.read().splitlines(keepends=True)[-lines:] if lines else [])
+        while chunk or follow:
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+            if not chunk:
                 time.sleep(0.2)
+            chunk = file.read(65536)
 
 
 def _example() -> list[str]:

@@ -6,27 +6,17 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import DataDirOption, print_json
+from penstock.cli.common import DataDirOption, given, print_json
 from penstock.cli.database import DatabaseUrlOption
-from penstock.protocol.errors import StackError
+from penstock.cli.local import running_state
 
-LoopsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--loops", min=1, max=256, show_default=False,
-        help="Number of batches of messages or tasks processed at once; default PENSTOCK_CONCURRENCY.",
-    ),
-]  # fmt: skip
 LogLevelOption = Annotated[
     str | None,
-    typer.Option(
-        "--log-level", show_default=False, help="debug, info, warning or error; default PENSTOCK_LOG_LEVEL, else info."
-    ),
+    typer.Option(help="debug, info, warning or error; default PENSTOCK_LOG_LEVEL, else info."),
 ]
 _LOOPS = {
     "submitter": "Move tasks from the inbound queue into Postgres.",
@@ -46,37 +36,40 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _process_command(name: str) -> Callable[..., None]:
-    def command(loops: LoopsOption = None, log_level: LogLevelOption = None) -> None:
-        _run(name, loops, log_level)
+    def command(
+        loops: Annotated[
+            int | None,
+            typer.Option(
+                min=1, max=256,
+                help="Number of batches of messages or tasks processed at once; default PENSTOCK_CONCURRENCY.",
+            ),
+        ] = None,
+        log_level: LogLevelOption = None,
+    ) -> None:  # fmt: skip
+        run(name, log_level, loops=loops)
 
     return command
 
 
 def worker(
     app: Annotated[
-        list[str] | None,
-        typer.Option("--app", metavar="MODULE", help="Module with handlers, e.g. myapp.tasks. Repeatable."),
+        list[str] | None, typer.Option(metavar="MODULE", help="Module with handlers, e.g. myapp.tasks. Repeatable.")
     ] = None,
     queue: Annotated[
         str | None,
         typer.Option(
-            "--queue",
             metavar="NAME",
-            show_default=False,
             help="Take tasks from this queue of a route, by name or URL; default PENSTOCK_OUTBOUND_QUEUE.",
         ),
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(
-            "--concurrency", min=1, show_default=False,
-            help="Number of tasks run at once; default PENSTOCK_WORKER_CONCURRENCY, else 100.",
-        ),
+        typer.Option(min=1, help="Number of tasks run at once; default PENSTOCK_WORKER_CONCURRENCY, else 100."),
     ] = None,
     loops: Annotated[
         int | None,
         typer.Option(
-            "--loops", min=1, max=256, show_default=False,
+            min=1, max=256,
             help="Number of concurrent receive loops (not tasks; see --concurrency); default PENSTOCK_CONCURRENCY.",
         ),
     ] = None,
@@ -88,45 +81,37 @@ def worker(
     Uses the queues of the settings, else those of the stack running in --data-dir. Modules of the current folder can
     be named. PENSTOCK_DELIVERIES adds built-in actions such as http.request.
     """
-    sys.path.insert(0, os.getcwd())
-    _use_local_stack(data_dir)
-    given = {"outbound_queue": queue, "worker_concurrency": concurrency}
-    _run("worker", loops, log_level, app or (), **{name: value for name, value in given.items() if value is not None})
-
-
-def _use_local_stack(data_dir: Path | None) -> None:
-    """Use the queues of a local stack unless the settings name others. Raises StackError."""
     from penstock.local.state import DataDir
     from penstock.settings.loading import load_settings
 
+    sys.path.insert(0, os.getcwd())
     places = {"transport_url", "sqs_endpoint_url", "aws_region", "inbound_queue", "outbound_queue", "results_queue"}
-    if data_dir is None and places & load_settings().model_fields_set:
-        return
-    folder = DataDir.of(data_dir)
-    state = folder.read_state()
-    if state is None:
-        if data_dir is not None:
-            raise StackError(f"nothing runs in {folder.path}; `penstock up --detach` starts it")
-        return
-    # The AWS credentials stay, for handlers that call other services: the queues of the stack have a key of their own.
-    os.environ.update({name: value for name, value in state["env"].items() if not name.startswith("AWS_")})
-    typer.echo(f"penstock: worker of the stack in {folder.path}", err=True)
+    if data_dir is not None:
+        state: dict[str, Any] | None = running_state(data_dir)
+    else:
+        state = None if places & load_settings().model_fields_set else DataDir.of(None).read_state()
+    if state is not None:
+        # The AWS credentials stay, for handlers that call other services: the stack's queues have a key of their own.
+        os.environ.update({name: value for name, value in state["env"].items() if not name.startswith("AWS_")})
+        typer.echo(f"penstock: worker of the stack in {DataDir.of(data_dir).path}", err=True)
+    run("worker", log_level, loops=loops, apps=app or (), outbound_queue=queue, worker_concurrency=concurrency)
 
 
-def _run(name: str, loops: int | None, log_level: str | None, apps: Sequence[str] = (), **overrides: Any) -> None:
+def run(
+    name: str, log_level: str | None, *, loops: int | None = None, apps: Sequence[str] = (), **overrides: Any
+) -> None:
+    """Run a process, and exit with its code. overrides: of settings; None leaves one as it is."""
     from penstock.cli.run import run_process
     from penstock.settings.loading import load_settings
 
-    if log_level is not None:
-        overrides["log_level"] = log_level.lower()
-    raise typer.Exit(run_process(name, load_settings(**overrides), loops=loops, apps=apps))
+    overrides |= {} if log_level is None else {"log_level": log_level.lower()}
+    raise typer.Exit(run_process(name, load_settings(**given(overrides)), loops=loops, apps=apps))
 
 
 def migrate(
     revision: Annotated[str, typer.Option(help="Revision to upgrade to.")] = "head",
     down_to: Annotated[
-        str | None,
-        typer.Option(help="Downgrade to this revision instead; `base` drops everything.", show_default=False),
+        str | None, typer.Option(help="Downgrade to this revision instead; `base` drops everything.")
     ] = None,
     database_url: DatabaseUrlOption = None,
     sql: Annotated[
@@ -137,7 +122,6 @@ def migrate(
         typer.Option(
             metavar="ROLE",
             help="Grant an existing role the rights that the processes need, without the right to change the schema.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -154,8 +138,7 @@ def migrate(
             raise typer.BadParameter("--sql prints an upgrade; it does not go with --down-to")
         typer.echo(migrations.upgrade_sql(revision))
         return
-    overrides = {} if database_url is None else {"database_url": database_url}
-    url = load_settings(**overrides).require_database_url
+    url = load_settings(**given({"database_url": database_url})).require_database_url
     try:
         if down_to is not None:
             migrations.downgrade(url, down_to)
@@ -172,8 +155,7 @@ def migrate(
 
 def create_queues(
     queue: Annotated[
-        list[str] | None,
-        typer.Option("--queue", metavar="NAME", help="Also create this queue, for a route. Repeatable."),
+        list[str] | None, typer.Option(metavar="NAME", help="Also create this queue, for a route. Repeatable.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the URLs as JSON.")] = False,
 ) -> None:

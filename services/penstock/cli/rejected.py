@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ class Source(StrEnum):
     kafka_source = "kafka-source"
 
 
-SourceOption = Annotated[Source | None, typer.Option(show_default=False, help="Only messages from this source.")]
+SourceOption = Annotated[Source | None, typer.Option(help="Only messages from this source.")]
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ def add_to(app: typer.Typer) -> None:
     commands: Commands = {
         "list": list_rejected,
         "show": show,
-        "retry": retry,
-        "purge": purge,
+        "retry": _each("rejected.retry", "Process rejected messages again, after the reason was fixed."),
+        "purge": _each("rejected.purge", "Delete rejected messages permanently."),
     }
     add_group(app, "rejected", commands, panel="Tasks", help="Malformed messages, stored with the reason.")
 
@@ -59,16 +59,6 @@ def show(
 ) -> None:
     """Show one rejected message in full."""
     api.show(api.call("rejected.show", id=rejected_id), _print_message)
-
-
-def retry(choice: Choice, api: Api) -> None:
-    """Process rejected messages again, after the reason was fixed."""
-    _each("rejected.retry", choice, api)
-
-
-def purge(choice: Choice, api: Api) -> None:
-    """Delete rejected messages permanently."""
-    _each("rejected.purge", choice, api)
 
 
 _print_rejected = listing(
@@ -92,16 +82,22 @@ def _print_totals(totals: dict[str, Any]) -> None:
         say("No rejected messages.")
 
 
-def _each(method: str, choice: Choice, api: Api) -> None:
-    if bool(choice.ids) == choice.everything:
-        raise typer.BadParameter("name the ids, or --all")
-    if choice.ids and choice.source:
-        raise typer.BadParameter("--source goes with --all")
-    total = len(choice.ids) if choice.ids else None
-    totals = summed(method, total, _answers(method, choice, api), _handled)
-    api.show(totals, _print_totals)
-    if totals.get("unknown") or totals.get("still_rejected"):
-        raise typer.Exit(1)
+def _each(method: str, help: str) -> Callable[..., None]:
+    """A command that calls the method for all chosen messages, some at once, and prints totals over the calls."""
+
+    def command(choice: Choice, api: Api) -> None:
+        if bool(choice.ids) == choice.everything:
+            raise typer.BadParameter("name the ids, or --all")
+        if choice.ids and choice.source:
+            raise typer.BadParameter("--source goes with --all")
+        total = len(choice.ids) if choice.ids else None
+        totals = summed(method, total, _answers(method, choice, api), _handled)
+        api.show(totals, _print_totals)
+        if totals.get("unknown") or totals.get("still_rejected"):
+            raise typer.Exit(1)
+
+    command.__doc__ = help
+    return command
 
 
 def _handled(answer: dict[str, Any]) -> int:

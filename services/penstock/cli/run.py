@@ -64,44 +64,30 @@ def _maker(
     database_url = settings.require_database_url
 
     def make(stack: AsyncExitStack) -> Service:
-        store = _store(
-            faults,
-            database_url,
-            pool_size=settings.database_pool_size,
-            statement_timeout_seconds=settings.statement_timeout_seconds,
-            application_name=_application_name(name),
-            codec=PayloadCodec(settings),
-        )
-        stack.push_async_callback(store.close)
-        if name in _SOURCES:
-            return _source(name, settings, store)
-        return _over_postgres(name, settings, store, stack, faults)
-
-    return make
-
-
-def _source(name: str, settings: Settings, store: Store) -> Service:
-    from penstock.compat.topics.feeds import ClockworkFeed, Feed, ScheduleFeed
-    from penstock.compat.topics.process import Source
-
-    feed: Feed = ClockworkFeed(settings) if name == "clockwork-source" else ScheduleFeed(settings)
-    return Source(name=name, store=store, feed=feed, settings=settings)
-
-
-def _application_name(process: str) -> str:
-    """The name that Postgres shows for each connection: process and machine, within its 63 bytes."""
-    host = "".join(char for char in socket.gethostname() if char.isascii() and char.isprintable())
-    return f"penstock-{process}@{host[:26]}:{os.getpid()}"
-
-
-def _store(faults: Faults | None, database_url: str, **options: Any) -> Store:
-    if faults is None:
+        from penstock.db.chaos import FaultyStore
         from penstock.db.pool import Store
 
-        return Store(database_url, **options)
-    from penstock.db.chaos import FaultyStore
+        host = "".join(char for char in socket.gethostname() if char.isascii() and char.isprintable())
+        options: dict[str, Any] = {
+            "pool_size": settings.database_pool_size,
+            "statement_timeout_seconds": settings.statement_timeout_seconds,
+            # The name that Postgres shows for each connection: process and machine, within its 63 bytes.
+            "application_name": f"penstock-{name}@{host[:26]}:{os.getpid()}",
+            "codec": PayloadCodec(settings),
+        }
+        store = (
+            Store(database_url, **options) if faults is None else FaultyStore(database_url, faults=faults, **options)
+        )
+        stack.push_async_callback(store.close)
+        if name not in _SOURCES:
+            return _over_postgres(name, settings, store, _opener(settings, stack, faults))
+        from penstock.compat.topics.feeds import ClockworkFeed, Feed, ScheduleFeed
+        from penstock.compat.topics.process import Source
 
-    return FaultyStore(database_url, faults=faults, **options)
+        feed: Feed = ClockworkFeed(settings) if name == "clockwork-source" else ScheduleFeed(settings)
+        return Source(name=name, store=store, feed=feed, settings=settings)
+
+    return make
 
 
 def _worker(settings: Settings, apps: Sequence[str], faults: Faults | None) -> Callable[[AsyncExitStack], Service]:
@@ -130,23 +116,19 @@ def _worker(settings: Settings, apps: Sequence[str], faults: Faults | None) -> C
     def make(stack: AsyncExitStack) -> Service:
         stack.push_async_callback(deliveries.close)
         deliveries.open()
-        open_queue, _ = _openers(settings, stack, faults)
-        queues = _queues(settings, open_queue)
+        queues = _queues(settings, _opener(settings, stack, faults))
         return Worker(outbound=queues["outbound"], results=queues["results"], settings=settings, registry=registry)
 
     return make
 
 
-def _over_postgres(
-    name: str, settings: Settings, store: Store, stack: AsyncExitStack, faults: Faults | None
-) -> Service:
-    open_queue, open_plain = _openers(settings, stack, faults)
+def _over_postgres(name: str, settings: Settings, store: Store, open_queue: OpenQueue) -> Service:
     queues = _queues(settings, open_queue)
     if name == "api":
         from penstock.api.process import Api
         from penstock.compat.http import OlderApis
 
-        dead_letters = _queues(settings, open_plain, suffix=DEAD_LETTER_SUFFIX)
+        dead_letters = _queues(settings, open_queue, suffix=DEAD_LETTER_SUFFIX)
         return Api(store=store, settings=settings, queues=queues, dead_letters=dead_letters, additions=[OlderApis])
     if name == "submitter":
         from penstock.submitter import Submitter
@@ -165,7 +147,7 @@ def _over_postgres(
         from penstock.compat.scheduler0.store import names_of_import
         from penstock.supervisor.process import Supervisor
 
-        dead_letters = _queues(settings, open_plain, suffix=DEAD_LETTER_SUFFIX)
+        dead_letters = _queues(settings, open_queue, suffix=DEAD_LETTER_SUFFIX)
         return Supervisor(
             store=store, queues=queues, dead_letters=dead_letters, settings=settings,
             open_queue=open_queue, additions=[DelayedRecords], names_of_import=names_of_import,
@@ -178,18 +160,17 @@ def _queues(settings: Settings, open_queue: OpenQueue, *, suffix: str = "") -> d
     return {label + suffix: open_queue(name + suffix, label + suffix) for label, name in queue_names(settings).items()}
 
 
-def _openers(settings: Settings, stack: AsyncExitStack, faults: Faults | None) -> tuple[OpenQueue, OpenQueue]:
-    """Two functions that open a queue by name, or URL, and label over one connection: with faults and without."""
+def _opener(settings: Settings, stack: AsyncExitStack, faults: Faults | None) -> OpenQueue:
+    """A function that opens a queue by name, or URL, and label; all share a connection, dead letters have no faults."""
     transport = open_transport(settings)
     stack.push_async_callback(transport.close)
 
-    def open_plain(name: str, label: str) -> Queue:
-        return transport.queue(name, label=label)
-
-    def open_faulty(name: str, label: str) -> Queue:
-        assert faults is not None
+    def open_queue(name: str, label: str) -> Queue:
+        queue = transport.queue(name, label=label)
+        if faults is None or label.endswith(DEAD_LETTER_SUFFIX):
+            return queue
         from penstock.brokers.chaos import FaultyQueue
 
-        return FaultyQueue(open_plain(name, label), faults)
+        return FaultyQueue(queue, faults)
 
-    return (open_plain if faults is None else open_faulty), open_plain
+    return open_queue

@@ -48,7 +48,7 @@ _PAGE = ParamsOf(
     labels="A label of its tasks. Repeatable.",
     tenant="Only schedules of this tenant.",
     action="Only schedules of this action.",
-    paused=typer.Option("--paused/--running", show_default=False, help="Only paused, or only running schedules."),
+    paused=typer.Option("--paused/--running", help="Only paused, or only running schedules."),
 )
 
 
@@ -110,7 +110,6 @@ def update(
     clear: Annotated[
         list[str] | None,
         typer.Option(
-            show_default=False,
             help="A field to unset: start_at, end_at, max_lateness, max_attempts, timeout or ordering_key. Repeatable.",
         ),
     ] = None,

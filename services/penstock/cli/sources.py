@@ -8,15 +8,11 @@ from typing import Any
 
 import typer
 
-from penstock.cli.processes import LogLevelOption
+from penstock.cli.processes import LogLevelOption, run
 from penstock.protocol.errors import SettingsError
 
 _LEVELS = {"warn": "warning", "trace": "debug", "off": "error", "fatal": "error"}
 _STORES = ("KEYSTORE_LOCATION", "TRUSTSTORE_LOCATION")
-
-
-def _level(text: str) -> str:
-    return _LEVELS.get(text.lower(), text.lower())
 
 
 # The variable of kafka-message-scheduler or clockwork -> our setting, and how to convert its value.
@@ -28,7 +24,7 @@ KAFKA_MESSAGE_SCHEDULER: Older = {
     "CONSUMER_GROUP_ID": ("kafka_source_group", str),
     "SECURITY_PROTOCOL": ("kafka_security_protocol", str.lower),
     "OTEL_EXPORTER_PROMETHEUS_PORT": ("metrics_port", str),
-    "KMS_LOGGING_LEVEL": ("log_level", _level),
+    "KMS_LOGGING_LEVEL": ("log_level", lambda text: _LEVELS.get(text.lower(), text.lower())),
 }
 CLOCKWORK: Older = {
     "KAFKA_BROKERS": ("kafka_brokers", str),
@@ -66,7 +62,7 @@ def kafka_source(log_level: LogLevelOption = None) -> None:
 
     Reads its environment variables too: docs/moving-from-kafka-message-scheduler.md.
     """
-    _run("kafka-source", KAFKA_MESSAGE_SCHEDULER, log_level)
+    run("kafka-source", log_level, **older_settings(KAFKA_MESSAGE_SCHEDULER, os.environ))
 
 
 def clockwork_source(log_level: LogLevelOption = None) -> None:
@@ -74,14 +70,4 @@ def clockwork_source(log_level: LogLevelOption = None) -> None:
 
     Reads its environment variables too: docs/moving-from-clockwork.md.
     """
-    _run("clockwork-source", CLOCKWORK, log_level)
-
-
-def _run(name: str, names: Older, log_level: str | None) -> None:
-    from penstock.cli.run import run_process
-    from penstock.settings.loading import load_settings
-
-    overrides = older_settings(names, os.environ)
-    if log_level is not None:
-        overrides["log_level"] = log_level.lower()
-    raise typer.Exit(run_process(name, load_settings(**overrides)))
+    run("clockwork-source", log_level, **older_settings(CLOCKWORK, os.environ))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _LABELS = "Only tasks with this label. Repeatable: all must match."
 _FILTER_HELP = {
     "states": typer.Option(
-        "--state", parser=parse_state, metavar="STATE", show_default=False,
+        "--state", parser=parse_state, metavar="STATE",
         help=f"Only tasks in this state: {STATES_HELP}. Repeatable.",
     ),
     "labels": _LABELS,
@@ -80,7 +80,7 @@ class Bulk:
 
 def add_to(app: typer.Typer) -> None:
     state = typer.Option(
-        parser=parse_state, metavar="STATE", show_default=False, autocompletion=complete_state,
+        parser=parse_state, metavar="STATE", autocompletion=complete_state,
         help=f"Only tasks in this state: {STATES_HELP}.",
     )  # fmt: skip
     sought = ParamsOf(

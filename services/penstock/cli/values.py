@@ -32,7 +32,7 @@ def duration(text: str) -> float:
 
 def duration_option(*names: str, help: str) -> Any:
     """An option that takes a duration."""
-    return typer.Option(*names, parser=duration, metavar="DURATION", show_default=False, help=help)
+    return typer.Option(*names, parser=duration, metavar="DURATION", help=help)
 
 
 _STATES = {shown.upper(): State(state) for state, shown in SHOWN_STATES.items()} | {

@@ -8,7 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import Api, CursorOption, calling, limit_option, listing, print_cursor, print_fields, say
+from penstock.cli.common import (
+    Api,
+    CursorOption,
+    calling,
+    limit_option,
+    listing,
+    print_cursor,
+    print_fields,
+    say,
+    wide_console,
+)
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import Given, ParamsOf
 from penstock.cli.values import json_value, state_label
@@ -24,7 +34,7 @@ class Which:
         str, typer.Argument(metavar="ID", help="The workflow's id; with --key, the key it was created with.")
     ]
     key: Annotated[bool, typer.Option("--key", help="ID is a key.")] = False
-    tenant: Annotated[str | None, typer.Option(show_default=False, help="The key's tenant; only with --key.")] = None
+    tenant: Annotated[str | None, typer.Option(help="The key's tenant; only with --key.")] = None
 
     @property
     def params(self) -> dict[str, Any]:
@@ -90,9 +100,7 @@ def show(
 def cancel(
     *,
     which: Which,
-    reason: Annotated[
-        str | None, typer.Option(show_default=False, help="Shown with the workflow and its steps.")
-    ] = None,
+    reason: Annotated[str | None, typer.Option(help="Shown with the workflow and its steps.")] = None,
     api: Api,
 ) -> None:
     """Cancel all steps that have not ended."""
@@ -140,7 +148,6 @@ def _print_workflow(found: dict[str, Any]) -> None:
 
 
 def _print_tree(steps: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.text import Text
     from rich.tree import Tree
 
@@ -166,10 +173,7 @@ def _print_tree(steps: list[dict[str, Any]]) -> None:
             node, depth = roots, 0
             text.append(printable(f"  after {above}"), style="dim")
         drawn[step["name"]] = node.add(text), depth + 1
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 400)
-    console.print(roots)
+    wide_console(400).print(roots)
 
 
 def _definition(text: str) -> Any:
