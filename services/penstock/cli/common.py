@@ -86,8 +86,10 @@ class Shown:
         """Print an answer: as JSON if asked to, else by the printer, or field by field."""
         if self.as_json:
             print_json(answer)
+        elif printer is None:
+            print_fields(answer.items())
         else:
-            (printer or print_answer)(answer)
+            printer(answer)
 
 
 @dataclass(frozen=True)
@@ -211,11 +213,6 @@ def print_fields(fields: Iterable[tuple[str, Any]]) -> None:
         say(f"{name:<{width}}  {shown}")
 
 
-def print_answer(answer: dict[str, Any]) -> None:
-    """An answer of the api, field by field."""
-    print_fields(answer.items())
-
-
 Printer = Callable[[Any], None]
 Column = str | Callable[[dict[str, Any]], Any]
 
@@ -230,29 +227,18 @@ def listing(
     """
     shown = columns if isinstance(columns, Mapping) else {name: name for name in columns}
 
-    def cells(record: dict[str, Any]) -> list[Any]:
-        return [record[column] if isinstance(column, str) else column(record) for column in shown.values()]
-
     def show(page: dict[str, Any]) -> None:
-        print_page(what, tuple(shown), [cells(record) for record in page[member]], page.get("cursor"), right=right)
+        rows = [
+            [record[column] if isinstance(column, str) else column(record) for column in shown.values()]
+            for record in page[member]
+        ]
+        if rows:
+            print_table([*shown], rows, right=right)
+        else:
+            typer.echo(f"No {what}.")
+        print_cursor(page.get("cursor"))
 
     return show
-
-
-def print_page(
-    what: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    cursor: str | None = None,
-    *,
-    right: Collection[str] = (),
-) -> None:
-    """A table of records, or `No WHAT.`, and the cursor of the next page."""
-    if rows:
-        print_table(columns, rows, right=right)
-    else:
-        typer.echo(f"No {what}.")
-    print_cursor(cursor)
 
 
 def print_cursor(cursor: str | None) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.common import listing, print_fields
-from penstock.cli.database import Database, shown_instant
-from penstock.cli.groups import add_group
+from penstock.cli.database import Database
+from penstock.cli.groups import Commands, add_group
 from penstock.protocol.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -27,13 +28,9 @@ _print_page = listing(
 
 
 def add_to(app: typer.Typer) -> None:
-    add_group(
-        app,
-        "credential",
-        {"list": list_credentials, "create": create, "archive": archive},
-        panel="Set-up",
-        help="Credentials of scheduler0's API: created, listed and archived in the database, without the api.",
-    )
+    commands: Commands = {"list": list_credentials, "create": create, "archive": archive}
+    help = "Credentials of scheduler0's API: created, listed and archived in the database, without the api."
+    add_group(app, "credential", commands, panel="Set-up", help=help)
 
 
 def create(database: Database) -> None:
@@ -49,10 +46,8 @@ def create(database: Database) -> None:
 
     database.show(_members(made) | {"apiSecret": made.api_secret}, show)
     if not database.settings.scheduler0:
-        typer.echo(
-            "note: with these settings no api serves scheduler0's API; set PENSTOCK_SCHEDULER0=true where it runs",
-            err=True,
-        )
+        note = "with these settings no api serves scheduler0's API; set PENSTOCK_SCHEDULER0=true where it runs"
+        typer.echo(f"note: {note}", err=True)
 
 
 def list_credentials(database: Database) -> None:
@@ -75,11 +70,8 @@ def archive(
     changed = database.run(lambda session: store.archive_credential(session, credential))
     if changed is None:
         raise PenstockError(f"no credential {credential}: `penstock credential list` lists the credentials")
-    database.show(_members(changed), _print_archived)
-
-
-def _print_archived(credential: dict[str, Any]) -> None:
-    print_fields((("archived", f"credential {credential['id']}"), ("api key", credential["apiKey"])))
+    archived = (("archived", f"credential {changed.id}"), ("api key", changed.api_key))
+    database.show(_members(changed), lambda _: print_fields(archived))
 
 
 def _members(credential: Credential) -> dict[str, Any]:
@@ -87,5 +79,5 @@ def _members(credential: Credential) -> dict[str, Any]:
         "id": credential.id,
         "apiKey": credential.api_key,
         "archived": credential.archived,
-        "dateCreated": shown_instant(credential.date_created),
+        "dateCreated": credential.date_created.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
     }

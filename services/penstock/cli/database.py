@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -71,8 +70,3 @@ class Database(Shown):
                 await store.close()
 
         return asyncio.run(run())
-
-
-def shown_instant(instant: datetime) -> str:
-    """RFC 3339 in UTC, to the second."""
-    return instant.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

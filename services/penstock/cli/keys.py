@@ -10,9 +10,8 @@ import typer
 from penstock.cli.common import listing, print_fields
 from penstock.cli.database import Database
 from penstock.cli.groups import add_group
-from penstock.protocol.api_key import NAME_MAX_CHARS, Permission, check_name, check_patterns
+from penstock.protocol.api_key import NAME_MAX_CHARS, Permission
 from penstock.protocol.errors import PenstockError
-from penstock.protocol.tenant import check_tenant
 
 if TYPE_CHECKING:
     from penstock.api.keys import Key
@@ -22,13 +21,8 @@ _ALL = 2**31 - 1
 
 
 def add_to(app: typer.Typer) -> None:
-    add_group(
-        app,
-        "keys",
-        {"list": list_keys, "create": create, "revoke": revoke},
-        panel="Set-up",
-        help="API keys: created, listed and revoked in the database, without the api.",
-    )
+    help = "API keys: created, listed and revoked in the database, without the api."
+    add_group(app, "keys", {"list": list_keys, "create": create, "revoke": revoke}, panel="Set-up", help=help)
 
 
 def create(
@@ -57,39 +51,26 @@ def create(
     """Create a key and print it; only its digest is stored, so it cannot be shown again."""
     from penstock.api import keys
 
-    try:
-        name = check_name(name)
-    except ValueError as exc:
-        raise typer.BadParameter(f"the name {exc}") from None
-    try:
-        bound = None if tenant is None else check_tenant(tenant)
-    except ValueError as exc:
-        raise typer.BadParameter(f"the tenant {exc}") from None
-    try:
-        actions = check_patterns(action)
-    except ValueError as exc:
-        raise typer.BadParameter(f"--action {exc}") from None
     seconds = None if expires_in_days is None else expires_in_days * 86_400
-    command = keys.CreateKey(name, permission, seconds, bound, actions)
+    given = keys.KeysCreateParams(name, permission, seconds, tenant, action)
+    command = keys.create.read(given, database.settings)
     made = database.run(lambda session: keys.create_key(session, command))
     if made is None:
-        raise PenstockError(f"a key {name!r} already exists: revoke it first, or choose another name")
+        raise PenstockError(f"a key {command.name!r} already exists: revoke it first, or choose another name")
 
     def show(_: Any) -> None:
         typer.echo(made.key)
         typer.echo(
             f"key {made.id} {made.name!r} may {', '.join(made.permissions)}"
-            f"{'' if bound is None else f', for tenant {bound!r} only'}; "
+            f"{'' if made.tenant is None else f', for tenant {made.tenant!r} only'}; "
             "it takes effect within seconds and is not shown again",
             err=True,
         )
 
     database.show(_members(made), show)
     if not database.settings.needs_keys:
-        typer.echo(
-            "note: with these settings the api requires no keys; set PENSTOCK_API_REQUIRE_KEYS=true where it runs",
-            err=True,
-        )
+        note = "with these settings the api requires no keys; set PENSTOCK_API_REQUIRE_KEYS=true where it runs"
+        typer.echo(f"note: {note}", err=True)
 
 
 def list_keys(
@@ -123,7 +104,9 @@ def revoke(
     record = database.run(change)
     if record is None:
         raise PenstockError(f"no key {key!r}: `penstock keys` lists the keys")
-    database.show(_members(record), _print_revoked)
+    shown = _members(record)
+    revoked = (("revoked", f"key {record.id} {record.name}"), ("at", shown["revoked_at"]))
+    database.show(shown, lambda _: print_fields(revoked))
 
 
 _print_page = listing(
@@ -137,10 +120,6 @@ _print_page = listing(
     },
     right=("id",),
 )  # fmt: skip
-
-
-def _print_revoked(key: dict[str, Any]) -> None:
-    print_fields((("revoked", f"key {key['id']} {key['name']}"), ("at", key["revoked_at"])))
 
 
 def _members(key: Key) -> dict[str, Any]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from types import GenericAlias
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import typer
 
-from penstock.cli.common import Api, calling, listing
+from penstock.cli.common import Api, Column, Printer, calling, listing
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import Given, ParamsOf
 from penstock.limits.model import (
@@ -24,8 +25,7 @@ from penstock.limits.model import (
 from penstock.protocol.method import NoParams
 
 
-@dataclass(frozen=True)
-class Rate:
+class Rate(NamedTuple):
     """A rate as typed; per: None if only a number was given."""
 
     number: float
@@ -67,52 +67,14 @@ _ACTION_OPTIONS = {
 _PER = typer.Option(help="The unit of rates that are given without one.")
 
 
-class TenantLimit(StrEnum):
-    """Values of --none."""
-
-    max_in_flight = "max-in-flight"
-    rate = "rate"
-    burst = "burst"
-    all = "all"
+def _listing(kind: str, limits: Collection[str], columns: Mapping[str, Column]) -> Printer:
+    numbers = {name.replace("_", " "): name for name in limits}
+    shown = {kind: kind, "paused": lambda row: "paused" if row["paused"] else "", **columns, **numbers}
+    return listing(f"limited or paused {kind}s", f"{kind}s", shown, right=numbers)
 
 
-class ActionLimit(StrEnum):
-    """Values of --none."""
-
-    max_in_flight = "max-in-flight"
-    rate = "rate"
-    burst = "burst"
-    key_max_in_flight = "key-max-in-flight"
-    key_rate = "key-rate"
-    key_burst = "key-burst"
-    all = "all"
-
-
-def _columns(limits: Sequence[str]) -> dict[str, str]:
-    return {name.replace("_", " "): name for name in limits}
-
-
-def _paused(row: dict[str, Any]) -> str:
-    return "paused" if row["paused"] else ""
-
-
-_print_actions = listing(
-    "limited or paused actions",
-    "actions",
-    {"action": "action", "paused": _paused, **_columns([*_ACTION_OPTIONS, "in_flight"])},
-    right=_columns([*_ACTION_OPTIONS, "in_flight"]),
-)
-_print_tenants = listing(
-    "limited or paused tenants",
-    "tenants",
-    {
-        "tenant": "tenant",
-        "paused": _paused,
-        "limits": lambda row: "own" if row["own"] else "default",
-        **_columns([*_TENANT_OPTIONS]),
-    },
-    right=_columns([*_TENANT_OPTIONS]),
-)
+_print_actions = _listing("action", [*_ACTION_OPTIONS, "in_flight"], {})
+_print_tenants = _listing("tenant", _TENANT_OPTIONS, {"limits": lambda row: "own" if row["own"] else "default"})
 
 
 def add_to(app: typer.Typer) -> None:
@@ -122,7 +84,9 @@ def add_to(app: typer.Typer) -> None:
             "action.list", ParamsOf(NoParams), "List the actions that are limited or paused.", _print_actions
         ),
         "show": calling("action.get", action, "Show the limits of an action."),
-        "set": set_action,
+        "set": _setting(
+            "action", ActionSetParams, _ACTION_OPTIONS, "Limit an action. Limits that are not named stay unchanged."
+        ),
         **_pausing("action", "an action", action),
     }
     add_group(app, "actions", actions, panel="Tasks", help="Limit and pause actions, across all schedulers.")
@@ -138,7 +102,10 @@ def add_to(app: typer.Typer) -> None:
             "Show the limits that apply to a tenant, its own or the default ones, and how many of its tasks are held "
             "back.",
         ),
-        "set": set_tenant,
+        "set": _setting(
+            "tenant", TenantSetParams, _TENANT_OPTIONS,
+            "Give a tenant limits of its own instead of the default ones. Limits that are not named stay unchanged.",
+        ),
         "delete": calling("tenant.delete", tenant_or_all, "Remove a tenant's own limits and unpause it."),
         **_pausing("tenant", "a tenant", ParamsOf(TenantName)),
     }  # fmt: skip
@@ -153,49 +120,34 @@ def _pausing(kind: str, one: str, params: ParamsOf) -> dict[str, Callable[..., N
     }
 
 
-def set_action(
-    *,
-    limits: Annotated[Given, ParamsOf(ActionSetParams, per=_PER, **_ACTION_OPTIONS)],
-    none: Annotated[list[ActionLimit] | None, typer.Option(help="A limit to remove. Repeatable.")] = None,
-    api: Api,
-) -> None:
-    """Limit an action. Limits that are not named stay unchanged."""
-    api.show(api.client.call("action.set", _changed(limits, none, [*_ACTION_OPTIONS])))
+def _setting(kind: str, params: type[msgspec.Struct], options: Mapping[str, Any], help: str) -> Callable[..., None]:
+    """A command that sets limits, and removes those that --none names."""
 
+    def command(*, given: Given, none: Sequence[StrEnum] | None = None, api: Api) -> None:
+        removed = [limit.name for limit in none or ()]
+        if "all" in removed:
+            removed = [*options]
+        for name in removed:
+            if name in given:
+                option = name.replace("_", "-")
+                raise typer.BadParameter(f"--none {option} and --{option} exclude each other")
+        if not removed and not given.keys() & options.keys():
+            raise typer.BadParameter("name a limit to set, or one to remove with --none")
+        api.show(api.client.call(f"{kind}.set", in_one_unit(given) | dict.fromkeys(removed)))
 
-def set_tenant(
-    *,
-    limits: Annotated[Given, ParamsOf(TenantSetParams, per=_PER, **_TENANT_OPTIONS)],
-    none: Annotated[list[TenantLimit] | None, typer.Option(help="A limit to remove. Repeatable.")] = None,
-    api: Api,
-) -> None:
-    """Give a tenant limits of its own instead of the default ones. Limits that are not named stay unchanged."""
-    api.show(api.client.call("tenant.set", _changed(limits, none, [*_TENANT_OPTIONS])))
+    removable = GenericAlias(list, StrEnum("Limit", {name: name.replace("_", "-") for name in [*options, "all"]}))
+    command.__doc__ = help
+    command.__annotations__ |= {
+        "given": Annotated[Given, ParamsOf(params, per=_PER, **options)],
+        "none": Annotated[removable | None, typer.Option(help="A limit to remove. Repeatable.")],
+    }
+    return command
 
 
 def in_one_unit(given: Given) -> Given:
     """The parameters with rates as numbers, in the unit ``per``: their own if they share one."""
     rates = {name: value for name, value in given.items() if isinstance(value, Rate)}
-    units = {rate.per or given["per"] for rate in rates.values()}
-    per = units.pop() if len(units) == 1 else given["per"]
-    numbers = {
-        name: rate.number * SECONDS_OF[per] / SECONDS_OF[rate.per or given["per"]] for name, rate in rates.items()
-    }
+    units = {name: rate.per or given["per"] for name, rate in rates.items()}
+    per = next(iter(units.values())) if len(set(units.values())) == 1 else given["per"]
+    numbers = {name: rate.number * SECONDS_OF[per] / SECONDS_OF[units[name]] for name, rate in rates.items()}
     return given | numbers | {"per": per}
-
-
-def _changed(given: Given, none: Sequence[StrEnum] | None, names: Sequence[str]) -> Given:
-    """The parameters of action.set or tenant.set. Raises typer.BadParameter if there is no change.
-
-    none: the limits to remove, `all` for all of ``names``.
-    """
-    removed = [limit.name for limit in none or ()]
-    if "all" in removed:
-        removed = [*names]
-    for name in removed:
-        if name in given:
-            option = name.replace("_", "-")
-            raise typer.BadParameter(f"--none {option} and --{option} exclude each other")
-    if not removed and not given.keys() & set(names):
-        raise typer.BadParameter("name a limit to set, or one to remove with --none")
-    return in_one_unit(given) | dict.fromkeys(removed)

@@ -85,7 +85,14 @@ def create(
     api: Api,
 ) -> None:  # fmt: skip
     """Create a workflow."""
-    found = _definition(definition)
+    if definition.startswith("@"):
+        try:
+            definition = Path(definition[1:]).read_text("utf-8")
+        except OSError as exc:
+            raise typer.BadParameter(f"{definition[1:]} cannot be read: {exc.strerror}", param_hint="JSON") from None
+    found = json_value(definition, "definition")
+    if not isinstance(found, dict | list):
+        raise typer.BadParameter("must be an array of steps, or an object", param_hint="JSON")
     params = {"chain": found} if isinstance(found, list) else found
     api.show(api.client.workflows.create(**params | options), _print_created)
 
@@ -135,14 +142,10 @@ def _print_changed(answer: dict[str, Any]) -> None:
 
 def _print_workflow(found: dict[str, Any]) -> None:
     counts = ", ".join(f"{count} {state_label(state)}" for state, count in sorted(found["counts"].items()))
-    print_fields(
-        [
-            ("id", found["id"]), ("name", found["name"] or None), ("key", found["key"]),
-            ("tenant", found["tenant"]), ("state", found["state"]),
-            ("reason", found["reason"]), ("steps", f"{found['steps']}, {found['open']} open: {counts}"),
-            ("created", found["created_at"]), ("finished", found["finished_at"]),
-        ]
-    )  # fmt: skip
+    fields = {name: found[name] or None for name in ("id", "name", "key", "tenant", "state", "reason")}
+    fields["steps"] = f"{found['steps']}, {found['open']} open: {counts}"
+    fields |= {"created": found["created_at"], "finished": found["finished_at"]}
+    print_fields(fields.items())
     _print_tree(found["tree"])
     print_cursor(found["cursor"])
 
@@ -174,15 +177,3 @@ def _print_tree(steps: list[dict[str, Any]]) -> None:
             text.append(printable(f"  after {above}"), style="dim")
         drawn[step["name"]] = node.add(text), depth + 1
     wide_console(400).print(roots)
-
-
-def _definition(text: str) -> Any:
-    if text.startswith("@"):
-        try:
-            text = Path(text[1:]).read_text("utf-8")
-        except OSError as exc:
-            raise typer.BadParameter(f"{text[1:]} cannot be read: {exc.strerror}", param_hint="JSON") from None
-    given = json_value(text, "definition")
-    if not isinstance(given, dict | list):
-        raise typer.BadParameter("must be an array of steps, or an object", param_hint="JSON")
-    return given
