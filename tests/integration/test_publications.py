@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from penstock.cli.doctor.checks import examine
+from penstock.cli.doctor.findings import Report
 from penstock.db.pool import Store
 from penstock.protocol.task import Failure, NewTask, State
 from penstock.settings.model import Settings
@@ -45,7 +46,9 @@ async def test_records_are_changed_removed_and_counted_beside_a_publication_for_
 
 async def test_a_published_table_whose_changes_would_be_refused_is_found(settings: Settings, sql: Any) -> None:
     async def complaints() -> list[tuple[str, str]]:
-        return [(f.level, f.seen) async for f in examine(settings) if f.what == "publications"]
+        report = Report()
+        await examine(settings, report)
+        return [(f.level, f.seen) for f in report.findings if f.what == "publications"]
 
     await sql.execute("alter table penstock.tally replica identity default")
     assert await complaints() == []

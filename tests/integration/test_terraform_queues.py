@@ -11,6 +11,7 @@ from typing import Any
 import hcl2
 
 from penstock.brokers.sqs import SqsTransport
+from penstock.cli.doctor.findings import Report
 from penstock.cli.doctor.sqs import examine_sqs
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
@@ -65,6 +66,7 @@ async def test_doctor_has_nothing_against_the_queues_of_terraform(settings: Sett
     named = settings.model_copy(
         update={f"{role}_queue": f"{prefix}-{role}" for role in ("inbound", "outbound", "results")}
     )
-    found = [finding async for finding in examine_sqs(named)]
-    assert [finding for finding in found if finding.level != "ok"] == []
-    assert {finding.what for finding in found} >= {"inbound queue", "outbound dead letters", "results queue"}
+    report = Report()
+    await examine_sqs(named, report)
+    assert [finding for finding in report.findings if finding.level != "ok"] == []
+    assert {finding.what for finding in report.findings} >= {"inbound queue", "outbound dead letters", "results queue"}

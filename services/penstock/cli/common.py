@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -214,23 +214,21 @@ def print_fields(fields: Iterable[tuple[str, Any]]) -> None:
 
 
 Printer = Callable[[Any], None]
-Column = str | Callable[[dict[str, Any]], Any]
+Column = str | tuple[str, str | Callable[[dict[str, Any]], Any]]
 
 
-def listing(
-    what: str, member: str, columns: Sequence[str] | Mapping[str, Column], *, right: Collection[str] = ()
-) -> Printer:
+def listing(what: str, columns: Sequence[Column], *, member: str | None = None, right: Collection[str] = ()) -> Printer:
     """A printer of pages: a table, or `No WHAT.`, and the cursor of the next page.
 
-    member: of the page, its records. columns: titles, each with the field or the function of a record that it shows;
-    a plain title shows the field of its name. right: columns aligned to the right.
+    columns: titles, each with the field or the function of a record that it shows; a plain title shows the field of its
+    name. member: of the page, its records; ``what`` if it is not given. right: columns aligned to the right.
     """
-    shown = columns if isinstance(columns, Mapping) else {name: name for name in columns}
+    shown = dict((column, column) if isinstance(column, str) else column for column in columns)
 
     def show(page: dict[str, Any]) -> None:
         rows = [
             [record[column] if isinstance(column, str) else column(record) for column in shown.values()]
-            for record in page[member]
+            for record in page[member or what]
         ]
         if rows:
             print_table([*shown], rows, right=right)

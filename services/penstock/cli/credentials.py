@@ -18,11 +18,8 @@ if TYPE_CHECKING:
 _ALL = 2**31 - 1
 _print_page = listing(
     "credentials",
-    "credentials",
-    {
-        "id": "id", "api key": "apiKey", "archived": lambda one: "yes" if one["archived"] else "",
-        "created": "dateCreated",
-    },
+    ("id", ("api key", "apiKey"), ("archived", lambda one: "yes" if one["archived"] else ""),
+     ("created", "dateCreated")),
     right=("id",),
 )  # fmt: skip
 

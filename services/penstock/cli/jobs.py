@@ -26,27 +26,22 @@ def add_to(app: typer.Typer) -> None:
 def print_job(job: dict[str, Any]) -> None:
     """A job with the tasks it refused. Raises PenstockError for a job that failed."""
     errors = job.pop("errors")
-    exact = job.pop("total_is_exact")
-    print_fields((name, f"about {value}" if name == "total" and value and not exact else value)
-                 for name, value in job.items())  # fmt: skip
+    job["total"] = _total(job)
+    job.pop("total_is_exact")
+    print_fields(job.items())
     for error in errors:
         say(f"{'job' if error['id'] is None else error['id']}: {error['reason']}", err=True)
     if job["state"] == "FAILED":
         raise PenstockError(f"job {job['id']} failed")
 
 
-def _total(job: dict[str, Any]) -> str | None:
-    if job["total"] is None:
-        return None
-    return str(job["total"]) if job["total_is_exact"] else f"about {job['total']}"
+def _total(job: dict[str, Any]) -> Any:
+    return f"about {job['total']}" if job["total"] and not job["total_is_exact"] else job["total"]
 
 
 _print_jobs = listing(
     "jobs",
-    "jobs",
-    {
-        "id": "id", "kind": "kind", "state": "state", "total": _total, "seen": "seen", "changed": "changed",
-        "refused": "refused", "created": "created_at", "finished": "finished_at",
-    },
+    ("id", "kind", "state", ("total", _total), "seen", "changed", "refused", ("created", "created_at"),
+     ("finished", "finished_at")),
     right=("id", "total", "seen", "changed", "refused"),
 )  # fmt: skip

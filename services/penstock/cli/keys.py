@@ -111,13 +111,12 @@ def revoke(
 
 _print_page = listing(
     "keys",
-    "keys",
-    {
-        "id": "id", "name": "name", "key": lambda key: f"{key['prefix']}…",
-        "permissions": lambda key: ", ".join(key["permissions"]), "tenant": "tenant",
-        "actions": lambda key: ", ".join(key["actions"] or ()), "created": "created_at", "expires": "expires_at",
-        "revoked": "revoked_at", "last used": "last_used_at",
-    },
+    (
+        "id", "name", ("key", lambda key: f"{key['prefix']}…"),
+        ("permissions", lambda key: ", ".join(key["permissions"])), "tenant",
+        ("actions", lambda key: ", ".join(key["actions"] or ())), ("created", "created_at"), ("expires", "expires_at"),
+        ("revoked", "revoked_at"), ("last used", "last_used_at"),
+    ),
     right=("id",),
 )  # fmt: skip
 

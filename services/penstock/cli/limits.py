@@ -67,14 +67,14 @@ _ACTION_OPTIONS = {
 _PER = typer.Option(help="The unit of rates that are given without one.")
 
 
-def _listing(kind: str, limits: Collection[str], columns: Mapping[str, Column]) -> Printer:
+def _listing(kind: str, limits: Collection[str], *more: Column) -> Printer:
     numbers = {name.replace("_", " "): name for name in limits}
-    shown = {kind: kind, "paused": lambda row: "paused" if row["paused"] else "", **columns, **numbers}
-    return listing(f"limited or paused {kind}s", f"{kind}s", shown, right=numbers)
+    columns = (kind, ("paused", lambda row: "paused" if row["paused"] else ""), *more, *numbers.items())
+    return listing(f"limited or paused {kind}s", columns, member=f"{kind}s", right=numbers)
 
 
-_print_actions = _listing("action", [*_ACTION_OPTIONS, "in_flight"], {})
-_print_tenants = _listing("tenant", _TENANT_OPTIONS, {"limits": lambda row: "own" if row["own"] else "default"})
+_print_actions = _listing("action", [*_ACTION_OPTIONS, "in_flight"])
+_print_tenants = _listing("tenant", _TENANT_OPTIONS, ("limits", lambda row: "own" if row["own"] else "default"))
 
 
 def add_to(app: typer.Typer) -> None:

@@ -13,8 +13,8 @@ from penstock.tasks.params import OrderingListParams, OrderingReleaseParams
 
 _print_keys = listing(
     "held ordering keys",
-    "keys",
     ("key", "tenant", "task_id", "action", "since", "waiting"),
+    member="keys",
     right=("task_id", "waiting"),
 )
 

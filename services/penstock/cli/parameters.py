@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection
 from enum import StrEnum
+from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -37,7 +38,7 @@ _FORMS = {
     **dict.fromkeys(_DURATIONS, _DURATION),
     **dict.fromkeys(("end_at", "expires_at", "run_at", "since", "start_at", "until"), _INSTANT),
     "labels": Form(list[str], {"metavar": "NAME=TEXT"}, labels),
-    "payload": Form(str, {"metavar": "JSON"}, lambda text: json_value(text, "payload")),
+    **{name: Form(str, {"metavar": "JSON"}, partial(json_value, what=name)) for name in ("payload", "result")},
     "unique": Form(str, {}, lambda text: duration(text) if text[:1].isdecimal() else text),
 }
 _NAMES = {"labels": "--label", "ids_from": "--from-id", "ids_to": "--to-id"}

@@ -63,8 +63,8 @@ def show(
 
 _print_rejected = listing(
     "rejected messages",
-    "rejected",
-    {"id": "id", "source": "source", "at": "at", "reason": "reason", "body": lambda row: short(row["body"])},
+    ("id", "source", "at", "reason", ("body", lambda row: short(row["body"]))),
+    member="rejected",
     right=("id",),
 )
 

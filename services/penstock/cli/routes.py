@@ -14,17 +14,13 @@ from penstock.protocol.method import NoParams
 
 _print_routes = listing(
     "routes",
-    "routes",
-    {
-        "route": "name",
-        "queue": "queue",
-        "actions": lambda row: " ".join(row["actions"]),
-        "labels": lambda row: " ".join(f"{name}={value}" for name, value in row["labels"].items()),
-        "position": "position",
-        "in flight": "in_flight",
-    },
+    (
+        ("route", "name"), "queue", ("actions", lambda row: " ".join(row["actions"])),
+        ("labels", lambda row: " ".join(f"{name}={value}" for name, value in row["labels"].items())),
+        "position", ("in flight", "in_flight"),
+    ),
     right=("position", "in flight"),
-)
+)  # fmt: skip
 
 
 def add_to(app: typer.Typer) -> None:

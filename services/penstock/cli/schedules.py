@@ -209,12 +209,8 @@ def _print_run(run: dict[str, Any]) -> None:
 
 _print_schedules = listing(
     "schedules",
-    "schedules",
-    {
-        "name": "name", "state": "state", "expression": "expression", "zone": "timezone", "action": "action",
-        "next": "next_at", "last": "last_at",
-    },
-)  # fmt: skip
+    ("name", "state", "expression", ("zone", "timezone"), "action", ("next", "next_at"), ("last", "last_at")),
+)
 
 
 def _trigger(run: dict[str, Any]) -> str | None:
@@ -224,7 +220,5 @@ def _trigger(run: dict[str, Any]) -> str | None:
 
 
 _print_runs = listing(
-    "runs",
-    "runs",
-    {"scheduled": "scheduled_at", "outcome": "outcome", "task": "task_id", "at": "fired_at", "": _trigger},
+    "runs", (("scheduled", "scheduled_at"), "outcome", ("task", "task_id"), ("at", "fired_at"), ("", _trigger))
 )

@@ -12,9 +12,9 @@ import typer
 from penstock.cli.common import Api, ApiUrlOption, DataDirOption, calling, connect, print_fields, print_json, say
 from penstock.cli.follow import follow
 from penstock.cli.groups import Commands, add_group
-from penstock.cli.parameters import Given, ParamsOf
+from penstock.cli.parameters import ParamsOf
 from penstock.cli.tasks import print_tasks
-from penstock.cli.values import duration_option, json_value, state_label
+from penstock.cli.values import duration_option, state_label
 from penstock.protocol.errors import NoResult, PenstockError, ResultTimeout
 from penstock.protocol.task import State
 from penstock.tasks.params import CancelParams, RescheduleParams, RetryParams, TaskCompleteParams, TaskFailParams
@@ -35,6 +35,8 @@ _WAITING = {
 
 
 def add_to(app: typer.Typer) -> None:
+    result_json = typer.Argument(metavar="[JSON]", help="The result; - reads standard input.", show_default="null")
+    completed = ParamsOf(TaskCompleteParams, **_WAITING, result=result_json)
     failed = ParamsOf(
         TaskFailParams, **_WAITING, error=typer.Argument(metavar="MESSAGE", help="What went wrong."),
         final="No more attempts: the task fails now (CRITICAL_ERROR).", retry_after="Time until the next attempt.",
@@ -55,7 +57,11 @@ def add_to(app: typer.Typer) -> None:
             "reschedule", ParamsOf(RescheduleParams),
             "Move a waiting task (WAITING, SCHEDULED or retrying) to another time or priority.", _print_change,
         ),
-        "complete": complete,
+        "complete": calling(
+            "task.complete", completed,
+            "Complete a task that waits, with a result; a result that arrives before the task waits is kept.",
+            _print_answered,
+        ),
         "fail": calling(
             "task.fail", failed, "Fail the attempt of a task that waits; it is retried as after any other failure.",
             _print_answered,
@@ -112,17 +118,6 @@ def result(
     print_result(connect(api_url, data_dir), task_id, timeout)
 
 
-def complete(
-    *,
-    waiting: Annotated[Given, ParamsOf(TaskCompleteParams, without=["result"], **_WAITING)],
-    result: Annotated[str, typer.Argument(metavar="[JSON]", help="The result; - reads standard input.")] = "null",
-    api: Api,
-) -> None:
-    """Complete a task that waits, with a result; a result that arrives before the task waits is kept."""
-    value = json_value(result, "result")
-    api.show(api.client.complete(result=value, **waiting), _print_answered)
-
-
 def print_result(
     client: Client, task_id: int, timeout: float | None, *, show_failures: bool = False, fail_fast: bool = False
 ) -> None:
@@ -148,9 +143,8 @@ def print_result(
                 raise typer.Exit(4) from None
         except NoResult as exc:
             say(f"penstock: {exc}", err=True)
-            error = getattr(exc, "error", None)
-            if isinstance(error, dict) and isinstance(error.get("data"), dict) and error["data"].get("traceback"):
-                say(f"\n{error['data']['traceback'].rstrip()}", err=True)
+            if found := _traceback(getattr(exc, "error", None)):
+                say(f"\n{found}", err=True)
             raise typer.Exit(3) from None
 
 

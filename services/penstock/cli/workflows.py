@@ -121,13 +121,9 @@ def retry(*, which: Which, api: Api) -> None:
 
 _print_workflows = listing(
     "workflows",
-    "workflows",
-    {
-        "id": "id", "name": "name", "state": "state", "steps": "steps", "open": "open", "key": "key",
-        "created": "created_at",
-    },
+    ("id", "name", "state", "steps", "open", "key", ("created", "created_at")),
     right=("id", "steps", "open"),
-)  # fmt: skip
+)
 
 
 def _print_created(answer: dict[str, Any]) -> None:

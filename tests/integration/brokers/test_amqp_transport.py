@@ -12,7 +12,7 @@ import pytest
 
 from penstock.brokers.base import Outgoing, Queue, QueueMissing, Transport
 from penstock.brokers.opening import create_queues, open_transport
-from penstock.cli.doctor.findings import Finding
+from penstock.cli.doctor.findings import Finding, Report
 from penstock.cli.doctor.queues import examine_queues
 from penstock.protocol.errors import Unavailable
 from penstock.settings.loading import load_settings
@@ -160,7 +160,9 @@ async def test_a_message_of_others_is_taken_as_it_is(
 
 
 async def found_by_doctor(settings: Settings) -> dict[str, Finding]:
-    return {finding.what: finding async for finding in examine_queues(settings)}
+    report = Report()
+    await examine_queues(settings, report)
+    return {finding.what: finding for finding in report.findings}
 
 
 async def test_the_doctor_looks_without_making_anything(

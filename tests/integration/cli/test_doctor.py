@@ -18,7 +18,7 @@ from penstock.cli.app import app
 from penstock.cli.doctor.checks import examine
 from penstock.cli.doctor.database import PROCESSES
 from penstock.cli.doctor.deliveries import examine_deliveries
-from penstock.cli.doctor.findings import Finding
+from penstock.cli.doctor.findings import Finding, Report
 from penstock.cli.doctor.payloads import examine_payloads
 from penstock.db.grants import grant
 from penstock.db.pool import Store
@@ -34,7 +34,15 @@ OFF_IN_TESTS = {"fsync", "synchronous_commit"}  # the tests' own server is quick
 
 
 async def findings(settings: Settings) -> list[Finding]:
-    return [finding async for finding in examine(settings)]
+    report = Report()
+    await examine(settings, report)
+    return report.findings
+
+
+def findings_of_deliveries(settings: Settings) -> list[Finding]:
+    report = Report()
+    examine_deliveries(settings, report)
+    return report.findings
 
 
 async def complaint(settings: Settings, what: str) -> Finding:
@@ -123,13 +131,13 @@ async def test_no_database_is_right_for_a_worker_alone(settings: Settings) -> No
 def test_deliveries_that_no_worker_can_run_or_that_let_through_too_much(
     given: dict[str, Any], level: str, seen: str
 ) -> None:
-    (found,) = examine_deliveries(load_settings(**given))
+    (found,) = findings_of_deliveries(load_settings(**given))
     assert (found.level, seen in found.seen, bool(found.fix)) == (level, True, True)
 
 
 def test_deliveries_that_are_as_they_should_be() -> None:
-    assert [*examine_deliveries(load_settings())] == []
-    (found,) = examine_deliveries(load_settings(deliveries="http.request,sqs.send", http_allow="10.0.0.0/8"))
+    assert findings_of_deliveries(load_settings()) == []
+    (found,) = findings_of_deliveries(load_settings(deliveries="http.request,sqs.send", http_allow="10.0.0.0/8"))
     assert (found.level, found.seen) == ("ok", "http.request, sqs.send")
 
 
@@ -351,8 +359,9 @@ def test_warnings_count_where_that_is_asked_for(settings: Settings) -> None:
 
 async def test_a_bucket_or_a_key_that_cannot_be_used_is_found(settings: Settings, s3: S3Bucket) -> None:
     async def found(**changes: Any) -> list[tuple[str, str, str]]:
-        changed = load_settings(**settings.model_dump() | changes)
-        return [(one.level, one.seen, one.fix) async for one in examine_payloads(changed)]
+        report = Report()
+        await examine_payloads(load_settings(**settings.model_dump() | changes), report)
+        return [(one.level, one.seen, one.fix) for one in report.findings]
 
     assert await found() == []
     keys = [new_key(), new_key()]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.common import DataDirOption, print_json
+from penstock.cli.doctor.findings import Finding, Level, Report
 
 if TYPE_CHECKING:
-    from penstock.cli.doctor.findings import Finding, Level
     from penstock.settings.model import Settings
 
 _COLOURS: dict[Level, str] = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
@@ -31,24 +31,15 @@ def doctor(
 
     Checks the stack running in --data-dir, else what the settings name. Exits with 1 if it finds an error.
     """
-    settings = _settings(data_dir)
-    findings = asyncio.run(_examine(settings, show=not as_json))
-    if as_json:
-        print_json([asdict(finding) for finding in findings])
-    bad = {"error", "warning"} if strict else {"error"}
-    if any(finding.level in bad for finding in findings):
-        raise typer.Exit(1)
-
-
-async def _examine(settings: Settings, *, show: bool) -> list[Finding]:
     from penstock.cli.doctor.checks import examine
 
-    findings = []
-    async for finding in examine(settings):
-        findings.append(finding)
-        if show:
-            _show(finding)
-    return findings
+    report = Report(None if as_json else _show)
+    asyncio.run(examine(_settings(data_dir), report))
+    if as_json:
+        print_json([asdict(finding) for finding in report.findings])
+    bad = {"error", "warning"} if strict else {"error"}
+    if any(finding.level in bad for finding in report.findings):
+        raise typer.Exit(1)
 
 
 def _show(finding: Finding) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import asyncpg
 
-from penstock.cli.doctor.findings import Finding, clock_finding
+from penstock.cli.doctor.findings import Report
 from penstock.db.migrate import head_revision, revisions
 from penstock.db.pool import Store
 from penstock.db.session import Session
@@ -25,11 +25,11 @@ _DIRECT = (
 _GRANT = "run `penstock migrate --grant ROLE` as the owner of the schema, with the role of PENSTOCK_DATABASE_URL"
 
 
-async def examine_database(settings: Settings) -> AsyncIterator[Finding]:
-    """Findings about Postgres; one alone where it cannot be reached, and a note where none is set."""
+async def examine_database(settings: Settings, report: Report) -> None:
+    """Postgres: one finding alone where it cannot be reached, and a note where none is set."""
     if settings.database_url is None:
         seen = "PENSTOCK_DATABASE_URL is not set"
-        yield Finding("note", "database", seen, "right for a worker; all other processes need it")
+        report("note", "database", seen, "right for a worker; all other processes need it")
         return
     store = Store(
         settings.require_database_url,
@@ -40,20 +40,25 @@ async def examine_database(settings: Settings) -> AsyncIterator[Finding]:
     try:
         if await _shares_connections(store):
             seen = "a pooler in transaction or statement mode stands before Postgres"
-            yield Finding("error", "connection pooler", seen, _DIRECT)
+            report("error", "connection pooler", seen, _DIRECT)
             return
         async with store.session() as session:
-            yield _of_settings(store.asked, await session.fetch("read_settings_in_force", list(store.asked)))
-            async for finding in _examine(session, settings):
-                yield finding
+            found = await session.fetch("read_settings_in_force", list(store.asked))
+            ignored = [row for row in found if row["setting"] != store.asked[row["name"]]]
+            shown = "; ".join(f"{row['name']} is {row['setting']}, not {store.asked[row['name']]}" for row in ignored)
+            if ignored:
+                seen = f"a pooler does not pass on what connections ask for: {shown}"
+                report("error", "connection settings", seen, _DIRECT)
+            else:
+                report("ok", "connection settings", "what each connection asks for is in force")
+            await _examine_server(session, settings, report)
     except PenstockError as exc:
+        seen = str(exc).splitlines()[0]
         if "unsupported startup parameter" in str(exc):
-            yield Finding("error", "connection pooler", str(exc).splitlines()[0], _DIRECT)
-            return
-        yield Finding(
-            "error", "database", str(exc).splitlines()[0],
-            "check PENSTOCK_DATABASE_URL, the network between here and there, and that Postgres runs",
-        )  # fmt: skip
+            report("error", "connection pooler", seen, _DIRECT)
+        else:
+            fix = "check PENSTOCK_DATABASE_URL, the network between here and there, and that Postgres runs"
+            report("error", "database", seen, fix)
     finally:
         await store.close()
 
@@ -70,136 +75,101 @@ async def _shares_connections(store: Store) -> bool:
         return True  # what this connection has prepared is another server's
 
 
-def _of_settings(asked: Mapping[str, str], found: Sequence[Any]) -> Finding:
-    in_force = {row["name"]: row["setting"] for row in found}
-    missing = [f"{name} is {in_force[name]}, not {value}" for name, value in asked.items() if in_force[name] != value]
-    if not missing:
-        return Finding("ok", "connection settings", "what each connection asks for is in force")
-    seen = f"a pooler does not pass on what connections ask for: {'; '.join(missing)}"
-    return Finding("error", "connection settings", seen, _DIRECT)
-
-
-async def _examine(session: Session, settings: Settings) -> AsyncIterator[Finding]:
+async def _examine_server(session: Session, settings: Settings, report: Report) -> None:
     before = time.time()
     (server,) = await session.fetch("read_server")
     now = (before + time.time()) / 2
-    for finding in _of_server(server):
-        yield finding
-    yield _of_connections(server, settings)
-    yield clock_finding("database clock", server["clock"] - now, "run_at is judged by the database's clock")
-    if not server["has_schema"]:
-        yield Finding("error", "schema", "there is none", "run `penstock migrate`")
-        return
-    if not server["may_use_schema"]:
-        yield Finding("error", "privileges", "this role may not use the schema penstock", _GRANT)
-        return
-    missing = await session.fetch("list_missing_privileges")
-    yield _of_privileges([(row["name"], row["privilege"]) for row in missing])
-    for finding in _of_publications(await session.fetch("list_published_without_identity")):
-        yield finding
-    for row in await session.fetch("read_open_schema"):
-        yield _of_open_schema(row["name"])
-    yield _of_revision(await session.value("read_schema_revision"))
-    yield _of_oldest_transaction(await session.fetch("read_oldest_transaction"))
-    yield _of_processes({row["name"] for row in await session.fetch("list_penstock_connections")})
-
-
-def _of_server(server: Any) -> Iterator[Finding]:
-    major = server["version"] // 10_000
-    if major < OLDEST:
-        yield Finding("error", "database", f"PostgreSQL {major}", f"upgrade: {OLDEST} to {NEWEST} are supported")
-    elif major > NEWEST:
-        yield Finding("note", "database", f"PostgreSQL {major}", f"tested up to {NEWEST}; look for a newer Penstock")
-    else:
-        yield Finding("ok", "database", f"PostgreSQL {major} answers")
-    if server["in_recovery"]:
-        yield Finding("error", "database role", "it is a standby, and takes no writes", "name the primary in the URL")
-    elif server["read_only"]:
-        yield Finding(
-            "error", "database role", "default_transaction_read_only is on: nothing can be written",
-            "set it to off for this role or database; a provider sets it when the disk is full",
-        )  # fmt: skip
-    if not server["fsync"]:
-        yield Finding("warning", "fsync", "off: a crash of the machine may lose everything", "set fsync = on")
-    if server["synchronous_commit"] == "off":
-        yield Finding(
-            "warning", "synchronous_commit", "off: a crash may lose tasks whose acceptance was answered",
-            "set synchronous_commit = on for this role or database",
-        )  # fmt: skip
-    if not server["autovacuum"]:
-        yield Finding(
-            "warning", "autovacuum", "off: dead rows of the live table slow every claim down", "set autovacuum = on"
-        )
-
-
-def _of_connections(server: Any, settings: Settings) -> Finding:
-    room, connected = server["connections"], server["connected"]
+    _examine_configuration(server, report)
     wanted = len(PROCESSES) * settings.database_pool_size
+    room, connected = server["connections"], server["connected"]
     seen = f"{connected} of {room} connections in use; one of each process may take {wanted}"
     if wanted > room:
-        return Finding("error", "connections", seen, "raise max_connections, or lower PENSTOCK_DATABASE_POOL_SIZE")
-    if connected > room * 0.8:
-        return Finding("warning", "connections", seen, "raise max_connections before a burst finds none")
-    return Finding("ok", "connections", seen)
+        report("error", "connections", seen, "raise max_connections, or lower PENSTOCK_DATABASE_POOL_SIZE")
+    elif connected > room * 0.8:
+        report("warning", "connections", seen, "raise max_connections before a burst finds none")
+    else:
+        report("ok", "connections", seen)
+    report.clock("database clock", server["clock"] - now, "run_at is judged by the database's clock")
+    if not server["has_schema"]:
+        report("error", "schema", "there is none", "run `penstock migrate`")
+    elif not server["may_use_schema"]:
+        report("error", "privileges", "this role may not use the schema penstock", _GRANT)
+    else:
+        await _examine_schema(session, report)
+        await _examine_use(session, report)
 
 
-def _of_revision(found: str | None) -> Finding:
-    head = head_revision()
-    if found == head:
-        return Finding("ok", "schema", f"at {found}, the newest that this version knows")
-    if found in revisions():
-        return Finding("error", "schema", f"at {found}, and {head} is needed", "run `penstock migrate`")
-    return Finding(
-        "error", "schema", f"at {found}, which this version does not know; its newest is {head}",
-        "install the version of Penstock that made it, or a newer one",
-    )  # fmt: skip
+def _examine_configuration(server: Any, report: Report) -> None:
+    major = server["version"] // 10_000
+    if major < OLDEST:
+        report("error", "database", f"PostgreSQL {major}", f"upgrade: {OLDEST} to {NEWEST} are supported")
+    elif major > NEWEST:
+        report("note", "database", f"PostgreSQL {major}", f"tested up to {NEWEST}; look for a newer Penstock")
+    else:
+        report("ok", "database", f"PostgreSQL {major} answers")
+    if server["in_recovery"]:
+        report("error", "database role", "it is a standby, and takes no writes", "name the primary in the URL")
+    elif server["read_only"]:
+        seen = "default_transaction_read_only is on: nothing can be written"
+        fix = "set it to off for this role or database; a provider sets it when the disk is full"
+        report("error", "database role", seen, fix)
+    if not server["fsync"]:
+        report("warning", "fsync", "off: a crash of the machine may lose everything", "set fsync = on")
+    if server["synchronous_commit"] == "off":
+        seen = "off: a crash may lose tasks whose acceptance was answered"
+        report("warning", "synchronous_commit", seen, "set synchronous_commit = on for this role or database")
+    if not server["autovacuum"]:
+        report("warning", "autovacuum", "off: dead rows of the live table slow every claim down", "set autovacuum = on")
 
 
-def _of_privileges(missing: Sequence[tuple[str, str]]) -> Finding:
-    if not missing:
-        return Finding("ok", "privileges", "this role may read and write every table, and call the functions of upkeep")
-    shown = ", ".join(f"{privilege} on {name}" for name, privilege in missing[:3])
-    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    return Finding("error", "privileges", f"this role lacks {shown}{more}", _GRANT)
-
-
-def _of_publications(rows: Sequence[Any]) -> Iterator[Finding]:
-    if rows:
-        names = ", ".join(row["name"] for row in rows[:3])
-        more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
-        yield Finding(
-            "error", "publications",
-            f"{rows[0]['publication']} publishes {names}{more}, which have no replica identity: Postgres refuses their "
-            "updates and deletes",
-            f"alter table penstock.{rows[0]['name']} replica identity full",
+async def _examine_schema(session: Session, report: Report) -> None:
+    missing = [f"{row['privilege']} on {row['name']}" for row in await session.fetch("list_missing_privileges")]
+    if missing:
+        report("error", "privileges", f"this role lacks {_first(missing)}", _GRANT)
+    else:
+        report("ok", "privileges", "this role may read and write every table, and call the functions of upkeep")
+    published = await session.fetch("list_published_without_identity")
+    if published:
+        names = _first([row["name"] for row in published])
+        report(
+            "error", "publications", f"{published[0]['publication']} publishes {names}, which have no replica "
+            "identity: Postgres refuses their updates and deletes",
+            f"alter table penstock.{published[0]['name']} replica identity full",
         )  # fmt: skip
+    for row in await session.fetch("read_open_schema"):
+        name = row["name"]
+        seen = f"every role may create in the schema {name}: functions beside penstock_enqueue that calls find first"
+        report("warning", "enqueue functions", seen, f"revoke create on schema {name} from public")
+    found, head = await session.value("read_schema_revision"), head_revision()
+    if found == head:
+        report("ok", "schema", f"at {found}, the newest that this version knows")
+    elif found in revisions():
+        report("error", "schema", f"at {found}, and {head} is needed", "run `penstock migrate`")
+    else:
+        seen = f"at {found}, which this version does not know; its newest is {head}"
+        report("error", "schema", seen, "install the version of Penstock that made it, or a newer one")
 
 
-def _of_open_schema(name: str) -> Finding:
-    return Finding(
-        "warning", "enqueue functions",
-        f"every role may create in the schema {name}: functions beside penstock_enqueue that calls find first",
-        f"revoke create on schema {name} from public",
-    )  # fmt: skip
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _of_oldest_transaction(rows: Sequence[Any]) -> Finding:
-    if not rows or rows[0]["seconds"] < _LONG_TRANSACTION_SECONDS:
-        return Finding("ok", "transactions", "none has been open for long")
-    oldest = rows[0]
-    return Finding(
-        "warning", "transactions",
-        f"process {oldest['pid']} ({oldest['name'] or 'without a name'}, {oldest['state']}) has had one open for "
-        f"{oldest['seconds'] / 60:.0f} minutes: until it ends, no dead row can be removed",
-        f"end it, or select pg_terminate_backend({oldest['pid']}); set idle_in_transaction_session_timeout",
-    )  # fmt: skip
-
-
-def _of_processes(connected: set[str]) -> Finding:
+async def _examine_use(session: Session, report: Report) -> None:
+    transactions = await session.fetch("read_oldest_transaction")
+    if transactions and transactions[0]["seconds"] >= _LONG_TRANSACTION_SECONDS:
+        oldest = transactions[0]
+        report(
+            "warning", "transactions",
+            f"process {oldest['pid']} ({oldest['name'] or 'without a name'}, {oldest['state']}) has had one open for "
+            f"{oldest['seconds'] / 60:.0f} minutes: until it ends, no dead row can be removed",
+            f"end it, or select pg_terminate_backend({oldest['pid']}); set idle_in_transaction_session_timeout",
+        )  # fmt: skip
+    else:
+        report("ok", "transactions", "none has been open for long")
+    connected = {row["name"] for row in await session.fetch("list_penstock_connections")}
     missing = [name for name in PROCESSES if f"penstock-{name}" not in connected]
-    if not missing:
-        return Finding("ok", "processes", "every kind that needs the database is connected")
-    return Finding(
-        "warning", "processes", f"none is connected: {', '.join(missing)}",
-        "start at least one of each: `penstock " + missing[0] + "` and so on",
-    )  # fmt: skip
+    if missing:
+        fix = f"start at least one of each: `penstock {missing[0]}` and so on"
+        report("warning", "processes", f"none is connected: {', '.join(missing)}", fix)
+    else:
+        report("ok", "processes", "every kind that needs the database is connected")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 Level = Literal["ok", "note", "warning", "error"]
+_CLOCK_SKEW_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +24,22 @@ class Finding:
     fix: str = ""
 
 
-CLOCK_SKEW_SECONDS = 5.0
+class Report:
+    """The findings so far, including the good ones. show: is given each at once."""
 
+    def __init__(self, show: Callable[[Finding], None] | None = None) -> None:
+        self.findings: list[Finding] = []
+        self._show = show
 
-def clock_finding(what: str, skew_seconds: float, why: str) -> Finding:
-    """skew_seconds: how far the other clock is ahead of this machine's."""
-    seen = f"{abs(skew_seconds):.1f} s {'ahead of' if skew_seconds > 0 else 'behind'} this machine's"
-    if abs(skew_seconds) < CLOCK_SKEW_SECONDS:
-        return Finding("ok", what, "agrees with this machine's")
-    return Finding("warning", what, seen, f"set the clocks by NTP: {why}")
+    def __call__(self, level: Level, what: str, seen: str, fix: str = "") -> None:
+        self.findings.append(Finding(level, what, seen, fix))
+        if self._show is not None:
+            self._show(self.findings[-1])
+
+    def clock(self, what: str, skew_seconds: float, why: str) -> None:
+        """skew_seconds: how far the other clock is ahead of this machine's."""
+        if abs(skew_seconds) < _CLOCK_SKEW_SECONDS:
+            self("ok", what, "agrees with this machine's")
+        else:
+            seen = f"{abs(skew_seconds):.1f} s {'ahead of' if skew_seconds > 0 else 'behind'} this machine's"
+            self("warning", what, seen, f"set the clocks by NTP: {why}")
