@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -158,15 +158,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right:
     wide_console(400).print(table_of(columns, rows, right=right))
 
 
-class Advance(Protocol):
-    """Advances a progress bar; ``total``: its length, if it became known only now."""
-
-    def __call__(self, steps: int, total: int | None = None) -> None: ...
-
-
 @contextmanager
-def progress(total: int | None, label: str) -> Iterator[Advance]:
-    """A progress bar on standard error if that is a terminal. ``total``: None if not known yet."""
+def progress(label: str, total: int | None) -> Iterator[Callable[[int, int | None], None]]:
+    """A progress bar on standard error if that is a terminal: a function of what is done, and the total.
+
+    total: None if it is not known yet.
+    """
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress
 
@@ -176,7 +173,7 @@ def progress(total: int | None, label: str) -> Iterator[Advance]:
         disable=not console.is_terminal,
     ) as bar:  # fmt: skip
         task = bar.add_task(label, total=total)
-        yield lambda steps, total=None: bar.update(task, advance=steps, total=total)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def summed(
@@ -187,11 +184,13 @@ def summed(
     total: of the bar, None if not known; steps: by how many an answer advances it.
     """
     sums: dict[str, Any] = {}
-    with progress(total, label) as advance:
+    done = 0
+    with progress(label, total) as show:
         for answer in answers:
             for name, value in answer.items():
                 sums[name] = sums[name] + value if name in sums else value
-            advance(steps(answer))
+            done += steps(answer)
+            show(done, total)
     return sums
 
 

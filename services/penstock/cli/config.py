@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 import typer
@@ -56,8 +57,14 @@ def shown_value(value: Any) -> Any:
     """A setting's value as JSON with secrets masked; of a URL, only the password."""
     from pydantic import BaseModel, SecretStr
 
+    from penstock.local.stack import masked
+
     if isinstance(value, SecretStr):
-        return _masked(value.get_secret_value())
+        secret = value.get_secret_value()
+        if not secret.startswith(("postgresql://", "postgres://")):
+            return _MASK
+        address, query, _ = masked(secret).partition("?")
+        return f"{address}?{_MASK}" if query else address  # a parameter may be a password
     if isinstance(value, BaseModel):
         return {name: shown_value(getattr(value, name)) for name in type(value).model_fields}
     if isinstance(value, dict):
@@ -67,18 +74,7 @@ def shown_value(value: Any) -> Any:
     return value
 
 
-def _masked(secret: str) -> str:
-    from penstock.local.stack import masked
-
-    if secret.startswith(("postgresql://", "postgres://")):
-        shown = masked(secret)
-        return shown if "?" not in shown else shown.partition("?")[0] + "?" + _MASK  # a parameter may be a password
-    return _MASK
-
-
 def _text(value: Any) -> str:
-    import json
-
     if value is None or value in ([], {}):
         return "unset"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.common import Api
-from penstock.cli.options import expanded
-from penstock.cli.parameters import Given, ParamsOf
+from penstock.cli.parameters import Given, ParamsOf, expanded
 from penstock.cli.task import print_result
 from penstock.cli.values import duration_option, state_label
 from penstock.tasks.params import EnqueueParams

@@ -9,15 +9,14 @@ import typer
 from typer.core import TyperGroup
 
 from penstock.cli.common import EPILOG
-from penstock.cli.options import expanded
+from penstock.cli.parameters import expanded
 
-_DEFAULTS = {"config": "show"}
 Commands = Mapping[str, Callable[..., None]]
 
 
 def default_of(group: str) -> str:
     """The command that a group runs when none is named, if the group has it."""
-    return _DEFAULTS.get(group, "list")
+    return "show" if group == "config" else "list"
 
 
 class Group(TyperGroup):
@@ -52,15 +51,13 @@ class Group(TyperGroup):
 
 def add_group(app: typer.Typer, name: str, commands: Commands, *, panel: str, help: str) -> None:
     """Add a group, which runs its default command, if it has one, when none is named."""
+    group = typer.Typer(cls=Group, no_args_is_help=True, epilog=EPILOG, help=help)
     default = default_of(name)
     if default in commands:
-        note = f"`penstock {name}` alone is `penstock {name} {default}` and takes its options."
-        group = typer.Typer(
-            cls=type("Group", (Group,), {"default": default}),
-            subcommand_metavar="[COMMAND] [ARGS]...", epilog=EPILOG, help=f"{help}\n\n{note}",
-        )  # fmt: skip
-    else:
-        group = typer.Typer(cls=Group, no_args_is_help=True, epilog=EPILOG, help=help)
+        group.info.cls = type("Group", (Group,), {"default": default})
+        group.info.no_args_is_help = False
+        group.info.subcommand_metavar = "[COMMAND] [ARGS]..."
+        group.info.help = f"{help}\n\n`penstock {name}` alone is `penstock {name} {default}` and takes its options."
     for command_name, command in commands.items():
         group.command(command_name)(expanded(command))
     app.add_typer(group, name=name, rich_help_panel=panel)

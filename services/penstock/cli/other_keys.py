@@ -9,7 +9,7 @@ import typer
 
 from penstock.cli.common import print_json
 from penstock.cli.database import Database
-from penstock.cli.options import expanded
+from penstock.cli.parameters import expanded
 
 
 def add_to(app: typer.Typer) -> None:

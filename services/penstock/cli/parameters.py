@@ -1,16 +1,18 @@
-"""Options and arguments of a command, made of the declared parameters of the method that it calls."""
+"""Options that several commands share, declared once: as fields of a dataclass, or as parameters of a method."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection
+from dataclasses import is_dataclass
 from enum import StrEnum
-from functools import partial
+from functools import partial, wraps
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import typer
+from typer.models import ArgumentInfo
 
 from penstock.cli.values import duration, instant, json_value, labels
 from penstock.protocol.method import described
@@ -66,7 +68,7 @@ class ParamsOf:
         """The parameters as typer reads them."""
         return [self._parameter(field) for field in self._fields.values()]
 
-    def read(self, values: dict[str, Any]) -> Given:
+    def read(self, **values: Any) -> Given:
         """The parameters for the api, of the values that typer read. Raises typer.BadParameter."""
         found = {}
         for name, value in values.items():
@@ -79,7 +81,13 @@ class ParamsOf:
         form = _FORMS.get(field.name) or Form(_kind(declared), {}, str)
         shown = self._shown.get(field.name) or HELP.get(field.name) or description
         if isinstance(shown, str):
-            shown = _option(field, form, shown)
+            if field.required:
+                shown = typer.Argument(metavar=field.name.upper(), help=shown)
+            elif field.name == "limit":
+                shown = typer.Option(min=1, max=1000, help=shown)
+            else:
+                name = _NAMES.get(field.name) or "--" + field.name.replace("_", "-")
+                shown = typer.Option(name, show_default=False, help=shown, **form.option)
         default: Any = None
         if field.required:
             default = inspect.Parameter.empty
@@ -91,15 +99,6 @@ class ParamsOf:
         )
 
 
-def _option(field: msgspec.structs.FieldInfo, form: Form, help: str) -> Any:
-    if field.required:
-        return typer.Argument(metavar=field.name.upper(), help=help)
-    if field.name == "limit":
-        return typer.Option(min=1, max=1000, help=help)
-    name = _NAMES.get(field.name) or "--" + field.name.replace("_", "-")
-    return typer.Option(name, show_default=False, help=help, **form.option)
-
-
 def _kind(declared: Any) -> Any:
     """The type of one value that people give: of an id, which is a number or its text, the number."""
     if get_origin(declared) in (Union, UnionType):
@@ -107,3 +106,38 @@ def _kind(declared: Any) -> Any:
     if get_origin(declared) is Literal:
         return StrEnum("Choice", {value: value for value in get_args(declared)})
     return declared
+
+
+def expanded(function: Callable[..., None]) -> Callable[..., None]:
+    """The function as typer reads it.
+
+    A parameter whose type is a dataclass is replaced by the dataclass's fields, one with ``ParamsOf`` by the parameters
+    of that method. Arguments come first.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind = hints[name]
+        members = [parameter.replace(annotation=kind)]
+        if isinstance(kind, type) and is_dataclass(kind):
+            types = get_type_hints(kind, include_extras=True)
+            fields = inspect.signature(kind).parameters.values()
+            members = [field.replace(annotation=types[field.name]) for field in fields]
+            groups[name] = kind, [*types]
+        elif params := next((note for note in get_args(kind)[1:] if isinstance(note, ParamsOf)), None):
+            members = params.parameters()
+            groups[name] = params.read, [member.name for member in members]
+        parameters += [member.replace(kind=inspect.Parameter.KEYWORD_ONLY) for member in members]
+    parameters.sort(key=lambda member: not any(isinstance(note, ArgumentInfo) for note in get_args(member.annotation)))
+
+    @wraps(function)
+    def command(**given: Any) -> None:
+        for name, (read, members) in groups.items():
+            given[name] = read(**{member: given.pop(member) for member in members})
+        function(**given)
+
+    described: Any = command
+    described.__signature__ = inspect.Signature(parameters)
+    described.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command

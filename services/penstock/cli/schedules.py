@@ -61,18 +61,19 @@ def add_to(app: typer.Typer) -> None:
         "show": one("get", "Show a schedule, its payload and its next few runs."),
         "create": create,
         "update": update,
-        "delete": one("delete", "Delete a schedule; its tasks stay.", _print_deleted),
+        "delete": one(
+            "delete", "Delete a schedule; its tasks stay.",
+            lambda answer: typer.echo(f"schedule {answer['name']} is deleted"),
+        ),
         "pause": one("pause", "Pause a schedule; runs in the meantime are not made up."),
         "resume": one("resume", "Resume a schedule, from now on."),
         "runs": calling(
-            "schedule.runs",
-            ParamsOf(ScheduleRunsParams),
-            "List the runs of a schedule and their outcomes, newest first.",
-            _print_runs,
+            "schedule.runs", ParamsOf(ScheduleRunsParams),
+            "List the runs of a schedule and their outcomes, newest first.", _print_runs,
         ),
         "run-now": one("run_now", "Trigger a schedule now, even if paused.", _print_run),
         "import": import_schedules,
-    }
+    }  # fmt: skip
     add_group(app, "schedules", commands, panel="Tasks", help="Cron schedules, which create tasks at set times.")
 
 
@@ -137,14 +138,12 @@ def import_schedules(
     """Create many schedules, wait until all are read, and fail if any was refused."""
     entries = _entries(path)
     statuses = []
-    with progress(len(entries), "schedules") as advance:
+    with progress("schedules", len(entries)) as show:
         for start in range(0, len(entries), IMPORT_ENTRIES):
             started = api.client.schedules.create_many(entries[start : start + IMPORT_ENTRIES], replace=replace)
-            seen = 0
             while True:
                 status = api.client.schedules.import_status(started["id"])
-                advance(status["seen"] - seen)
-                seen = status["seen"]
+                show(start + status["seen"], len(entries))
                 if status["state"] == "DONE":
                     break
                 time.sleep(LOOK_SECONDS)
@@ -163,19 +162,16 @@ def _entries(path: Path) -> list[Any]:
         text = sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise PenstockError(f"{path} cannot be read: {exc}") from None
-    if text.lstrip().startswith("["):
+    is_array = text.lstrip().startswith("[")
+    lines = {f"{path}, line {number},": line for number, line in enumerate(text.splitlines(), 1) if line.strip()}
+    entries: list[Any] = []
+    for where, part in ({str(path): text} if is_array else lines).items():
         try:
-            entries: list[Any] = json.loads(text)
+            entries.append(json.loads(part))
         except ValueError as exc:
-            raise PenstockError(f"{path} is not valid JSON: {exc}") from None
-    else:
-        entries = []
-        for number, line in enumerate(text.splitlines(), 1):
-            if line.strip():
-                try:
-                    entries.append(json.loads(line))
-                except ValueError as exc:
-                    raise PenstockError(f"{path}, line {number}, is not valid JSON: {exc}") from None
+            raise PenstockError(f"{where} is not valid JSON: {exc}") from None
+    if is_array:
+        (entries,) = entries
     if not entries:
         raise PenstockError(f"{path} contains no schedule")
     return entries
@@ -194,10 +190,6 @@ def _print_schedule(schedule: dict[str, Any]) -> None:
     fields = [(name, value) for name, value in schedule.items() if name not in hidden and value not in ({}, 0, 0.0)]
     fields.append(("upcoming", ", ".join(schedule["upcoming"]) or None))
     print_fields(fields)
-
-
-def _print_deleted(deleted: dict[str, Any]) -> None:
-    typer.echo(f"schedule {deleted['name']} is deleted")
 
 
 def _print_run(run: dict[str, Any]) -> None:

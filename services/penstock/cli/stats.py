@@ -7,8 +7,7 @@ from typing import Any
 import typer
 
 from penstock.cli.common import calling, print_fields, print_table
-from penstock.cli.options import expanded
-from penstock.cli.parameters import ParamsOf
+from penstock.cli.parameters import ParamsOf, expanded
 from penstock.cli.values import state_label
 from penstock.tasks.params import StatsParams
 
@@ -20,22 +19,14 @@ def add_to(app: typer.Typer) -> None:
 
 def _print_stats(result: dict[str, Any]) -> None:
     for name, value in result.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            typer.echo(f"{name}:")
-            columns = list(value[0])
-            print_table(columns, [[row.get(column) for column in columns] for row in value])
-        elif isinstance(value, dict) and value:
-            _print_counts(name, value)
+        if not isinstance(value, dict) or not value:
+            print_fields([(name, value or "none")])
+            continue
+        typer.echo(f"{name}:")
+        if all(isinstance(inner, dict) for inner in value.values()):
+            columns = sorted({column for inner in value.values() for column in inner})
+            rows = [[key, *(inner.get(column) for column in columns)] for key, inner in value.items()]
+            shown = [state_label(column) for column in columns]
+            print_table([name, *shown], rows, right=shown)
         else:
-            print_fields([(name, "none" if value is None or value in ([], {}) else value)])
-
-
-def _print_counts(name: str, value: dict[str, Any]) -> None:
-    typer.echo(f"{name}:")
-    if all(isinstance(inner, dict) for inner in value.values()):
-        columns = sorted({column for inner in value.values() for column in inner})
-        rows = [[key, *(inner.get(column) for column in columns)] for key, inner in value.items()]
-        shown = [state_label(column) for column in columns]
-        print_table([name, *shown], rows, right=shown)
-    else:
-        print_fields((f"  {state_label(key)}", inner) for key, inner in value.items())
+            print_fields((f"  {state_label(key)}", inner) for key, inner in value.items())

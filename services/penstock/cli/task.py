@@ -134,38 +134,32 @@ def print_result(
             print_json(client.result(task_id, timeout=None if wait == math.inf else wait))
             return
         except ResultTimeout as exc:
-            if show_failures and _show_failures(
-                client.call("status", {"id": task_id, "detail": True}), shown, fail_fast
-            ):
-                raise typer.Exit(3) from None
+            if show_failures:
+                _show_failures(client.call("status", {"id": task_id, "detail": True}), shown, fail_fast)
             if wait >= left:
                 say(f"penstock: {exc}", err=True)
                 raise typer.Exit(4) from None
         except NoResult as exc:
             say(f"penstock: {exc}", err=True)
-            if found := _traceback(getattr(exc, "error", None)):
-                say(f"\n{found}", err=True)
+            _print_traceback(getattr(exc, "error", None), err=True)
             raise typer.Exit(3) from None
 
 
-def _show_failures(task: dict[str, Any], shown: set[Any], fail_fast: bool) -> bool:
-    """Print new failed attempts on standard error; returns whether to stop."""
+def _show_failures(task: dict[str, Any], shown: set[Any], fail_fast: bool) -> None:
+    """Print new failed attempts on standard error. Raises typer.Exit after the first if ``fail_fast``."""
     new = [failure for failure in task["failures"] if failure["claim"] not in shown]
-    shown.update(failure["claim"] for failure in new)
-    if new and fail_fast:
-        say(f"penstock: task {task['id']}, {failure_line(task, new[0])}", err=True)
-        if found := _traceback(new[0]["error"]):
-            say(f"\n{found}", err=True)
-        return True
     for failure in new:
-        last = failure is new[-1] and task["state"] == State.ERROR
-        then = f"; retrying at {task['run_at']}" if last else ""
-        say(f"task {task['id']}, {failure_line(task, failure)}{then}", err=True)
-    return False
+        shown.add(failure["claim"])
+        line = f"task {task['id']}, {_failure_line(task, failure)}"
+        if fail_fast:
+            say(f"penstock: {line}", err=True)
+            _print_traceback(failure["error"], err=True)
+            raise typer.Exit(3)
+        is_retried = failure is new[-1] and task["state"] == State.ERROR
+        say(line + (f"; retrying at {task['run_at']}" if is_retried else ""), err=True)
 
 
-def failure_line(task: dict[str, Any], failure: dict[str, Any]) -> str:
-    """One failed attempt in one line."""
+def _failure_line(task: dict[str, Any], failure: dict[str, Any]) -> str:
     on = f" on {failure['worker']}" if failure.get("worker") else ""
     return f"attempt {failure['attempt']} of {task['max_attempts']} failed{on}: {_error_line(failure['error'])}"
 
@@ -173,14 +167,18 @@ def failure_line(task: dict[str, Any], failure: dict[str, Any]) -> str:
 def _error_line(error: Any) -> str:
     if not isinstance(error, dict):
         return " ".join(str(error).split())
-    data = error.get("data")
-    kind = data.get("type") if isinstance(data, dict) else None
+    kind = _data_of(error).get("type")
     return " ".join(": ".join(str(part) for part in (kind, error.get("message")) if part).split())
 
 
-def _traceback(error: Any) -> str:
+def _data_of(error: Any) -> dict[str, Any]:
     data = error.get("data") if isinstance(error, dict) else None
-    return str(data.get("traceback") or "").rstrip() if isinstance(data, dict) else ""
+    return data if isinstance(data, dict) else {}
+
+
+def _print_traceback(error: Any, *, err: bool = False) -> None:
+    if traceback := _data_of(error).get("traceback"):
+        say(f"\n{str(traceback).rstrip()}", err=err)
 
 
 def _print_task(task: dict[str, Any], detail: bool) -> None:
@@ -191,13 +189,11 @@ def _print_task(task: dict[str, Any], detail: bool) -> None:
     print_fields(fields.items())
     if error is not None:
         print_fields([("error", _error_line(error))])
-        more = error.get("data") if isinstance(error, dict) else None
-        if isinstance(more, dict):
-            print_fields((name, value) for name, value in more.items() if name not in ("type", "message", "traceback"))
+        hidden = ("type", "message", "traceback")
+        print_fields((name, value) for name, value in _data_of(error).items() if name not in hidden)
     for failure in failures:
-        say(f"{failure['at']}  {failure_line(task, failure)}")
-    if found := _traceback(error):
-        say(f"\n{found}")
+        say(f"{failure['at']}  {_failure_line(task, failure)}")
+    _print_traceback(error)
 
 
 def _print_change(result: dict[str, Any]) -> None:

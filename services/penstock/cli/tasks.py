@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
-from penstock.cli.common import (
-    Api,
-    YesOption,
-    calling,
-    confirm,
-    print_cursor,
-    print_table,
-    progress,
-    short,
-)
+from penstock.cli.common import Api, YesOption, calling, confirm, print_cursor, print_table, progress, short
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.jobs import print_job
 from penstock.cli.parameters import Given, ParamsOf
@@ -25,9 +17,6 @@ from penstock.cli.values import STATES_HELP, complete_state, state_label
 from penstock.cli.values import state as parse_state
 from penstock.tasks.bulk_params import BulkParams, BulkRescheduleParams
 from penstock.tasks.params import ListParams
-
-if TYPE_CHECKING:
-    from penstock.client.client import Client
 
 _LABELS = "Only tasks with this label. Repeatable: all must match."
 _FILTER_HELP = {
@@ -38,6 +27,7 @@ _FILTER_HELP = {
     "labels": _LABELS,
     "older_than": "Only tasks added at least this long ago.",
     "newer_than": "Only tasks added less than this long ago.",
+    "spread": "Spread the tasks evenly over this time from then on.",
 }  # fmt: skip
 _LIST_HELP = """List tasks, newest first.
 
@@ -71,7 +61,10 @@ class Bulk:
         if not self.wait:
             api.show(started, lambda _: typer.echo(f"job {started['job']}: see `penstock jobs show {started['job']}`"))
             return
-        job = _wait(api.client, started["job"], method)
+        with progress(method, None) as show:  # its length is known once a supervisor has counted the tasks
+            job = api.client.wait_job(
+                started["job"], progress=lambda job: show(job["changed"] + job["refused"], job["total"])
+            )
         has_failed = job["state"] != "DONE" or job["refused"]
         api.show(job, print_job)
         if has_failed:
@@ -95,36 +88,18 @@ def add_to(app: typer.Typer) -> None:
             "delete",
             "Delete records of settled tasks permanently; their unique keys become free. Live tasks are not touched.",
         ),
-        "reschedule": reschedule,
+        "reschedule": _changing("reschedule", "Move waiting tasks to another time or priority.", BulkRescheduleParams),
     }
     add_group(app, "tasks", commands, panel="Tasks", help="Many tasks: list them, or change all that match a filter.")
 
 
-def _changing(verb: str, help: str) -> Callable[..., None]:
-
-    def command(
-        *, tasks: Annotated[Given, ParamsOf(BulkParams, without=["dry_run"], **_FILTER_HELP)], bulk: Bulk, api: Api
-    ) -> None:
+def _changing(verb: str, help: str, params: type[msgspec.Struct] = BulkParams) -> Callable[..., None]:
+    def command(*, tasks: Given, bulk: Bulk, api: Api) -> None:
         bulk.run(verb, tasks, api)
 
     command.__doc__ = help
+    command.__annotations__ |= {"tasks": Annotated[Given, ParamsOf(params, without=["dry_run"], **_FILTER_HELP)]}
     return command
-
-
-def reschedule(
-    *,
-    tasks: Annotated[
-        Given,
-        ParamsOf(
-            BulkRescheduleParams, without=["dry_run"], **_FILTER_HELP,
-            spread="Spread the tasks evenly over this time from then on.",
-        ),
-    ],
-    bulk: Bulk,
-    api: Api,
-) -> None:  # fmt: skip
-    """Move waiting tasks to another time or priority."""
-    bulk.run("reschedule", tasks, api)
 
 
 def _print_page(page: dict[str, Any]) -> None:
@@ -150,20 +125,6 @@ def print_tasks(tasks: list[dict[str, Any]]) -> None:
              None if message is None else short(str(message)))
         )  # fmt: skip
     print_table(columns, rows, right=("id", "attempts"))
-
-
-def _wait(client: Client, job_id: int, label: str) -> dict[str, Any]:
-    """The job once it has ended. The progress bar has its length once a supervisor has counted the tasks."""
-    done = 0
-    with progress(None, label) as advance:
-
-        def show(job: dict[str, Any]) -> None:
-            nonlocal done
-            now = job["changed"] + job["refused"]
-            advance(now - done, job["total"])
-            done = now
-
-        return client.wait_job(job_id, progress=show)
 
 
 def _print_preview(preview: dict[str, Any]) -> None:

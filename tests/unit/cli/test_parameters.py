@@ -10,8 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from penstock.cli.options import expanded
-from penstock.cli.parameters import Given, ParamsOf
+from penstock.cli.parameters import Given, ParamsOf, expanded
 from penstock.protocol.views import about
 
 
