@@ -52,8 +52,7 @@ def create(
     from penstock.api import keys
 
     seconds = None if expires_in_days is None else expires_in_days * 86_400
-    given = keys.KeysCreateParams(name, permission, seconds, tenant, action)
-    command = keys.create.read(given, database.settings)
+    command = keys.create.read(keys.CreateKey(name, permission, seconds, tenant, action), database.settings)
     made = database.run(lambda session: keys.create_key(session, command))
     if made is None:
         raise PenstockError(f"a key {command.name!r} already exists: revoke it first, or choose another name")
