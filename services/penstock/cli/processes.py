@@ -100,7 +100,7 @@ def worker(
 def run(
     name: str, log_level: str | None, *, loops: int | None = None, apps: Sequence[str] = (), **overrides: Any
 ) -> None:
-    """Run a process, and exit with its code. overrides: of settings; None leaves one as it is."""
+    """Run a process, and exit with its code. overrides: of settings; None leaves one unchanged."""
     from penstock.cli.run import run_process
     from penstock.settings.loading import load_settings
 

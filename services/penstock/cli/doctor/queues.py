@@ -63,7 +63,7 @@ async def _examine_broker(settings: Settings, report: Report) -> None:
 
 
 async def _count(queue: Queue, what: str, report: Report) -> int | None:
-    """How many messages there are; None if it cannot be told, which is reported."""
+    """How many messages there are; None if they cannot be counted, which is reported."""
     try:
         return (await queue.depth()).total
     except QueueMissing as exc:
