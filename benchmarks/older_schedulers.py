@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import random
@@ -291,7 +292,10 @@ async def _main(args: argparse.Namespace) -> int:
     source = kafka.topic("schedules")
     os.environ.update(stack_environment(kafka, source, with_kills=args.kill))
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-        async with Stack(Path(folder) / "data", workers=args.workers) as stack:
+        async with contextlib.AsyncExitStack() as held:
+            stack = Stack(Path(folder) / "data", workers=args.workers)
+            held.push_async_callback(stack.stop)
+            await stack.start()
             killed = stack if args.kill else None
             timing = {"schedules": args.schedules, "over_seconds": args.over, "lead_seconds": args.lead}
             if args.scenario == "clockwork":

@@ -256,7 +256,9 @@ async def _new_rig(bench: Bench, workers: int, schedulers: int) -> AsyncIterator
         stack = Stack(
             folder, port=0, workers=workers, schedulers=schedulers, apps=[APP], sqs_endpoint_url=outside, output=output
         )
-        async with stack:
+        async with contextlib.AsyncExitStack() as running:
+            running.push_async_callback(stack.stop)
+            await stack.start()
             bench.progress.remove_task(line)
             url = stack.settings.require_database_url
             database = await asyncpg.create_pool(url, min_size=1, max_size=4, reset=_no_reset)

@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="other numbers make other data (default 0)")
     parser.add_argument("--data-dir", type=Path, help="folder of the stack (default .penstock)")
     options = parser.parse_args(arguments)
-    folder = DataDir.of(options.data_dir)
+    folder = DataDir(options.data_dir)
     state = folder.read_state()
     if state is None:
         print(f"nothing runs in {folder.path}: start it with `penstock up --detach --app examples.export`",

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.local.state import DataDir, Lock
+from penstock.local.state import DataDir
 from tests.acceptance.conftest import penstock
 from tests.acceptance.test_no_secrets import run, started
 
@@ -35,7 +35,7 @@ def test_first_key_is_made_listed_used_and_revoked_by_the_command(
         "PENSTOCK_SQS_ENDPOINT_URL": sqs_url,
     }  # fmt: skip
     place = DataDir(data_path)
-    with started(data_path, "api", **asking) as [api], Lock(place):
+    with started(data_path, "api", **asking) as [api], place.held():
         url = api.wait_for(r"event=api_listening .*url=(\S+)")
         place.write_state({"api": url, "database_url": database_url})  # as `penstock up` does
         folder, requiring = ("--data-dir", str(data_path)), {"PENSTOCK_API_REQUIRE_KEYS": "true"}

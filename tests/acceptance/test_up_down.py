@@ -81,7 +81,7 @@ class Place:
 
     def state(self) -> dict[str, Any]:
         """What `penstock ps --json` prints, without the price of a command; a test of its own compares the two."""
-        state = DataDir.of(self.path / ".penstock").read_any_state()
+        state = DataDir(self.path / ".penstock").read_any_state()
         assert state is not None, f"nothing runs in {self.path}"
         return state
 
@@ -133,7 +133,7 @@ def sqs(state: dict[str, Any]) -> Any:
 def make_place(path: Path) -> Iterator[Place]:
     place = Place(path)
     yield place
-    if DataDir.of(place.path / ".penstock").holder() is not None:
+    if DataDir(place.path / ".penstock").holder() is not None:
         place.run("down")
 
 

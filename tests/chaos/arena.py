@@ -21,7 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from penstock.brokers.base import Outgoing
 from penstock.brokers.opening import open_transport
 from penstock.local.children import Output
-from penstock.local.service import HOST, Launch, Service, python_path
+from penstock.local.service import HOST, Service, python_path
 from penstock.local.sqs import EmbeddedSqs
 from penstock.local.stack import Stack
 from tests.chaos import proxy
@@ -70,9 +70,9 @@ class _ProxyService(Service):
     def prepare(self) -> None:
         self.data_dir.mkdir(parents=True, exist_ok=True)
 
-    def launch(self) -> Launch:
+    def launch(self) -> tuple[list[str], dict[str, Any]]:
         env = dict(os.environ) | {"PYTHONPATH": os.pathsep.join([python_path(), str(proxy.ROOT)])}
-        return Launch(proxy.command(self._upstream, HOST, self.port), env, self.data_dir)
+        return proxy.command(self._upstream, HOST, self.port), {"env": env}
 
     def is_ready(self) -> bool:
         with contextlib.suppress(httpx.HTTPError):

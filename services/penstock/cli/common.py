@@ -70,7 +70,7 @@ def connect(api_url: str | None, data_dir: Path | None) -> Client:
     if api_url is None and data_dir is None:
         api_url = settings.api_url
     if api_url is None:
-        state = DataDir.of(data_dir).read_state()
+        state = DataDir(data_dir).read_state()
         api_url = state["api"] if state else DEFAULT_API_URL
     key = settings.api_key
     return Client(api_url, api_key=key.get_secret_value() if key else None)

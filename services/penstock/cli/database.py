@@ -44,7 +44,7 @@ class Database(Shown):
         settings = load_settings()
         if self.data_dir is None and settings.database_url is not None:
             return settings
-        state = DataDir.of(self.data_dir).read_state()
+        state = DataDir(self.data_dir).read_state()
         if state is not None:
             return load_settings(database_url=state["database_url"])
         if self.data_dir is not None:

@@ -99,7 +99,7 @@ def up(
     if not apps and not settings.deliveries and (workers or fleets):
         workers, fleets = 0, {}
         notes.append("no worker runs, since neither --app nor PENSTOCK_DELIVERIES is given: tasks wait for one")
-    folder = DataDir.of(data_dir)
+    folder = DataDir(data_dir)
     if detach:
         from penstock.local.detach import start_detached
 
@@ -139,7 +139,7 @@ def running_state(data_dir: Path | None) -> dict[str, Any]:
     """The state of the stack running in a folder. Raises StackError without one."""
     from penstock.local.state import DataDir
 
-    folder = DataDir.of(data_dir)
+    folder = DataDir(data_dir)
     state = folder.read_state()
     if state is None:
         pid = folder.holder()
@@ -154,7 +154,7 @@ def down(data_dir: DataDirOption = None) -> None:
     from penstock.local import detach
     from penstock.local.state import DataDir
 
-    folder = DataDir.of(data_dir)
+    folder = DataDir(data_dir)
     with _spinner("stopping"):
         pid = detach.stop(folder)
     typer.echo(
@@ -205,7 +205,7 @@ def logs(
     """Print the output of a stack that was started with --detach."""
     from penstock.local.state import DataDir
 
-    path = DataDir.of(data_dir).log
+    path = DataDir(data_dir).log
     if not path.exists():
         raise StackError(f"{path} does not exist: only a stack started with --detach writes it")
     with path.open("rb") as file:

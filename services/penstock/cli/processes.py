@@ -89,11 +89,11 @@ def worker(
     if data_dir is not None:
         state: dict[str, Any] | None = running_state(data_dir)
     else:
-        state = None if places & load_settings().model_fields_set else DataDir.of(None).read_state()
+        state = None if places & load_settings().model_fields_set else DataDir(None).read_state()
     if state is not None:
         # The AWS credentials stay, for handlers that call other services: the stack's queues have a key of their own.
         os.environ.update({name: value for name, value in state["env"].items() if not name.startswith("AWS_")})
-        typer.echo(f"penstock: worker of the stack in {DataDir.of(data_dir).path}", err=True)
+        typer.echo(f"penstock: worker of the stack in {DataDir(data_dir).path}", err=True)
     run("worker", log_level, loops=loops, apps=app or (), outbound_queue=queue, worker_concurrency=concurrency)
 
 

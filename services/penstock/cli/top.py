@@ -165,7 +165,7 @@ def _processes(given: Sequence[str], data_dir: Path | None, *, known: bool) -> l
         if not url.startswith(("http://", "https://")):
             raise typer.BadParameter(f"{url!r} is not a URL such as http://127.0.0.1:9464", param_hint="--metrics")
         found.append((url, url))
-    state = DataDir.of(data_dir).read_state() if known else None
+    state = DataDir(data_dir).read_state() if known else None
     if state is not None:
         found += [(entry["name"], _base(entry["metrics"])) for entry in state["processes"] if entry["metrics"]]
     return found

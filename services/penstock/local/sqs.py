@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import socket
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
+from typing import Any
 
-from penstock.local.service import HOST, Launch, PortTaken, Service, make_private, plain_environment, python_path
-from penstock.local.sqs_guard import ACCESS_KEY_ID, HEALTH, authorization
+from penstock.local.service import HOST, PortTaken, Service, answers, make_private, plain_environment, python_path
 from penstock.protocol.errors import StackError
 
 REGION = "us-east-1"
+ACCESS_KEY_ID = "PENSTOCK_EMBEDDED_SQS_ACCESS_KEY_ID"  # environment variable of the child
+HEALTH = "/_ministack/health"
 _BACKLOG = 1024  # calls that may wait while the child is down
-_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class EmbeddedSqs(Service):
     """SQS protocol on 127.0.0.1, region us-east-1 (queues of other regions are other queues).
 
     data_dir: holds `state` (queues and messages) and `sqs.log`.
-    access_key_id: requests must be signed with it, by any secret; None makes a random one. See sqs_guard.
+    access_key_id: requests must be signed with it, by any secret; None makes a random one. See
+    sqs_server.GuardedApp.
     Durability: messages live in memory. They are written on a graceful stop, and every few seconds while they change;
     so after a kill -9 the last seconds are lost, and messages deleted in them come back. Postgres, not this, is what
     keeps tasks; AWS SQS loses nothing.
@@ -57,9 +56,18 @@ class EmbeddedSqs(Service):
         self.state_dir.chmod(0o700)  # messages hold payloads
 
     def take_port(self) -> None:
-        if self._listener is None:
-            self._listener = listen(self.port) if self.port else listen_anywhere(self.last_port())
-            self.port = self._listener.getsockname()[1]
+        super().take_port()
+        if self._listener is not None:
+            return
+        listener = socket.socket()
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((HOST, self.port))
+            listener.listen(_BACKLOG)
+        except OSError as exc:
+            listener.close()
+            raise PortTaken(f"port {self.port} is taken; name another one or stop what uses it: {exc}") from exc
+        self._listener = listener
 
     def stop(self, grace_seconds: float = 15) -> None:
         if self._listener is not None:
@@ -67,7 +75,7 @@ class EmbeddedSqs(Service):
             self._listener = None
         super().stop(grace_seconds)
 
-    def launch(self) -> Launch:
+    def launch(self) -> tuple[list[str], dict[str, Any]]:
         assert self._listener is not None, "take_port comes first"
         listener = self._listener.fileno()
         env = plain_environment() | {
@@ -89,37 +97,14 @@ class EmbeddedSqs(Service):
             ACCESS_KEY_ID: self.access_key_id,
         }
         command = [sys.executable, "-m", "penstock.local.sqs_server", str(listener)]
-        return Launch(command, env, self.data_dir, inherited=[listener])
+        return command, {"env": env, "pass_fds": [listener]}
 
     def is_ready(self) -> bool:
-        if self.pid is None:
+        if self.pid is None or not answers(self.url + HEALTH, Authorization=authorization(self.access_key_id)):
             return False
-        try:
-            request = urllib.request.Request(
-                self.url + HEALTH, headers={"Authorization": authorization(self.access_key_id)}
-            )
-            with _direct.open(request, timeout=2) as response:
-                return bool(response.status == 200) and self.pid is not None
-        except (OSError, urllib.error.URLError):
-            return False
+        return self.pid is not None  # the listener is ours, and the answer may be of a child that has died since
 
 
-def listen(port: int) -> socket.socket:
-    """A listening socket on the loopback address. Raises PortTaken."""
-    listener = socket.socket()
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((HOST, port))
-        listener.listen(_BACKLOG)
-    except OSError as exc:
-        listener.close()
-        raise PortTaken(f"port {port} is taken; name another one or stop what uses it: {exc}") from exc
-    return listener
-
-
-def listen_anywhere(preferred: int | None) -> socket.socket:
-    """As :func:`listen`, on the preferred port if that is free."""
-    if preferred:
-        with contextlib.suppress(PortTaken):
-            return listen(preferred)
-    return listen(0)
+def authorization(access_key_id: str) -> str:
+    """An Authorization header that the endpoint accepts; it does not check the signature itself."""
+    return f"AWS4-HMAC-SHA256 Credential={access_key_id}/"

@@ -8,8 +8,10 @@ on a graceful stop.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -19,38 +21,91 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
 
-from penstock.local.sqs_guard import ACCESS_KEY_ID, GuardedApp
+from penstock.local.sqs import ACCESS_KEY_ID, HEALTH
 
 SAVE_PAUSE_SECONDS = 2.0
 SAVE_SHARE = 0.05  # saving blocks the loop, so at most this share of the time goes into it
 _LOOK_SECONDS = 0.25  # between two looks for messages that became visible by time
 _QUIET = (b"ReceiveMessage", b"GetQueueUrl", b"GetQueueAttributes", b"ListQueues")
+# Browsers send at least one of these with what a page asks for; no SDK sends any.
+_OF_BROWSERS = (b"origin", b"referer", b"sec-fetch-site")
+_LOOPBACK = re.compile(rb"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?", re.IGNORECASE)
+_CREDENTIAL = re.compile(rb"AWS4-HMAC-SHA256 Credential=([^/,\s]+)/")
 
 
-class WakingApp:
-    """An SQS endpoint's ASGI app whose long polls end when a message comes, where ministack looks every 100 ms.
+class GuardedApp:
+    """An ASGI app that answers 403 to requests of web pages, of other hosts' names, or without the access key id.
+
+    Of ministack's own paths, which read and reset everything, only the health check is let through.
+    """
+
+    def __init__(self, app: Any, access_key_id: str) -> None:
+        self._app = app
+        self._access_key_id = access_key_id.encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] != "http":  # a WebSocket, which SQS has not
+            await send({"type": "websocket.close", "code": 1008})
+        elif (refusal := self._refusal(scope)) is not None:
+            code, message = refusal
+            answer = {"__type": f"com.amazonaws.sqs#{code}", "message": message}
+            await JSONResponse(answer, 403, media_type="application/x-amz-json-1.0")(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Any) -> tuple[str, str] | None:
+        """Error code and message; None for a request that may pass."""
+        headers = dict(scope["headers"])
+        if any(name in headers for name in _OF_BROWSERS):
+            return "AccessDeniedException", "the embedded SQS does not serve web pages"
+        if not _LOOPBACK.fullmatch(headers.get(b"host", b"")):
+            return "AccessDeniedException", "the embedded SQS is served under loopback names only"
+        found = _CREDENTIAL.match(headers.get(b"authorization", b""))
+        if found is None or not hmac.compare_digest(found[1], self._access_key_id):
+            return (
+                "InvalidClientTokenId",
+                "the embedded SQS takes the access key of its own start only: `penstock env` prints it",
+            )
+        if scope["path"].startswith("/_") and scope["path"] != HEALTH:
+            return "AccessDeniedException", f"of the emulator's own paths only {HEALTH} is served"
+        return None
+
+
+class SqsApp:
+    """ministack's ASGI app, whose long polls end when a message comes; ministack itself looks every 100 ms.
 
     A long poll is passed on as looks without a wait; between two of them it waits for a message to be sent. A message
     that becomes visible again by time is found by looking now and then.
+    changed: a request may have changed messages since the last save.
     """
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        self._sent = asyncio.Event()
+        self._sent = asyncio.get_running_loop().create_future()
+        self.changed = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        target = _target(scope)
+        is_call = scope["type"] == "http" and scope["method"] == "POST"
+        target: bytes = dict(scope["headers"]).get(b"x-amz-target", b"") if is_call else b""
         if target.endswith(b"ReceiveMessage"):
             await self._receive(scope, receive, send)
             return
         await self._app(scope, receive, send)
+        self.changed |= is_call and not target.endswith(_QUIET)
         if target.endswith((b"SendMessage", b"SendMessageBatch", b"ChangeMessageVisibilityBatch")):
-            self._sent.set()
-            self._sent = asyncio.Event()  # those who wait hold the old one
+            self._sent.set_result(None)
+            self._sent = asyncio.get_running_loop().create_future()  # those who wait hold the old one
 
     async def _receive(self, scope: Any, receive: Any, send: Any) -> None:
-        body = await _read(receive)
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
+            return
         try:
             asked = json.loads(body)
             wait_seconds = float(asked.get("WaitTimeSeconds") or 0)
@@ -64,78 +119,27 @@ class WakingApp:
         look_scope = {**scope, "headers": [*headers, (b"content-length", str(len(look)).encode())]}
         deadline = time.monotonic() + wait_seconds
         gone = asyncio.ensure_future(receive())  # the next event is that the caller has left
+        answer: list[MutableMapping[str, Any]] = []
+
+        async def collect(part: MutableMapping[str, Any]) -> None:
+            answer.append(part)
+
         try:
             while True:
                 sent = self._sent
-                answer: list[MutableMapping[str, Any]] = []
-                await self._app(look_scope, _replay(look, _never), _collect(answer))
+                answer.clear()
+                await self._app(look_scope, _replay(look, asyncio.Event().wait), collect)
                 left = deadline - time.monotonic()
                 if left <= 0 or b"".join(part.get("body", b"") for part in answer) != b"{}":
                     break
-                await _first(sent.wait(), gone, seconds=min(left, _LOOK_SECONDS))
+                wait_seconds = min(left, _LOOK_SECONDS)
+                await asyncio.wait((sent, gone), timeout=wait_seconds, return_when=asyncio.FIRST_COMPLETED)
                 if gone.done():
                     return  # with what it would have received left for others
         finally:
             gone.cancel()
         for part in answer:
             await send(part)
-
-
-def _target(scope: Any) -> bytes:
-    if scope["type"] != "http" or scope["method"] != "POST":
-        return b""
-    target: bytes = dict(scope["headers"]).get(b"x-amz-target", b"")
-    return target
-
-
-async def _read(receive: Any) -> bytes:
-    parts = []
-    while True:
-        event = await receive()
-        parts.append(event.get("body", b""))
-        if not event.get("more_body"):
-            return b"".join(parts)
-
-
-def _replay(body: bytes, rest: Any) -> Any:
-    events = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Any:
-        return events.pop() if events else await rest()
-
-    return receive
-
-
-async def _never() -> Any:
-    await asyncio.Event().wait()
-
-
-def _collect(answer: list[MutableMapping[str, Any]]) -> Any:
-    async def send(part: MutableMapping[str, Any]) -> None:
-        answer.append(part)
-
-    return send
-
-
-async def _first(wait: Any, other: asyncio.Future[Any], *, seconds: float) -> None:
-    waiting = asyncio.ensure_future(wait)
-    try:
-        await asyncio.wait((waiting, other), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()
-
-
-class SavedApp:
-    """ministack's ASGI app, noting whether a request may have changed messages since the last save."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-        self.changed = False
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._app(scope, receive, send)
-        if scope["type"] == "http" and scope["method"] == "POST" and not _target(scope).endswith(_QUIET):
-            self.changed = True
 
     async def keep_saving(self) -> None:
         """Save when something has changed, rarely enough that saving stays a small share of the time."""
@@ -155,16 +159,25 @@ class SavedApp:
                 pause = max(SAVE_PAUSE_SECONDS, (time.perf_counter() - began) / SAVE_SHARE)
 
 
+def _replay(body: bytes, rest: Any) -> Any:
+    events = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Any:
+        return events.pop() if events else await rest()
+
+    return receive
+
+
 async def run(listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT; the app then saves everything in its own shutdown."""
     from ministack.app import app
 
     # At its end the app imports this service only to stop it, which costs a second; it takes a failed import lightly.
     sys.modules["ministack.services.transfer"] = None  # type: ignore[assignment]
-    saved = SavedApp(WakingApp(app))
+    sqs = SqsApp(app)
     server = _Server(
         uvicorn.Config(
-            GuardedApp(saved, os.environ.pop(ACCESS_KEY_ID)),
+            GuardedApp(sqs, os.environ.pop(ACCESS_KEY_ID)),
             lifespan="on",
             log_level="warning",
             access_log=False,
@@ -178,7 +191,7 @@ async def run(listener: socket.socket) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-    saving = asyncio.create_task(saved.keep_saving(), name="save")
+    saving = asyncio.create_task(sqs.keep_saving(), name="save")
     saving.add_done_callback(stop)  # saving that broke must not go unnoticed
     try:
         await server.serve(sockets=[listener])

@@ -10,15 +10,14 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.local.children import Child, Children, Output
 from penstock.local.postgres import SUPERUSER, EmbeddedPostgres
-from penstock.local.service import HOST, Service, die_with_parent, free_port, is_free, python_path
+from penstock.local.service import HOST, Service, answers, die_with_parent, free_port, is_free, python_path
 from penstock.local.sqs import REGION, EmbeddedSqs
-from penstock.local.state import DataDir, Lock, end_leftovers
+from penstock.local.state import DataDir, end_leftovers
 from penstock.protocol.api_key import Permission, digest_of, new_secret
 from penstock.protocol.errors import StackError
 from penstock.runtime.logs import get_logger
@@ -37,7 +36,7 @@ LOCAL_DEFAULTS = {"receive_wait_seconds": "1", "visibility_timeout_seconds": "30
 # Of the caller's environment, what would send a process to another database, SQS or port than the stack's.
 _REPLACED = ("DATABASE_URL", "SQS_ENDPOINT_URL", "TRANSPORT_URL", "HTTP_PORT", "METRICS_PORT", "API_URL", "CONTROL_URL")
 # Not for workers: handlers, and what they import, could reach everything by them.
-_WITHHELD = ("API_KEYS", "API_KEY", "CONTROL_API_KEY", "SCHEDULER0_AUTH_PASSWORD")
+_WITHHELD = ("DATABASE_URL", "API_KEYS", "API_KEY", "CONTROL_API_KEY", "SCHEDULER0_AUTH_PASSWORD")
 _CONTROL_NAME = "local-workers"
 _CONTROL_PERMISSION = Permission.WORKER
 _HAS_SEARCH_PATH = """
@@ -48,7 +47,7 @@ EXAMPLE_APP = "examples.export"
 
 
 class Stack:
-    """`penstock up` as an object: ``start``, then ``state`` has the URLs, then ``stop``; or use it as a context.
+    """`penstock up` as an object: ``start``, then ``state`` has the URLs, then ``stop``.
 
     data_dir: folder of all data, `.penstock` in the current folder when None; one stack per folder.
     port: of the api; None takes the one set as PENSTOCK_HTTP_PORT, else 8080 or the next free.
@@ -58,8 +57,11 @@ class Stack:
     database_url, sqs_endpoint_url: use these instead of the embedded Postgres or SQS.
     transport_url: use this broker instead of SQS.
     worker_env: variables for the workers alone.
+    settings: what the processes run with, once started.
     Raises StackError or SettingsError from ``start``, with the next step; what was started is stopped again.
     """
+
+    settings: Settings
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class Stack:
         worker_env: Mapping[str, str] | None = None,
         output: Output | None = None,
     ) -> None:
-        self.data_dir = DataDir.of(data_dir)
+        self.data_dir = DataDir(data_dir)
         self.workers = workers
         self._fleets = dict(fleets or {})
         self.schedulers = schedulers
@@ -88,9 +90,8 @@ class Stack:
         self._worker_env = dict(worker_env or {})
         self._output = output or Output.to_stderr()
         self._services: list[Service] = []
-        self._children: Children | None = None
+        self._children = Children(self._output, self._publish)
         self._workers: list[Child] = []
-        self._settings: Settings | None = None
         self._queues: dict[str, str] = {}
         self._places: dict[str, str] = {}
         self._example: dict[str, str] = {}
@@ -103,15 +104,6 @@ class Stack:
         self._ready = False
         self._held = contextlib.ExitStack()
 
-    async def __aenter__(self) -> Stack:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
-
     async def start(self) -> None:
         """Bring everything up and wait until every process is ready."""
         try:
@@ -123,9 +115,9 @@ class Stack:
     async def _start(self) -> None:
         self._check()
         self.data_dir.prepare()
-        lock = self._held.enter_context(Lock(self.data_dir))
-        if lock.left_behind is not None:
-            await asyncio.to_thread(end_leftovers, lock.left_behind)
+        left_behind = self._held.enter_context(self.data_dir.held())
+        if left_behind is not None:
+            await asyncio.to_thread(end_leftovers, left_behind)
         user = load_settings()  # mistakes in the user's own settings come to light before anything is started
         self._http_host = user.http_host
         self._http_port = self._api_port(user)
@@ -134,34 +126,50 @@ class Stack:
         database_url, sqs_url, access_key = await self._start_services()
         os.environ.update(_no_proxy())  # for our own calls to SQS
         self._places = self._places_of(user, sqs_url, access_key)
-        base = self._environment()
-        with _only_environment(base):
-            self._settings = settings = load_settings(database_url=database_url)
-        await asyncio.gather(self._migrate(settings.require_database_url), self._create_queues())
+        settings = self._places | {"PENSTOCK_DATABASE_URL": database_url}
+        if self._outside_database is None:  # the embedded one has no TLS, and is not reached over a network
+            settings |= dict.fromkeys(("PENSTOCK_DATABASE_SSL_MODE", "PENSTOCK_DATABASE_SSL_ROOT_CERT"), "")
+        self.settings = load_settings(
+            **{name.removeprefix("PENSTOCK_").lower(): value for name, value in settings.items()}
+        )
+        await asyncio.gather(self._migrate(self.settings.require_database_url), self._create_queues())
         log.info("queues_ready", **self._queues)
-
-        self._children = children = Children(self._output, self._publish)
-        for service in self._services:
-            again = self._create_queues if isinstance(service, EmbeddedSqs) else None
-            children.keep_service(service, again)
-        metrics_host = _reachable(settings.metrics_host)
-        # Their ports are chosen before anything starts, since the api receives them; each keeps its own over restarts.
-        withheld = {f"PENSTOCK_{name}" for name in _WITHHELD}
-        env = {name: value for name, value in base.items() if name not in withheld} | self._example | self._worker_env
-        for name, command in self._worker_commands():
-            self._workers.append(Child(name, command, env, free_port(), metrics_host, self._control_environment))
-        processes = {name: name for name in (*SINGLE_PROCESSES, *_sources(settings))}
-        processes |= {f"scheduler-{number}": "scheduler" for number in range(2, self.schedulers + 1)}
-        with_database = base | {"PENSTOCK_DATABASE_URL": database_url}
-        for name, process in processes.items():
-            command = [sys.executable, "-m", "penstock", process]
-            more = self._api_environment if name == "api" else dict
-            children.keep(Child(name, command, with_database, 0, metrics_host, more))
-        for child in self._workers:
-            children.keep(child)
-        await asyncio.gather(self._wait_ready(children), self._find_suggestion(env))
+        await self._start_processes(settings)
         self._ready = True
         self.data_dir.write_state(self.state())
+
+    async def _start_processes(self, settings: Mapping[str, str]) -> None:
+        """Start the processes with the caller's environment and these settings in it, and wait until all are ready."""
+        for service in self._services:
+            again = self._create_queues if isinstance(service, EmbeddedSqs) else None
+            self._children.keep_service(service, again)
+        replaced = {f"PENSTOCK_{name}" for name in _REPLACED}
+        env = {name: value for name, value in os.environ.items() if name not in replaced}
+        if not _has_credentials():  # real ones stay: handlers may call other services by them
+            env |= _of_sdks(self._places)
+        env |= {**settings, "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"}
+        metrics_host = _reachable(self.settings.metrics_host)
+
+        withheld = {f"PENSTOCK_{name}" for name in _WITHHELD}
+        worker_env = {name: value for name, value in env.items() if name not in withheld}
+        worker_env |= self._example | self._worker_env
+        worker = [sys.executable, "-m", "penstock", "worker", *(word for app in self.apps for word in ("--app", app))]
+        commands = {f"worker-{number}": worker for number in range(1, self.workers + 1)}
+        for queue, count in self._fleets.items():
+            commands |= {f"{queue}-{number}": [*worker, "--queue", queue] for number in range(1, count + 1)}
+        # Their ports are chosen before anything starts, since the api receives them; each keeps its own over restarts.
+        for name, command in commands.items():
+            child = Child(name, command, worker_env, free_port(), metrics_host, self._control_environment)
+            self._workers.append(child)
+
+        processes = {name: name for name in (*SINGLE_PROCESSES, *_sources(self.settings))}
+        processes |= {f"scheduler-{number}": "scheduler" for number in range(2, self.schedulers + 1)}
+        for name, process in processes.items():
+            more = self._api_environment if name == "api" else dict
+            self._children.keep(Child(name, [sys.executable, "-m", "penstock", process], env, 0, metrics_host, more))
+        for child in self._workers:
+            self._children.keep(child)
+        await asyncio.gather(self._wait_ready(), self._find_suggestion(worker_env))
 
     def _check(self) -> None:
         try:
@@ -170,14 +178,6 @@ class Stack:
             raise StackError(f"the URL of the transport {exc}") from exc
         if kind != "sqs" and self._outside_sqs:
             raise StackError("name either another broker (--transport-url) or another SQS (--sqs-endpoint-url)")
-
-    def _worker_commands(self) -> Iterator[tuple[str, list[str]]]:
-        command = [sys.executable, "-m", "penstock", "worker", *(word for app in self.apps for word in ("--app", app))]
-        for number in range(1, self.workers + 1):
-            yield f"worker-{number}", command
-        for queue, count in self._fleets.items():
-            for number in range(1, count + 1):
-                yield f"{queue}-{number}", [*command, "--queue", queue]
 
     def _api_port(self, user: Settings) -> int:
         wanted = self._port
@@ -211,8 +211,7 @@ class Stack:
             entry = f"{_CONTROL_NAME}:{_CONTROL_PERMISSION}:{digest_of(self._control_key.encode()).hex()}"
             env["PENSTOCK_API_KEYS"] = ",".join([*(key.get_secret_value() for key in settings.api_keys), entry])
         if "dashboard_processes" not in settings.model_fields_set:
-            urls = (f"{worker.name}=http://{worker.metrics_host}:{worker.metrics_port}" for worker in self._workers)
-            env["PENSTOCK_DASHBOARD_PROCESSES"] = ",".join(urls)
+            env["PENSTOCK_DASHBOARD_PROCESSES"] = ",".join(f"{worker.name}={worker.url}" for worker in self._workers)
         return env
 
     def _control_environment(self) -> dict[str, str]:
@@ -274,8 +273,7 @@ class Stack:
         """Create what is missing of the queues; also after a crash of the embedded SQS, which may have lost them."""
         from penstock.brokers.opening import create_queues
 
-        assert self._settings is not None
-        self._queues = dict(await create_queues(self._settings, more=list(self._fleets)))
+        self._queues = dict(await create_queues(self.settings, more=list(self._fleets)))
 
     def _places_of(self, user: Settings, sqs_url: str, access_key: str) -> dict[str, str]:
         """Variables that lead a process to this stack's queues; `penstock env` prints them too."""
@@ -290,19 +288,14 @@ class Stack:
             env[f"PENSTOCK_{name.upper()}"] = queue if self._outside_sqs else queue.rsplit("/", 1)[-1]
         env["PENSTOCK_TRANSPORT_URL"] = self._transport_url
         env["PENSTOCK_SQS_ENDPOINT_URL"] = sqs_url
-        env |= _sqs_access_key(user, sqs_url, access_key)
+        if not access_key and urlsplit(sqs_url).hostname in (HOST, "localhost", "::1"):
+            # Another SQS on this machine takes any, unless the caller has credentials.
+            access_key = "" if _has_credentials() or user.sqs_access_key else "penstock:penstock"
+        if access_key:
+            env["PENSTOCK_SQS_ACCESS_KEY"] = access_key
         region = user.aws_region if self._outside_sqs else None
         env["PENSTOCK_AWS_REGION"] = region or REGION
         return env
-
-    def _environment(self) -> dict[str, str]:
-        """The children's environment: the caller's, with this stack's places in it."""
-        env = {name: value for name, value in os.environ.items() if name not in {f"PENSTOCK_{n}" for n in _REPLACED}}
-        if self._outside_database is None:  # the embedded one has no TLS, and is not reached over a network
-            env |= dict.fromkeys(("PENSTOCK_DATABASE_SSL_MODE", "PENSTOCK_DATABASE_SSL_ROOT_CERT"), "")
-        if not _has_credentials():  # real ones stay: handlers may call other services by them
-            env |= _of_sdks(self._places)
-        return env | self._places | {"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"}
 
     async def _find_suggestion(self, env: Mapping[str, str]) -> None:
         """Ask for a task to try; a module that cannot be loaded is the workers' business."""
@@ -323,8 +316,8 @@ class Stack:
             if process.returncode is None:
                 process.kill()
 
-    async def _wait_ready(self, children: Children) -> None:
-        waiting = {child.name: child for child in children.children}
+    async def _wait_ready(self) -> None:
+        waiting = {child.name: child for child in self._children.children}
         deadline = asyncio.get_running_loop().time() + READY_WITHIN_SECONDS
         while waiting:
             for child in list(waiting.values()):
@@ -333,11 +326,10 @@ class Stack:
                         f"{child.name} does not start (exit code {child.exit_codes[-1]}); its last words:\n"
                         + self._output.recent(child.name)
                     )
-                if child.pid is not None and await _answers(child.metrics_host, child.metrics_port, "/readyz"):
-                    log.info("process_ready", name=child.name, pid=child.pid, metrics=child.metrics_url)
+                if child.pid is not None and await asyncio.to_thread(answers, f"{child.url}/readyz"):
+                    log.info("process_ready", name=child.name, pid=child.pid, metrics=f"{child.url}/metrics")
                     del waiting[child.name]
-            if (broken := children.failed()) is not None:
-                raise StackError(f"watching the processes failed: {broken!r}") from broken
+            self._children.check()
             if asyncio.get_running_loop().time() > deadline:
                 raise StackError(
                     f"not ready after {READY_WITHIN_SECONDS:g} s: {', '.join(waiting)}; see the lines above"
@@ -348,30 +340,23 @@ class Stack:
     def _api_url(self) -> str:
         return f"http://{_reachable(self._http_host)}:{self._http_port}"
 
-    @property
-    def settings(self) -> Settings:
-        """What the processes run with, once started."""
-        assert self._settings is not None
-        return self._settings
-
     def state(self) -> dict[str, Any]:
         """What `penstock ps --json` prints."""
-        assert self._settings is not None
         processes: list[dict[str, Any]] = []
-        for child in self._children.children if self._children else ():
-            entry = {"name": child.name, "pid": child.pid, "metrics": child.metrics_url}
+        for child in self._children.children:
+            entry = {"name": child.name, "pid": child.pid, "metrics": f"{child.url}/metrics"}
             processes.append(entry | {"state": child.state, "restarts": child.restarts, "started": child.started})
         for service in self._services:
             entry = {"name": service.name, "pid": service.pid, "metrics": None}
             running = "running" if service.pid else "restarting"
             processes.append(entry | {"state": running, "restarts": service.restarts, "started": service.started})
-        key = self._settings.sqs_access_key
+        key = self.settings.sqs_access_key
         env = self._places | _of_sdks(self._places) | self._example | self._control_environment()
         return {
             "api": self._api_url,
-            "database_url": self._settings.require_database_url,
-            "transport_url": self._settings.transport.text,
-            "sqs_endpoint_url": self._settings.sqs_endpoint_url,
+            "database_url": self.settings.require_database_url,
+            "transport_url": self.settings.transport.text,
+            "sqs_endpoint_url": self.settings.sqs_endpoint_url,
             "sqs_access_key": key.get_secret_value() if key else None,
             "queues": self._queues,
             "suggestion": self._suggestion,
@@ -395,7 +380,10 @@ class Stack:
 
         def on_signal() -> None:
             if stop.is_set():
-                self.abandon()
+                self._children.kill()
+                for service in self._services:
+                    if service.pid is not None:
+                        os.kill(service.pid, service.stop_signal)
                 os._exit(130)
             log.info("stack_stopping", hint="a second signal leaves at once")
             stop.set()
@@ -415,9 +403,7 @@ class Stack:
             on_ready(self.state())
             while not stop.is_set():
                 await asyncio.wait([stopping], timeout=1)
-                broken = self._children.failed() if self._children else None
-                if broken is not None:
-                    raise StackError(f"watching the processes failed: {broken!r}") from broken
+                self._children.check()
         finally:
             stopping.cancel()
             await self.stop()
@@ -425,22 +411,13 @@ class Stack:
     async def stop(self) -> None:
         """Drain and stop every process, then SQS, then Postgres. Safe to call twice, or after half a start."""
         self._ready = False
-        if self._children is not None:
-            await self._children.stop(self._grace_seconds)
+        await self._children.stop(self._grace_seconds)
         for service in reversed(self._services):
             await asyncio.to_thread(service.stop)
-        if self._children is not None:
+        if self._children.children:
             log.info("stack_stopped")
-        self._children, self._services = None, []
+        self._services = []
         self._held.close()
-
-    def abandon(self) -> None:
-        """Kill every process and ask the services to stop, without waiting."""
-        if self._children is not None:
-            self._children.kill()
-        for service in self._services:
-            if service.pid is not None:
-                os.kill(service.pid, service.stop_signal)
 
 
 def masked(url: str) -> str:
@@ -455,28 +432,6 @@ def _reachable(host: str) -> str:
     """The address at which this machine reaches a server bound to ``host``."""
     host = {"0.0.0.0": HOST, "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
-
-
-@contextlib.contextmanager
-def _only_environment(env: Mapping[str, str]) -> Any:
-    """Read settings as a child with this environment will."""
-    before = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(env)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def _sqs_access_key(user: Settings, sqs_url: str, embedded: str) -> dict[str, str]:
-    """The key of the embedded SQS; of another one on this machine any, unless the caller has credentials."""
-    if not embedded:
-        if _has_credentials() or user.sqs_access_key or urlsplit(sqs_url).hostname not in (HOST, "localhost", "::1"):
-            return {}
-        embedded = "penstock:penstock"
-    return {"PENSTOCK_SQS_ACCESS_KEY": embedded}
 
 
 def _has_credentials() -> bool:
@@ -498,19 +453,6 @@ def _no_proxy() -> dict[str, str]:
     given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     hosts = ",".join(filter(None, (given, HOST, "localhost")))
     return {"NO_PROXY": hosts, "no_proxy": hosts}
-
-
-async def _answers(host: str, port: int, path: str) -> bool:
-    try:
-        async with asyncio.timeout(2):
-            reader, writer = await asyncio.open_connection(host.strip("[]"), port)
-            try:
-                writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-                return b" 200 " in await reader.readline()
-            finally:
-                writer.close()
-    except (OSError, TimeoutError):
-        return False
 
 
 def _sources(settings: Settings) -> Iterator[str]:

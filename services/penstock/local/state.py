@@ -7,12 +7,11 @@ import fcntl
 import json
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
-from penstock.local.service import make_private
+from penstock.local.service import make_private, write_private
 from penstock.protocol.errors import StackError
 from penstock.runtime.logs import get_logger
 
@@ -21,39 +20,23 @@ log = get_logger()
 DEFAULT_FOLDER = Path(".penstock")
 
 
-@dataclass(frozen=True)
 class DataDir:
-    """The folder of one stack and the names in it."""
+    """The folder of one stack, `.penstock` in the current folder when None, and the names in it."""
 
-    path: Path
-
-    @classmethod
-    def of(cls, path: Path | None) -> DataDir:
-        return cls((path or DEFAULT_FOLDER).expanduser().absolute())
-
-    @property
-    def state(self) -> Path:
-        return self.path / "state.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "lock"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "penstock.log"
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = (path or DEFAULT_FOLDER).expanduser().absolute()
+        self.state = self.path / "state.json"
+        self.lock = self.path / "lock"
+        self.log = self.path / "penstock.log"
 
     def holder(self) -> int | None:
         """Process id of the stack that has this folder now, None when there is none."""
-        try:
-            with self.lock.open("rb") as file:
-                try:
-                    # Shared: two askers must not see each other as the holder.
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return int(file.read() or b"0")
-        except FileNotFoundError:
-            pass
+        with contextlib.suppress(FileNotFoundError), self.lock.open("rb") as file:
+            try:
+                # Shared: two askers must not see each other as the holder.
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(file.read() or b"0")
         return None
 
     def read_state(self) -> dict[str, Any] | None:
@@ -71,14 +54,8 @@ class DataDir:
     def write_state(self, state: dict[str, Any]) -> None:
         """Replace the state file whole; 0600, since it holds the database's password."""
         new = self.state.with_name("state.json.new")
-        new.unlink(missing_ok=True)
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump(state, file, indent=2)
-            file.write("\n")
+        write_private(new, json.dumps(state, indent=2) + "\n")
         new.replace(self.state)
-
-    def remove_state(self) -> None:
-        self.state.unlink(missing_ok=True)
 
     def prepare(self) -> None:
         """Make the folder; raises StackError when that cannot be."""
@@ -98,44 +75,31 @@ class DataDir:
             "`penstock ps` shows it, `penstock down` stops it, --data-dir starts another one"
         )
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[dict[str, Any] | None]:
+        """Exclusive use of the folder, as long as this process lives or until the block ends.
 
-class Lock:
-    """Exclusive use of a data folder, held as long as this process lives or until the block ends.
-
-    left_behind: the state file of a stack that was killed; it is removed, so that a state file is always the holder's.
-    """
-
-    def __init__(self, data_dir: DataDir) -> None:
-        self._data_dir = data_dir
-        self._file: IO[str] | None = None
-        self.left_behind: dict[str, Any] | None = None
-
-    def __enter__(self) -> Lock:
-        file = self._data_dir.lock.open("a+", encoding="ascii")
-        for attempt in range(20):
+        Yields the state file of a stack that was killed; it is removed, so that a state file is always the holder's.
+        """
+        with self.lock.open("a+", encoding="ascii") as file:
+            for tries_left in reversed(range(20)):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not tries_left or self.read_state() is not None:
+                        raise StackError(self.describe_holder()) from None
+                    time.sleep(0.05)  # another process may only be asking, see holder()
+            left_behind = self.read_any_state()
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if attempt == 19 or self._data_dir.read_state() is not None:
-                    file.close()
-                    raise StackError(self._data_dir.describe_holder()) from None
-                time.sleep(0.05)  # another process may only be asking, see holder()
-        self.left_behind = self._data_dir.read_any_state()
-        self._data_dir.remove_state()
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        self._file = file
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._file is not None:
-            self._data_dir.remove_state()
-            self._file.truncate(0)
-            self._file.close()
+                self.state.unlink(missing_ok=True)
+                file.truncate(0)
+                file.write(str(os.getpid()))
+                file.flush()
+                yield left_behind
+            finally:
+                self.state.unlink(missing_ok=True)
+                file.truncate(0)
 
 
 def processes() -> Any:

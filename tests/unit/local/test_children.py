@@ -75,7 +75,7 @@ async def test_child_gets_a_metrics_port_that_is_free() -> None:
     children.keep(one)
     await until(lambda: heard.lines, "a line")
     assert heard.lines == [f"one | {one.metrics_port}"]
-    assert one.metrics_url == f"http://127.0.0.1:{one.metrics_port}/metrics"
+    assert one.url == f"http://127.0.0.1:{one.metrics_port}"
     await children.stop(5)
 
 
@@ -98,7 +98,7 @@ async def test_command_that_cannot_be_run_is_tried_again_and_breaks_nothing() ->
     children = Children(Heard().output, lambda: None)
     children.keep(one)
     await until(lambda: one.restarts == 1, "the failed start to be noticed")
-    assert children.failed() is None
+    children.check()
     await children.stop(1)
 
 

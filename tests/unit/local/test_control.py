@@ -19,7 +19,7 @@ HASHED = f"ci:read:{'ab' * 32}"
 
 def environment(tmp_path: Path, worker_env: dict[str, str] | None = None, **settings: Any) -> dict[str, str]:
     stack = Stack(tmp_path, worker_env=worker_env)
-    stack._settings, stack._http_port = load_settings(**settings), 8123
+    stack.settings, stack._http_port = load_settings(**settings), 8123
     return stack._control_environment()
 
 
@@ -30,7 +30,7 @@ def test_workers_get_a_key_of_this_start_alone_which_may_only_ask_for_cancelled_
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     stack = Stack(tmp_path)
-    stack._settings, stack._http_port = load_settings(**settings), 8123
+    stack.settings, stack._http_port = load_settings(**settings), 8123
     given = stack._control_environment()
     key = given.pop("PENSTOCK_CONTROL_API_KEY")
     assert given == URL
@@ -43,7 +43,7 @@ def test_workers_get_a_key_of_this_start_alone_which_may_only_ask_for_cancelled_
 
 def test_a_key_that_the_settings_name_for_workers_stays(tmp_path: Path) -> None:
     stack = Stack(tmp_path)
-    stack._settings, stack._http_port = load_settings(api_keys="plain-and-long-enough", control_api_key="control"), 8123
+    stack.settings, stack._http_port = load_settings(api_keys="plain-and-long-enough", control_api_key="control"), 8123
     assert stack._control_environment() == URL | {"PENSTOCK_CONTROL_API_KEY": "control"}
     assert "PENSTOCK_API_KEYS" not in stack._api_environment()
 
@@ -54,7 +54,7 @@ def test_workers_get_no_key_where_none_is_asked_for(tmp_path: Path) -> None:
 
 def test_the_api_is_told_where_to_ask_the_workers_each_at_a_port_of_its_own(tmp_path: Path) -> None:
     stack = Stack(tmp_path)
-    stack._settings, stack._http_port, stack._ready = load_settings(), 8123, True
+    stack.settings, stack._http_port, stack._ready = load_settings(), 8123, True
     for number in range(1, 4):
         stack._workers.append(Child(f"worker-{number}", [], {}, free_port()))
     told = stack._api_environment()
@@ -65,7 +65,7 @@ def test_the_api_is_told_where_to_ask_the_workers_each_at_a_port_of_its_own(tmp_
 
 def test_processes_that_the_user_names_stay(tmp_path: Path) -> None:
     stack = Stack(tmp_path)
-    stack._settings, stack._http_port, stack._ready = load_settings(dashboard_processes="http://host:1"), 8123, True
+    stack.settings, stack._http_port, stack._ready = load_settings(dashboard_processes="http://host:1"), 8123, True
     assert "PENSTOCK_DASHBOARD_PROCESSES" not in stack._api_environment()
 
 

@@ -18,8 +18,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from penstock.local.service import HOST, PortTaken, free_port, is_free
-from penstock.local.sqs import REGION, EmbeddedSqs
-from penstock.local.sqs_guard import authorization
+from penstock.local.sqs import REGION, EmbeddedSqs, authorization
 from tests.waiting import wait_until
 
 Make = Callable[..., EmbeddedSqs]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.local import sqs_server
-from penstock.local.sqs_server import WakingApp
+from penstock.local.sqs_server import SqsApp
 
 RECEIVE, SEND = b"AmazonSQS.ReceiveMessage", b"AmazonSQS.SendMessage"
 
@@ -42,7 +42,7 @@ class Endpoint:
         await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
 
 
-async def call(app: WakingApp, target: bytes, *, left: asyncio.Event | None = None, **body: Any) -> Any:
+async def call(app: SqsApp, target: bytes, *, left: asyncio.Event | None = None, **body: Any) -> Any:
     """What the app answers, None for no answer. ``left``: set when the caller has left."""
     text = json.dumps(body).encode()
     headers = [(b"x-amz-target", target), (b"content-length", str(len(text)).encode())]
@@ -76,7 +76,7 @@ async def until_waiting(endpoint: Endpoint, polls: int) -> None:
 
 async def test_a_long_poll_ends_with_the_message_that_is_sent_meanwhile(never_looks: None) -> None:
     endpoint = Endpoint()
-    app = WakingApp(endpoint)
+    app = SqsApp(endpoint)
     poll = asyncio.create_task(call(app, RECEIVE, WaitTimeSeconds=20))
     await until_waiting(endpoint, 1)
     assert not poll.done()
@@ -87,7 +87,7 @@ async def test_a_long_poll_ends_with_the_message_that_is_sent_meanwhile(never_lo
 
 async def test_one_message_ends_one_of_two_long_polls(never_looks: None) -> None:
     endpoint = Endpoint()
-    app = WakingApp(endpoint)
+    app = SqsApp(endpoint)
     polls = [asyncio.create_task(call(app, RECEIVE, WaitTimeSeconds=20)) for _ in range(2)]
     await until_waiting(endpoint, 2)
     for text in ("first", "second"):
@@ -99,19 +99,19 @@ async def test_one_message_ends_one_of_two_long_polls(never_looks: None) -> None
 async def test_a_message_that_becomes_visible_by_time_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqs_server, "_LOOK_SECONDS", 0.01)
     endpoint = Endpoint()
-    poll = asyncio.create_task(call(WakingApp(endpoint), RECEIVE, WaitTimeSeconds=20))
+    poll = asyncio.create_task(call(SqsApp(endpoint), RECEIVE, WaitTimeSeconds=20))
     await until_waiting(endpoint, 1)
     endpoint.messages.append("visible again")
     assert await asyncio.wait_for(poll, 10) == {"Messages": [{"Body": "visible again"}]}
 
 
 async def test_a_long_poll_without_a_message_ends_empty_after_its_time() -> None:
-    assert await asyncio.wait_for(call(WakingApp(Endpoint()), RECEIVE, WaitTimeSeconds=0.05), 10) == {}
+    assert await asyncio.wait_for(call(SqsApp(Endpoint()), RECEIVE, WaitTimeSeconds=0.05), 10) == {}
 
 
 async def test_a_long_poll_whose_caller_has_left_takes_no_message(never_looks: None) -> None:
     endpoint = Endpoint()
-    app = WakingApp(endpoint)
+    app = SqsApp(endpoint)
     left = asyncio.Event()
     poll = asyncio.create_task(call(app, RECEIVE, left=left, WaitTimeSeconds=20))
     await until_waiting(endpoint, 1)
@@ -124,5 +124,5 @@ async def test_a_long_poll_whose_caller_has_left_takes_no_message(never_looks: N
 @pytest.mark.parametrize("asked", [{}, {"WaitTimeSeconds": 0}, {"WaitTimeSeconds": 21}, {"WaitTimeSeconds": -1}])
 async def test_a_receive_without_a_lawful_wait_is_passed_on_as_it_came(asked: dict[str, int]) -> None:
     endpoint = Endpoint()
-    assert await call(WakingApp(endpoint), RECEIVE, **asked) == {}
+    assert await call(SqsApp(endpoint), RECEIVE, **asked) == {}
     assert endpoint.waits == [asked.get("WaitTimeSeconds")]

@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.local.state import DataDir, Lock, end_leftovers
+from penstock.local.state import DataDir, end_leftovers
 from penstock.protocol.errors import StackError
 from tests.waiting import wait_until
 
 STATE = {"api": "http://127.0.0.1:1", "sqs_endpoint_url": "http://127.0.0.1:2", "processes": []}
 HOLD = "import sys,time; from pathlib import Path; from penstock.local.state import *\n" + (
-    "lock = Lock(DataDir(Path(sys.argv[1]))); lock.__enter__(); print('held', flush=True); time.sleep(600)"
+    "held = DataDir(Path(sys.argv[1])).held(); held.__enter__(); print('held', flush=True); time.sleep(600)"
 )
 
 
@@ -49,7 +49,7 @@ def holder(folder: DataDir) -> Iterator[subprocess.Popen[str]]:
 def test_second_stack_on_a_folder_is_told_who_runs_and_where(folder: DataDir, holder: subprocess.Popen[str]) -> None:
     folder.write_state(STATE)
     assert folder.holder() == holder.pid
-    with pytest.raises(StackError, match=rf"process {holder.pid}.*{STATE['api']}.*penstock down"), Lock(folder):
+    with pytest.raises(StackError, match=rf"process {holder.pid}.*{STATE['api']}.*penstock down"), folder.held():
         pass
     assert folder.read_state() == STATE
 
@@ -61,15 +61,15 @@ def test_holder_that_was_killed_leaves_the_folder_free(folder: DataDir, holder: 
     assert folder.holder() is None
     assert folder.read_state() is None
     assert folder.read_any_state() == STATE
-    with Lock(folder) as lock:
+    with folder.held() as left_behind:
         assert folder.holder() == os.getpid()
-        assert lock.left_behind == STATE
+        assert left_behind == STATE
         assert folder.read_state() is None  # or it would pass for the state of the new holder
 
 
 def test_lock_is_given_back_at_the_end_of_the_block(folder: DataDir) -> None:
     for _ in range(2):
-        with Lock(folder):
+        with folder.held():
             assert folder.holder() == os.getpid()
         assert folder.holder() is None
 
@@ -83,7 +83,7 @@ def test_state_is_private_and_replaced_whole(folder: DataDir) -> None:
 
 
 def test_broken_state_file_counts_as_none(folder: DataDir) -> None:
-    with Lock(folder):
+    with folder.held():
         folder.state.write_text("{")
         assert folder.read_state() is None
 

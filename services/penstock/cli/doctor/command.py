@@ -57,7 +57,7 @@ def _settings(data_dir: Path | None) -> Settings:
     settings = load_settings()
     if data_dir is None and settings.database_url is not None:
         return settings
-    state = DataDir.of(data_dir).read_state()
+    state = DataDir(data_dir).read_state()
     if state is None:
         return settings
     queues = {f"{label}_queue": state["queues"][label] for label in ("inbound", "outbound", "results")}
