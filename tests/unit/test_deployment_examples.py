@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import hcl2
+import httpx
 import pytest
 import typer.main
 import yaml
@@ -21,7 +22,7 @@ from penstock.api.scaling import _drain_seconds, _figures
 from penstock.cli.app import app
 from penstock.limits.scaling import COUNTED, OUTBOUND, RouteLoad
 from penstock.runtime import metrics
-from penstock.runtime.health import DEFAULT_PORT, Health, _application
+from penstock.runtime.health import DEFAULT_PORT, Health, serve_health
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
@@ -150,13 +151,14 @@ def test_a_pod_is_given_more_time_to_stop_than_its_process_takes(process: str) -
 def test_probes_ask_what_the_health_port_answers(process: str) -> None:
     container = container_of(process)
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    health = _application(Health(process))
-    answers: list[str] = []
+    server = serve_health(Health(process), "127.0.0.1", 0)
+    answers: list[int] = []
     for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
         get = container[probe]["httpGet"]
         assert (get["path"], ports[get["port"]]) == (path, DEFAULT_PORT)
-        list(health({"PATH_INFO": path}, lambda status, _headers: answers.append(status)))
-    assert answers == ["200 OK", "503 Service Unavailable"], "alive, and not ready yet"
+        answers.append(httpx.get(server.url + path).status_code)
+    server.close()
+    assert answers == [200, 503], "alive, and not ready yet"
 
 
 @pytest.mark.parametrize("process", PROCESSES)

@@ -57,7 +57,9 @@ class Translated:
         unsent = isinstance(exc, asyncpg.InterfaceError) and isinstance(exc, ValueError)
         if unsent or isinstance(exc, _REFUSALS):
             raise Refused(f"Postgres rejected the values: {exc}") from exc
-        if isinstance(exc, _LOCKED) or _waited_for_a_row(exc):
+        # A statement that timed out behind a row's lock; behind a table's, the shorter timeout for locks raises.
+        waited = isinstance(exc, asyncpg.QueryCanceledError) and _WAITED.search(exc.context or "") is not None
+        if waited or isinstance(exc, _LOCKED):
             raise Locked(f"another transaction holds a lock that is needed: {exc}") from exc
         if isinstance(exc, _TOO_SLOW):
             raise TooSlow(f"Postgres did not answer in time: {str(exc) or type(exc).__name__}") from exc
@@ -66,8 +68,3 @@ class Translated:
             broke = isinstance(exc, asyncpg.InterfaceError) and str(exc).startswith("cannot call ")
             what = "the connection was closed" if broke else f"{type(exc).__name__}: {exc}"
             raise Unavailable(f"Postgres is unavailable or rejected the request: {what}") from exc
-
-
-def _waited_for_a_row(exc: BaseException | None) -> bool:
-    """Whether a statement timed out behind a row's lock; behind a table's, the shorter timeout for locks raises."""
-    return isinstance(exc, asyncpg.QueryCanceledError) and _WAITED.search(exc.context or "") is not None

@@ -63,15 +63,6 @@ def downgrade(database_url: str, revision: str, *, lock_seconds: float = LOCK_SE
     _run(command.downgrade, database_url, revision, lock_seconds, tries)
 
 
-def _check_revision(database_url: str) -> None:
-    found = asyncio.run(_read_revision(database_url))
-    if found is not None and found not in revisions():
-        raise Unavailable(
-            f"the database is at revision {found!r}, which this version does not know: if a newer version migrated it, "
-            "run that one; if one before the first release did, let its tasks finish, and migrate an empty database"
-        )
-
-
 async def _read_revision(database_url: str) -> str | None:
     """The revision that a database is at, None for one without our schema."""
     connection = await asyncpg.connect(database_url)
@@ -87,7 +78,12 @@ async def _read_revision(database_url: str) -> str | None:
 def _run(
     migrate: Callable[[Config, str], None], database_url: str, revision: str, lock_seconds: float, tries: int
 ) -> None:
-    _check_revision(database_url)
+    found = asyncio.run(_read_revision(database_url))
+    if found is not None and found not in revisions():
+        raise Unavailable(
+            f"the database is at revision {found!r}, which this version does not know: if a newer version migrated it, "
+            "run that one; if one before the first release did, let its tasks finish, and migrate an empty database"
+        )
     for left in reversed(range(tries)):
         try:
             return migrate(_config(database_url, lock_seconds=lock_seconds), revision)

@@ -73,7 +73,7 @@ class Listener:
                 connection = await self._store.connect()
                 connection.add_termination_listener(lambda _, lost=lost: lost.set())
                 for channel, event in self._events.items():
-                    await connection.add_listener(channel, self._heard)
+                    await connection.add_listener(channel, lambda *_, event=event: event.set())
                     event.set()  # a wake-up may have come while no one listened
                 while not await is_set_within(lost, _WATCHDOG_SECONDS):
                     # A half-open socket stays silent; a query must be answered.
@@ -87,6 +87,3 @@ class Listener:
                 if connection is not None:
                     connection.terminate()
             await asyncio.sleep(_RECONNECT_SECONDS)
-
-    def _heard(self, _connection: object, _pid: int, channel: str, _payload: object) -> None:
-        self._events[channel].set()

@@ -143,7 +143,16 @@ class Store:
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
         with Translated():
-            pool, connection = await self._acquire()
+            pool = await self.open()
+            try:
+                connection = await pool.acquire(timeout=self._acquire_timeout_seconds)
+            except TimeoutError:
+                if pool.get_size() < self._pool_size or pool.get_idle_size():
+                    raise
+                raise Unavailable(
+                    f"all {self._pool_size} connections of the pool were in use for {self._acquire_timeout_seconds:g} "
+                    "s: is Postgres slow, or is PENSTOCK_DATABASE_POOL_SIZE too small?"
+                ) from None
             try:
                 yield connection
             except Exception as exc:
@@ -156,19 +165,6 @@ class Store:
     def _note(self, session: Session) -> None:
         self.settled_steps |= session.settled_steps
         self.left_keys |= session.left_keys
-
-    async def _acquire(self) -> tuple[Any, Any]:
-        """The pool and a connection of it. Raises Unavailable when none comes free in time."""
-        pool = await self.open()
-        try:
-            return pool, await pool.acquire(timeout=self._acquire_timeout_seconds)
-        except TimeoutError:
-            if pool.get_size() < self._pool_size or pool.get_idle_size():
-                raise
-            raise Unavailable(
-                f"all {self._pool_size} connections of the pool were in use for {self._acquire_timeout_seconds:g} s: "
-                "is Postgres slow, or is PENSTOCK_DATABASE_POOL_SIZE too small?"
-            ) from None
 
     async def read_fence(self, *, older_than_seconds: float = _FENCE_SECONDS) -> Fence:
         """The fence with the keys that count now, read again when it is older than that. Raises Unavailable."""

@@ -37,8 +37,7 @@ class Batcher(Generic[Item, Answer]):
         self._context = contextvars.copy_context()
 
     async def submit(self, item: Item) -> Answer:
-        future = self.submit_soon(item)
-        return await future
+        return await self.submit_soon(item)
 
     def submit_soon(self, item: Item) -> asyncio.Future[Answer]:
         """Add one item; its answer comes by the future."""

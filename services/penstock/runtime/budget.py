@@ -20,19 +20,20 @@ _FREE_BYTES = 16 * 1024  # of each request are not counted: a process that is fu
 class Load:
     """The memory of one request. caller: who sent it, as its rate is counted, where API keys distinguish callers."""
 
-    __slots__ = ("_budget", "answered", "caller", "held", "ids")
+    __slots__ = ("_budget", "_counted", "answered", "caller", "held", "ids")
 
     def __init__(self, budget: Budget | None = None) -> None:
         self._budget = budget
-        self.held = self.answered = self.ids = 0
+        self.held = self.answered = self.ids = self._counted = 0
         self.caller: str | None = None
 
     def hold(self, size: int) -> None:
         """Count bytes until the request has ended. Raises Overloaded when the process has no room."""
-        counted = max(0, self.held + size - _FREE_BYTES) - self._counted
+        counted = max(0, self.held + size - _FREE_BYTES)
         if self._budget is not None:
-            self._budget.take(counted)
+            self._budget.take(counted - self._counted)
         self.held += size
+        self._counted = counted
 
     def answer(self, size: int) -> bool:
         """Count bytes of the answer; False, without counting them, once it is full. Raises Overloaded."""
@@ -53,13 +54,7 @@ class Load:
             raise InvalidParams("ids", f"of one body are more than {IDS_LIMIT}; send several")
 
     def end(self) -> None:
-        if self._budget is not None:
-            self._budget.take(-self._counted)
-        self.held = 0
-
-    @property
-    def _counted(self) -> int:
-        return max(0, self.held - _FREE_BYTES)
+        self.hold(-self.held)
 
 
 _load: ContextVar[Load | None] = ContextVar("load", default=None)

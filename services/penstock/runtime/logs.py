@@ -62,7 +62,7 @@ def bind_task(task_id: int | None, claim: int | None, action: str) -> None:
 
 def get_logger() -> Any:
     """The logger: ``log.info("event_name", field=value)``."""
-    return _LOGGER
+    return _Lazy()
 
 
 class TaskLogFilter(logging.Filter):
@@ -83,9 +83,6 @@ class _Lazy:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_logger(), name)
-
-
-_LOGGER = _Lazy()
 
 
 @cache
@@ -112,10 +109,6 @@ class _Event(dict[str, Any]):
 def _to_record(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> tuple[tuple[_Event], dict[str, Any]]:
     exc_info = event.pop("exc_info", None)
     return (_Event({"event": event.pop("event"), **event}),), {"exc_info": exc_info}
-
-
-def _bound() -> dict[str, Any]:
-    return {name: value for name, value in zip(_NAMES, _TASK.get(), strict=True) if value is not None}
 
 
 def _handler(process: str, form: str) -> logging.Handler:
@@ -151,10 +144,11 @@ class _Lines(logging.Formatter):
         event["timestamp"] = datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
         event["level"] = record.levelname.lower()
         event["process"] = self._process
+        bound = {name: value for name, value in zip(_NAMES, _TASK.get(), strict=True) if value is not None}
         added = {name: value for name, value in vars(record).items() if name not in _STANDARD and name.isidentifier()}
         trace = trace_context.current()
         ids = {} if trace is None else {"trace_id": trace.trace_id, "span_id": trace.span_id}
-        for name, value in (*_bound().items(), *added.items(), *ids.items()):
+        for name, value in (*bound.items(), *added.items(), *ids.items()):
             event.setdefault(name, value)
         if record.exc_info:
             event["traceback"] = self.formatException(record.exc_info)

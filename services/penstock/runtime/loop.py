@@ -21,6 +21,7 @@ from penstock.runtime import metrics
 from penstock.runtime.backoff import Pauses
 from penstock.runtime.health import Health, serve_health
 from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import is_set_within
 from penstock.settings.model import Settings
 
 log = get_logger()
@@ -87,7 +88,10 @@ class Loop:
 
     async def run(self) -> int:
         """Run until stopped; returns the exit code: 0, or 1 when a side task died."""
-        self._catch_signals()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
+                loop.add_signal_handler(number, self._signalled, number)
         log.info("process_started", pid=os.getpid(), passes=self._passes)
         try:
             if await self._open():
@@ -103,8 +107,9 @@ class Loop:
             failure = await self._until_stopped(self._service.open())
             if isinstance(failure, Unavailable):
                 self._health.failed(str(failure))
-                _log_failure("waiting_to_start", failure, pauses)
-                await self._sleep(pauses.next_seconds())
+                if pauses.is_reported:
+                    log.warning("waiting_to_start", reason=str(failure), failures=pauses.failures + 1)
+                await is_set_within(self._stop, pauses.next_seconds())
             elif failure is not None:
                 raise failure
             elif not self._stop.is_set():
@@ -122,21 +127,19 @@ class Loop:
         await self._stop.wait()
         deadline = loop.time() + self._grace_seconds
         _, late = await asyncio.wait(repeats, timeout=self._grace_seconds)
-        with suppress(asyncio.CancelledError):
-            await self._drain(max(0.0, deadline - loop.time()))
+        try:
+            await self._service.drain(max(0.0, deadline - loop.time()))
+        except Unavailable as exc:
+            log.warning("drain_failed", reason=str(exc))
+        except asyncio.CancelledError:
+            pass
+        except Exception:
+            log.exception("drain_failed")
         if late:
             log.warning("grace_exceeded", grace_seconds=self._grace_seconds, passes_cut=len(late))
         for task in (*late, *sides):
             task.cancel()
         await asyncio.gather(*late, *sides, return_exceptions=True)
-
-    async def _drain(self, seconds: float) -> None:
-        try:
-            await self._service.drain(seconds)
-        except Unavailable as exc:
-            log.warning("drain_failed", reason=str(exc))
-        except Exception:
-            log.exception("drain_failed")
 
     async def _repeat(self) -> None:
         pauses = Pauses()
@@ -145,18 +148,17 @@ class Loop:
         while not self._stop.is_set():
             try:
                 worked = await service.run_once()
-            except Unavailable as exc:
-                self._health.failed(str(exc))
-                passes.labels(service.name, "failed").inc()
-                _log_failure("backing_off", exc, pauses)
-                seconds = pauses.next_seconds()
-                await self._sleep(min(seconds, _LOCKED_PAUSE_SECONDS) if isinstance(exc, Locked) else seconds)
-                continue
             except Exception as exc:  # a mistake of ours must not become a crash loop; it stays loud
-                self._health.failed(type(exc).__name__)
+                is_unavailable = isinstance(exc, Unavailable)
+                self._health.failed(str(exc) if is_unavailable else type(exc).__name__)
                 passes.labels(service.name, "failed").inc()
-                log.exception("pass_failed", error=type(exc).__name__)
-                await self._sleep(pauses.next_seconds())
+                if not is_unavailable:
+                    log.exception("pass_failed", error=type(exc).__name__)
+                elif pauses.is_reported:
+                    log.warning("backing_off", reason=str(exc), failures=pauses.failures + 1)
+                seconds = pauses.next_seconds()
+                seconds = min(seconds, _LOCKED_PAUSE_SECONDS) if isinstance(exc, Locked) else seconds
+                await is_set_within(self._stop, seconds)
                 continue
             if pauses.failures:
                 log.info("recovered", after_failures=pauses.failures)
@@ -167,10 +169,7 @@ class Loop:
                 failure = await self._until_stopped(service.wait_for_work())
                 if failure is not None:
                     log.warning("wait_failed", error=repr(failure))
-                    await self._sleep(Pauses().next_seconds())
-
-    async def _sleep(self, seconds: float) -> None:
-        await self._until_stopped(asyncio.sleep(seconds))
+                    await is_set_within(self._stop, Pauses().next_seconds())
 
     async def _until_stopped(self, wait: Awaitable[None]) -> BaseException | None:
         """Wait for it, or until the stop, which cuts it off; returns what it raised."""
@@ -192,12 +191,6 @@ class Loop:
         self._exit_code = 1
         self.stop()
 
-    def _catch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
-                loop.add_signal_handler(number, self._signalled, number)
-
     def _signalled(self, number: int) -> None:
         self._signals += 1
         if self._signals == 1:
@@ -206,22 +199,6 @@ class Loop:
         else:
             log.warning("leaving_at_once", signal=signal.Signals(number).name)
             os._exit(128 + number)
-
-
-def _log_failure(event: str, exc: Unavailable, pauses: Pauses) -> None:
-    if pauses.is_reported:
-        log.warning(event, reason=str(exc), failures=pauses.failures + 1)
-
-
-def _spare_the_collector() -> None:
-    """Have the cycle collector run rarely, and never scan the objects that exist at the start.
-
-    Tasks come and go by the thousand and none is part of a cycle; at the usual thresholds a worker spends an eighth of
-    its time looking for one.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 50, 100)
 
 
 def run_service(make: Callable[[AsyncExitStack], Service], settings: Settings, *, passes: int) -> int:
@@ -234,7 +211,11 @@ def run_service(make: Callable[[AsyncExitStack], Service], settings: Settings, *
     async def main() -> int:
         async with AsyncExitStack() as stack:
             service = make(stack)
-            _spare_the_collector()
+            # The cycle collector is to run rarely and never scan what exists at the start. Tasks come and go by the
+            # thousand and none is part of a cycle; at the usual thresholds a worker spends an eighth of its time on it.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(20_000, 50, 100)
             health = Health(service.name)
             server = serve_health(health, settings.metrics_host, settings.metrics_port)
             stack.callback(server.close)

@@ -26,9 +26,9 @@ async def enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
     spans = active.active()
     if spans is None:
         return await _enqueue(session, tasks)
-    with spans.enqueuing(tasks) as producing:
-        enqueued = await _enqueue(session, producing.tasks)
-        producing.stored(enqueued)
+    with spans.enqueuing(tasks) as (traced, stored):
+        enqueued = await _enqueue(session, traced)
+        stored(enqueued)
         return enqueued
 
 

@@ -165,7 +165,7 @@ def test_answers_do_not_tell_what_serves_them(server: HealthServer) -> None:
 def test_request_that_never_comes_is_given_up_without_a_word(
     server: HealthServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(health_module._Quiet, "timeout", 0.1)
+    monkeypatch.setattr(health_module._Handler, "timeout", 0.1)
     port = int(server.url.rpartition(":")[2])
     for said in (b"", b"GET /metr"):
         with socket.create_connection(("127.0.0.1", port), timeout=10) as slow:

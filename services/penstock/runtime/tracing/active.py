@@ -66,43 +66,28 @@ def _open_provider(process: str) -> Any:
     """
     try:
         from opentelemetry import trace
+        from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
         from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SimpleSpanProcessor
     except ImportError as exc:
         raise SettingsError(_EXTRA) from exc
     given = trace.get_tracer_provider()
     if isinstance(given, TracerProvider):
         return given
-    provider = _make_provider(process)
-    trace.set_tracer_provider(provider)
-    return provider
-
-
-def _make_provider(process: str) -> Any:
-    from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SimpleSpanProcessor
-
-    processors: list[Any] = []
-    for name in _exporters():
-        if name == "otlp":
-            processors.append(BatchSpanProcessor(_otlp()))
-        elif name == "console":
-            processors.append(SimpleSpanProcessor(ConsoleSpanExporter()))
     resource = Resource({SERVICE_VERSION: __version__}).merge(Resource.create())
     if str(resource.attributes.get(SERVICE_NAME, "unknown_service")).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: f"penstock-{process}"}))
     provider = TracerProvider(resource=resource)
-    for processor in processors:
-        provider.add_span_processor(processor)
-    return provider
-
-
-def _exporters() -> list[str]:
-    given = [name.strip() for name in os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",") if name.strip()]
-    for name in given:
+    names = [name.strip() for name in os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",") if name.strip()]
+    for name in names or ["otlp"]:
         if name not in _EXPORTERS:
             raise SettingsError(f"OTEL_TRACES_EXPORTER is {name!r}: choose of {', '.join(_EXPORTERS)}")
-    return given or ["otlp"]
+        if name == "otlp":
+            provider.add_span_processor(BatchSpanProcessor(_otlp()))
+        elif name == "console":
+            provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter()))
+    trace.set_tracer_provider(provider)
+    return provider
 
 
 def _otlp() -> Any:

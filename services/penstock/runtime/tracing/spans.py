@@ -7,9 +7,9 @@ task's id as that of the message. A task's row stores the span of its enqueue, t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import time_ns
 from typing import Any
 
@@ -26,22 +26,6 @@ from penstock.protocol.version import __version__
 
 _LINKS = 128  # of one span; more are dropped by the library
 _ROOT = contexts.Context()
-
-
-@dataclass(slots=True)
-class TracedTasks:
-    """Tasks with the contexts that they will carry. spans: of their enqueue, each with the positions of its tasks."""
-
-    tasks: Sequence[NewTask]
-    spans: list[tuple[Span, list[int]]]
-
-    def stored(self, enqueued: Sequence[Enqueued]) -> None:
-        for span, places in self.spans:
-            if len(places) == 1 and span.is_recording():
-                made = enqueued[places[0]]
-                span.set_attribute("messaging.message.id", str(made.id))
-                if made.duplicate:
-                    span.set_attribute("penstock.duplicate", True)
 
 
 class AttemptSpan:
@@ -107,8 +91,10 @@ class Spans:
             _fail(span, str(status))
 
     @contextmanager
-    def enqueuing(self, tasks: Sequence[NewTask]) -> Iterator[TracedTasks]:
-        """The enqueue of tasks, which gives each the context that it carries from now on.
+    def enqueuing(
+        self, tasks: Sequence[NewTask]
+    ) -> Iterator[tuple[list[NewTask], Callable[[Sequence[Enqueued]], None]]]:
+        """The enqueue of tasks: they with the contexts that they carry from now on, and what is called once stored.
 
         Tasks of one caller share a span. Those without one are of the current span, or else begin a trace each.
         """
@@ -125,8 +111,17 @@ class Spans:
             carried = _trace_context(span)
             for place in places:
                 traced[place] = replace(tasks[place], trace=carried and carried.text)
+
+        def stored(enqueued: Sequence[Enqueued]) -> None:
+            for span, places in spans:
+                if len(places) == 1 and span.is_recording():
+                    made = enqueued[places[0]]
+                    span.set_attribute("messaging.message.id", str(made.id))
+                    if made.duplicate:
+                        span.set_attribute("penstock.duplicate", True)
+
         try:
-            yield TracedTasks(traced, spans)
+            yield traced, stored
         except BaseException as exc:
             for span, _ in spans:
                 _fail(span, type(exc).__name__)
