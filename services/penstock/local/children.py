@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -48,11 +47,6 @@ class Output:
     def recent(self, name: str) -> str:
         """The last lines of one process, for an error message."""
         return "\n".join("  " + line.decode("utf-8", "replace") for line in self._recent.get(name, ()))
-
-    @classmethod
-    def to_stderr(cls) -> Output:
-        colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-        return cls(sys.stderr.buffer, colour=colour)
 
     def line(self, name: str, text: bytes) -> None:
         prefix = self._names.get(name)

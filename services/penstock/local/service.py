@@ -37,10 +37,6 @@ class PortTaken(StackError):
     """The port was free a moment ago and now is not; another one may work."""
 
 
-class NotYet(StackError):
-    """The service refused to start for a temporary reason."""
-
-
 class Service(ABC):
     """One embedded service: ``prepare`` its folder, ``spawn`` it, wait until it is ready, ``stop`` it.
 
@@ -51,6 +47,7 @@ class Service(ABC):
     name: str
     stop_signal: signal.Signals = signal.SIGTERM  # also what the child gets when this process is killed
     start_within_seconds: float = 60
+    passing_problem: str | None = None  # in the log of a child that exited and may succeed a moment later
 
     def __init__(self, data_dir: Path, *, port: int | None = None) -> None:
         self.data_dir = data_dir.absolute()
@@ -108,7 +105,6 @@ class Service(ABC):
         if self.pid is not None:
             raise StackError(f"{self.name} runs already as process {self.pid}")
         self.take_port()
-        rotate(self.log_path)
         command, options = self.launch()
         with open_log(self.log_path) as output:
             self._child = subprocess.Popen(
@@ -132,11 +128,18 @@ class Service(ABC):
         while not self.is_ready():
             code = self.returncode
             if code is not None:
-                error = self.explain_exit(code, tail(self.log_path))
-                needs_port = isinstance(error, PortTaken) and self._port_is_free_choice
-                if not tries_left or not (needs_port or isinstance(error, NotYet)):
-                    raise error
-                self.port = 0 if needs_port else self.port
+                words = tail(self.log_path)
+                where = f"{self.name} exited with code {code} on port {self.port}; {self.log_path} ends:\n{words}"
+                is_port_taken = "address already in use" in words.lower()
+                may_pass = bool(self.passing_problem and self.passing_problem in words)
+                if is_port_taken:
+                    may_pass = self._port_is_free_choice
+                    where = f"port {self.port} is taken; name another one or stop what uses it. {where}"
+                if not (tries_left and may_pass):
+                    raise PortTaken(where) if is_port_taken else StackError(where)
+                if is_port_taken:
+                    self.port = 0
+                time.sleep(0.5)
                 return False
             if time.monotonic() > deadline:
                 self.stop()
@@ -157,13 +160,6 @@ class Service(ABC):
             with contextlib.suppress(OSError, ValueError):
                 last = int(self._port_path.read_text("ascii"))
             self.port = free_port(last)
-
-    def explain_exit(self, code: int, log_tail: str) -> StackError:
-        """The error for a child that exited instead of serving."""
-        where = f"{self.name} exited with code {code} on port {self.port}; {self.log_path} ends:\n{log_tail}"
-        if "address already in use" in log_tail.lower():
-            return PortTaken(f"port {self.port} is taken; name another one or stop what uses it. {where}")
-        return StackError(where)
 
     def stop(self, grace_seconds: float = 15) -> None:
         """Stop gracefully, by force after the grace; no error when it does not run."""
@@ -256,7 +252,13 @@ def plain_environment() -> dict[str, str]:
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """A log to append to, which its owner alone may read: logs repeat what they were given."""
+    """A log to append to, which its owner alone may read: logs repeat what they were given.
+
+    One that has grown over the limit is moved aside, in place of the one moved before.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_size > LOG_KEPT_BYTES:
+            path.replace(path.with_name(path.name + ".1"))
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.fchmod(descriptor, 0o600)  # an earlier version's may be readable for others
     return os.fdopen(descriptor, "ab")
@@ -284,10 +286,3 @@ def tail(path: Path, lines: int = 12, *, since: int = 0) -> str:
     except OSError:
         return "(no log)"
     return "\n".join("  " + line for line in text.splitlines()[-lines:]) or "(empty)"
-
-
-def rotate(path: Path, limit_bytes: int = LOG_KEPT_BYTES) -> None:
-    """Move a log that has grown over the limit aside, replacing the one moved before."""
-    with contextlib.suppress(FileNotFoundError):
-        if path.stat().st_size > limit_bytes:
-            path.replace(path.with_name(path.name + ".1"))

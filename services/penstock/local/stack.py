@@ -21,7 +21,7 @@ from penstock.local.state import DataDir, end_leftovers
 from penstock.protocol.api_key import Permission, digest_of, new_secret
 from penstock.protocol.errors import StackError
 from penstock.runtime.logs import get_logger
-from penstock.settings.broker_urls import parse_broker_url
+from penstock.settings.broker_urls import BrokerUrl, parse_broker_url
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
 
@@ -88,7 +88,7 @@ class Stack:
         self._outside_sqs = sqs_endpoint_url
         self._transport_url = transport_url or "sqs://"
         self._worker_env = dict(worker_env or {})
-        self._output = output or Output.to_stderr()
+        self._output = output or Output(sys.stderr.buffer, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ)
         self._services: list[Service] = []
         self._children = Children(self._output, self._publish)
         self._workers: list[Child] = []
@@ -113,7 +113,12 @@ class Stack:
             raise
 
     async def _start(self) -> None:
-        self._check()
+        try:
+            broker = parse_broker_url(self._transport_url)
+        except ValueError as exc:
+            raise StackError(f"the URL of the transport {exc}") from exc
+        if broker.kind != "sqs" and self._outside_sqs:
+            raise StackError("name either another broker (--transport-url) or another SQS (--sqs-endpoint-url)")
         self.data_dir.prepare()
         left_behind = self._held.enter_context(self.data_dir.held())
         if left_behind is not None:
@@ -123,7 +128,7 @@ class Stack:
         self._http_port = self._api_port(user)
         self._grace_seconds = user.grace_seconds + 5
 
-        database_url, sqs_url, access_key = await self._start_services()
+        database_url, sqs_url, access_key = await self._start_services(broker)
         os.environ.update(_no_proxy())  # for our own calls to SQS
         self._places = self._places_of(user, sqs_url, access_key)
         settings = self._places | {"PENSTOCK_DATABASE_URL": database_url}
@@ -171,14 +176,6 @@ class Stack:
             self._children.keep(child)
         await asyncio.gather(self._wait_ready(), self._find_suggestion(worker_env))
 
-    def _check(self) -> None:
-        try:
-            kind = parse_broker_url(self._transport_url).kind
-        except ValueError as exc:
-            raise StackError(f"the URL of the transport {exc}") from exc
-        if kind != "sqs" and self._outside_sqs:
-            raise StackError("name either another broker (--transport-url) or another SQS (--sqs-endpoint-url)")
-
     def _api_port(self, user: Settings) -> int:
         wanted = self._port
         if wanted is None and "http_port" in user.model_fields_set:
@@ -225,10 +222,10 @@ class Stack:
             env["PENSTOCK_CONTROL_API_KEY"] = key.get_secret_value() if key else self._control_key
         return {name: value for name, value in env.items() if name not in self._worker_env}
 
-    async def _start_services(self) -> tuple[str, str, str]:
+    async def _start_services(self, broker: BrokerUrl) -> tuple[str, str, str]:
         """Start Postgres and SQS, both at once; returns their URLs, and the embedded SQS's access key, `ID:SECRET`."""
         postgres = None if self._outside_database else EmbeddedPostgres(self.data_dir.path / "postgres")
-        needs_sqs = parse_broker_url(self._transport_url).kind == "sqs" and not self._outside_sqs
+        needs_sqs = broker.kind == "sqs" and not self._outside_sqs
         sqs = EmbeddedSqs(self.data_dir.path / "sqs") if needs_sqs else None
         self._services = [service for service in (postgres, sqs) if service is not None]
         starts = (service.start_async() for service in self._services)

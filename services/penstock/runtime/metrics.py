@@ -1,4 +1,4 @@
-"""Every metric that Penstock exports: name, unit, labels. docs/metrics.md tables them; a test holds the two together.
+"""Every metric that Penstock exports: name without `penstock_`, unit, labels, as tabled in docs/metrics.md.
 
 Labels stay low in cardinality: a process distinguishes so many actions and counts further ones as ``other``, for names
 of actions come from callers; everything else is a fixed set.
@@ -67,172 +67,160 @@ REGISTRY = CollectorRegistry(auto_describe=True)
 _RUN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 _WAIT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
-_counter = partial(Counter, registry=REGISTRY)
-_gauge = partial(Gauge, registry=REGISTRY)
-_histogram = partial(Histogram, buckets=_WAIT_SECONDS, registry=REGISTRY)
+_counter = partial(Counter, namespace="penstock", registry=REGISTRY)
+_gauge = partial(Gauge, namespace="penstock", registry=REGISTRY)
+_histogram = partial(Histogram, namespace="penstock", buckets=_WAIT_SECONDS, registry=REGISTRY)
 
 # Every process
 PASSES = _counter(
-    "penstock_passes_total", "Passes of a process's loop, by outcome (worked, idle, failed)", ["process", "outcome"]
+    "passes_total", "Passes of a process's loop, by outcome (worked, idle, failed)", ["process", "outcome"]
 )
-READY = _gauge("penstock_ready", "1 while the last pass succeeded, else 0", ["process"])
+READY = _gauge("ready", "1 while the last pass succeeded, else 0", ["process"])
 SQS_CALLS = _counter(
-    "penstock_sqs_calls_total",
+    "sqs_calls_total",
     "Calls to SQS, by operation, queue and outcome (ok, partial, failed)",
     ["operation", "queue", "outcome"],
 )
-SQS_BILLED_UNITS = _counter(
-    "penstock_sqs_billed_units_total", "Billed 64 KiB units of SQS calls", ["operation", "queue"]
-)
+SQS_BILLED_UNITS = _counter("sqs_billed_units_total", "Billed 64 KiB units of SQS calls", ["operation", "queue"])
 TRANSPORT_CALLS = _counter(
-    "penstock_transport_calls_total",
+    "transport_calls_total",
     "Calls to RabbitMQ or Kafka, of sends each message, by transport, operation, queue and outcome (ok, failed)",
     ["transport", "operation", "queue", "outcome"],
 )
 MESSAGES = _counter(
-    "penstock_messages_total",
+    "messages_total",
     "Messages by queue and direction (received, sent, deleted, released)",
     ["queue", "direction"],
 )
-STATEMENT_SECONDS = _histogram(
-    "penstock_statement_seconds", "Time of one statement, its round trip included", ["statement"]
-)
+STATEMENT_SECONDS = _histogram("statement_seconds", "Time of one statement, its round trip included", ["statement"])
 BATCH_SIZE = _histogram(
-    "penstock_batch_size", "Tasks touched by one statement or carried by one message", ["operation"], buckets=_SIZES
+    "batch_size", "Tasks touched by one statement or carried by one message", ["operation"], buckets=_SIZES
 )
-INJECTED_FAULTS = _counter("penstock_injected_faults_total", "Injected faults (PENSTOCK_CHAOS_*), by edge", ["edge"])
+INJECTED_FAULTS = _counter("injected_faults_total", "Injected faults (PENSTOCK_CHAOS_*), by edge", ["edge"])
 
 # Transitions, counted by the process that performs them
-TRANSITIONS = _counter(
-    "penstock_transitions_total", "Changes of state, by action and the state entered", ["action", "state"]
-)
+TRANSITIONS = _counter("transitions_total", "Changes of state, by action and the state entered", ["action", "state"])
 ENQUEUED = _counter(
-    "penstock_enqueued_total",
+    "enqueued_total",
     "Tasks accepted, by action and source (http, inbound, replay, schedule, workflow, spawn, delayed_record)",
     ["action", "source"],
 )
-DUPLICATES = _counter("penstock_duplicates_total", "Enqueues answered with an earlier task's id", ["action"])
-REJECTED = _counter("penstock_rejected_total", "Rejected messages stored, by source (inbound, results)", ["source"])
-STALE_RESULTS = _counter(
-    "penstock_stale_results_total", "Results ignored because a newer claim, or none, holds the task"
-)
+DUPLICATES = _counter("duplicates_total", "Enqueues answered with an earlier task's id", ["action"])
+REJECTED = _counter("rejected_total", "Rejected messages stored, by source (inbound, results)", ["source"])
+STALE_RESULTS = _counter("stale_results_total", "Results ignored because a newer claim, or none, holds the task")
 WAITS_ENDED = _counter(
-    "penstock_waits_ended_total",
+    "waits_ended_total",
     "Answers to waits and waits timed out, by outcome (settled, kept, duplicate, refused, timeout)",
     ["outcome"],
 )
 RELEASED = _counter(
-    "penstock_released_total", "Claims given back, by reason (send_failed, unsent, untaken, suspect)", ["reason"]
+    "released_total", "Claims given back, by reason (send_failed, unsent, untaken, suspect)", ["reason"]
 )
-REPAIRED = _counter("penstock_repaired_total", "Stale tasks repaired, as a failed attempt")
-CLEANED = _counter("penstock_cleaned_total", "Records removed by retention, by kind", ["kind"])
-DUTIES_FAILED = _counter("penstock_duties_failed_total", "Failed rounds of the supervisor's duties, by duty", ["duty"])
+REPAIRED = _counter("repaired_total", "Stale tasks repaired, as a failed attempt")
+CLEANED = _counter("cleaned_total", "Records removed by retention, by kind", ["kind"])
+DUTIES_FAILED = _counter("duties_failed_total", "Failed rounds of the supervisor's duties, by duty", ["duty"])
 
 # Scheduler
-QUEUE_WAIT_SECONDS = _histogram("penstock_queue_wait_seconds", "Time from due to claimed", ["action"])
-IN_FLIGHT = _gauge("penstock_in_flight", "Tasks claimed and not settled, as last counted")
-WINDOW = _gauge("penstock_window", "Tasks that may be claimed and not settled")
+QUEUE_WAIT_SECONDS = _histogram("queue_wait_seconds", "Time from due to claimed", ["action"])
+IN_FLIGHT = _gauge("in_flight", "Tasks claimed and not settled, as last counted")
+WINDOW = _gauge("window", "Tasks that may be claimed and not settled")
 
 # Worker
-RUN_SECONDS = _histogram("penstock_run_seconds", "Run time of a handler", ["action", "outcome"], buckets=_RUN_SECONDS)
-OUTBOUND_WAIT_SECONDS = _histogram(
-    "penstock_outbound_wait_seconds", "Time from sent by the scheduler to started by the worker"
-)
-RUNNING = _gauge("penstock_running", "Handlers running now")
+RUN_SECONDS = _histogram("run_seconds", "Run time of a handler", ["action", "outcome"], buckets=_RUN_SECONDS)
+OUTBOUND_WAIT_SECONDS = _histogram("outbound_wait_seconds", "Time from sent by the scheduler to started by the worker")
+RUNNING = _gauge("running", "Handlers running now")
 LOOP_BLOCKED_SECONDS = _counter(
-    "penstock_loop_blocked_seconds_total", "Time for which a handler blocked the worker's event loop"
+    "loop_blocked_seconds_total", "Time for which a handler blocked the worker's event loop"
 )
-HELD_MESSAGES = _gauge("penstock_held_messages", "Outbound messages received and not yet deleted")
+HELD_MESSAGES = _gauge("held_messages", "Outbound messages received and not yet deleted")
 KAFKA_PUBLISHED = _counter(
-    "penstock_kafka_published_total", "Records of kafka.publish, by outcome (published, failed, refused)", ["outcome"]
+    "kafka_published_total", "Records of kafka.publish, by outcome (published, failed, refused)", ["outcome"]
 )
 PUBLISH_LATENESS_SECONDS = _histogram(
-    "penstock_publish_lateness_seconds",
+    "publish_lateness_seconds",
     "Time from when a record of kafka.publish was due (due_at) to its acknowledgement, by the worker's clock",
 )
 
 # Supervisor
-BACKLOG = _gauge("penstock_backlog", "Live tasks, by state", ["state"])
-DUE = _gauge("penstock_due", "Tasks that are due and not claimed")
-OLDEST_DUE_SECONDS = _gauge("penstock_oldest_due_seconds", "Age of the oldest due task since it was due")
+BACKLOG = _gauge("backlog", "Live tasks, by state", ["state"])
+DUE = _gauge("due", "Tasks that are due and not claimed")
+OLDEST_DUE_SECONDS = _gauge("oldest_due_seconds", "Age of the oldest due task since it was due")
 QUEUE_DEPTH = _gauge(
-    "penstock_queue_depth", "Messages in a queue, by queue and kind (visible, in_flight, delayed)", ["queue", "kind"]
+    "queue_depth", "Messages in a queue, by queue and kind (visible, in_flight, delayed)", ["queue", "kind"]
 )
 SCALING_WAITING = _gauge(
-    "penstock_scaling_waiting", "Tasks that wait for the workers of a route, counted up to 50000", ["route"]
+    "scaling_waiting", "Tasks that wait for the workers of a route, counted up to 50000", ["route"]
 )
 SCALING_IN_FLIGHT = _gauge(
-    "penstock_scaling_in_flight", "Tasks of a route claimed and not settled, counted up to 50000", ["route"]
+    "scaling_in_flight", "Tasks of a route claimed and not settled, counted up to 50000", ["route"]
 )
 SCALING_OLDEST_SECONDS = _gauge(
-    "penstock_scaling_oldest_seconds", "Age of the oldest task that waits for the workers of a route", ["route"]
+    "scaling_oldest_seconds", "Age of the oldest task that waits for the workers of a route", ["route"]
 )
 SCALING_SLOTS = _gauge(
-    "penstock_scaling_slots",
+    "scaling_slots",
     "Handlers of a route that have to run at once to keep up and drain it within a minute",
     ["route"],
 )
-REJECTED_KEPT = _gauge("penstock_rejected_kept", "Rejected messages kept for an operator")
+REJECTED_KEPT = _gauge("rejected_kept", "Rejected messages kept for an operator")
 SCHEDULE_RUNS = _counter(
-    "penstock_schedule_runs_total", "Instants of schedules, by outcome (FIRED, SKIPPED, MISSED)", ["outcome"]
+    "schedule_runs_total", "Instants of schedules, by outcome (FIRED, SKIPPED, MISSED)", ["outcome"]
 )
-DELAYED_RECORDS = _gauge("penstock_delayed_records", "Delayed records stored, by source", ["source"])
+DELAYED_RECORDS = _gauge("delayed_records", "Delayed records stored, by source", ["source"])
 DELAYED_RECORD_LATENESS_SECONDS = _histogram(
-    "penstock_delayed_record_lateness_seconds", "Delay between a delayed record's due time and its task"
+    "delayed_record_lateness_seconds", "Delay between a delayed record's due time and its task"
 )
 SCHEDULE_LATENESS_SECONDS = _histogram(
-    "penstock_schedule_lateness_seconds", "Delay between a schedule's due time and its firing"
+    "schedule_lateness_seconds", "Delay between a schedule's due time and its firing"
 )
-WORKFLOW_EVENTS = _counter("penstock_workflow_events_total", "Settled steps processed by their workflow")
-WORKFLOWS_ENDED = _counter("penstock_workflows_ended_total", "Workflows ended, by state (SUCCESS, FAILED)", ["state"])
+WORKFLOW_EVENTS = _counter("workflow_events_total", "Settled steps processed by their workflow")
+WORKFLOWS_ENDED = _counter("workflows_ended_total", "Workflows ended, by state (SUCCESS, FAILED)", ["state"])
 
 # Payloads that are objects, or encrypted
 PAYLOAD_OBJECTS = _counter(
-    "penstock_payload_objects_total",
+    "payload_objects_total",
     "Calls to the bucket of large payloads, by operation (put, get, delete) and outcome (ok, lost, away)",
     ["operation", "outcome"],
 )
 PAYLOAD_BYTES = _counter(
-    "penstock_payload_bytes_total",
+    "payload_bytes_total",
     "Bytes of large payloads and results put into the bucket and got from it",
     ["operation"],
 )
 PAYLOADS_POSTPONED = _counter(
-    "penstock_payloads_postponed_total",
+    "payloads_postponed_total",
     "Attempts returned because their payload was unavailable: S3 did not answer, or the worker lacked the key",
     ["action"],
 )
 
 # Delayed records: clockwork's API, penstock clockwork-source and penstock kafka-source
 DELAYED_RECORD_CHANGES = _counter(
-    "penstock_delayed_record_changes_total",
+    "delayed_record_changes_total",
     "Changes of delayed records, by source and outcome (stored, replaced, known, cancelled, refused, published)",
     ["source", "outcome"],
 )
 SOURCE_RECORDS = _counter(
-    "penstock_source_records_total",
+    "source_records_total",
     "Records read from Kafka, by source and kind (update, canceled, expired, invalid-avro, not-json, invalid-json, "
     "decode, transformation)",
     ["source", "kind"],
 )
 CREATION_LATENCY_SECONDS = _histogram(
-    "penstock_creation_latency_seconds",
+    "creation_latency_seconds",
     "Time from a request, or a record in Kafka, to the stored delayed record",
     ["source"],
 )
 
 # Api
 REQUESTS = _counter(
-    "penstock_requests_total",
+    "requests_total",
     "JSON-RPC requests over HTTP, by method and outcome (ok, or the error code)",
     ["method", "outcome"],
 )
-REQUEST_SECONDS = _histogram(
-    "penstock_request_seconds", "Time to answer one HTTP request that does not wait for results"
-)
-RESULT_WAITS = _gauge("penstock_result_waits", "Tasks that callers of result wait for now, counted per caller")
+REQUEST_SECONDS = _histogram("request_seconds", "Time to answer one HTTP request that does not wait for results")
+RESULT_WAITS = _gauge("result_waits", "Tasks that callers of result wait for now, counted per caller")
 REFUSED = _counter(
-    "penstock_refused_total",
+    "refused_total",
     "HTTP requests refused before they were processed, by reason (host, key, rate, media_type, size, time, head, "
     "connections, memory)",
     ["reason"],

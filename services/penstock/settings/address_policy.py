@@ -8,15 +8,16 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _HOST = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9_])?")
 
-# IANA's registry of special-purpose IPv4 addresses, and multicast. Written out, for ipaddress.is_global has meant other
+# IANA's registries of special-purpose addresses, and multicast. Written out, for ipaddress.is_global has meant other
 # things from one Python to the next.
-_REFUSED_IPV4: tuple[tuple[Network, str], ...] = tuple(
+_REFUSED: tuple[tuple[Network, str], ...] = tuple(
     (ipaddress.ip_network(network), kind)
     for network, kind in (
         ("0.0.0.0/8", "of this host"),
@@ -35,28 +36,17 @@ _REFUSED_IPV4: tuple[tuple[Network, str], ...] = tuple(
         ("203.0.113.0/24", "for documentation"),
         ("224.0.0.0/4", "multicast"),
         ("240.0.0.0/4", "reserved"),
-    )
-)
-# Of IPv6 only this block is given out; within it, these are not for hosts, or lead elsewhere (Teredo, 6to4).
-_PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")
-_REFUSED_IPV6: tuple[tuple[Network, str], ...] = tuple(
-    (ipaddress.ip_network(network), kind)
-    for network, kind in (
-        ("2001::/23", "reserved"),
+        ("::1/128", "loopback"),
+        ("2001::/23", "reserved"),  # these four are not for hosts, or lead elsewhere (Teredo, 6to4)
         ("2001:db8::/32", "for documentation"),
         ("2002::/16", "of a tunnel"),
         ("3fff::/20", "for documentation"),
-    )
-)
-_KINDS_IPV6: tuple[tuple[Network, str], ...] = tuple(
-    (ipaddress.ip_network(network), kind)
-    for network, kind in (
-        ("::1/128", "loopback"),
         ("fc00::/7", "private"),
         ("fe80::/10", "link-local"),
         ("ff00::/8", "multicast"),
     )
 )
+_PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")  # the only block that is given out
 # An IPv4 address in the last four bytes: mapped, translated (SIIT), and NAT64 by the prefix that is well known.
 _CARRIES_IPV4 = tuple(
     ipaddress.IPv6Network(network) for network in ("::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96")
@@ -74,16 +64,18 @@ class AddressPolicy:
         self._networks: list[Network] = []
         self._hosts: set[str] = set()
         for entry in allowed:
-            network = _network(entry)
-            if network is not None:
-                self._networks.append(network)
-            elif _HOST.fullmatch(entry.lower()) and not _is_numeric(entry):
-                self._hosts.add(entry.lower())
-            else:
+            with suppress(ValueError):
+                self._networks.append(ipaddress.ip_network(entry.strip("[]")))
+                continue
+            # A resolver would take a last part that is a number for an address in one of the old forms, such as 127.1
+            # or 0x7f000001.
+            last = entry.rstrip(".").rpartition(".")[2].lower()
+            if not _HOST.fullmatch(entry.lower()) or last.isdigit() or last.startswith("0x"):
                 raise ValueError(
                     f"{entry!r} is neither a network such as 10.1.0.0/16, nor an address, nor a host such as "
                     "billing.internal or *.internal"
                 )
+            self._hosts.add(entry.lower())
 
     def trusts(self, host: str) -> bool:
         """Whether a host may be reached wherever its name leads."""
@@ -99,17 +91,14 @@ class AddressPolicy:
         Raises ValueError for what is no address.
         """
         found = ipaddress.ip_address(address)
-        kind = _kind(found)
-        if kind is None:
+        forms = [form for form in (found, _carried(found)) if form is not None]
+        if any(form in network for form in forms for network in self._networks):
             return None
-        forms: list[Address] = [found]
-        inner = _carried(found)
-        if inner is not None:
-            forms.append(inner)
-        allowed = any(
-            form.version == network.version and form in network for form in forms for network in self._networks
-        )
-        return None if allowed else kind
+        # The address that it leads to decides.
+        kind = next((kind for network, kind in _REFUSED if forms[-1] in network), None)
+        if kind is None and forms[-1].version == 6 and forms[-1] not in _PUBLIC_IPV6:
+            return "reserved"
+        return kind
 
 
 def address_of(host: str) -> str | None:
@@ -122,35 +111,7 @@ def address_of(host: str) -> str | None:
     return bare
 
 
-def _network(entry: str) -> Network | None:
-    try:
-        return ipaddress.ip_network(entry.strip("[]"))
-    except ValueError:
-        return None
-
-
-def _is_numeric(host: str) -> bool:
-    """Whether a resolver would take it for an address in one of the old forms, such as 127.1 or 0x7f000001."""
-    last = host.rstrip(".").rpartition(".")[2].lower()
-    return last.isdigit() or last.startswith("0x") or "/" in host
-
-
-def _kind(address: Address) -> str | None:
-    if isinstance(address, ipaddress.IPv4Address):
-        return next((kind for network, kind in _REFUSED_IPV4 if address in network), None)
-    inner = _carried(address)
-    if inner is not None:
-        return _kind(inner)
-    if address.scope_id is not None:
-        address = ipaddress.IPv6Address(int(address))  # a zone is no part of any network
-    if address in _PUBLIC_IPV6:
-        return next((kind for network, kind in _REFUSED_IPV6 if address in network), None)
-    return next((kind for network, kind in _KINDS_IPV6 if address in network), "reserved")
-
-
 def _carried(address: Address) -> ipaddress.IPv4Address | None:
     """The IPv4 address that an IPv6 address leads to."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return None
-    bare = ipaddress.IPv6Address(int(address))
-    return ipaddress.IPv4Address(int(bare) & 0xFFFFFFFF) if any(bare in block for block in _CARRIES_IPV4) else None
+    carries = any(address in block for block in _CARRIES_IPV4)
+    return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if carries else None

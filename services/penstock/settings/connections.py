@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterator
 from typing import Annotated, Literal
 from urllib.parse import urlencode
 
@@ -12,6 +13,7 @@ from penstock.protocol.errors import SettingsError
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX, BrokerUrl, parse_broker_url
 from penstock.settings.values import (
     PREFIX,
+    Count,
     Group,
     HttpUrl,
     Name,
@@ -77,24 +79,19 @@ class DatabaseSettings(Group):
             parameters["sslrootcert"] = system  # the driver would look for ~/.postgresql/root.crt alone
         return parameters
 
-    def _database_problems(self) -> list[str]:
+    def _database_problems(self) -> Iterator[str]:
         if self.database_url is None:
-            return []
+            return
         given = query_of(self.database_url.get_secret_value())
-        wanted = {"sslmode": self.database_ssl_mode, "sslrootcert": self.database_ssl_root_cert}
-        problems = [
-            f"database_url says {name} too, and otherwise than {setting}: keep one of them"
-            for name, setting in (("sslmode", "database_ssl_mode"), ("sslrootcert", "database_ssl_root_cert"))
-            if wanted[name] is not None and given.get(name, wanted[name]) != wanted[name]
-        ]
+        for name, field in (("sslmode", "database_ssl_mode"), ("sslrootcert", "database_ssl_root_cert")):
+            wanted = getattr(self, field)
+            if wanted is not None and given.get(name, wanted) != wanted:
+                yield f"database_url says {name} too, and otherwise than {field}: keep one of them"
         if self.database_ssl_mode in _VERIFYING and "sslrootcert" not in self._ssl_parameters() | given:
-            problems.append(f"database_ssl_mode {self.database_ssl_mode} needs database_ssl_root_cert on this system")
+            yield f"database_ssl_mode {self.database_ssl_mode} needs database_ssl_root_cert on this system"
         mode = given.get("sslmode", self.database_ssl_mode or "prefer")
         if self.database_ssl_root_cert is not None and mode in ("disable", "allow", "prefer"):
-            problems.append(
-                f"database_ssl_root_cert is not looked at with the mode {mode}: set database_ssl_mode to verify-full"
-            )
-        return problems
+            yield f"database_ssl_root_cert is not looked at with the mode {mode}: set database_ssl_mode to verify-full"
 
 
 def _id_and_secret(key: str) -> None:
@@ -142,10 +139,9 @@ class QueueSettings(Group):
         "heartbeats of its tasks replace it.",
         ge=10,
     )
-    kafka_partitions: int = setting(
+    kafka_partitions: Count = setting(
         12,
         "Partitions of topics that are created for queues; at most this many workers take tasks from one.",
-        ge=1,
         le=10_000,
     )
     kafka_replication: int = setting(
@@ -164,14 +160,12 @@ class QueueSettings(Group):
         own = {each + suffix for each in names for suffix in ("", DEAD_LETTER_SUFFIX)}
         return name in own or name.startswith(f"{names[1]}-")
 
-    def _queue_problems(self) -> list[str]:
-        kind = self.transport.kind
-        names = {name: getattr(self, name) for name in ("inbound_queue", "outbound_queue", "results_queue")}
-        return [
-            f"{name} {value} is a URL of SQS, and transport_url begins with {self.transport.scheme}://: name the queue"
-            for name, value in names.items()
-            if kind != "sqs" and "://" in value
-        ]
+    def _queue_problems(self) -> Iterator[str]:
+        scheme = self.transport.scheme
+        for name in ("inbound_queue", "outbound_queue", "results_queue"):
+            value = getattr(self, name)
+            if scheme != "sqs" and "://" in value:
+                yield f"{name} {value} is a URL of SQS, and transport_url begins with {scheme}://: name the queue"
 
 
 class KafkaSettings(Group):
@@ -214,16 +208,14 @@ class KafkaSettings(Group):
             raise SettingsError(f"{PREFIX}KAFKA_BROKERS is not set: set it to host:port of one broker, or of several")
         return self.kafka_brokers
 
-    def _kafka_problems(self) -> list[str]:
-        problems = []
+    def _kafka_problems(self) -> Iterator[str]:
         protocol = self.kafka_security_protocol
         if protocol.startswith("sasl") and (self.kafka_sasl_username is None or self.kafka_sasl_password is None):
-            problems.append(f"kafka_security_protocol {protocol} needs kafka_sasl_username and kafka_sasl_password")
+            yield f"kafka_security_protocol {protocol} needs kafka_sasl_username and kafka_sasl_password"
         if not protocol.startswith("sasl") and self.kafka_sasl_password is not None:
-            problems.append(f"kafka_sasl_password is not sent with {protocol}: set kafka_security_protocol to sasl_ssl")
+            yield f"kafka_sasl_password is not sent with {protocol}: set kafka_security_protocol to sasl_ssl"
         files = (self.kafka_ssl_ca_file, self.kafka_ssl_certificate_file, self.kafka_ssl_key_file)
         if not protocol.endswith("ssl") and any(files):
-            problems.append(f"kafka_ssl_* is not looked at with {protocol}: set kafka_security_protocol to ssl")
+            yield f"kafka_ssl_* is not looked at with {protocol}: set kafka_security_protocol to ssl"
         if (self.kafka_ssl_certificate_file is None) != (self.kafka_ssl_key_file is None):
-            problems.append("kafka_ssl_certificate_file and kafka_ssl_key_file go together")
-        return problems
+            yield "kafka_ssl_certificate_file and kafka_ssl_key_file go together"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
@@ -15,16 +16,17 @@ from penstock.settings.values import (
     DAY,
     Count,
     Group,
+    Listed,
     Name,
     Names,
     OrUnset,
     Port,
+    PositiveSeconds,
     ReadableFile,
     Seconds,
     Secrets,
     check_database_url,
     checked,
-    each_checked,
     parse_bucket_url,
     read_key,
     setting,
@@ -64,7 +66,7 @@ class PayloadSettings(Group):
         "kept.",
         ge=DAY,
     )
-    payload_keys: Annotated[Secrets, each_checked(read_key)] = setting(
+    payload_keys: Listed[Annotated[SecretStr, checked(read_key)]] = setting(
         (),
         "Comma-separated keys of `penstock payload-key`: payloads, results and errors are encrypted with the first, "
         "and decrypted with any; none: they are stored unencrypted.",
@@ -97,17 +99,12 @@ class PayloadSettings(Group):
             return self.request_limit_bytes
         return max(self.request_limit_bytes, self.payload_max_bytes + _REQUEST_ROOM_BYTES)
 
-    def _payload_problems(self) -> list[str]:
-        problems = []
-        if self.payload_keys:
-            problems = [
-                f"{name} may be at most {LONGEST_SEALED_BYTES} with payload_keys, for what is encrypted is longer"
-                for name in ("payload_limit_bytes", "result_limit_bytes")
-                if getattr(self, name) > LONGEST_SEALED_BYTES
-            ]
+    def _payload_problems(self) -> Iterator[str]:
+        for name in ("payload_limit_bytes", "result_limit_bytes"):
+            if self.payload_keys and getattr(self, name) > LONGEST_SEALED_BYTES:
+                yield f"{name} may be at most {LONGEST_SEALED_BYTES} with payload_keys, for what is encrypted is longer"
         if self.payload_bucket is not None and self.payload_max_bytes < self.payload_threshold_bytes:
-            problems.append("payload_max_bytes must be at least payload_threshold_bytes")
-        return problems
+            yield "payload_max_bytes must be at least payload_threshold_bytes"
 
 
 class NamedStatement(BaseModel):
@@ -119,7 +116,7 @@ class NamedStatement(BaseModel):
         description="Postgres, `postgresql://user:password@host:port/name`."
     )
     statement: str = Field(min_length=1, description="One SQL statement, its parameters written as $1, $2 and so on.")
-    timeout_seconds: float = setting(30, "The server stops it after this.", gt=0, le=3600)
+    timeout_seconds: PositiveSeconds = setting(30, "The server stops it after this.", le=3600)
     max_rows: int = setting(100, "Of its rows, so many are kept as the result.", ge=0, le=100_000)
     with_tenant: bool = setting(
         False,
@@ -166,13 +163,13 @@ class DeliverySettings(Group):
         "Comma-separated built-in actions that workers run, such as `http.request`; none by default, because each "
         "acts in the network on behalf of every caller that may enqueue.",
     )
-    http_allow: Annotated[Names, each_checked(_host_or_network)] = setting(
+    http_allow: Listed[Annotated[str, checked(_host_or_network)]] = setting(
         (),
         "Comma-separated networks, addresses and hosts (`10.1.0.0/16,billing.internal,*.svc.local`) that "
         "`http.request` may reach although they are not public.",
     )
-    http_timeout_seconds: float = setting(
-        30, "Time for one HTTP request, including redirects and the answer, unless its task sets one.", gt=0, le=3600
+    http_timeout_seconds: PositiveSeconds = setting(
+        30, "Time for one HTTP request, including redirects and the answer, unless its task sets one.", le=3600
     )
     http_response_limit_bytes: int = setting(
         65536, "Maximum part of an answer's body that is kept as the task's result.", ge=0, le=900_000
@@ -182,7 +179,7 @@ class DeliverySettings(Group):
         "Comma-separated `name:secret` with which `http.request` signs, for tasks that give the name; a name with "
         "two secrets signs with both.",
     )
-    http_signing_hosts: Annotated[Names, each_checked(_named_host)] = setting(
+    http_signing_hosts: Listed[Annotated[str, checked(_named_host)]] = setting(
         (),
         "Comma-separated `name:host` (`billing:api.example.com,billing:*.example.org`): a secret listed here signs "
         "requests to these hosts only, an unlisted one to all hosts.",
@@ -237,7 +234,7 @@ class OlderSchedulerSettings(Group):
     clockwork_port: OrUnset[Port] = setting(
         None, "Serve them on this port as well; clockwork's was 5000. Unset: no second port."
     )
-    clockwork_networks: Annotated[Names, each_checked(_network)] = setting(
+    clockwork_networks: Listed[Annotated[str, checked(_network)]] = setting(
         (),
         "Comma-separated networks (`10.1.0.0/16`) whose clients need no API key for these endpoints; clockwork's own "
         "clients send none.",
@@ -277,14 +274,13 @@ class Scheduler0Settings(Group):
         False, "Store secrets of new credentials in clear, so that they can be read again, as scheduler0 does."
     )
     scheduler0_retry_max: int = setting(5, "How often a failed callback is tried again; for new jobs.", ge=0, le=999)
-    scheduler0_retry_delay_seconds: OrUnset[float] = setting(
+    scheduler0_retry_delay_seconds: OrUnset[Seconds] = setting(
         None,
         "Delay before each retry; unset: as PENSTOCK_RETRY_BASE_SECONDS and the related settings say.",
-        ge=0,
         le=86_400,
     )
-    scheduler0_timeout_seconds: float = setting(
-        30, "Time for one callback, including redirects and the answer.", gt=0, le=3600
+    scheduler0_timeout_seconds: PositiveSeconds = setting(
+        30, "Time for one callback, including redirects and the answer.", le=3600
     )
     scheduler0_payload_limit_bytes: int = setting(
         2_000_000, "Maximum body of one callback; larger sets of jobs are sent in several.", ge=1024, le=100_000_000
@@ -293,7 +289,6 @@ class Scheduler0Settings(Group):
         False, "Accept any HTTP status of a callback as success, as scheduler0 does; otherwise only 2xx."
     )
 
-    def _scheduler0_problems(self) -> list[str]:
+    def _scheduler0_problems(self) -> Iterator[str]:
         if (self.scheduler0_auth_username is None) != (self.scheduler0_auth_password is None):
-            return ["scheduler0_auth_username and scheduler0_auth_password go together: set both, or neither"]
-        return []
+            yield "scheduler0_auth_username and scheduler0_auth_password go together: set both, or neither"

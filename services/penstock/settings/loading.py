@@ -27,9 +27,9 @@ def load_settings(**overrides: Any) -> Settings:
             message = error["msg"].removeprefix("Value error, ")
             if error["type"] == "extra_forbidden":
                 message = f"is no setting{did_you_mean(name, Settings.model_fields)}"
-            within = ".".join(str(part) for part in error["loc"][1:])
+            within = ".".join(part for part in error["loc"][1:] if isinstance(part, str))
             lines.append(f"{PREFIX}{name.upper()}: {within and within + ': '}{message}" if name else message)
-        raise SettingsError("settings are wrong:\n  " + "\n  ".join(lines)) from None
+        raise SettingsError("settings are wrong:\n  " + "\n  ".join(dict.fromkeys(lines))) from None
 
 
 def sources_of(settings: Settings) -> dict[str, str]:

@@ -10,17 +10,7 @@ from pydantic import model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from penstock.protocol.errors import SettingsError
-from penstock.settings.connections import DatabaseSettings, KafkaSettings, QueueSettings
-from penstock.settings.features import DeliverySettings, OlderSchedulerSettings, PayloadSettings, Scheduler0Settings
-from penstock.settings.processes import (
-    AttemptSettings,
-    ChaosSettings,
-    HttpSettings,
-    ProcessSettings,
-    SchedulerSettings,
-    SupervisorSettings,
-    WorkerSettings,
-)
+from penstock.settings import connections, features, processes
 from penstock.settings.values import PREFIX
 
 _CONFIG_FILE = "penstock.toml"
@@ -44,20 +34,20 @@ def toml_source(settings_cls: type[BaseSettings]) -> TomlConfigSettingsSource:
 
 # Pydantic puts the fields of the last base first: read upwards, this is the order of docs/configuration.md.
 class Settings(
-    ChaosSettings,
-    ProcessSettings,
-    HttpSettings,
-    PayloadSettings,
-    SupervisorSettings,
-    Scheduler0Settings,
-    DeliverySettings,
-    WorkerSettings,
-    SchedulerSettings,
-    AttemptSettings,
-    OlderSchedulerSettings,
-    KafkaSettings,
-    QueueSettings,
-    DatabaseSettings,
+    processes.ChaosSettings,
+    processes.ProcessSettings,
+    processes.HttpSettings,
+    features.PayloadSettings,
+    processes.SupervisorSettings,
+    features.Scheduler0Settings,
+    features.DeliverySettings,
+    processes.WorkerSettings,
+    processes.SchedulerSettings,
+    processes.AttemptSettings,
+    features.OlderSchedulerSettings,
+    connections.KafkaSettings,
+    connections.QueueSettings,
+    connections.DatabaseSettings,
     BaseSettings,
 ):
     """All settings of all processes; frozen. Build it with :func:`load_settings`, which words mistakes for people."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, SecretStr
@@ -37,7 +38,7 @@ def _trace_url(url: str) -> None:
 class ProcessSettings(Group):
     """The sections Running and Traces of docs/configuration.md."""
 
-    concurrency: int = setting(2, "Concurrent receive loops of one process, unless `--loops` is given.", ge=1, le=256)
+    concurrency: Count = setting(2, "Concurrent receive loops of one process, unless `--loops` is given.", le=256)
     grace_seconds: Seconds = setting(25, "Time to finish and hand back work after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Lowest level that is logged.")
     log_failure_details: bool = setting(
@@ -59,17 +60,16 @@ class ProcessSettings(Group):
 class SchedulerSettings(Group):
     """The section Scheduler of docs/configuration.md."""
 
-    in_flight_seconds: float = setting(
+    in_flight_seconds: PositiveSeconds = setting(
         1,
         "The window of claimed, unsettled tasks is the number settled in this time, plus the running ones; the rest "
         "wait in Postgres by priority.",
-        gt=0,
         le=600,
     )
     in_flight_floor: Count = setting(1000, "Smallest window.")
     in_flight_limit: Count = setting(100_000, "Largest window.")
-    claim_batch_size: int = setting(2000, "Maximum number of tasks claimed by one statement.", ge=1, le=10000)
-    pack_max_tasks: int = setting(500, "Maximum number of tasks in one outbound message.", ge=1, le=1000)
+    claim_batch_size: Count = setting(2000, "Maximum number of tasks claimed by one statement.", le=10000)
+    pack_max_tasks: Count = setting(500, "Maximum number of tasks in one outbound message.", le=1000)
     pack_seconds: PositiveSeconds = setting(
         1, "Maximum work in one outbound message, by the run times that workers report."
     )
@@ -78,7 +78,7 @@ class SchedulerSettings(Group):
         "On SQS, a message holds tasks of one tenant and carries its name as MessageGroupId, so that SQS keeps a "
         "tenant with many messages from delaying others; false: tasks are packed regardless of their tenant.",
     )
-    poll_seconds: float = setting(0.2, "Interval of looks for due tasks when no wake-up comes.", gt=0, le=60)
+    poll_seconds: PositiveSeconds = setting(0.2, "Interval of looks for due tasks when no wake-up comes.", le=60)
     priority_ageing_seconds: Seconds = setting(
         0,
         "Tasks that higher priorities have kept waiting for this long get a tenth of each claim; 0: priorities are "
@@ -118,8 +118,8 @@ class WorkerSettings(Group):
         65_536, "Results over this size are sent compressed if that makes them smaller; unset: never.", ge=1024
     )
 
-    wait_timeout_seconds: float = setting(
-        7 * DAY, "How long a task waits for its event, unless its handler sets a time.", gt=0, le=100 * 366 * DAY
+    wait_timeout_seconds: PositiveSeconds = setting(
+        7 * DAY, "How long a task waits for its event, unless its handler sets a time.", le=100 * 366 * DAY
     )
 
 
@@ -131,11 +131,10 @@ class SupervisorSettings(Group):
     retention_critical_error_seconds: Seconds = setting(30 * DAY, "Retention of CRITICAL_ERROR records.")
     retention_cancelled_seconds: Seconds = setting(7 * DAY, "Retention of CANCELLED records.")
     retention_schedule_runs_seconds: Seconds = setting(7 * DAY, "Retention of the runs of schedules and of imports.")
-    schedule_batch_size: int = setting(4000, "Maximum number of schedules fired in one transaction.", ge=1, le=20_000)
-    schedule_grace_seconds: float = setting(
+    schedule_batch_size: Count = setting(4000, "Maximum number of schedules fired in one transaction.", le=20_000)
+    schedule_grace_seconds: Seconds = setting(
         60,
         "A fire no later than this is on time; a later one is missed, and the policy for missed fires applies.",
-        ge=0,
         le=86_400,
     )
     retention_rejected_seconds: Seconds = setting(30 * DAY, "Retention of rejected messages.")
@@ -160,8 +159,8 @@ class SupervisorSettings(Group):
 class AttemptSettings(Group):
     """The section Attempts of docs/configuration.md."""
 
-    max_attempts: int = setting(
-        10, "Attempts before CRITICAL_ERROR, for tasks that set no number of their own.", ge=1, le=1000
+    max_attempts: Count = setting(
+        10, "Attempts before CRITICAL_ERROR, for tasks that set no number of their own.", le=1000
     )
     retry_base_seconds: PositiveSeconds = setting(5, "Delay after the first failed attempt.")
     retry_factor: float = setting(2, "Growth of the delay from one attempt to the next.", ge=1)
@@ -204,13 +203,11 @@ class AttemptSettings(Group):
         """Whether a task in CRITICAL_ERROR holds its ordering key."""
         return self.ordering_on_critical_error == "hold"
 
-    def _attempt_problems(self) -> list[str]:
-        problems = []
+    def _attempt_problems(self) -> Iterator[str]:
         if self.retry_cap_seconds < self.retry_base_seconds:
-            problems.append("retry_cap_seconds must be at least retry_base_seconds")
+            yield "retry_cap_seconds must be at least retry_base_seconds"
         if self.stale_after_seconds <= self.heartbeat_seconds:
-            problems.append("stale_after_seconds must be above heartbeat_seconds, or live tasks would be run twice")
-        return problems
+            yield "stale_after_seconds must be above heartbeat_seconds, or live tasks would be run twice"
 
 
 def is_loopback(host: str) -> bool:
@@ -265,8 +262,8 @@ class HttpSettings(Group):
     result_waits_limit: Count = setting(
         20_000, "Maximum number of tasks that one api process waits for at once, over all calls of `result`."
     )
-    request_timeout_seconds: float = setting(
-        30, "A request must have arrived within this; its first line and headers in 10 s.", gt=0, le=3600
+    request_timeout_seconds: PositiveSeconds = setting(
+        30, "A request must have arrived within this; its first line and headers in 10 s.", le=3600
     )
     dashboard: bool = setting(True, "The api serves the dashboard at `/`, beside `/rpc`.")
     dashboard_session_seconds: float = setting(
@@ -296,16 +293,14 @@ class HttpSettings(Group):
         """The keys of ``api_keys``."""
         return parse_entries(entry.get_secret_value() for entry in self.api_keys)
 
-    def _http_problems(self) -> list[str]:
-        problems = []
+    def _http_problems(self) -> Iterator[str]:
         if not is_loopback(self.http_host) and not self.needs_keys:
-            problems.append(
+            yield (
                 f"http_host {self.http_host} is not loopback: set {PREFIX}API_KEYS first, "
                 f"or {PREFIX}API_REQUIRE_KEYS=true"
             )
         if self.api_rate_burst is not None and self.api_rate_limit is None:
-            problems.append("api_rate_burst needs api_rate_limit")
-        return problems
+            yield "api_rate_burst needs api_rate_limit"
 
 
 class ChaosSettings(Group):
@@ -321,8 +316,8 @@ class ChaosSettings(Group):
     chaos_extend: Share = setting(0, "Chance that an extension or a release fails, wholly or in part.")
     chaos_duplicate: Share = setting(0, "Chance that a call's messages are sent twice, or delivered twice.")
     chaos_handler: Share = setting(0, "Chance that a handler raises, before or after its work.")
-    chaos_delay_seconds: float = setting(
-        0, "Each statement and each call to SQS waits a random time up to this.", ge=0, le=60
+    chaos_delay_seconds: Seconds = setting(
+        0, "Each statement and each call to SQS waits a random time up to this.", le=60
     )
     chaos_seed: OrUnset[int] = setting(
         None, "The same seed gives the same faults in each process; unset: new ones at each start."

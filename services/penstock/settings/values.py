@@ -39,25 +39,10 @@ def checked(check: Callable[[str], object]) -> AfterValidator:
     """For a text or a secret: the check raises ValueError, which names no secret."""
 
     def validate(value: Any) -> Any:
-        check(_text_of(value))
+        check(value.get_secret_value() if isinstance(value, SecretStr) else value)
         return value
 
     return AfterValidator(validate)
-
-
-def each_checked(check: Callable[[str], object]) -> AfterValidator:
-    """As :func:`checked`, for each text or secret of a tuple."""
-
-    def validate(values: Any) -> Any:
-        for value in values:
-            check(_text_of(value))
-        return values
-
-    return AfterValidator(validate)
-
-
-def _text_of(value: str | SecretStr) -> str:
-    return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
 def split_commas(value: Any) -> Any:
@@ -65,10 +50,6 @@ def split_commas(value: Any) -> Any:
     if isinstance(value, str):
         return tuple(entry.strip() for entry in value.split(",") if entry.strip())
     return value
-
-
-def _empty_is_unset(value: Any) -> Any:
-    return None if value == "" else value
 
 
 def _readable_file(path: str) -> None:
@@ -85,9 +66,10 @@ def _http_url(url: str) -> None:
 
 # Types of settings
 
-OrUnset = Annotated[T | None, BeforeValidator(_empty_is_unset)]
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_commas)]
-Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(split_commas)]
+OrUnset = Annotated[T | None, BeforeValidator(lambda value: None if value == "" else value)]
+Listed = Annotated[tuple[T, ...], NoDecode, BeforeValidator(split_commas)]
+Names = Listed[str]
+Secrets = Listed[SecretStr]
 Seconds = Annotated[float, Field(ge=0)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -104,7 +86,9 @@ def check_database_url(url: str) -> None:
         raise ValueError("must begin with postgresql://")
     try:
         parts = urlsplit(url)
-        torn = "@" in parts.path + parts.fragment or any(not _is_port(part) for part in _ports_of(parts.netloc))
+        for server in parts.netloc.rpartition("@")[2].split(","):
+            _ = urlsplit(f"//{server}").port  # raises ValueError
+        torn = "@" in parts.path + parts.fragment
     except ValueError:
         torn = True
     if torn:
@@ -117,16 +101,6 @@ def check_database_url(url: str) -> None:
 def query_of(url: str) -> dict[str, str]:
     """The parameters behind the question mark."""
     return dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
-
-
-def _ports_of(netloc: str) -> list[str]:
-    """What stands behind the colon of each host of a URL; several are separated by commas."""
-    hosts = netloc.rpartition("@")[2].split(",")
-    return [host.rpartition(":")[2] for host in hosts if ":" in host.rpartition("]")[2]]
-
-
-def _is_port(text: str) -> bool:
-    return text == "" or (text.isascii() and text.isdigit() and int(text) < 65536)
 
 
 _URL_NAME = re.compile(r"[0-9A-Za-z_.-]{0,60}")
