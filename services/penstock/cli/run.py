@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.brokers.base import Queue
 from penstock.brokers.opening import open_transport, queue_names
@@ -61,22 +61,20 @@ def _maker(
     """Modules are imported per process, so that a worker loads no database driver."""
     if name == "worker":
         return _worker(settings, apps, faults)
+    from penstock.db.pool import Store
+
     database_url = settings.require_database_url
 
     def make(stack: AsyncExitStack) -> Service:
-        from penstock.db.chaos import FaultyStore
-        from penstock.db.pool import Store
-
         host = "".join(char for char in socket.gethostname() if char.isascii() and char.isprintable())
-        options: dict[str, Any] = {
-            "pool_size": settings.database_pool_size,
-            "statement_timeout_seconds": settings.statement_timeout_seconds,
-            # The name that Postgres shows for each connection: process and machine, within its 63 bytes.
-            "application_name": f"penstock-{name}@{host[:26]}:{os.getpid()}",
-            "codec": PayloadCodec(settings),
-        }
-        store = (
-            Store(database_url, **options) if faults is None else FaultyStore(database_url, faults=faults, **options)
+        store = Store(
+            database_url,
+            pool_size=settings.database_pool_size,
+            statement_timeout_seconds=settings.statement_timeout_seconds,
+            # What Postgres shows for each connection: process and machine, within its 63 bytes.
+            application_name=f"penstock-{name}@{host[:26]}:{os.getpid()}",
+            codec=PayloadCodec(settings),
+            faults=faults,
         )
         stack.push_async_callback(store.close)
         if name not in _SOURCES:

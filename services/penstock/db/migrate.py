@@ -56,10 +56,7 @@ def upgrade(
 
 
 def downgrade(database_url: str, revision: str, *, lock_seconds: float = LOCK_SECONDS, tries: int = TRIES) -> None:
-    """Undo the migrations down to ``revision`` (``base``: all), with their tables.
-
-    Waits for locks, and raises, as ``upgrade`` does.
-    """
+    """Undo the migrations down to ``revision`` (``base``: all), with their tables; otherwise as ``upgrade``."""
     _run(command.downgrade, database_url, revision, lock_seconds, tries)
 
 

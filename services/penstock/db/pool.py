@@ -11,10 +11,11 @@ from typing import Any
 import asyncpg
 
 from penstock.db.driver_errors import TRANSIENT, Translated
-from penstock.db.session import Session
+from penstock.db.session import LOST_REPLY, FaultySession, Session
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.fence import ClaimKey, Fence
+from penstock.runtime.chaos import Faults
 
 _FENCE_SECONDS = 60.0
 
@@ -45,13 +46,17 @@ PATIENT_SECONDS = 5.0
 
 
 class Store:
-    """A pool of connections to the database that holds the tasks; opened when first used."""
+    """A pool of connections to the database that holds the tasks; opened when first used.
+
+    faults: refuse statements, and lose the reply of commits, which stay; None: no fault is injected.
+    """
 
     def __init__(self, database_url: str, *, pool_size: int = 8, statement_timeout_seconds: float = 30,
                  acquire_timeout_seconds: float = 30, application_name: str = "penstock",
-                 codec: PayloadCodec | None = None) -> None:  # fmt: skip
+                 codec: PayloadCodec | None = None, faults: Faults | None = None) -> None:  # fmt: skip
         self.codec = codec or PayloadCodec()
         self.fence = Fence()
+        self._faults = faults
         self._fence_read_at = float("-inf")
         self._url = database_url
         self._pool_size = pool_size
@@ -136,9 +141,15 @@ class Store:
                     await session.fetch("limit_lock_wait_to", round(lock_wait_seconds * 1000))
                 yield session
             self._note(session)
+        if self._faults is not None:
+            self._faults.fail("commit", LOST_REPLY)
 
     def _session_on(self, connection: Any, *, commits_each: bool) -> Session:
-        return Session(connection, self.codec, self.fence)
+        if self._faults is None:
+            return Session(connection, self.codec, self.fence)
+        session = FaultySession(connection, self.codec, self.fence)
+        session.faults, session.commits_each = self._faults, commits_each
+        return session
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:

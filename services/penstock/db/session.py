@@ -15,7 +15,9 @@ from penstock.db.statements import SQL
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.fence import Fence
 from penstock.runtime import metrics
+from penstock.runtime.chaos import Faults
 
+LOST_REPLY = "the reply of Postgres is lost, after the commit"
 _MANY_ROWS = 50
 _LIFTED_SECONDS = 3600.0
 _PARTITION = re.compile(r"task_(success|critical_error|cancelled)(_[0-9]{8}|_default)?")
@@ -64,10 +66,7 @@ class Session:
 
     @asynccontextmanager
     async def savepoint(self, *, hurried: bool = False) -> AsyncIterator[None]:
-        """Part of a transaction, undone when the block raises; the rest may go on.
-
-        hurried: its statements wait only shortly, see ``in_halves``.
-        """
+        """Part of a transaction, undone when the block raises. hurried: as of ``Store.transaction``."""
         with Translated():
             async with self._connection.transaction():
                 if hurried:
@@ -86,6 +85,21 @@ class Session:
         """
         if rows >= _MANY_ROWS:
             await self._connection.execute("set local plan_cache_mode = force_custom_plan")
+
+
+class FaultySession(Session):
+    """Statements that may fail before they run; those that commit each may lose their reply too."""
+
+    faults: Faults
+    commits_each: bool
+
+    async def _run(self, statement: str, *args: Any) -> list[asyncpg.Record]:
+        await self.faults.delay()
+        self.faults.fail("postgres", "Postgres refuses the statement")
+        rows = await super()._run(statement, *args)
+        if self.commits_each:
+            self.faults.fail("commit", LOST_REPLY)
+        return rows
 
 
 OpenSession = Callable[[], AbstractAsyncContextManager[Session]]

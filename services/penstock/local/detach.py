@@ -21,9 +21,7 @@ STOP_WITHIN_SECONDS = 120.0
 def start_detached(data_dir: DataDir, arguments: Sequence[str], variables: Mapping[str, str]) -> dict[str, Any]:
     """Run `penstock up` with ``arguments`` in a session of its own, output to `penstock.log`; returns its state.
 
-    variables: for its environment.
-
-    Raises StackError with the end of the log when it exits instead, or when one runs already.
+    variables: for its environment. Raises StackError with the end of the log when it exits, or when one runs already.
     """
     data_dir.prepare()
     if data_dir.holder() is not None:

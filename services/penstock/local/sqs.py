@@ -21,8 +21,7 @@ class EmbeddedSqs(Service):
     """SQS protocol on 127.0.0.1, region us-east-1 (queues of other regions are other queues).
 
     data_dir: holds `state` (queues and messages) and `sqs.log`.
-    access_key_id: requests must be signed with it, by any secret; None makes a random one. See
-    sqs_server.GuardedApp.
+    access_key_id: requests must be signed with it, by any secret; None makes a random one.
     Durability: messages live in memory. They are written on a graceful stop, and every few seconds while they change;
     so after a kill -9 the last seconds are lost, and messages deleted in them come back. Postgres, not this, is what
     keeps tasks; AWS SQS loses nothing.

@@ -21,6 +21,7 @@ from penstock.local.state import DataDir, end_leftovers
 from penstock.protocol.api_key import Permission, digest_of, new_secret
 from penstock.protocol.errors import StackError
 from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import is_set_within
 from penstock.settings.broker_urls import BrokerUrl, parse_broker_url
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
@@ -372,8 +373,8 @@ class Stack:
 
     async def run(self, on_ready: Callable[[dict[str, Any]], None] = lambda state: None) -> None:
         """Start, call ``on_ready`` with the state, stay until SIGINT, SIGTERM or SIGHUP, stop. A second one leaves."""
-        loop = asyncio.get_running_loop()
         stop = asyncio.Event()
+        starting = asyncio.create_task(self.start(), name="start")
 
         def on_signal() -> None:
             if stop.is_set():
@@ -384,25 +385,19 @@ class Stack:
                 os._exit(130)
             log.info("stack_stopping", hint="a second signal leaves at once")
             stop.set()
+            starting.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, on_signal)
-        stopping = asyncio.create_task(stop.wait(), name="stop")
-        starting = asyncio.create_task(self.start(), name="start")
-        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+            asyncio.get_running_loop().add_signal_handler(number, on_signal)
         try:
-            if not starting.done():
-                starting.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await starting
+            await asyncio.wait([starting])
+            if starting.cancelled():
                 return
             starting.result()
             on_ready(self.state())
-            while not stop.is_set():
-                await asyncio.wait([stopping], timeout=1)
+            while not await is_set_within(stop, 1):
                 self._children.check()
         finally:
-            stopping.cancel()
             await self.stop()
 
     async def stop(self) -> None:

@@ -1,7 +1,4 @@
-"""Memory of the requests being served: bytes of bodies and answers, counted for the whole process.
-
-Each request is bounded too, by the tasks that its body asks for and the bytes of its answer.
-"""
+"""Memory of the requests being served: bytes of bodies and answers, counted for each and for the whole process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Fault injection: ``PENSTOCK_CHAOS_*`` settings make any edge fail with a given probability. Off by default.
+"""Fault injection: ``PENSTOCK_CHAOS_*`` settings make any edge fail with a given probability.
 
-While every setting is 0 no edge is wrapped, so fault injection costs nothing. An injected fault looks like a real one:
-a refused statement, a commit or a send whose reply is lost, half a batch that fails, a duplicate message, a handler
-that raises.
+While every setting is 0, the default, no edge is wrapped, so that fault injection costs nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""/metrics, /healthz and /readyz on a port of their own, served from a thread so that a stuck loop cannot hide.
-
-healthz: 200 while the event loop turns. readyz: 200 while the last pass succeeded; the body says why not.
-"""
+"""/metrics, /healthz (the event loop turns) and /readyz (the last pass succeeded), served beside the event loop."""
 
 from __future__ import annotations
 

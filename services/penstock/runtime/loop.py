@@ -66,10 +66,7 @@ class Service:
 
 
 class Loop:
-    """Runs a service until a stop is requested.
-
-    passes: how many passes may be under way at once (``--loops``).
-    """
+    """Runs a service until a stop is requested. passes: how many may be under way at once (``--loops``)."""
 
     def __init__(self, service: Service, *, passes: int, grace_seconds: float, health: Health | None = None) -> None:
         self._service = service

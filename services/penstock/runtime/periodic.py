@@ -13,10 +13,7 @@ log = get_logger()
 
 
 async def repeat(duty: str, work: Callable[[], Awaitable[float]]) -> None:
-    """Run ``work`` until cancelled, each time after as many seconds as it returns; with growing pauses while it fails.
-
-    An unexpected error is logged with its traceback and does not end the duty.
-    """
+    """Run ``work`` until cancelled, each time after as many seconds as it returns, or growing pauses while it fails."""
     pauses = Pauses()
     while True:
         try:

@@ -86,10 +86,7 @@ class AddressPolicy:
         return any("*." + ".".join(parents[start:]) in self._hosts for start in range(len(parents)))
 
     def refusal(self, address: str) -> str | None:
-        """Why an address may not be reached, such as "private"; None where it may.
-
-        Raises ValueError for what is no address.
-        """
+        """Why an address may not be reached, such as "private"; None where it may. Raises ValueError for no address."""
         found = ipaddress.ip_address(address)
         forms = [form for form in (found, _carried(found)) if form is not None]
         if any(form in network for form in forms for network in self._networks):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.db.chaos import FaultyStore
 from penstock.db.pool import Store
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import NewTask
@@ -22,8 +21,8 @@ async def _count(database_url: str) -> int:
     return len(found.tasks) if found else 0
 
 
-def _store(database_url: str, edge: Edge) -> FaultyStore:
-    return FaultyStore(database_url, faults=Faults("api", {edge: 1}))
+def _store(database_url: str, edge: Edge) -> Store:
+    return Store(database_url, faults=Faults("api", {edge: 1}))
 
 
 @pytest.mark.parametrize(("edge", "stored"), [("postgres", 0), ("commit", 1)])

@@ -272,7 +272,8 @@ def test_pauses_double_up_to_a_limit_and_are_jittered() -> None:
     assert pauses.next_seconds() <= 0.2
 
 
-def test_a_long_outage_is_logged_at_its_first_failure_and_every_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("short_pauses")
+async def test_a_long_outage_is_logged_at_its_first_failure_and_every_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[int] = []
 
     class Log:
@@ -280,11 +281,16 @@ def test_a_long_outage_is_logged_at_its_first_failure_and_every_tenth(monkeypatc
             assert (event, reason) == ("backing_off", "away")
             lines.append(failures)
 
+        def info(self, event: str, **_: object) -> None:
+            pass
+
     monkeypatch.setattr(loop_module, "log", Log())
-    pauses = Pauses()
-    for _ in range(25):
-        loop_module._log_failure("backing_off", Unavailable("away"), pauses)
-        pauses.next_seconds()
+    step, spent = in_turn(*(Unavailable("away") for _ in range(25)))
+    loop = looped(Scripted(step))
+    running = asyncio.create_task(loop.run())
+    await asyncio.wait_for(spent.wait(), 30)
+    loop.stop()
+    await running
     assert lines == [1, 11, 21]
 
 

@@ -52,10 +52,9 @@ def use(spans: Spans | None) -> None:
 
 def stop_tracing() -> None:
     """Export what is left and end tracing."""
-    spans = _active
+    if _active is not None:
+        _active.shutdown()
     use(None)
-    if spans is not None:
-        spans.shutdown()
 
 
 def _open_provider(process: str) -> Any:

@@ -106,7 +106,13 @@ class Spans:
         spans: list[tuple[Span, list[int]]] = []
         for caller, places in places_of.items():
             parent = trace_context.of_text(caller) if isinstance(caller, str) else here
-            span = self._enqueue(parent, [tasks[place] for place in places])
+            actions = {tasks[place].action for place in places}
+            action = actions.pop() if len(actions) == 1 else None
+            attributes = _about("enqueue", "create", action)
+            if len(places) > 1:
+                attributes["messaging.batch.message_count"] = len(places)
+            name = "enqueue" if action is None else f"enqueue {action}"
+            span = self._tracer.start_span(name, _under(parent), SpanKind.PRODUCER, attributes)
             spans.append((span, places))
             carried = _trace_context(span)
             for place in places:
@@ -129,16 +135,6 @@ class Spans:
         finally:
             for span, _ in spans:
                 span.end()
-
-    def _enqueue(self, parent: TraceContext | None, tasks: Sequence[NewTask]) -> Span:
-        actions = {task.action for task in tasks}
-        action = actions.pop() if len(actions) == 1 else None
-        name = "enqueue" if action is None else f"enqueue {action}"
-        attributes = _about("enqueue", "create", action)
-        if len(tasks) > 1:
-            attributes["messaging.batch.message_count"] = len(tasks)
-        span: Span = self._tracer.start_span(name, _under(parent), SpanKind.PRODUCER, attributes)
-        return span
 
     def passed(self, operation: str, kind: str, hops: Sequence[Hop], *, started_ns: int, count: int) -> None:
         """``count`` tasks have passed this process together; those that are sampled get a span each.
