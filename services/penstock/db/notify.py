@@ -79,10 +79,11 @@ class Listener:
                     # A half-open socket stays silent; a query must be answered.
                     await connection.execute("select 1", timeout=5)
                 log.warning("listen_lost", reason="the connection was closed")
-            except (Unavailable, OSError, TimeoutError) as exc:
-                log.warning("listen_lost", reason=str(exc) or type(exc).__name__)
             except Exception as exc:
-                log.warning("listen_lost", reason=f"{type(exc).__name__}: {exc}")
+                text = f"{type(exc).__name__}: {exc}"
+                if isinstance(exc, (Unavailable, OSError, TimeoutError)):
+                    text = str(exc) or type(exc).__name__
+                log.warning("listen_lost", reason=text)
             finally:
                 if connection is not None:
                     connection.terminate()

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
@@ -42,11 +42,11 @@ class Output:
         self._colour = colour
         self._width = width
         self._names: dict[str, bytes] = {}
-        self._recent: dict[str, deque[bytes]] = {}
+        self._recent: defaultdict[str, deque[bytes]] = defaultdict(lambda: deque(maxlen=RECENT_LINES))
 
     def recent(self, name: str) -> str:
         """The last lines of one process, for an error message."""
-        return "\n".join("  " + line.decode("utf-8", "replace") for line in self._recent.get(name, ()))
+        return "\n".join("  " + line.decode("utf-8", "replace") for line in self._recent[name])
 
     def line(self, name: str, text: bytes) -> None:
         prefix = self._names.get(name)
@@ -55,7 +55,6 @@ class Output:
             if self._colour:
                 label = f"\x1b[{_COLOURS[len(self._names) % len(_COLOURS)]}m{label}\x1b[0m"
             prefix = self._names[name] = label.encode()
-            self._recent[name] = deque(maxlen=RECENT_LINES)
         self._recent[name].append(text)
         # A reader that went away must not take the stack with it.
         with contextlib.suppress(OSError, ValueError):
@@ -230,9 +229,3 @@ class Children:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-
-    def kill(self) -> None:
-        """End every process without waiting."""
-        self._stopping.set()
-        for child in self.children:
-            child.signal(signal.SIGKILL)

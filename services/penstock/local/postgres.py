@@ -23,7 +23,6 @@ from penstock.local.service import (
     HOST,
     Service,
     make_private,
-    open_log,
     plain_environment,
     tail,
     write_private,
@@ -204,20 +203,12 @@ class EmbeddedPostgres(Service):
             str(self._bin / "initdb"), "-D", str(new), "-U", SUPERUSER, "--pwfile", str(handed_over),
             "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-instructions",
         ]  # fmt: skip
-        with open_log(self.log_path) as output:
-            result = subprocess.run(
-                command,
-                cwd=self.data_dir,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                **self._process_options(),
-            )
+        code = self.run_logged(command, self._process_options()).wait()
         handed_over.unlink(missing_ok=True)
-        if result.returncode != 0:
+        if code != 0:
             shutil.rmtree(new, ignore_errors=True)
             raise StackError(
-                f"initdb exited with code {result.returncode}; is the disk full, or may the folder not be written? "
+                f"initdb exited with code {code}; is the disk full, or may the folder not be written? "
                 f"{self.log_path} ends:\n{tail(self.log_path)}"
             )
         write_private(self._password_path, password)

@@ -15,7 +15,7 @@ import sys
 import time
 import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any
@@ -106,18 +106,16 @@ class Service(ABC):
             raise StackError(f"{self.name} runs already as process {self.pid}")
         self.take_port()
         command, options = self.launch()
-        with open_log(self.log_path) as output:
-            self._child = subprocess.Popen(
-                command,
-                cwd=self.data_dir,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C must reach us alone, so that we stop things in order
-                preexec_fn=die_with_parent(self.stop_signal),
-                **options,
-            )
+        # In a session of its own: Ctrl-C must reach us alone, so that we stop things in order.
+        options |= {"start_new_session": True, "preexec_fn": die_with_parent(self.stop_signal)}
+        self._child = self.run_logged(command, options)
         self.started = time.time()
+
+    def run_logged(self, command: Sequence[str], options: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+        """Start a command in the folder, its output going to the log. options: more arguments of Popen."""
+        places: dict[str, Any] = {"cwd": self.data_dir, "stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+        with open_log(self.log_path) as output:
+            return subprocess.Popen(command, stdout=output, **places, **options)
 
     def wait_ready(self, tries_left: int = 0) -> bool:
         """Block until the child serves; False when it exited and another try may succeed.

@@ -378,7 +378,8 @@ class Stack:
 
         def on_signal() -> None:
             if stop.is_set():
-                self._children.kill()
+                for child in self._children.children:
+                    child.signal(signal.SIGKILL)
                 for service in self._services:
                     if service.pid is not None:
                         os.kill(service.pid, service.stop_signal)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -50,9 +48,6 @@ class Load:
         if self.ids > IDS_LIMIT:
             raise InvalidParams("ids", f"of one body are more than {IDS_LIMIT}; send several")
 
-    def end(self) -> None:
-        self.hold(-self.held)
-
 
 _load: ContextVar[Load | None] = ContextVar("load", default=None)
 
@@ -70,23 +65,17 @@ class Budget:
             raise Overloaded
         self.held_bytes += size
 
-    @contextmanager
-    def request(self) -> Iterator[Load]:
-        """A request, current in this context; its memory is released at the end."""
-        load = Load(self)
-        token = _load.set(load)
-        try:
-            yield load
-        finally:
-            _load.reset(token)
-            load.end()
-
     def counting(self, app: Any) -> Any:
-        """The ASGI application, with its requests counted until their answers are sent."""
+        """The ASGI application, with a load for each request, whose memory is released when its answer is sent."""
 
         async def counted(scope: Any, receive: Any, send: Any) -> None:
-            with self.request():
+            load = Load(self)
+            token = _load.set(load)
+            try:
                 await app(scope, receive, send)
+            finally:
+                _load.reset(token)
+                load.hold(-load.held)
 
         return counted
 

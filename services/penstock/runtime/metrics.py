@@ -22,21 +22,15 @@ from penstock.protocol.task import MAX_ACTIONS_SHOWN, OTHER_ACTIONS
 _labelled_actions: set[str] = set()
 
 
-def action_label(action: str) -> str:
-    """The action as a label's value: its name, of the first ones that this process meets."""
-    if action not in _labelled_actions:
-        if len(_labelled_actions) >= MAX_ACTIONS_SHOWN:
-            return OTHER_ACTIONS
-        _labelled_actions.add(action)
-    return action
-
-
 class _ByAction(MetricWrapperBase):
-    """A metric whose first label may be the action."""
+    """A metric whose first label may be the action: its name, of the first ones that this process meets."""
 
     def labels(self, *values: Any, **named: Any) -> Self:
-        if values and self._labelnames[:1] == ("action",):
-            values = action_label(values[0]), *values[1:]
+        if values and self._labelnames[:1] == ("action",) and values[0] not in _labelled_actions:
+            if len(_labelled_actions) < MAX_ACTIONS_SHOWN:
+                _labelled_actions.add(values[0])
+            else:
+                values = OTHER_ACTIONS, *values[1:]
         return super().labels(*values, **named)
 
 

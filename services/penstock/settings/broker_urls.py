@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -13,6 +14,7 @@ _FORMS = {
     "%3A %2F %3F %23 %5B %5D %40 %25",
     "kafka": "kafka://host:port,host:port; what else there is to say say PENSTOCK_KAFKA_*",
 }
+_SECRET = re.compile("password|secret|key|token", re.IGNORECASE)  # in the name of an option
 _PORTS = {"amqp": 5672, "amqps": 5671, "kafka": 9092}
 
 
@@ -67,8 +69,9 @@ def parse_broker_url(url: str) -> BrokerUrl:
     if kind == "kafka" and (credentials or parts.path not in ("", "/") or options):
         raise problem
     password = credentials.partition(":")[2]
-    secrets = {password, unquote(password), *(value for name, value in options if _is_secret(name))} - {""}
-    return BrokerUrl(kind, scheme, hosts, parts.path, frozenset(secrets), url)
+    secrets = {password, unquote(password)}
+    secrets |= {value for name, value in options if _SECRET.search(name)}
+    return BrokerUrl(kind, scheme, hosts, parts.path, frozenset(secrets - {""}), url)
 
 
 def _with_port(server: str, port: int) -> str:
@@ -79,7 +82,3 @@ def _with_port(server: str, port: int) -> str:
     if not colon:
         return f"{host}:{port}"
     return server if given.isascii() and given.isdigit() and 0 < int(given) < 65536 else ""
-
-
-def _is_secret(name: str) -> bool:
-    return any(word in name.lower() for word in ("password", "secret", "key", "token"))

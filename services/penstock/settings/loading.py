@@ -48,10 +48,6 @@ def sources_of(settings: Settings) -> dict[str, str]:
 def misspelt_variables(environ: dict[str, str] | os._Environ[str] = os.environ) -> list[tuple[str, str]]:
     """``PENSTOCK_*`` variables that are no setting but look like one: pairs of (seen, meant)."""
     known = {PREFIX + name.upper() for name in Settings.model_fields} | {PREFIX + "CONFIG"}
-    pairs = []
-    for name in environ:
-        if name.startswith(PREFIX) and name not in known:
-            near = nearest(name, known, cutoff=0.85)
-            if near is not None:
-                pairs.append((name, near))
-    return pairs
+    unknown = [name for name in environ if name.startswith(PREFIX) and name not in known]
+    near = {name: nearest(name, known, cutoff=0.85) for name in unknown}
+    return [(seen, meant) for seen, meant in near.items() if meant is not None]
