@@ -23,8 +23,7 @@ import httpx  # noqa: E402
 from penstock.db.migrate import upgrade  # noqa: E402
 from penstock.db.pool import Store  # noqa: E402
 from penstock.local.postgres import EmbeddedPostgres  # noqa: E402
-from penstock.settings.loading import load_settings  # noqa: E402
-from penstock.settings.model import Settings  # noqa: E402
+from penstock.settings.model import Settings, load_settings  # noqa: E402
 from tests.conftest import reachable_folder  # noqa: E402
 
 DAYS, ACTIONS, CHUNK = 7, 20, 250_000

@@ -44,8 +44,7 @@ from penstock.local.postgres import EmbeddedPostgres  # noqa: E402
 from penstock.local.sqs import EmbeddedSqs  # noqa: E402
 from penstock.runtime import metrics  # noqa: E402
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX  # noqa: E402
-from penstock.settings.loading import load_settings  # noqa: E402
-from penstock.settings.model import Settings  # noqa: E402
+from penstock.settings.model import Settings, load_settings  # noqa: E402
 from tests.claims import use_known_key  # noqa: E402
 from tests.kafka import kafka as kafka  # noqa: E402
 from tests.rabbitmq import rabbitmq as rabbitmq  # noqa: E402

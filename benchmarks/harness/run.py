@@ -12,8 +12,7 @@ from rich.progress import Progress
 from benchmarks.harness.rig import Bench, Options, Rigs
 from benchmarks.harness.scenarios import SCENARIOS, Scenario
 from penstock.protocol.errors import SettingsError
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 
 ALL = "all"
 

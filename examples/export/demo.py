@@ -27,7 +27,7 @@ from examples.export.feed import feed, positive, share
 from examples.export.place import Place, PlaceError, own_place
 from examples.export.summary import Summary, lines_of, summarize
 from penstock.protocol.errors import PenstockError
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 
 _LOOK_EVERY_SECONDS = 0.25
 _COUNTS = """

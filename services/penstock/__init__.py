@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from penstock.protocol.version import __version__ as __version__
     from penstock.runtime.batcher import Batcher as Batcher
     from penstock.runtime.logs import TaskLogFilter as TaskLogFilter
-    from penstock.settings.loading import load_settings as load_settings
     from penstock.settings.model import Settings as Settings
+    from penstock.settings.model import load_settings as load_settings
     from penstock.tasks.transactional import enqueue as enqueue
     from penstock.tasks.transactional import enqueue_many as enqueue_many
     from penstock.tasks.transactional import enqueue_many_sync as enqueue_many_sync
@@ -71,8 +71,7 @@ _HOMES = {
     "protocol.version": ("__version__",),
     "runtime.batcher": ("Batcher",),
     "runtime.logs": ("TaskLogFilter",),
-    "settings.loading": ("load_settings",),
-    "settings.model": ("Settings",),
+    "settings.model": ("Settings", "load_settings"),
     "tasks.transactional": ("enqueue", "enqueue_many", "enqueue_many_sync", "enqueue_sync"),
     "worker.handlers.actions": ("action",),
     "worker.handlers.batches": ("Call",),

@@ -18,9 +18,9 @@ from penstock.protocol.errors import Locked, PayloadUnavailable, PenstockError, 
 from penstock.protocol.requests import split_body
 from penstock.protocol.task import Enqueued
 from penstock.protocol.trace_context import of_headers
-from penstock.runtime.backoff import bound_seconds
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import bound_seconds
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue

@@ -13,7 +13,7 @@ from penstock.brokers.opening import create_queues
 from penstock.db.migrate import upgrade
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.local.sqs import EmbeddedSqs
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 from tests.conftest import reachable_folder  # also sets the credentials that an embedded SQS takes
 from tests.dashboard.browser import open_browser, wait_live
 from tests.dashboard.stand import Stand

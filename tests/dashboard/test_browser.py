@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 from tests.dashboard.browser import MISSING, open_browser, wait_live
 from tests.dashboard.stand import Stand
 

@@ -36,8 +36,7 @@ from penstock.cli.app import app
 from penstock.db.pool import Store
 from penstock.protocol.reports import Succeeded, decode_reports
 from penstock.results.spawn import read_spawner
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.settings.values import PREFIX
 from penstock.submitter import Submitter
 from penstock.supervisor.bulk_jobs import BulkJobs

@@ -13,8 +13,7 @@ from penstock.cli.sources import CLOCKWORK, KAFKA_MESSAGE_SCHEDULER, older_setti
 from penstock.compat.topics.schedules import read_json
 from penstock.db.pool import Store
 from penstock.protocol.errors import SettingsError
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.settings.values import PREFIX
 from tests.integration.apis import JSON, running
 

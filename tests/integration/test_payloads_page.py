@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import Context, action
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.worker.handlers.actions import Registry
 from tests.integration.plants import plant, until
 from tests.s3 import S3Bucket

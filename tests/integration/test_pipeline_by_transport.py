@@ -22,8 +22,7 @@ from penstock.resulter import Resulter
 from penstock.runtime.loop import Service
 from penstock.scheduler.process import Scheduler
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.submitter import Submitter
 from penstock.supervisor.process import Supervisor
 from penstock.worker.handlers.actions import Registry

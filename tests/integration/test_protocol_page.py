@@ -16,8 +16,7 @@ from penstock.methods.inbound import accept_inbound, read_inbound
 from penstock.protocol.reports import decode_reports
 from penstock.protocol.requests import encode_call
 from penstock.results.apply import apply_reports
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.tasks import claim, enqueue
 from tests.integration.apis import JSON, running
 

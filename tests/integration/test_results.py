@@ -40,8 +40,7 @@ from penstock.protocol.errors import (
 from penstock.protocol.reports import encode_packed_result
 from penstock.protocol.task import Failure, NewTask
 from penstock.resulter import Resulter
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.settings.values import DAY
 from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.payload_retention import PayloadRetention

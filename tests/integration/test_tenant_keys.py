@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from penstock.api.keys import CreateKey, active_keys, create_key
 from penstock.api.table import METHODS, method_of
 from penstock.cli.app import app
+from penstock.db import context
 from penstock.db.pool import Store
 from penstock.protocol.api_key import Permission
 from penstock.protocol.method import Scope
@@ -23,7 +24,6 @@ from penstock.protocol.reports import decode_reports, encode_wait
 from penstock.protocol.task import NewTask
 from penstock.protocol.wait_tokens import make_token
 from penstock.results.apply import apply_reports
-from penstock.runtime import recent
 from penstock.settings.model import Settings
 from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.tasks import claim, enqueue, settle, views
@@ -503,7 +503,7 @@ async def test_counts_are_of_the_tenant_alone_whoever_asks(
         assert said in done.output + str(done.exception)
     # Where there are more than one look counts, the answer is a lower bound.
     monkeypatch.setattr(views, "TENANT_LOOKED_AT", 2)
-    monkeypatch.setattr(recent, "KEPT_SECONDS", 0)
+    monkeypatch.setattr(context, "KEPT_SECONDS", 0)
     few = await stand.admin.ask("stats", tenant="acme")
     assert few["at_least"] == ["WAITING", "SCHEDULED", "ACQUIRED", "ERROR", "SUCCESS"]
     assert few["actions"] == {}

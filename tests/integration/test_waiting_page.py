@@ -14,8 +14,7 @@ import pytest
 from penstock.db.pool import Store
 from penstock.protocol.reports import decode_reports
 from penstock.results.apply import apply_reports
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.tasks import claim
 from penstock.worker.handlers.actions import REGISTRY
 from penstock.worker.handlers.context import Context

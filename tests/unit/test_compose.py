@@ -26,8 +26,7 @@ from penstock.local.service import HOST
 from penstock.protocol.api_key import Permission, digest_of, parse_entries
 from penstock.runtime import metrics
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.settings.values import PREFIX
 
 ROOT = Path(__file__).parents[2]

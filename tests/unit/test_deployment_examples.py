@@ -23,8 +23,7 @@ from penstock.cli.app import app
 from penstock.limits.scaling import COUNTED, OUTBOUND, RouteLoad
 from penstock.runtime import metrics
 from penstock.runtime.health import DEFAULT_PORT, Health, serve_health
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.settings.values import PREFIX
 
 ROOT = Path(__file__).parents[2]

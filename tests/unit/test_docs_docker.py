@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.settings.values import PREFIX
 from tests.command_lines import find_command
 from tests.docker_api import Daemon, serving

@@ -15,7 +15,7 @@ from pathlib import Path
 import botocore.session
 import pytest
 
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 from penstock.settings.values import PREFIX
 from tests.docs_blocks import ROOT, Block, all_blocks
 from tests.terraform.provider import ACCOUNT, REGION, schema_provider

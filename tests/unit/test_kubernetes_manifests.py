@@ -20,8 +20,7 @@ from penstock.api.http import SCALING_PATH
 from penstock.api.scaling import _figures
 from penstock.cli.app import app
 from penstock.limits.scaling import OUTBOUND, RouteLoad
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.settings.values import PREFIX
 
 ROOT = Path(__file__).parents[2]

@@ -17,8 +17,7 @@ from penstock.brokers.base import MAX_RECEIVES
 from penstock.cli.run import PROCESSES
 from penstock.payloads.bucket import OFFERED, folder_of
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.settings.values import PREFIX, parse_bucket_url
 from tests.terraform.make_schema import SCHEMA, used
 from tests.terraform.provider import schema_provider

@@ -17,6 +17,7 @@ from penstock.api.long_polls import LongPolls
 from penstock.api.rpc import Handler, Outcome, each
 from penstock.api.table import METHODS
 from penstock.brokers.base import Depth, Queue
+from penstock.db.context import Recent
 from penstock.db.notify import Notifier
 from penstock.db.pool import PATIENT_SECONDS, Store
 from penstock.db.session import Session
@@ -26,7 +27,6 @@ from penstock.protocol.errors import InvalidRequest, RpcError, Unavailable
 from penstock.protocol.method import Method
 from penstock.protocol.requests import Request
 from penstock.runtime.budget import in_hand
-from penstock.runtime.recent import Recent
 from penstock.settings.model import Settings
 
 READS_AT_ONCE = 8  # of one body: each may have an answer of megabytes

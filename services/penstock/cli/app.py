@@ -57,7 +57,7 @@ class Root(TyperGroup):
 def _serves_scheduler0() -> bool:
     if "PENSTOCK_SCHEDULER0" not in os.environ and "PENSTOCK_CONFIG" not in os.environ and not _TOML.exists():
         return False  # without the half second that reading settings takes
-    from penstock.settings.loading import load_settings
+    from penstock.settings.model import load_settings
 
     try:
         return load_settings().scheduler0

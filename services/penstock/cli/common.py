@@ -15,7 +15,7 @@ import typer
 
 from penstock.cli.parameters import HELP, Given, ParamsOf
 from penstock.protocol.errors import PenstockError, RpcError
-from penstock.runtime.printable import printable, printable_json
+from penstock.runtime.logs import printable, printable_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +64,7 @@ def connect(api_url: str | None, data_dir: Path | None) -> Client:
     """A client of the api; :data:`ApiUrlOption` says which."""
     from penstock.client.client import Client
     from penstock.local.state import DataDir
-    from penstock.settings.loading import load_settings
+    from penstock.settings.model import load_settings
 
     settings = load_settings()
     if api_url is None and data_dir is None:

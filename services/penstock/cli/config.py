@@ -30,8 +30,7 @@ def show(
 
     Secrets are masked. Reads the current folder and environment, as a process started here would.
     """
-    from penstock.settings.loading import load_settings, misspelt_variables, sources_of
-    from penstock.settings.model import Settings
+    from penstock.settings.model import Settings, load_settings, misspelt_variables, sources_of
     from penstock.settings.values import PREFIX
 
     settings = load_settings()

@@ -37,7 +37,7 @@ class Database(Shown):
         """Settings whose database is that of --database-url, else of the stack in --data-dir, else of the settings,
         else of the stack running in the current folder."""
         from penstock.local.state import DataDir
-        from penstock.settings.loading import load_settings
+        from penstock.settings.model import load_settings
 
         if self.database_url is not None:
             return load_settings(database_url=self.database_url)

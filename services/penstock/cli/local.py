@@ -86,7 +86,7 @@ def up(
     processes.
     """
     from penstock.local.state import DataDir
-    from penstock.settings.loading import load_settings
+    from penstock.settings.model import load_settings
 
     secrets = {_DATABASE_URL: database_url, _TRANSPORT_URL: transport_url}
     for name in secrets:
@@ -101,7 +101,7 @@ def up(
         notes.append("no worker runs, since neither --app nor PENSTOCK_DELIVERIES is given: tasks wait for one")
     folder = DataDir(data_dir)
     if detach:
-        from penstock.local.detach import start_detached
+        from penstock.local.state import start_detached
 
         options = [
             ("data-dir", folder.path), ("workers", workers), ("port", port), ("sqs-endpoint-url", sqs_endpoint_url),
@@ -151,12 +151,11 @@ def running_state(data_dir: Path | None) -> dict[str, Any]:
 
 def down(data_dir: DataDirOption = None) -> None:
     """Stop the stack of a folder and wait until it has ended; its data stays."""
-    from penstock.local import detach
-    from penstock.local.state import DataDir
+    from penstock.local.state import DataDir, stop_detached
 
     folder = DataDir(data_dir)
     with _spinner("stopping"):
-        pid = detach.stop(folder)
+        pid = stop_detached(folder)
     typer.echo(
         f"nothing runs in {folder.path}" if pid is None else f"stopped (process {pid}); data stays in {folder.path}"
     )

@@ -82,7 +82,7 @@ def worker(
     be named. PENSTOCK_DELIVERIES adds built-in actions such as http.request.
     """
     from penstock.local.state import DataDir
-    from penstock.settings.loading import load_settings
+    from penstock.settings.model import load_settings
 
     sys.path.insert(0, os.getcwd())
     places = {"transport_url", "sqs_endpoint_url", "aws_region", "inbound_queue", "outbound_queue", "results_queue"}
@@ -102,7 +102,7 @@ def run(
 ) -> None:
     """Run a process, and exit with its code. overrides: of settings; None leaves one unchanged."""
     from penstock.cli.run import run_process
-    from penstock.settings.loading import load_settings
+    from penstock.settings.model import load_settings
 
     overrides |= {} if log_level is None else {"log_level": log_level.lower()}
     raise typer.Exit(run_process(name, load_settings(**given(overrides)), loops=loops, apps=apps))
@@ -129,7 +129,7 @@ def migrate(
     from penstock.db import grants
     from penstock.db import migrate as migrations
     from penstock.protocol.errors import Unavailable
-    from penstock.settings.loading import load_settings
+    from penstock.settings.model import load_settings
 
     if grant is not None and (sql or down_to is not None):
         raise typer.BadParameter("--grant follows an upgrade; it does not go with --sql or --down-to")
@@ -165,7 +165,7 @@ def create_queues(
     which also sets policies and alarms. RabbitMQ and Kafka: only needed if the processes may not create queues.
     """
     from penstock.brokers.opening import create_queues as create
-    from penstock.settings.loading import load_settings
+    from penstock.settings.model import load_settings
 
     urls = asyncio.run(create(load_settings(), more=queue or ()))
     if as_json:

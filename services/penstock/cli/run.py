@@ -17,8 +17,7 @@ from penstock.runtime.logs import get_logger, setup_logging, setup_root
 from penstock.runtime.loop import Service, run_service
 from penstock.runtime.tracing.active import setup_tracing, stop_tracing
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
-from penstock.settings.loading import misspelt_variables
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, misspelt_variables
 
 if TYPE_CHECKING:
     from penstock.db.pool import Store

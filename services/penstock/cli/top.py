@@ -20,7 +20,7 @@ from penstock.cli.common import ApiUrlOption, DataDirOption, connect, print_json
 from penstock.cli.values import state_label
 from penstock.protocol.errors import AccessDenied, Unavailable
 from penstock.protocol.task import State
-from penstock.runtime.printable import printable
+from penstock.runtime.logs import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

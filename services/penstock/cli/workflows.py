@@ -22,7 +22,7 @@ from penstock.cli.common import (
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import Given, ParamsOf
 from penstock.cli.values import json_value, state_label
-from penstock.runtime.printable import printable
+from penstock.runtime.logs import printable
 from penstock.workflows.model import WorkflowCreateParams, WorkflowListParams
 
 

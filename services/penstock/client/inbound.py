@@ -18,9 +18,8 @@ from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.errors import TooLarge
 from penstock.protocol.jsonable import dumps
 from penstock.protocol.requests import prepared, task_params
-from penstock.runtime.backoff import Pauses
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.runtime.periodic import Pauses
+from penstock.settings.model import Settings, load_settings
 
 MESSAGE_TASKS = 100
 _SEND_TRIES = 4

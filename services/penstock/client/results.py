@@ -19,7 +19,7 @@ from penstock.protocol.errors import (
     TooManyWaits,
     Unavailable,
 )
-from penstock.runtime.backoff import Pauses
+from penstock.runtime.periodic import Pauses
 
 POLL_TASKS = 1000  # of one long poll
 POLL_SECONDS = 20.0  # of one long poll; load balancers close what is silent for 60

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from penstock.db.session import OpenSession, Session
 from penstock.protocol.errors import RpcError
 from penstock.protocol.task import NewTask
-from penstock.runtime.recent import Recent
 from penstock.settings.model import Settings
+
+KEPT_SECONDS = 1.0
+_KEPT = 1000  # of one kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,27 @@ class Context:
     session: OpenSession
     transaction: OpenSession
     wake: Callable[[], None]
+
+
+class Recent:
+    """Expensive answers by kind and key, each kept for a second for all who ask. Of one kind, one at a time is made."""
+
+    def __init__(self) -> None:
+        self._making: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._kept: defaultdict[str, dict[str, tuple[float, Any]]] = defaultdict(dict)
+
+    async def get(self, kind: str, key: str, make: Callable[[], Awaitable[Any]]) -> Any:
+        """An answer that is at most a second old."""
+        async with self._making[kind]:
+            kept = self._kept[kind]
+            at, answer = kept.get(key, (float("-inf"), None))
+            if monotonic() - at >= KEPT_SECONDS:
+                answer = await make()
+                kept.pop(key, None)
+                kept[key] = monotonic(), answer
+                if len(kept) > _KEPT:
+                    del kept[next(iter(kept))]
+            return answer
 
 
 @dataclass(frozen=True, slots=True)

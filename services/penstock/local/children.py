@@ -14,9 +14,8 @@ from typing import IO
 
 from penstock.local.service import Service, die_with_parent, free_port, tail
 from penstock.protocol.errors import PenstockError, StackError
-from penstock.runtime.backoff import Pauses
 from penstock.runtime.logs import get_logger
-from penstock.runtime.periodic import is_set_within
+from penstock.runtime.periodic import Pauses, is_set_within
 
 log = get_logger()
 

@@ -23,8 +23,7 @@ from penstock.protocol.errors import StackError
 from penstock.runtime.logs import get_logger
 from penstock.runtime.periodic import is_set_within
 from penstock.settings.broker_urls import BrokerUrl, parse_broker_url
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 
 log = get_logger()
 

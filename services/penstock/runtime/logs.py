@@ -7,6 +7,7 @@ written too where it has set up nothing itself.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import MutableMapping
 from contextvars import ContextVar
@@ -15,7 +16,6 @@ from functools import cache
 from typing import Any
 
 from penstock.protocol import trace_context
-from penstock.runtime.printable import printable, printable_json
 
 _TREE = "penstock"
 _NAMES = ("task_id", "claim", "action")
@@ -23,6 +23,11 @@ _TASK: ContextVar[tuple[int | None, int | None, str | None]] = ContextVar("task"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"asctime", "message", "taskName"}
 # Penstock's own libraries: below warning they log every request, and at debug its content.
 _QUIET = ("aiobotocore", "aiohttp", "aiormq", "asyncio", "botocore", "httpcore", "httpx", "urllib3", "uvicorn")
+
+# They move a terminal's cursor, write to its clipboard or title, change the direction of text, or are no characters.
+_CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_LINES = re.compile(f"[{_CONTROL}]")
+_ONE_LINE = re.compile(f"[\t\n{_CONTROL}]")
 
 
 def setup_logging(process: str, *, level: str = "info", form: str = "logfmt") -> None:
@@ -157,3 +162,13 @@ class _Lines(logging.Formatter):
         line: str = self._render(None, "", event)
         # The renderer changes newlines alone; a value must not be able to forge a line of its own.
         return printable_json(line) if self._form == "json" else printable(line, one_line=True)
+
+
+def printable(text: str, *, one_line: bool = False) -> str:
+    """The text with control characters as escapes such as ``\\x1b``; newlines and tabs stay unless ``one_line``."""
+    return (_ONE_LINE if one_line else _LINES).sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def printable_json(text: str) -> str:
+    """JSON text with the same characters as JSON escapes, which leaves its meaning."""
+    return _LINES.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

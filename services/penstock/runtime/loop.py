@@ -18,10 +18,9 @@ from typing import Any
 
 from penstock.protocol.errors import Locked, Unavailable
 from penstock.runtime import metrics
-from penstock.runtime.backoff import Pauses
 from penstock.runtime.health import Health, serve_health
 from penstock.runtime.logs import get_logger
-from penstock.runtime.periodic import is_set_within
+from penstock.runtime.periodic import Pauses, is_set_within
 from penstock.settings.model import Settings
 
 log = get_logger()

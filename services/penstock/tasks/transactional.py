@@ -19,8 +19,7 @@ from penstock.protocol.jsonable import dumps
 from penstock.protocol.params import decode
 from penstock.protocol.requests import prepared, task_params
 from penstock.protocol.task import Enqueued, NewTask, State
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.tasks.new_task import new_task
 from penstock.tasks.params import EnqueueParams
 

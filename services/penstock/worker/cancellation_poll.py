@@ -14,8 +14,8 @@ import aiohttp  # the SQS client has loaded it already
 import msgspec
 
 from penstock.protocol.errors import Unavailable
-from penstock.runtime.backoff import Pauses
 from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import Pauses
 from penstock.worker.attempt import Attempt
 
 _MAX_CLAIMS = 1000  # that the api takes at once

@@ -15,8 +15,8 @@ from penstock.protocol.reports import add_trace, encode_sealed_result
 from penstock.protocol.requests import ClaimId
 from penstock.protocol.sealed import escape_plain
 from penstock.protocol.trace_context import of_headers
-from penstock.runtime.backoff import Pauses
 from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import Pauses
 from penstock.worker.attempt import Attempt
 from penstock.worker.responses import Refusal, decode_answer
 

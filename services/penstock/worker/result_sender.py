@@ -15,8 +15,8 @@ from penstock.protocol.json_text import utf8_size
 from penstock.protocol.message_attributes import WORKER_ATTRIBUTE
 from penstock.protocol.reports import encode_run_times
 from penstock.runtime import metrics
-from penstock.runtime.backoff import Pauses
 from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import Pauses
 from penstock.worker.leases import Lease, Linger
 from penstock.worker.responses import refused_answer
 

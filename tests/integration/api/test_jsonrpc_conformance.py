@@ -19,8 +19,7 @@ from penstock.api.server import HttpServer
 from penstock.db.pool import Store
 from penstock.protocol.errors import InvalidParams, RpcError
 from penstock.protocol.requests import Request
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from tests.integration.apis import JSON, captured_log, running
 
 BATCH_LIMIT = 100

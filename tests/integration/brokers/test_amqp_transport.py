@@ -15,8 +15,7 @@ from penstock.brokers.opening import create_queues, open_transport
 from penstock.cli.doctor.findings import Finding, Report
 from penstock.cli.doctor.queues import examine_queues
 from penstock.protocol.errors import Unavailable
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from tests.rabbitmq import RabbitMq
 
 PATIENCE_SECONDS = 60.0

@@ -15,8 +15,7 @@ from penstock.brokers.kafka.library import consumer_config, producer_config
 from penstock.brokers.kafka.messages import Partition, Position, Received, Record
 from penstock.brokers.kafka.producer import KafkaProducer
 from penstock.protocol.errors import SettingsError, Unavailable
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from tests.kafka import PARTITIONS, PROMPT, MockKafka
 
 LIMIT_SECONDS = 60

@@ -16,8 +16,7 @@ from penstock.brokers.base import Message, Outgoing, Queue, Transport
 from penstock.brokers.opening import create_queues, open_transport
 from penstock.protocol.errors import Unavailable
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from tests.brokers import KINDS, broker_settings
 
 PATIENCE_SECONDS = 60.0

@@ -23,8 +23,7 @@ from penstock.cli.doctor.payloads import examine_payloads
 from penstock.db.grants import grant
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.settings.values import fingerprint, new_key, read_key
 from tests.integration.apis import running
 from tests.integration.pooler import pooler

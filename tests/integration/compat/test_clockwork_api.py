@@ -17,8 +17,7 @@ from penstock.compat import delayed_records
 from penstock.compat.http import OlderApis
 from penstock.db.pool import Store
 from penstock.protocol.errors import SettingsError
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from tests.integration.apis import JSON, running
 
 FUTURE_MS = 4_000_000_000_000

@@ -19,8 +19,7 @@ from penstock.db.pool import Store
 from penstock.resulter import Resulter
 from penstock.scheduler.process import Scheduler
 from penstock.schedules.policy import render
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.supervisor.schedules import ScheduleFiring
 from penstock.worker.deliveries.errors import NotDelivered
 from penstock.worker.deliveries.http_client import AddressRefused

@@ -28,8 +28,7 @@ from penstock.compat.topics.schedules import Undecodable, read_json
 from penstock.db.pool import Store
 from penstock.protocol.errors import SettingsError, Unavailable
 from penstock.runtime.loop import Loop
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from tests.kafka import PROMPT, MockKafka
 
 LIMIT_SECONDS = 60

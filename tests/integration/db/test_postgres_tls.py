@@ -15,7 +15,7 @@ import pytest
 
 from penstock.db.pool import Store
 from penstock.protocol.errors import Unavailable
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 from tests.tls import TlsFront, tls_front
 
 ROOT = Path(__file__).parents[3]

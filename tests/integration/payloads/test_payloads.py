@@ -20,8 +20,7 @@ from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.reports import encode_progress
 from penstock.protocol.requests import ClaimId
 from penstock.protocol.sealed import reference_of
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.settings.values import fingerprint, new_key, read_key
 from penstock.supervisor.payload_objects import PayloadObjects
 from penstock.supervisor.payload_retention import PayloadRetention

@@ -27,8 +27,7 @@ from penstock.schedules.methods import create_many
 from penstock.schedules.model import RunRecord, ScheduleRecord
 from penstock.schedules.policy import FEW_COUNTED
 from penstock.schedules.store import list_runs, read_import, read_schedule
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.supervisor.process import Supervisor
 from penstock.supervisor.retention import Retention
 from penstock.supervisor.schedules import Imports, ScheduleFiring

@@ -49,8 +49,7 @@ from penstock.protocol.task import (
 from penstock.results.apply import ApplySummary, apply_reports, delay_after
 from penstock.results.wait_answers import Answered, AnswerWait, answer_wait, give_up_overdue
 from penstock.scheduler.scan_bounds import LEVELS, ScanBounds
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import ordering

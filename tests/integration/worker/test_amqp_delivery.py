@@ -13,7 +13,7 @@ import pytest
 
 from penstock.brokers.rabbitmq.connection import Links
 from penstock.protocol.errors import SettingsError
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 from penstock.worker.deliveries.amqp import AmqpMessage, Publisher
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
 from penstock.worker.deliveries.registry import Deliveries

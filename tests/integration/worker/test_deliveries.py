@@ -13,8 +13,7 @@ import pytest
 from penstock.cli import run as wiring
 from penstock.db.pool import Store
 from penstock.protocol.errors import SettingsError
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.worker.deliveries import registry as frame
 from penstock.worker.deliveries.registry import EXTRAS, Deliveries
 from penstock.worker.handlers.actions import Registry, action

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol.errors import InvalidParams, SettingsError
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
 from penstock.worker.deliveries.http import retry_after_seconds
 from penstock.worker.deliveries.http_client import AddressRefused, HttpClient

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.brokers.kafka.topics import topic_problem
 from penstock.protocol.errors import InvalidParams, SettingsError
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
 from penstock.worker.deliveries.registry import Deliveries
 from penstock.worker.handlers.actions import Registry

@@ -12,8 +12,7 @@ import pytest
 
 from penstock.brokers.sqs import SqsTransport
 from penstock.db.pool import Store
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
 from penstock.worker.deliveries.sqs import Sender, SqsMessage
 from penstock.worker.handlers.batches import Call

@@ -20,7 +20,7 @@ from penstock.protocol.errors import WorkflowConflict
 from penstock.protocol.reports import NO_HINTS, Failed, Hints, Report, Succeeded
 from penstock.protocol.task import Claimed
 from penstock.results.apply import apply_reports
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 from penstock.tasks import settle as settling
 from tests.integration.lives import Lives
 from tests.rounds import run_rounds

@@ -16,8 +16,7 @@ from penstock.protocol.errors import WorkflowConflict, WorkflowNotFound
 from penstock.protocol.reports import Succeeded
 from penstock.protocol.task import EXPIRED, NewTask
 from penstock.results.apply import apply_reports
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.tasks import claim, enqueue, ordering, settle, stale
 from penstock.workflows.model import GetWorkflow, Step, WhichWorkflow
 from penstock.workflows.store import read_steps

@@ -10,7 +10,7 @@ import pytest
 from penstock.limits.model import RouteSetParams
 from penstock.methods.table import read_command
 from penstock.protocol.errors import InvalidParams
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 
 SETTINGS = load_settings()
 

@@ -15,7 +15,7 @@ import psutil
 
 from penstock.local.children import LINE_LIMIT_BYTES, Child, Children, Output, restart_pause
 from penstock.local.service import python_path
-from penstock.runtime.backoff import Pauses
+from penstock.runtime.periodic import Pauses
 from tests.waiting import wait_until
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"

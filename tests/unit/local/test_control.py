@@ -11,7 +11,7 @@ from penstock.local.children import Child
 from penstock.local.service import free_port
 from penstock.local.stack import Stack
 from penstock.protocol.api_key import Permission, digest_of, parse_entries
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 
 URL = {"PENSTOCK_CONTROL_URL": "http://127.0.0.1:8123/rpc"}
 HASHED = f"ci:read:{'ab' * 32}"

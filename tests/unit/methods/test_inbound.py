@@ -26,8 +26,7 @@ from penstock.protocol.task import Enqueued, NewTask, State
 from penstock.protocol.wait_tokens import digest_of
 from penstock.results.wait_answers import AnswerWait
 from penstock.runtime import metrics
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.tasks.list import ListTasks, ShowTasks
 from penstock.tasks.methods import AwaitResults, Cancel, Reschedule, Retry
 from penstock.tasks.ordering_methods import ListHeldKeys

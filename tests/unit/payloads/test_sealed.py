@@ -25,7 +25,7 @@ from penstock.protocol.reports import Succeeded, add_trace, decode_reports, enco
 from penstock.protocol.requests import Invalid, decode_body, encode_call
 from penstock.protocol.sealed import Reference, Sealed, decode_sealed, encode_reference, encode_sealed, escape_plain
 from penstock.protocol.trace_context import TraceContext
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 from penstock.settings.values import fingerprint, new_key, parse_bucket_url, read_key
 
 JSON = st.recursive(
@@ -234,7 +234,7 @@ def test_a_worker_alone_takes_a_sealed_payload() -> None:
 
 def test_while_both_are_off_nothing_of_them_is_loaded() -> None:
     program = (
-        "import sys; from penstock.settings.loading import load_settings; "
+        "import sys; from penstock.settings.model import load_settings; "
         "from penstock.payloads.codec import PayloadCodec; "
         "import penstock.worker.process; v = PayloadCodec(load_settings()); assert v.encode('{}', 'b') == '{}'; "
         "print([m for m in sys.modules if m.split('.')[0] in ('cryptography', 'aiobotocore', 'botocore', 'asyncpg')])"

@@ -25,7 +25,7 @@ from penstock.protocol.reports import (
     encode_run_times,
     encode_wait,
 )
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 from penstock.worker.process import name_of_process
 
 

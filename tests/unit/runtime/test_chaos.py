@@ -10,7 +10,7 @@ from penstock.brokers.base import Depth, Limits, Message, Outgoing, SendReport
 from penstock.brokers.chaos import FaultyQueue
 from penstock.protocol.errors import InjectedFault, Unavailable
 from penstock.runtime.chaos import EDGES, Faults, faults_of
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.chaos import with_faults
 from penstock.worker.handlers.context import Context

@@ -15,11 +15,10 @@ import pytest
 from penstock.protocol.errors import SettingsError, Unavailable
 from penstock.runtime import loop as loop_module
 from penstock.runtime import metrics
-from penstock.runtime.backoff import Pauses
 from penstock.runtime.health import Health
 from penstock.runtime.loop import Loop, Service, SideTask, run_service
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.runtime.periodic import Pauses
+from penstock.settings.model import Settings, load_settings
 from tests.waiting import wait_until
 
 Step = Callable[[], Awaitable[int]]
@@ -421,7 +420,7 @@ PROCESS = """
 import asyncio, sys
 from pathlib import Path
 from penstock.runtime.loop import Service, run_service
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 
 class Slow(Service):
     name = "slow"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cli.common import print_fields, print_json, print_table, say
-from penstock.runtime.printable import printable, printable_json
+from penstock.runtime.logs import printable, printable_json
 
 HOSTILE = "\x1b]52;c;Y3VybCBldmls\x07\x1b[2J\x9b31m\x7f\u202eevil\u2066\r\x00\ud800"
 SHOWN = r"\x1b]52;c;Y3VybCBldmls\x07\x1b[2J\x9b31m\x7f\u202eevil\u2066\r\x00\ud800"

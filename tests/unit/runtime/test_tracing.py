@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from penstock.protocol.errors import SettingsError
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -22,7 +22,7 @@ import sys
 import penstock.api.process, penstock.submitter, penstock.scheduler.process, penstock.worker.process
 import penstock.resulter, penstock.supervisor.process
 import penstock.client.client, penstock.client.async_client, penstock.tasks.transactional
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 from penstock.runtime.tracing import active as tracing
 tracing.setup_tracing("worker", load_settings())
 print(sorted({name.split(".")[0] for name in sys.modules} & {"opentelemetry"}), tracing.active() is not None)
@@ -47,7 +47,7 @@ def test_without_the_extra_the_error_names_it() -> None:
 
 
 _PROVIDER = """
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 from penstock.runtime.tracing import active as tracing
 from opentelemetry import trace
 tracing.setup_tracing("scheduler", load_settings())

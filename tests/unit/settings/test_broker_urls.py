@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from penstock.brokers.kafka.offsets import Progress
 from penstock.protocol.errors import SettingsError
 from penstock.settings.broker_urls import parse_broker_url
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.protocol.errors import SettingsError
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 from penstock.settings.values import named_url
 
 

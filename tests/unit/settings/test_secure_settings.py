@@ -11,7 +11,7 @@ import pytest
 
 from penstock.protocol.api_key import ALL_PERMISSIONS
 from penstock.protocol.errors import SettingsError
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 
 URL = "postgresql://me:pass@db.example:5432/tasks"
 

@@ -9,8 +9,7 @@ import pytest
 
 from penstock.protocol.errors import SettingsError
 from penstock.protocol.retry import Backoff
-from penstock.settings.loading import load_settings, misspelt_variables
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings, misspelt_variables
 from penstock.settings.processes import is_loopback
 from penstock.settings.values import Group
 

@@ -11,8 +11,7 @@ import pytest
 from penstock.methods.table import read_command
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import FINAL_STATES, State
-from penstock.settings.loading import load_settings
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.tasks.filters import BulkWork, Operation, Selection
 
 

@@ -19,7 +19,7 @@ from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import InvalidParams, SettingsError
 from penstock.protocol.reports import Failed, Succeeded, Waiting, decode_report
 from penstock.protocol.requests import ClaimId
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.actions import Handler, Registry, action
 from penstock.worker.handlers.batches import Call

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.methods.table import read_command
 from penstock.protocol.errors import InvalidParams, TooLarge
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 from penstock.workflows.model import CreateWorkflow, StepKind
 
 SETTINGS = load_settings()

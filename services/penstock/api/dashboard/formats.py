@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from penstock.protocol.json_text import decode_any
 from penstock.protocol.task import SHOWN_STATES
-from penstock.runtime.printable import printable
+from penstock.runtime.logs import printable
 
 _SHOWN_BYTES = 64 * 1024
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))

@@ -16,9 +16,8 @@ from penstock.brokers.kafka.messages import Partition, Position, Received, Recor
 from penstock.brokers.kafka.offsets import Progress
 from penstock.brokers.leases import MessageLeases, Unsent
 from penstock.protocol.errors import Unavailable
-from penstock.runtime.backoff import Pauses
 from penstock.runtime.logs import get_logger
-from penstock.runtime.periodic import is_set_within
+from penstock.runtime.periodic import Pauses, is_set_within
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
 

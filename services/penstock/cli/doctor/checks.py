@@ -14,8 +14,7 @@ from penstock.cli.doctor.payloads import examine_payloads
 from penstock.cli.doctor.queues import examine_queues
 from penstock.client.client import Client
 from penstock.protocol.errors import RpcError, Unavailable
-from penstock.settings.loading import misspelt_variables
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, misspelt_variables
 
 _ANSWER_SECONDS = 5.0
 

@@ -52,7 +52,7 @@ def _show(finding: Finding) -> None:
 def _settings(data_dir: Path | None) -> Settings:
     """The settings of the chosen stack's processes, else those of this process."""
     from penstock.local.state import DataDir
-    from penstock.settings.loading import load_settings
+    from penstock.settings.model import load_settings
 
     settings = load_settings()
     if data_dir is None and settings.database_url is not None:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from penstock.runtime import recent
-from penstock.runtime.recent import Recent
+from penstock.db import context
+from penstock.db.context import Recent
 
 
 class Made:
@@ -33,13 +33,13 @@ async def test_an_answer_is_made_once_for_all_who_ask_and_by_key() -> None:
 
 async def test_an_answer_is_made_again_when_it_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     answers, make = Recent(), Made()
-    monkeypatch.setattr(recent, "KEPT_SECONDS", 0)
+    monkeypatch.setattr(context, "KEPT_SECONDS", 0)
     assert [await answers.get("stats", "", make) for _ in range(3)] == [1, 2, 3]
 
 
 async def test_the_oldest_answers_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     answers, make = Recent(), Made()
-    monkeypatch.setattr(recent, "_KEPT", 2)
+    monkeypatch.setattr(context, "_KEPT", 2)
     for key in ("a", "b", "c"):
         await answers.get("stats of tenants", key, make)
     assert await answers.get("stats of tenants", "c", make) == 3
