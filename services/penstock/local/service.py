@@ -260,7 +260,7 @@ def open_log(path: Path) -> IO[bytes]:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a new file that its owner alone may read, in place of one of that name."""
+    """Write a new file that its owner alone may read, instead of one of that name."""
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
