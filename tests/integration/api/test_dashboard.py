@@ -19,8 +19,8 @@ from penstock.api import key_cache
 from penstock.api.dashboard import overview
 from penstock.api.dashboard.form_actions import FORM_ACTIONS
 from penstock.api.dashboard.live import STREAMS_OF_ONE, Streams
+from penstock.api.dashboard.overview import ProcessProbe
 from penstock.api.dashboard.pages import PAGES
-from penstock.api.dashboard.process_probe import ProcessProbe
 from penstock.api.keys import CreateKey, create_key
 from penstock.api.process import Api
 from penstock.api.table import METHODS

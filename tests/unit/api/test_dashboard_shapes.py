@@ -169,7 +169,7 @@ def test_failures_that_differ_in_numbers_alone_are_one_group() -> None:
         {"id": n, "action": "a", "kind": "E", "message": f"card {n} declined"} for n in (9, 8, 7)
     ] + [{"id": 1, "action": "b", "kind": None, "message": None}]  # fmt: skip
     groups = overview._grouped(rows)
-    assert [(group["action"], group["count"], group["newest"]) for group in groups] == [("a", 3, 9), ("b", 1, 1)]
+    assert [(newest["action"], count, newest["id"]) for newest, count in groups] == [("a", 3, 9), ("b", 1, 1)]
 
 
 def test_processes_are_told_apart_by_machine_and_number() -> None:

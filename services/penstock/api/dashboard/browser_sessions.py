@@ -14,7 +14,7 @@ import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,6 +26,7 @@ from penstock.api.http_limits import ADMITTED
 from penstock.api.rates import Lookups
 from penstock.db.session import OpenSession
 from penstock.protocol.errors import AccessDenied
+from penstock.settings.model import Settings
 
 SESSION_COOKIE = "penstock_session"
 FLASH_COOKIE = "penstock_flash"
@@ -67,10 +68,10 @@ class BrowserSession:
 class BrowserSessions:
     """Identifies browsers, signs them in and out. session: opens a database session."""
 
-    def __init__(self, authenticator: Authenticator, session: OpenSession, *, session_seconds: float) -> None:
+    def __init__(self, authenticator: Authenticator, session: OpenSession, settings: Settings) -> None:
         self._authenticator = authenticator
         self._session = session
-        self._session_seconds = session_seconds
+        self._session_seconds = settings.dashboard_session_seconds
         self._lookups = Lookups()
 
     async def identify(self, request: Request) -> BrowserSession:
@@ -85,17 +86,14 @@ class BrowserSessions:
         if not self._authenticator.asks_for_keys:
             caller = self._authenticator.admit(request.headers, address)
         elif is_known:
-            digest = await self._lookups.find(_digest(b"session", token), address, partial(self._key_of, token))
+            digest = await self._lookups.find(
+                _digest(b"session", token), address, partial(self._value, "read_session", token)
+            )
             caller = None if digest is None else self._authenticator.admit_digest(bytes(digest))
         if caller is not None:
             request.scope[ADMITTED] = True
             caller.charge(1)
         return BrowserSession(caller or SIGNED_OUT, token, address, self._authenticator.asks_for_keys)
-
-    async def _key_of(self, token: str) -> bytes | None:
-        async with self._session() as session:
-            found: bytes | None = await session.value("read_session", _digest(b"session", token))
-        return found
 
     async def sign_in(self, secret: str) -> tuple[Caller, str] | None:
         """The caller and the token of a new session; None for a key that is not accepted. Raises Unavailable."""
@@ -104,13 +102,15 @@ class BrowserSessions:
             return None
         caller, key_digest = admitted
         token = secrets.token_urlsafe(32)  # always new: a token from before the sign-in may be known to others
-        async with self._session() as session:
-            await session.fetch("begin_session", _digest(b"session", token), key_digest, self._session_seconds)
+        await self._value("begin_session", token, key_digest, self._session_seconds)
         return caller, token
 
     async def sign_out(self, browser: BrowserSession) -> None:
+        await self._value("end_session", browser.token)
+
+    async def _value(self, statement: str, token: str, *args: Any) -> Any:
         async with self._session() as session:
-            await session.fetch("end_session", _digest(b"session", browser.token))
+            return await session.value(statement, _digest(b"session", token), *args)
 
 
 def check_form(request: Request, browser: BrowserSession, token: str) -> None:

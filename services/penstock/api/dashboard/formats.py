@@ -51,14 +51,9 @@ def _trimmed(value: float, decimals: int) -> str:
     return f"{value:.{decimals}f}".rstrip("0").rstrip(".")
 
 
-def instant_of(value: str | datetime | None) -> datetime | None:
-    """value: RFC 3339, as methods answer it, or from Postgres."""
-    return datetime.fromisoformat(value) if isinstance(value, str) else value
-
-
 def when(value: str | datetime | None, *, relative: bool = True) -> Markup:
-    """An instant; the script shows it as ``3 min ago`` and updates that."""
-    instant = instant_of(value)
+    """An instant, or RFC 3339 as methods answer it; the script shows it as ``3 min ago`` and updates that."""
+    instant = datetime.fromisoformat(value) if isinstance(value, str) else value
     if instant is None:
         return Markup('<span class="faint">–</span>')
     utc = instant.astimezone(UTC)
@@ -132,7 +127,5 @@ def badge(state: str | None) -> Markup:
     return Markup('<span class="badge {}">{}</span>').format("s-" + escape(name.lower()), word(name))
 
 
-FILTERS = {
-    "number": number, "compact": compact, "span": span, "when": when, "pretty": pretty, "plain": plain,
-    "error_parts": error_parts, "segment": segment, "printable": printable, "word": word, "badge": badge,
-}  # fmt: skip
+_FILTERS = (number, compact, span, when, pretty, plain, error_parts, segment, printable, word, badge)
+FILTERS = {each.__name__: each for each in _FILTERS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from penstock.workflows.model import Step
@@ -29,18 +30,13 @@ def layout(steps: Sequence[Step]) -> dict[str, Any]:
         top = (height - len(column) * (NODE_HEIGHT + _GAP_Y) + _GAP_Y) / 2
         for down, node in enumerate(column):
             places[node] = _EDGE + across * (NODE_WIDTH + _GAP_X), top + down * (NODE_HEIGHT + _GAP_Y)
-
-    def side(node: int, across: float) -> tuple[float, float]:
-        x, y = places[node]
-        return x + across, y + NODE_HEIGHT / 2
-
     return {
         "width": len(columns) * (NODE_WIDTH + _GAP_X) - _GAP_X + 2 * _EDGE,
         "height": height,
         "node_width": NODE_WIDTH,
         "node_height": NODE_HEIGHT,
         "nodes": [(step, places[place]) for place, step in enumerate(steps)],
-        "lines": [(side(start, NODE_WIDTH), side(end, -2), is_spawned) for start, end, is_spawned in edges],
+        "lines": [(places[start], places[end], is_spawned) for start, end, is_spawned in edges],
     }
 
 
@@ -64,14 +60,11 @@ def _order(columns: list[list[int]], edges: Sequence[tuple[int, int, bool]]) -> 
         before[end].append(start)
         after[start].append(end)
     for sweep in range(_SWEEPS):
-        neighbours = before if sweep % 2 == 0 else after
-        rank = {node: place / max(1, len(column)) for column in columns for place, node in enumerate(column)}
-
-        def middle(node: int, near: dict[int, list[int]] = neighbours, rank: dict[int, float] = rank) -> float:
-            found = near[node]
-            return sum(rank[one] for one in found) / len(found) if found else rank[node]
-
-        for column in columns if sweep % 2 == 0 else reversed(columns):
-            column.sort(key=middle)
-            rank |= {node: place / max(1, len(column)) for place, node in enumerate(column)}
+        is_forward = sweep % 2 == 0
+        neighbours = before if is_forward else after
+        rank = {node: place / len(column) for column in columns for place, node in enumerate(column)}
+        for column in columns if is_forward else reversed(columns):
+            middle = {node: fmean([rank[one] for one in neighbours[node]] or [rank[node]]) for node in column}
+            column.sort(key=middle.__getitem__)
+            rank |= {node: place / len(column) for place, node in enumerate(column)}
     return columns

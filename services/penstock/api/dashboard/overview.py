@@ -9,13 +9,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from time import monotonic, time
-from typing import Any
+from typing import Any, NamedTuple
+
+import httpx
 
 from penstock.api.dashboard.page_request import PageRequest
 from penstock.api.dashboard.pages import load_tenant
-from penstock.api.dashboard.process_probe import ProcessProbe
 from penstock.protocol.task import State
 from penstock.settings.model import Settings
+from penstock.settings.values import named_url
 from penstock.tasks import views
 from penstock.tasks.stats import RATES_OVER_SECONDS
 
@@ -30,6 +32,8 @@ LATELY_STEPS, LATELY_STEP_SECONDS = 34, 5.0  # within what is stored to the seco
 LIVE = ("SCHEDULED", "WAITING", "ERROR", "ACQUIRED")
 _KINDS = {"ENQUEUED": "in", State.SUCCESS: "ok", State.ERROR: "bad", State.CRITICAL_ERROR: "bad"}
 _MAX_ACTIONS = 12
+PROBE_EVERY_SECONDS = 5.0
+_PROBE_SECONDS = 1.5
 _NAME = re.compile(r"penstock-(?P<process>\w+)(?:@(?P<host>.*?):(?P<pid>\d+))?(?P<listen>-listen)?")
 
 
@@ -56,7 +60,6 @@ class Overview:
             return self._values
         if self._reading is None:
             self._reading = asyncio.create_task(self._read(request), name="read overview")
-            self._reading.add_done_callback(self._on_read)
         waiting = asyncio.shield(self._reading)
         if request.is_stream:
             return await waiting
@@ -65,11 +68,6 @@ class Overview:
                 return await waiting
         except TimeoutError:
             return await self._read_cheap(request)
-
-    def _on_read(self, reading: asyncio.Task[dict[str, Any]]) -> None:
-        self._reading = None
-        if not reading.cancelled() and reading.exception() is None:  # an error is raised to those that wait
-            self._values, self._read_at = reading.result(), monotonic()
 
     async def _read_cheap(self, request: PageRequest) -> dict[str, Any]:
         """Values that cost the same however many tasks there are."""
@@ -84,11 +82,14 @@ class Overview:
         }
 
     async def _read(self, request: PageRequest) -> dict[str, Any]:
-        stats, now, history = await asyncio.gather(
-            request.call("stats"), self._read_now(request), self._read_history(request)
-        )
+        try:
+            stats, now, history = await asyncio.gather(
+                request.call("stats"), self._read_now(request), self._read_history(request)
+            )
+        finally:
+            self._reading = None
         live_states = [(state, stats.states[state]) for state in LIVE]
-        return {
+        self._values = {
             **history,
             **now,
             "is_whole": True,
@@ -99,6 +100,8 @@ class Overview:
             "live_states": live_states,
             "settings": self._settings,
         }
+        self._read_at = monotonic()
+        return self._values
 
     async def _read_now(self, request: PageRequest) -> dict[str, Any]:
         """Values that change every second."""
@@ -129,8 +132,7 @@ class Overview:
             "throughput": _throughput(hour),
             "latency": _latency(successes),
             "sample": len(successes),
-            "handlers": _handler_times(hour),
-            "failed_actions": _failed_actions(hour),
+            **_by_action(hour),
             "groups": _grouped(failures),
         }
         return self._history
@@ -199,42 +201,34 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-def _handler_times(rows: Iterable[Any]) -> dict[str, float]:
-    """The mean run time of handlers over the hour by action and of all, in seconds, as workers report it."""
-    counts: dict[str, int] = defaultdict(int)
+def _by_action(rows: Iterable[Any]) -> dict[str, Any]:
+    """Of the hour: the mean run time of handlers in seconds, as workers report it, and failed attempts, most first."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
     seconds: dict[str, float] = defaultdict(float)
     for row in rows:
+        counts[row["event"]][row["action"]] += row["count"]
         if row["event"] == "RAN":
-            for name in (row["action"], "all"):
-                counts[name] += row["count"]
-                seconds[name] += row["seconds"]
-    return {name: seconds[name] / count for name, count in counts.items()}
+            seconds[row["action"]] += row["seconds"]
+    ran, final = counts["RAN"], counts[State.CRITICAL_ERROR]
+    handlers = {name: seconds[name] / count for name, count in ran.items()}
+    if ran:
+        handlers["all"] = sum(seconds.values()) / ran.total()
+    failed = sorted((counts[State.ERROR] + final).items(), key=lambda item: (-item[1], item[0]))
+    return {
+        "handlers": handlers,
+        "failed_actions": [(name, attempts, final[name]) for name, attempts in failed[:_MAX_ACTIONS]],
+    }
 
 
-def _failed_actions(rows: Iterable[Any]) -> list[dict[str, Any]]:
-    """Failed attempts of the hour by action, most first; final: those that failed permanently."""
-    attempts: Counter[str] = Counter()
-    final: Counter[str] = Counter()
-    for row in rows:
-        if _KINDS.get(row["event"]) == "bad":
-            attempts[row["action"]] += row["count"]
-        if row["event"] == State.CRITICAL_ERROR:
-            final[row["action"]] += row["count"]
-    ordered = sorted(attempts.items(), key=lambda item: (-item[1], item[0]))[:_MAX_ACTIONS]
-    return [{"action": name, "attempts": count, "final": final[name]} for name, count in ordered]
-
-
-def _grouped(failures: Sequence[Any]) -> list[dict[str, Any]]:
-    """The newest failures by action and error, most first; messages that differ only in numbers are one error."""
-    groups: dict[tuple[str, str, str], dict[str, Any]] = {}
+def _grouped(failures: Sequence[Any]) -> list[tuple[Any, int]]:
+    """The newest of each action and error and their number, most first; messages may differ in numbers."""
+    newest: dict[tuple[str | None, ...], Any] = {}
+    counts: Counter[tuple[str | None, ...]] = Counter()
     for row in failures:
-        message = row["message"] or "no message"
-        key = row["action"], row["kind"] or "", re.sub(r"\d+", "0", message)
-        group = groups.setdefault(
-            key, {"action": row["action"], "kind": row["kind"], "message": message, "count": 0, "newest": row["id"]}
-        )
-        group["count"] += 1
-    return sorted(groups.values(), key=lambda group: -group["count"])[:6]
+        key = row["action"], row["kind"], re.sub(r"\d+", "0", row["message"] or "")
+        newest.setdefault(key, row)
+        counts[key] += 1
+    return [(newest[key], count) for key, count in counts.most_common(6)]
 
 
 def _processes(rows: Iterable[Any]) -> list[dict[str, Any]]:
@@ -252,3 +246,46 @@ def _processes(rows: Iterable[Any]) -> list[dict[str, Any]]:
         if row["since"] is not None:
             entry["since"] = min(entry["since"] or row["since"], row["since"])
     return [found[key] for key in sorted(found)]
+
+
+class ProcessHealth(NamedTuple):
+    """ready: None before the first answer. text: of the answer, or the error."""
+
+    name: str
+    url: str
+    ready: bool | None
+    text: str
+
+
+class ProcessProbe:
+    """Probes processes without a connection to Postgres, such as workers, in the background: none delays a page."""
+
+    def __init__(self, processes: Sequence[str]) -> None:
+        self._urls = [named_url(entry) for entry in processes]
+        self._latest = [ProcessHealth(name, url, None, "checking") for name, url in self._urls]
+        self._probed_at = float("-inf")
+        self._probing: asyncio.Task[None] | None = None
+
+    def latest(self) -> list[ProcessHealth]:
+        """The last answers; starts a new round if these are some seconds old."""
+        is_probing = self._probing is not None and not self._probing.done()
+        if self._urls and not is_probing and monotonic() - self._probed_at > PROBE_EVERY_SECONDS:
+            self._probing = asyncio.create_task(self.probe(), name="probe processes")
+        return self._latest
+
+    async def probe(self) -> None:
+        async with httpx.AsyncClient(timeout=_PROBE_SECONDS, trust_env=False) as client:
+
+            async def health(name: str, url: str) -> ProcessHealth:
+                try:
+                    answer = await client.get(f"{url}/readyz")
+                except httpx.HTTPError as exc:
+                    return ProcessHealth(name, url, False, type(exc).__name__)
+                return ProcessHealth(name, url, answer.status_code == 200, answer.text.strip()[:200])
+
+            self._latest = list(await asyncio.gather(*(health(name, url) for name, url in self._urls)))
+        self._probed_at = monotonic()
+
+    def stop(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()

@@ -59,12 +59,9 @@ class Page(NamedTuple):
 
 def cleaned(values: Mapping[str, str]) -> Values:
     """Values of a query or form without NUL, lone surrogates, outer blanks, and empty ones."""
-    result = Values()
-    for name, value in values.items():
-        text = value[:_VALUE_CHARS].encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd").strip()
-        if text:
-            result[name] = text
-    return result
+    texts = {name: value[:_VALUE_CHARS].encode("utf-8", "replace").decode("utf-8") for name, value in values.items()}
+    texts = {name: text.replace("\0", "\ufffd").strip() for name, text in texts.items()}
+    return Values({name: text for name, text in texts.items() if text})
 
 
 def labels_of(text: str | None) -> dict[str, str] | None:
@@ -77,8 +74,6 @@ def labels_of(text: str | None) -> dict[str, str] | None:
 
 def utc(text: str | None) -> str | None:
     """An instant from a form field, which has no zone: UTC."""
-    if text is None:
-        return None
-    has_zone = text.endswith("Z") or "+" in text[10:] or "-" in text[10:]
-    whole = text + ":00" if len(text) == 16 else text
-    return text if has_zone else whole + "Z"
+    if text is None or text.endswith("Z") or "+" in text[10:] or "-" in text[10:]:
+        return text
+    return f"{text}:00Z" if len(text) == 16 else f"{text}Z"

@@ -17,18 +17,8 @@ from starlette.routing import Route
 
 from penstock.api.access import Authenticator
 from penstock.api.audit import set_actor
-from penstock.api.dashboard import form_actions, formats, overview
-from penstock.api.dashboard.browser_sessions import (
-    FLASH_COOKIE,
-    SESSION_COOKIE,
-    BrowserSession,
-    BrowserSessions,
-    check_form,
-    flash_of,
-    flashed,
-    local_path,
-    set_cookie,
-)
+from penstock.api.dashboard import browser_sessions, form_actions, formats, overview
+from penstock.api.dashboard.browser_sessions import SESSION_COOKIE, BrowserSession, local_path
 from penstock.api.dashboard.live import Streams
 from penstock.api.dashboard.page_request import Page, PageRequest, cleaned
 from penstock.api.dashboard.pages import PAGES
@@ -63,14 +53,6 @@ _STATUSES: dict[type[Exception], int] = {
     Exception: 500,
 }
 
-NAVIGATION = (
-    ("/", "Overview", "stats"), ("/tasks", "Tasks", "list"), ("/schedules", "Schedules", "schedule.list"),
-    ("/workflows", "Workflows", "workflow.list"), ("/queues", "Queues", "dlq.stats"),
-    ("/actions", "Actions", "action.list"), ("/tenants", "Tenants", "tenant.list"),
-    ("/bulk", "Bulk", "job.list"), ("/keys", "API keys", "keys.list"),
-    ("/audit", "Audit", "audit.list"),
-)  # fmt: skip
-
 
 class Dashboard:
     """Serves the pages; ``routes`` are for a Starlette application."""
@@ -78,9 +60,7 @@ class Dashboard:
     def __init__(self, methods: Methods, authenticator: Authenticator, settings: Settings) -> None:
         self._methods = methods
         self._settings = settings
-        self._sessions = BrowserSessions(
-            authenticator, methods.session, session_seconds=settings.dashboard_session_seconds
-        )
+        self._sessions = browser_sessions.BrowserSessions(authenticator, methods.session, settings)
         self._streams = Streams()
         self._assets = _load_assets()
         self._templates = _templates()
@@ -101,10 +81,7 @@ class Dashboard:
 
     async def may_read(self, request: Request) -> bool | None:
         """Whether the browser may read tasks, then limited to the tenant of its key; None outside of a session."""
-        if SESSION_COOKIE not in request.cookies:
-            return None
-        browser = await self._identify(request)
-        return browser.may("status")
+        return (await self._identify(request)).may("status") if SESSION_COOKIE in request.cookies else None
 
     def warm(self) -> None:
         """Compile the templates that are opened first; may run in any thread."""
@@ -196,10 +173,10 @@ class Dashboard:
         try:
             outcome = await form_actions.carry_out(page_request, form)
         except errors.RpcError as exc:
-            return flashed(back, _sentence(exc), "failed")
+            return browser_sessions.flashed(back, _sentence(exc), "failed")
         if isinstance(outcome, form_actions.ResultPage):
             return self._html(request, browser, outcome.template, outcome.values, status=outcome.status)
-        return flashed(outcome.next or back, outcome.text, "done" if outcome.complete else "failed")
+        return browser_sessions.flashed(outcome.next or back, outcome.text, "done" if outcome.complete else "failed")
 
     async def _login_page(self, request: Request, browser: BrowserSession) -> Response:
         next_path = local_path(request.query_params.get("next", "/"))
@@ -216,7 +193,7 @@ class Dashboard:
             caller, token = entered
             if caller.may("stats"):
                 response = RedirectResponse(next_path, 303)
-                set_cookie(request, response, token, self._settings.dashboard_session_seconds)
+                browser_sessions.set_cookie(request, response, token, self._settings.dashboard_session_seconds)
                 return response
             problem = "This key may not read; the dashboard needs the permission read, or admin to make changes."
         return self._html(request, browser, "login.html", {"next": next_path, "problem": problem}, status=401)
@@ -249,7 +226,7 @@ class Dashboard:
         except ValueError as exc:
             raise errors.InvalidParams("form", f"cannot be read: {exc}") from None
         form = form_actions.Form(pairs)
-        check_form(request, browser, form.text("csrf"))
+        browser_sessions.check_form(request, browser, form.text("csrf"))
         return form
 
     def _page_request(self, request: Request, browser: BrowserSession, *, is_stream: bool = False) -> PageRequest:
@@ -261,10 +238,9 @@ class Dashboard:
     ) -> dict[str, Any]:
         return {
             "me": browser,
-            "navigation": [entry for entry in NAVIGATION if browser is not None and browser.may(entry[2])],
             "here": request.url.path,
             "back": _address(request),
-            "flash": flash_of(request),
+            "flash": browser_sessions.flash_of(request),
             "live": live,
             **values,
         }
@@ -276,9 +252,9 @@ class Dashboard:
         html = self._templates.get_template(template).render(self._context(request, browser, values, live=live))
         response = Response(html, status, media_type="text/html")
         if browser is not None and request.cookies.get(SESSION_COOKIE) != browser.token:
-            set_cookie(request, response, browser.token, None)
-        if FLASH_COOKIE in request.cookies:
-            response.delete_cookie(FLASH_COOKIE)
+            browser_sessions.set_cookie(request, response, browser.token, None)
+        if browser_sessions.FLASH_COOKIE in request.cookies:
+            response.delete_cookie(browser_sessions.FLASH_COOKIE)
         return response
 
     def _failure(self, request: Request, browser: BrowserSession | None, exc: Exception) -> Response:

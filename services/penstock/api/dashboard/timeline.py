@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from penstock.api.dashboard.formats import error_parts, instant_of, plain, span
+from penstock.api.dashboard.formats import error_parts, plain, span
 from penstock.protocol.task import State
 from penstock.tasks.views import TaskDetail
 
@@ -17,17 +17,13 @@ def timeline(task: TaskDetail, life: Any, now: datetime) -> list[dict[str, Any]]
     def add(at: datetime | None, kind: str, title: str, detail: str, error: Any = None) -> None:
         events.append({"at": at, "kind": kind, "title": title, "detail": detail, "error": error})
 
-    created, run_at, settled = map(instant_of, (task.created_at, task.run_at, task.updated_at))
-    assert created is not None
-    assert run_at is not None
-    assert settled is not None
+    created, run_at, settled = map(datetime.fromisoformat, (task.created_at, task.run_at, task.updated_at))
     claimed = life["claimed_at"] if life is not None else None
     add(created, "begin", "Enqueued", f"priority {task.priority}")
     if not task.failures and run_at > created and not task.state.final:
         add(run_at, "due", "Due" if run_at <= now else "Is due", f"{_between(created, run_at)} later")
     for failure in task.failures:
-        detail = f"{_ran_on(failure.worker)}claim {failure.claim}"
-        at = instant_of(failure.at)
+        at, detail = datetime.fromisoformat(failure.at), f"{_ran_on(failure.worker)}claim {failure.claim}"
         add(at, "bad", f"Attempt {failure.attempt} failed", detail, error_parts(failure.error))
     if claimed is not None and all(failure.claim != task.claim for failure in task.failures):
         detail = f"claim {task.claim}" + (f", by route {life['route']}" if life["route"] else "")
