@@ -21,10 +21,8 @@ class OlderApis:
     def __init__(self, parts: Parts) -> None:
         settings = parts.settings
         notifier = Notifier(parts.store, DELAYED_RECORDS)
-        clockwork = Clockwork(
-            store=parts.store, notifier=notifier, authenticator=parts.authenticator, settings=settings
-        )
-        self._scheduler0 = Scheduler0(parts.store, settings, parts.rates, parts.audit) if settings.scheduler0 else None
+        clockwork = Clockwork(parts, notifier)
+        self._scheduler0 = Scheduler0(parts) if settings.scheduler0 else None
         self.routes: list[BaseRoute] = [] if self._scheduler0 is None else self._scheduler0.routes
         if settings.clockwork_api:
             self.routes += clockwork.routes

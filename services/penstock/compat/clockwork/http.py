@@ -14,18 +14,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.api.access import Authenticator, address_of
+from penstock.api.access import address_of
 from penstock.api.http import read_body, refusal
 from penstock.api.http_limits import ADMITTED
+from penstock.api.process import Parts
 from penstock.compat.clockwork import schedules
-from penstock.compat.delayed_records import cancel, instant_of
+from penstock.compat.delayed_records import cancel
 from penstock.db.notify import Notifier
-from penstock.db.pool import Store
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import Refused, RpcError
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
-from penstock.settings.model import Settings
 
 log = get_logger()
 
@@ -33,12 +32,10 @@ log = get_logger()
 class Clockwork:
     """notifier: wakes the supervisors for new delayed records."""
 
-    def __init__(self, *, store: Store, notifier: Notifier, authenticator: Authenticator, settings: Settings) -> None:
-        self._store = store
+    def __init__(self, parts: Parts, notifier: Notifier) -> None:
+        self._store, self._settings, self._authenticator = parts.store, parts.settings, parts.authenticator
         self._notifier = notifier
-        self._authenticator = authenticator
-        self._settings = settings
-        self._networks = [ipaddress.ip_network(network) for network in settings.clockwork_networks]
+        self._networks = [ipaddress.ip_network(network) for network in parts.settings.clockwork_networks]
         self.routes: list[BaseRoute] = [Route("/schedule", self._answer, methods=["POST", "DELETE"])]
 
     async def _answer(self, request: Request) -> Response:
@@ -96,7 +93,7 @@ class Clockwork:
             raise schedules.IllegalArgument(schedules.OTHER_CONTENTS)
         self._notifier.wake()
         metrics.CREATION_LATENCY_SECONDS.labels(schedules.SOURCE).observe(perf_counter() - started)
-        log.debug("clockwork_record_stored", due_at=instant_of(request.schedule_time).isoformat())
+        log.debug("clockwork_record_stored", due_at=delayed.due_at.isoformat())
         return request.ordering_key
 
     async def _cancel(self, body: bytes) -> str:

@@ -14,7 +14,6 @@ from msgspec import Meta
 
 from penstock.schedules.cron import ROBFIG, CronError, every_seconds, read_zone, timing
 from penstock.schedules.policy import JOB_PREFIX
-from penstock.schedules.robfig import is_shifted
 from penstock.settings.model import Settings
 
 ACTION = "scheduler0.callback"
@@ -80,26 +79,21 @@ _CAMEL = {one.name: one.encode_name for one in msgspec.structs.fields(JobGiven) 
 _SNAKE = re.compile("|".join(f'"{name}"' for name in _CAMEL).encode())
 
 
-def read_jobs(body: bytes) -> list[JobGiven]:
-    """Decode jobs, with members in camelCase, or in snake_case as in scheduler0's documentation.
+def read(body: bytes, *, type: Any) -> Any:
+    """Decode a job or jobs, with members in camelCase, or in snake_case as in scheduler0's documentation.
 
     Raises msgspec.DecodeError.
     """
     if not _SNAKE.search(body):
-        return msgspec.json.decode(body, type=list[JobGiven])
-    given = msgspec.json.decode(body, type=list[dict[str, Any]])
-    return msgspec.convert([_in_camel(job) for job in given], list[JobGiven])
+        return msgspec.json.decode(body, type=type)
+    given = msgspec.json.decode(body)
+    return msgspec.convert([_in_camel(job) for job in given] if isinstance(given, list) else _in_camel(given), type)
 
 
-def read_job(body: bytes) -> JobGiven:
-    """Decode one job as :func:`read_jobs` does."""
-    if not _SNAKE.search(body):
-        return msgspec.json.decode(body, type=JobGiven)
-    return msgspec.convert(_in_camel(msgspec.json.decode(body, type=dict[str, Any])), JobGiven)
-
-
-def _in_camel(job: dict[str, Any]) -> dict[str, Any]:
+def _in_camel(job: Any) -> Any:
     """A member in camelCase wins over the same in snake_case."""
+    if not isinstance(job, dict):
+        return job
     return {_CAMEL.get(name, name): value for name, value in job.items()} | {
         name: job[name] for name in _CAMEL.values() if name in job
     }
@@ -124,43 +118,27 @@ def check_deliverable(given: Sequence[JobGiven | Job]) -> None:
     for job in given:
         if "\0" in (job.data or "") or "\0" in (job.execution_type or ""):
             raise BadJob("job data and executionType must not hold the character NUL")
-        if (job.execution_type or HTTP) == HTTP:
-            _check_url(job.callback_url or "")
-
-
-def _check_url(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        is_callable = bool(_URL.fullmatch(url)) and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # an invalid port, an unclosed bracket
-        is_callable = False
-    if not is_callable or len(url) > URL_MAX_CHARS:
-        raise BadJob(f"job callbackUrl is not valid {url[:200]!r}: it must be http(s)://host[:port]/path")
-    if "@" in parts.netloc:
-        raise BadJob("job callbackUrl holds a user or a password, which would be shown in answers and errors")
-
-
-def shifted_specs(given: Sequence[JobGiven]) -> list[str]:
-    """Specs of five fields, which a crontab would read differently."""
-    return [spec for spec in dict.fromkeys(job.spec or "" for job in given) if is_shifted(spec)]
+        if (job.execution_type or HTTP) != HTTP:
+            continue
+        url = job.callback_url or ""
+        try:
+            parts = urlsplit(url)
+            is_callable = bool(_URL.fullmatch(url)) and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # an invalid port, an unclosed bracket
+            is_callable = False
+        if not is_callable or len(url) > URL_MAX_CHARS:
+            raise BadJob(f"job callbackUrl is not valid {url[:200]!r}: it must be http(s)://host[:port]/path")
+        if "@" in parts.netloc:
+            raise BadJob("job callbackUrl holds a user or a password, which would be shown in answers and errors")
 
 
 def make_job(given: JobGiven, job_id: int, now: datetime) -> Job:
     """Raises BadJob for a date outside the calendar."""
-    return Job(
-        id=job_id,
-        project_id=given.project_id or 0,
-        spec=given.spec or "",
-        callback_url=given.callback_url or "",
-        data=given.data or "",
-        execution_type=given.execution_type or HTTP,
-        start_date=_in_utc(given.start_date),
-        end_date=_in_utc(given.end_date),
-        last_execution_date=NEVER,
-        timezone=given.timezone or "",
-        timezone_offset=given.timezone_offset or 0,
-        date_created=now,
-    )
+    members = {name: value for name, value in msgspec.structs.asdict(given).items() if value is not None}
+    return Job(**members | {
+        "id": job_id, "execution_type": given.execution_type or HTTP, "start_date": _in_utc(given.start_date),
+        "end_date": _in_utc(given.end_date), "last_execution_date": NEVER, "date_created": now,
+    })  # fmt: skip
 
 
 def _in_utc(instant: datetime | None) -> datetime:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 
 from starlette.datastructures import Headers
 
-from penstock.api.rates import Lookups, Rates
+from penstock.api.process import Parts
+from penstock.api.rates import Lookups
 from penstock.compat.scheduler0.store import find_credential
-from penstock.db.pool import Store
 from penstock.protocol.errors import AccessDenied
-from penstock.settings.model import Settings
 
 UNAUTHORIZED = "unauthorized requests"
 _PEERS = frozenset({"cmd", "peer"})
@@ -21,19 +19,16 @@ _MAX_CHARS = 512  # of a key or a secret that is looked up
 
 
 class CredentialAuthenticator:
-    """Checks the headers of a request in Postgres, so that an archived credential is refused at once.
+    """Checks the headers of a request in Postgres, so that an archived credential is refused at once."""
 
-    rates: None for any rate.
-    """
-
-    def __init__(self, store: Store, settings: Settings, rates: Rates | None) -> None:
-        self._store = store
-        self._rates = rates
+    def __init__(self, parts: Parts) -> None:
+        self._store, self._rates, settings = parts.store, parts.rates, parts.settings
         self._lookups = Lookups()
         self._peer: bytes | None = None
         password = settings.scheduler0_auth_password
         if settings.scheduler0_auth_username is not None and password is not None:
-            self._peer = f"{settings.scheduler0_auth_username}:{password.get_secret_value()}".encode()
+            peer = f"{settings.scheduler0_auth_username}:{password.get_secret_value()}"
+            self._peer = base64.b64encode(peer.encode())
 
     async def admit(self, headers: Headers, address: str) -> str:
         """The name of the caller: ``scheduler0:`` and the number of its credential, or ``peer``.
@@ -62,16 +57,7 @@ class CredentialAuthenticator:
             found = await self._lookups.find(digest, address, find)
             return None if found is None else f"scheduler0:{found}"
         if self._peer is not None and headers.get("x-peer") in _PEERS:
-            return "scheduler0:peer" if hmac.compare_digest(_basic(headers), self._peer) else None
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            if scheme.lower() == "basic" and hmac.compare_digest(given.strip().encode(), self._peer):
+                return "scheduler0:peer"
         return None
-
-
-def _basic(headers: Headers) -> bytes:
-    """User, colon and password of HTTP Basic; empty if missing or invalid."""
-    scheme, _, encoded = headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "basic":
-        return b""
-    try:
-        return base64.b64decode(encoded.strip(), validate=True)
-    except (binascii.Error, ValueError):
-        return b""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,72 +21,49 @@ _FAILED = (State.CRITICAL_ERROR.value, State.CANCELLED.value)
 _STATES = {"scheduled": _LIVE, "success": (State.SUCCESS.value,), "failed": _FAILED}  # of executions -> of tasks
 
 
-class Execution(msgspec.Struct, rename="camel", kw_only=True):
+async def list_executions(store: Store, request: Request, body: bytes) -> Response:
+    query = request.query_params
+    limit, offset = page(query)
+    state = query.get("state", "")
+    if state and state not in _STATES:
+        raise Problem(400, f"state must be {', '.join(_STATES)}, not {state[:60]!r}")
+    wanted = (
+        optional_instant(query, "startDate"), optional_instant(query, "endDate"),
+        optional_number(query, "projectId"), _STATES.get(state),
+    )  # fmt: skip
+    job_id = optional_number(query, "jobId")
+    select, count, of_job = "list_executions", "count_executions", []
+    if job_id is not None:
+        select, count, of_job = "list_executions_of_job", "count_executions_of_job", [job_id]
+    async with store.session() as session:
+        rows = await session.fetch(select, *wanted, limit, offset, *of_job)
+        total = offset + len(rows) if rows else 0
+        if len(rows) == limit or (offset and not rows):  # not the last page
+            total = max(total, await session.value(count, *wanted, _COUNTED, *of_job))
+    # A newer client names its account, which is sent back; there is one account here.
+    account = request.headers.get("x-account-id", "")
+    account_id = int(account) if re.fullmatch(r"[0-9]{1,18}", account, re.ASCII) else 0
+    runs = [{"accountId": account_id, **_execution(row)} for row in rows]
+    return answer({"total": total, "offset": offset, "limit": limit, "executions": runs})
+
+
+def _execution(row: Any) -> dict[str, Any]:
     """A run of a job. id: of its task. state: 0 for a live task, 1 for success, 2 for failure."""
-
-    id: int
-    account_id: int
-    unique_id: str
-    state: int
-    node_id: int = 1
-    job_id: int
-    last_execution_datetime: datetime
-    next_execution_datetime: datetime
-    job_queue_version: int = 1
-    execution_version: int
-    date_created: datetime
-    date_modified: datetime | None
-
-
-class Executions:
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    async def list(self, request: Request, body: bytes) -> Response:
-        query = request.query_params
-        limit, offset = page(query)
-        state = query.get("state", "")
-        if state and state not in _STATES:
-            raise Problem(400, f"state must be {', '.join(_STATES)}, not {state[:60]!r}")
-        wanted = (
-            optional_instant(query, "startDate"), optional_instant(query, "endDate"),
-            optional_number(query, "projectId"), _STATES.get(state),
-        )  # fmt: skip
-        job_id = optional_number(query, "jobId")
-        select, count, of_job = "list_executions", "count_executions", []
-        if job_id is not None:
-            select, count, of_job = "list_executions_of_job", "count_executions_of_job", [job_id]
-        async with self._store.session() as session:
-            rows = await session.fetch(select, *wanted, limit, offset, *of_job)
-            total = offset + len(rows) if rows else 0
-            if len(rows) == limit or (offset and not rows):  # not the last page
-                total = max(total, await session.value(count, *wanted, _COUNTED, *of_job))
-        account_id = _account_of(request)
-        runs = [_execution(row, account_id) for row in rows]
-        return answer({"total": total, "offset": offset, "limit": limit, "executions": runs})
-
-
-def _execution(row: Any, account_id: int) -> Execution:
     scheduled_at, is_live = row["scheduled_at"], row["state"] in _LIVE
     try:
         following = timing(row["expression"], row["timezone"], row["anchor"]).next_after(scheduled_at)
     except CronError:  # a time zone that is unknown by now
         following = None
-    return Execution(
-        id=row["task_id"],
-        account_id=account_id,
-        unique_id=execution_id(run_name(row["schedule_id"], scheduled_at)),
-        state=0 if is_live else 2 if row["state"] in _FAILED else 1,
-        job_id=row["job_id"],
-        last_execution_datetime=scheduled_at,
-        next_execution_datetime=following or NEVER,
-        execution_version=int(scheduled_at.timestamp()),  # grows with each run
-        date_created=row["fired_at"],
-        date_modified=None if is_live else row["updated_at"],
-    )
-
-
-def _account_of(request: Request) -> int:
-    """The account that a newer client names, which is sent back; there is one account here."""
-    text = request.headers.get("x-account-id", "")
-    return int(text) if re.fullmatch(r"[0-9]{1,18}", text, re.ASCII) else 0
+    return {
+        "id": row["task_id"],
+        "uniqueId": execution_id(run_name(row["schedule_id"], scheduled_at)),
+        "state": 0 if is_live else 2 if row["state"] in _FAILED else 1,
+        "nodeId": 1,
+        "jobId": row["job_id"],
+        "lastExecutionDatetime": scheduled_at,
+        "nextExecutionDatetime": following or NEVER,
+        "jobQueueVersion": 1,
+        "executionVersion": int(scheduled_at.timestamp()),  # grows with each run
+        "dateCreated": row["fired_at"],
+        "dateModified": None if is_live else row["updated_at"],
+    }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -16,23 +15,27 @@ from starlette.responses import Response
 
 from penstock.compat.scheduler0 import jobs
 from penstock.compat.scheduler0.http.messages import Problem, answer, decode, nothing, number, path_id, required_text
-from penstock.compat.scheduler0.http.resource import Resource
+from penstock.compat.scheduler0.http.records import Records
 from penstock.compat.scheduler0.jobs import BadJob, Job, JobGiven
 from penstock.db.session import Session
 from penstock.methods.table import read_command
 from penstock.protocol.errors import Refused, ScheduleNotFound
 from penstock.runtime.logs import get_logger
 from penstock.schedules.model import import_parts
+from penstock.schedules.robfig import is_shifted
 from penstock.schedules.store import pause_schedule, start_import, update_schedule
 from penstock.settings.model import Settings
 
 JOBS_A_STATEMENT = 5000
+_COLUMNS = (
+    "id", "project_id", "spec", "timezone", "timezone_offset", "callback_url", "data", "execution_type", "start_date",
+    "end_date",
+)  # fmt: skip
 
 log = get_logger()
-_encode = msgspec.json.Encoder().encode
 
 
-class Jobs(Resource[Job]):
+class Jobs(Records[Job]):
     record = Job
     plural = "jobs"
     unknown = 404, "job cannot be found"
@@ -44,50 +47,47 @@ class Jobs(Resource[Job]):
 
     async def create(self, request: Request, body: bytes) -> Response:
         """Answer 202 once the jobs are stored; the supervisor creates their schedules."""
-        given = decode(body, jobs.read_jobs)
+        given = decode(body, list[JobGiven], read=jobs.read)
         if not given:
             return answer(None, 202)
         if len(given) > jobs.JOBS_LIMIT:
             raise Problem(400, f"{len(given)} jobs are too many for one request, which takes {jobs.JOBS_LIMIT}")
         try:
             await asyncio.to_thread(jobs.check_jobs, given)
-            await self._check_projects({job.project_id or 0 for job in given})
+            projects = {job.project_id or 0 for job in given}
+            missing = projects - {row["id"] for row in await self._store.fetch("find_projects", [*projects])}
+            if missing:
+                raise BadJob(f"project does not exist, provided projectId is {min(missing)}")
             await asyncio.to_thread(jobs.check_deliverable, given)
             request_id, task_id = await self._add(given, body)
         except BadJob as exc:
             raise Problem(400, str(exc)) from None
+        except Refused as exc:
+            raise Problem(400, f"the jobs cannot be kept: {exc}") from None
         headers = {"Location": f"/async-tasks/{request_id}"}
-        shifted = jobs.shifted_specs(given)
+        shifted = [spec for spec in dict.fromkeys(job.spec or "" for job in given) if is_shifted(spec)]
         if shifted:
             log.warning("scheduler0_spec_shifted", specs=len(shifted), spec=shifted[0][:60], hint="seconds come first")
             headers["Warning"] = '299 penstock "a spec of five fields begins with the seconds, not with the minutes"'
         return answer([task_id], 202, headers=headers)
 
-    async def _check_projects(self, ids: set[int]) -> None:
-        async with self._store.session() as session:
-            missing = ids - {row["id"] for row in await session.fetch("find_projects", [*ids])}
-        if missing:
-            raise BadJob(f"project does not exist, provided projectId is {min(missing)}")
-
     async def _add(self, given: Sequence[JobGiven], body: bytes) -> tuple[str, int]:
-        """Returns the id and the number of the request that creates the jobs. Raises BadJob."""
-        async with self._store.session() as session:
-            reserved = await session.fetch("reserve_job_ids", len(given))
+        """Returns the id and the number of the request that creates the jobs. Raises BadJob, Refused."""
+        reserved = await self._store.fetch("reserve_job_ids", len(given))
         made, parts, output = await asyncio.to_thread(_prepare, given, reserved, self._settings)
         request_id = str(uuid.uuid4())
-        try:
-            async with self._store.transaction() as session:
-                import_id = await start_import(session, parts, total=len(made), replaces=False)
-                for start in range(0, len(made), JOBS_A_STATEMENT):
-                    await _insert(session, import_id, made[start : start + JOBS_A_STATEMENT])
-                number = await session.value("create_request", request_id, import_id, body.decode(), output)
-        except Refused as exc:
-            raise BadJob(f"the jobs cannot be kept: {exc}") from None
-        return request_id, number
+        async with self._store.transaction() as session:
+            import_id = await start_import(session, parts, total=len(made), replaces=False)
+            for start in range(0, len(made), JOBS_A_STATEMENT):
+                part = made[start : start + JOBS_A_STATEMENT]
+                columns = [[getattr(job, name) for job in part] for name in _COLUMNS]
+                columns[-2:] = [[None if at == jobs.NEVER else at for at in column] for column in columns[-2:]]
+                await session.fetch("insert_jobs", import_id, part[0].date_created, *columns)
+            return request_id, await session.value("create_request", request_id, import_id, body.decode(), output)
 
     async def update(self, request: Request, body: bytes) -> Response:
         """Change data, callbackUrl and executionType, unless empty; the rest of the body is ignored."""
-        job_id, given = path_id(request), decode(body, jobs.read_job, status=400)
+        job_id, given = path_id(request), decode(body, JobGiven, status=400, read=jobs.read)
         async with self._store.transaction() as session:
             before, is_importing = await self._lock(session, job_id)
             job = replace(
@@ -107,12 +107,9 @@ class Jobs(Resource[Job]):
 
     async def _lock(self, session: Session, job_id: int) -> tuple[Job, bool]:
         """Lock a job; returns it and whether the import of its schedule is still at work. Raises Problem, 404."""
-        rows = await session.fetch("lock_callback_job", job_id)
-        if not rows:
-            raise Problem(*self.unknown)
-        members = dict(rows[0])
-        is_importing: bool = members.pop("making")
-        return Job(**members, last_execution_date=jobs.NEVER), is_importing
+        rows = [dict(row) for row in await session.fetch("lock_callback_job", job_id)]
+        is_importing = any(row.pop("making") for row in rows)
+        return self.one([row | {"last_execution_date": jobs.NEVER} for row in rows]), is_importing
 
     async def _change_schedule(self, session: Session, before: Job, job: Job, is_importing: bool) -> None:
         name = jobs.schedule_name(job.id)
@@ -120,9 +117,9 @@ class Jobs(Resource[Job]):
         locked = await session.fetch("lock_schedules", [name])
         if locked and locked[0]["tenant"] is not None:
             raise Problem(409, f"the schedule {name} is for a tenant: delete it, then delete and create the job")
-        params = {"name": name, "payload": msgspec.Raw(jobs.payload_of(job))}
+        params = msgspec.json.encode({"name": name, "payload": msgspec.Raw(jobs.payload_of(job))})
         try:
-            await update_schedule(session, read_command("schedule.update", _encode(params), self._settings))
+            await update_schedule(session, read_command("schedule.update", params, self._settings))
             if (job.execution_type == jobs.HTTP) != (before.execution_type == jobs.HTTP):
                 await pause_schedule(session, name, paused=job.execution_type != jobs.HTTP)
         except ScheduleNotFound:
@@ -147,22 +144,7 @@ def _prepare(
     """The jobs, the parts of the import of their schedules, and the output of the async task. Raises BadJob."""
     made = [jobs.make_job(one, row["id"], row["now"]) for one, row in zip(given, reserved, strict=True)]
     parts = import_parts([jobs.schedule_of(job, settings) for job in made])
-    return made, parts, _encode(made).decode()
-
-
-async def _insert(session: Session, import_id: int, part: Sequence[Job]) -> None:
-    """Raises Refused for values that Postgres rejects, and for a project that was deleted."""
-    await session.fetch(
-        "insert_jobs", import_id, part[0].date_created,
-        [job.id for job in part], [job.project_id for job in part], [job.spec for job in part],
-        [job.timezone for job in part], [job.timezone_offset for job in part], [job.callback_url for job in part],
-        [job.data for job in part], [job.execution_type for job in part],
-        [_set(job.start_date) for job in part], [_set(job.end_date) for job in part],
-    )  # fmt: skip
-
-
-def _set(instant: datetime) -> datetime | None:
-    return None if instant == jobs.NEVER else instant
+    return made, parts, msgspec.json.encode(made).decode()
 
 
 def _too_early() -> Problem:

@@ -13,12 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.api.audit import Declined
+from penstock.compat.scheduler0.jobs import Instant
 
 PAGE_LIMIT = 50_000  # rows of a page; ``limit`` of a longer one's answer is this
 _BIGINT = 2**63 - 1
 _NUMBER = re.compile(r"[+-]?[0-9]{1,30}", re.ASCII)
 _HEADERS = {"Access-Control-Allow-Origin": "*", "Cache-Control": "no-store"}  # the server adds X-Frame-Options
-_encode = msgspec.json.Encoder().encode
 Shape = TypeVar("Shape")
 
 
@@ -32,7 +32,7 @@ class Problem(Declined):
 
 
 def answer(data: Any, status: int = 200, *, success: bool = True, headers: Mapping[str, str] | None = None) -> Response:
-    body = _encode({"data": data, "success": success})
+    body = msgspec.json.encode({"data": data, "success": success})
     return Response(body, status, {**_HEADERS, **(headers or {})}, media_type="application/json")
 
 
@@ -81,22 +81,20 @@ def page(query: QueryParams) -> tuple[int, int]:
 def optional_instant(query: QueryParams, name: str) -> datetime | None:
     """RFC 3339 with a zone. Raises Problem, 400."""
     text = query.get(name, "")
-    if not text:
-        return None
     try:
-        found = msgspec.convert(text, datetime)
+        return msgspec.convert(text, Instant) if text else None
     except msgspec.ValidationError:
-        found = None
-    if found is None or found.tzinfo is None:
-        raise Problem(400, f"{name} must be RFC 3339 such as 2030-01-31T08:00:00Z, not {text[:60]!r}")
-    return found
+        raise Problem(400, f"{name} must be RFC 3339 such as 2030-01-31T08:00:00Z, not {text[:60]!r}") from None
 
 
-def decode(body: bytes, read: Callable[[bytes], Shape], *, status: int = 422) -> Shape:
+def decode(
+    body: bytes, shape: type[Shape], *, status: int = 422, read: Callable[..., Any] = msgspec.json.decode
+) -> Shape:
     """Decode a body. Raises Problem: 400 without a body, ``status`` for an invalid one."""
     if not body.strip():
         raise Problem(400, "request body required")
     try:
-        return read(body)
+        decoded: Shape = read(body, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise Problem(status, f"the body cannot be read: {exc}") from None
+    return decoded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,21 +14,18 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from penstock.api.access import address_of
-from penstock.api.audit import Audit, set_actor
+from penstock.api.audit import set_actor
 from penstock.api.http import read_body, refusal
 from penstock.api.http_limits import ADMITTED
-from penstock.api.rates import Rates
+from penstock.api.process import Parts
 from penstock.compat.scheduler0.http.access import UNAUTHORIZED, CredentialAuthenticator
-from penstock.compat.scheduler0.http.credentials import Credentials
-from penstock.compat.scheduler0.http.executions import Executions
+from penstock.compat.scheduler0.http.executions import list_executions
 from penstock.compat.scheduler0.http.jobs import Jobs
 from penstock.compat.scheduler0.http.messages import Problem, answer
-from penstock.compat.scheduler0.http.projects import Projects
+from penstock.compat.scheduler0.http.records import Credentials, Projects
 from penstock.compat.scheduler0.http.tasks import AsyncTasks
-from penstock.db.pool import Store
 from penstock.protocol.errors import AccessDenied, Refused, RpcError, TooSlow, Unavailable
 from penstock.runtime.logs import get_logger
-from penstock.settings.model import Settings
 
 NOT_READY = "peer cannot accept requests"
 Handle = Callable[[Request, bytes], Awaitable[Response]]
@@ -47,13 +45,12 @@ class _Audited(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class Scheduler0:
-    """The routes and their resources. rates: None for any rate."""
+    """The routes and their resources."""
 
-    def __init__(self, store: Store, settings: Settings, rates: Rates | None, audit: Audit) -> None:
-        self._store = store
-        self._settings = settings
-        self._audit = audit
-        self._authenticator = CredentialAuthenticator(store, settings, rates)
+    def __init__(self, parts: Parts) -> None:
+        store, settings = parts.store, parts.settings
+        self._store, self._settings, self._audit = store, settings, parts.audit
+        self._authenticator = CredentialAuthenticator(parts)
         self._tasks = AsyncTasks(store)
         credentials, projects, jobs = Credentials(store, settings), Projects(store, settings), Jobs(store, settings)
         routes = [
@@ -67,7 +64,7 @@ class Scheduler0:
             self._route("/jobs", GET=jobs.list, POST=jobs.create),
             self._route("/jobs/{id}", GET=jobs.get, PUT=jobs.update, DELETE=jobs.delete),
             self._route("/async-tasks/{id}", GET=self._tasks.get),
-            self._route("/executions", GET=Executions(store).list),
+            self._route("/executions", GET=partial(list_executions, store)),
             self._route("/healthcheck", is_open=True, GET=self._health),
             self._route("/start-jobs", changes=False, POST=_accept),
             self._route("/stop-jobs", changes=False, POST=_accept),
@@ -84,8 +81,7 @@ class Scheduler0:
 
     async def _health(self, request: Request, body: bytes) -> Response:
         """Every api is the leader of a cluster without peers. Raises Unavailable."""
-        async with self._store.session() as session:
-            await session.fetch("read_clock")
+        await self._store.ping()
         address = f"{request.url.scheme}://{request.url.netloc}"
         stats = {"state": "Leader", "num_peers": "0", "backend": "postgres"}
         return answer({"leaderAddress": address, "leaderId": "1", "raftStats": stats})
@@ -104,10 +100,6 @@ class Scheduler0:
                     return await handle(request, body)
                 async with self._audit.recording(f"{request.method} {path}", _shown(request.path_params, body)):
                     return await handle(request, body)
-            except Problem as exc:
-                return answer(exc.data, exc.status, success=False)
-            except ClientDisconnect:
-                return Response(status_code=400)  # sent to no one
             except Exception as exc:
                 return _failed(exc)
 
@@ -132,6 +124,10 @@ def _shown(path_params: Mapping[str, Any], body: bytes) -> bytes:
 def _failed(exc: Exception) -> Response:
     """The answer to a failed request, without internal details."""
     match exc:
+        case Problem():
+            return answer(exc.data, exc.status, success=False)
+        case ClientDisconnect():
+            return Response(status_code=400)  # sent to no one
         case AccessDenied():
             refusal(exc)
             return answer(UNAUTHORIZED, 401, success=False)

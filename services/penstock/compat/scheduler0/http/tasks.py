@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import datetime
 from enum import IntEnum
 from time import monotonic
 from typing import Any
@@ -29,18 +28,6 @@ class Progress(IntEnum):
     FAILED = 3
 
 
-class AsyncTask(msgspec.Struct, rename="camel"):
-    """output: JSON, once it has succeeded or failed."""
-
-    id: int
-    request_id: str
-    input: str
-    output: str
-    service: str
-    state: Progress
-    date_created: datetime
-
-
 class AsyncTasks:
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -53,34 +40,30 @@ class AsyncTasks:
 
     async def get(self, request: Request, body: bytes) -> Response:
         """Answer at once if it has succeeded or failed, else at its next change."""
-        request_id = await self._request_id(request.path_params["id"])
+        request_id = request.path_params["id"].replace("\0", "")
+        if request_id.isascii() and request_id.isdigit() and len(request_id) < 19:
+            # Its number, with which POST /jobs answers.
+            request_id = (await self._row("find_request_name", int(request_id)))["request_id"]
         progress = await self._wait(request, request_id)
         row = await self._row("read_request", request_id)
-        match progress:
-            case Progress.SUCCESS:
-                output = row["output"]
-            case Progress.FAILED:
-                errors = msgspec.json.decode(row["errors"]) if row["errors"] else []
-                what = "; ".join(f"{error.get('name')}: {error.get('message')}" for error in errors[:5])
-                output = json.dumps({"Message": f"failed to create jobs: {what or 'see the log'}", "Type": 500})
-            case _:
-                output = ""
-        return answer(AsyncTask(row["id"], request_id, row["input"], output, "create_job", progress, row["created_at"]))
+        output = ""
+        if progress is Progress.SUCCESS:
+            output = row["output"]
+        elif progress is Progress.FAILED:
+            errors = msgspec.json.decode(row["errors"]) if row["errors"] else []
+            what = "; ".join(f"{error.get('name')}: {error.get('message')}" for error in errors[:5])
+            output = json.dumps({"Message": f"failed to create jobs: {what or 'see the log'}", "Type": 500})
+        return answer({
+            "id": row["id"], "requestId": request_id, "input": row["input"], "output": output, "service": "create_job",
+            "state": progress, "dateCreated": row["created_at"],
+        })  # fmt: skip
 
     async def _row(self, statement: str, argument: int | str) -> Any:
         """The row that a statement returns. Raises Problem, 404."""
-        async with self._store.session() as session:
-            rows = await session.fetch(statement, argument)
+        rows = await self._store.fetch(statement, argument)
         if not rows:
             raise Problem(404, "message: task doesn't exist, code: 404")
         return rows[0]
-
-    async def _request_id(self, text: str) -> str:
-        """The id of a request; callers may also give its number, with which POST /jobs answers."""
-        if not (text.isascii() and text.isdigit() and len(text) < 19):
-            return text.replace("\0", "")
-        found: str = (await self._row("find_request_name", int(text)))["request_id"]
-        return found
 
     async def _wait(self, request: Request, request_id: str) -> Progress:
         began, first = monotonic(), await self._look(request_id)

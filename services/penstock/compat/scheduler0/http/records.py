@@ -1,0 +1,167 @@
+"""Credentials and projects: created, listed, changed, deleted; and what they have in common with jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.compat.scheduler0.http.messages import Problem, answer, decode, nothing, page, path_id
+from penstock.compat.scheduler0.store import Credential, Project, archive_credential, create_credential, is_secret
+from penstock.db.pool import Store
+from penstock.protocol.errors import Refused
+from penstock.settings.model import Settings
+
+NAME_MAX_CHARS = 500
+_CREDENTIAL_NOT_FOUND = "message: credential not found, code: 404"
+Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+class Records(Generic[Record]):
+    """A kind of record: a page of them, and one by its id.
+
+    plural: the member of a page. unknown: status and text for an unknown id. none: text of the 404 when there are no
+    records at all, None: an empty page. list_statement, count_statement: have the arguments of ``scope`` first.
+    clamps_offset: an offset past the end becomes the total.
+    """
+
+    record: type[Record]
+    plural: ClassVar[str]
+    unknown: ClassVar[tuple[int, str]]
+    none: ClassVar[str | None] = None
+    read_statement: ClassVar[str]
+    list_statement: ClassVar[str]
+    count_statement: ClassVar[str]
+    clamps_offset: ClassVar[bool] = False
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self._store = store
+        self._settings = settings
+
+    def scope(self, query: QueryParams) -> tuple[int, ...]:
+        """What a page is limited to."""
+        return ()
+
+    async def list(self, request: Request, body: bytes) -> Response:
+        scope = self.scope(request.query_params)
+        limit, offset = page(request.query_params)
+        async with self._store.session() as session:
+            total = await session.value(self.count_statement, *scope)
+            if not total and self.none is not None:
+                raise Problem(404, self.none)
+            if self.clamps_offset:
+                offset = min(offset, total)
+            rows = await session.fetch(self.list_statement, *scope, limit, offset)
+        members = {"total": total, "offset": offset, "limit": limit, self.plural: [self.record(**row) for row in rows]}
+        return answer({name: value for name, value in members.items() if value})  # empty members are left out
+
+    async def get(self, request: Request, body: bytes) -> Response:
+        return answer(self.one(await self._store.fetch(self.read_statement, path_id(request))))
+
+    def one(self, rows: Sequence[Any]) -> Record:
+        """The record that a statement returned. Raises Problem if it returned none."""
+        if not rows:
+            raise Problem(*self.unknown)
+        return self.record(**rows[0])
+
+
+class _CredentialGiven(msgspec.Struct, rename="camel"):
+    archived: bool | None = None
+    api_key: str | None = None
+    api_secret: str | None = None
+
+
+class Credentials(Records[Credential]):
+    record = Credential
+    plural = "credentials"
+    unknown = 400, _CREDENTIAL_NOT_FOUND
+    none = "there no credentials"
+    read_statement, list_statement, count_statement = "read_credential", "list_credentials", "count_credentials"
+
+    async def create(self, request: Request, body: bytes) -> Response:
+        decode(body, dict[str, msgspec.Raw])
+        async with self._store.session() as session:
+            created = await create_credential(session, readable=self._settings.scheduler0_readable_secrets)
+        return answer(created, 201)
+
+    async def update(self, request: Request, body: bytes) -> Response:
+        """Change ``archived``. A request that does not fit is answered with 200 and no success."""
+        credential_id, given = path_id(request), decode(body, _CredentialGiven)
+        # A client that cannot read the secret again cannot send it again.
+        checks_secret = bool(given.api_secret) or self._settings.scheduler0_readable_secrets
+        async with self._store.transaction() as session:
+            for row in await session.fetch("read_credential_digest", credential_id):
+                is_key = given.api_key == row["api_key"]
+                if not is_key or (checks_secret and not is_secret(given.api_secret or "", row["secret_hash"])):
+                    raise Problem(200, "apiKey and apiSecret must be those of the credential: only archived changes")
+            changed = await archive_credential(session, credential_id, bool(given.archived))
+        if changed is None:
+            raise Problem(200, _CREDENTIAL_NOT_FOUND)
+        return answer(changed)
+
+    async def archive(self, request: Request, body: bytes) -> Response:
+        """A request of newer clients."""
+        async with self._store.session() as session:
+            if await archive_credential(session, path_id(request)) is None:
+                raise Problem(404, _CREDENTIAL_NOT_FOUND)
+        return nothing()
+
+    async def delete(self, request: Request, body: bytes) -> Response:
+        await self._store.fetch("delete_credential", path_id(request))
+        return nothing()
+
+
+class _ProjectGiven(msgspec.Struct):
+    name: str | None = None
+    description: str | None = None
+
+
+class Projects(Records[Project]):
+    record = Project
+    plural = "projects"
+    unknown = 404, "project does not exist"
+    read_statement, list_statement, count_statement = "read_project", "list_projects", "count_projects"
+
+    async def create(self, request: Request, body: bytes) -> Response:
+        given = decode(body, _ProjectGiven, status=400)
+        problem = _project_problem("name", given.name) or _project_problem("description", given.description)
+        if problem is None:
+            rows = await self._store.fetch("create_project", given.name, given.description)
+            if rows:
+                return answer(Project(**rows[0]), 201)
+            problem = f"another project exists with the same name {given.name}"
+        raise Problem(400, {"Message": problem, "Type": 400})  # this request alone is answered in this form
+
+    async def update(self, request: Request, body: bytes) -> Response:
+        project_id, given = path_id(request), decode(body, _ProjectGiven)
+        problem = _project_problem("name", given.name)
+        if problem is None and given.description:
+            problem = _project_problem("description", given.description)
+        if problem is not None:
+            raise Problem(400, problem)
+        try:
+            rows = await self._store.fetch("update_project", project_id, given.name, given.description or None)
+        except Refused:
+            raise Problem(400, f"another project exists with the same name {given.name}") from None
+        return answer(self.one(rows))
+
+    async def delete(self, request: Request, body: bytes) -> Response:
+        try:
+            await self._store.fetch("delete_project", path_id(request))
+        except Refused:
+            raise Problem(400, "cannot delete project with jobs") from None
+        return nothing()
+
+
+def _project_problem(field: str, text: str | None) -> str | None:
+    if not text:
+        return f"project {field} is required"
+    if "\0" in text:
+        return f"project {field} holds the character NUL"
+    if field == "name" and len(text) > NAME_MAX_CHARS:
+        return f"project name has {len(text)} characters; the limit is {NAME_MAX_CHARS}"
+    return None
