@@ -354,7 +354,13 @@ async def test_one_expired_task_whose_key_is_held_does_not_keep_the_others(
 
 async def test_armed_schedules_behind_a_held_key_wait_in_their_order(short: Store, database_url: str, sql: Any) -> None:
     wanted = [
-        DelayedRecord("s", bytes([n]), 1000 + n, "K" if n % 3 == 1 else f"free-{n}", json.dumps({"n": n}))
+        DelayedRecord(
+            "s",
+            bytes([n]),
+            delayed_records.instant_of(1000 + n),
+            "K" if n % 3 == 1 else f"free-{n}",
+            json.dumps({"n": n}),
+        )
         for n in range(12)
     ]
     async with short.transaction() as session:

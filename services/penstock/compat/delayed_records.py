@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.db.session import Session
 from penstock.protocol.errors import PenstockError, Refused
@@ -35,18 +34,17 @@ _LAST_MS = 253_402_300_799_000  # 9999-12-31T23:59:59Z
 log = get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class DelayedRecord:
-    """A delayed record to store.
+class DelayedRecord(NamedTuple):
+    """A delayed record to store; its fields are the columns of put_delayed_records.
 
-    key: unique in its source, from :func:`key_of`. variant: distinguishes several records of one key. due_ms: epoch
-    milliseconds. record, last: JSON of records for kafka.publish, the second published after the first. partition: of
-    the topic it was read from. held: that partition has not been read to its end.
+    key: unique in its source, from :func:`key_of`. record, last: JSON of records for kafka.publish, published in this
+    order. variant: distinguishes several records of one key. partition: of the topic it was read from. held: that
+    partition has not been read to its end.
     """
 
     source: str
     key: bytes
-    due_ms: int
+    due_at: datetime
     ordering_key: str
     record: str
     last: str | None = None
@@ -79,14 +77,10 @@ async def put(session: Session, wanted: Sequence[DelayedRecord], *, replaces: bo
     if not wanted:
         return []
     await session.plan_for(len(wanted))
-    rows = await session.fetch(
-        "put_delayed_records", [a.source for a in wanted], [a.key for a in wanted], [a.variant for a in wanted],
-        [instant_of(a.due_ms) for a in wanted], [a.partition for a in wanted], [a.held for a in wanted],
-        [a.ordering_key for a in wanted], [a.record for a in wanted], [a.last for a in wanted], replaces,
-    )  # fmt: skip
-    fresh: list[bool | None] = [None] * len(wanted)
-    for row in rows:
-        fresh[row["place"] - 1] = row["fresh"]
+    columns = map(list, zip(*wanted, strict=True))
+    rows = await session.fetch("put_delayed_records", *columns, replaces)
+    written: dict[int, bool] = {row["place"]: row["fresh"] for row in rows}
+    fresh = [written.get(place) for place in range(1, len(wanted) + 1)]
     outcomes = {True: "stored", False: "replaced", None: "known"}
     _count(Counter((one.source, outcomes[new]) for one, new in zip(wanted, fresh, strict=True)))
     return fresh
@@ -114,9 +108,14 @@ async def publish_due(session: Session, *, limit: int = MAX_AT_ONCE) -> int | No
     locked: set[str] = set()  # ordering keys without further records in this round, which would overtake earlier ones
 
     async def publish(part: Sequence[Any], hurried: bool) -> int:
-        free = [row for row in part if row["ordering_key"] not in locked] if locked else part
+        free = [row for row in part if row["ordering_key"] not in locked]
         async with session.savepoint(hurried=hurried):
-            await _publish_all(session, free)
+            tasks = list(_tasks_of(free))
+            await enqueue.enqueue(session, tasks)
+            await session.fetch("delete_delayed_records", [row["id"] for row in free])
+        metrics.ENQUEUED.labels(ACTION, "delayed_record").inc(len(tasks))
+        metrics.DELAYED_RECORD_LATENESS_SECONDS.observe_many([row["late_seconds"] for row in free])
+        _count(Counter((row["source"], "published") for row in free))
         return len(free)
 
     async def stop(row: Any, error: PenstockError) -> int:
@@ -132,15 +131,6 @@ async def publish_due(session: Session, *, limit: int = MAX_AT_ONCE) -> int | No
         return 0
 
     return sum(await in_halves(rows, publish, stop, leave))
-
-
-async def _publish_all(session: Session, rows: Sequence[Any]) -> None:
-    tasks = list(_tasks_of(rows))
-    await enqueue.enqueue(session, tasks)
-    await session.fetch("delete_delayed_records", [row["id"] for row in rows])
-    metrics.ENQUEUED.labels(ACTION, "delayed_record").inc(len(tasks))
-    metrics.DELAYED_RECORD_LATENESS_SECONDS.observe_many([row["late_seconds"] for row in rows])
-    _count(Counter((row["source"], "published") for row in rows))
 
 
 def _tasks_of(rows: Iterable[Any]) -> Iterable[NewTask]:

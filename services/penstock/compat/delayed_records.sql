@@ -2,13 +2,13 @@
 -- the order within a key is decided when records are due.
 
 -- name: put_delayed_records
--- Arrays, one element a schedule, no (source, key, variant) twice: $1 sources, $2 keys, $3 variants, $4 due_at,
--- $5 partitions or null, $6 held, $7 ordering keys, $8 records, $9 last records or null; $10 whether a stored record is
+-- Arrays, one element a record, no (source, key, variant) twice: $1 sources, $2 keys, $3 due_at, $4 ordering keys,
+-- $5 records, $6 last records or null, $7 variants, $8 partitions or null, $9 held; $10 whether a stored record is
 -- replaced, with a new id. In the order of the arrays. Returns (place from 1, fresh) of the records written.
 with input as materialized (
-    select i.* from unnest($1::text[], $2::bytea[], $3::bytea[], $4::timestamptz[], $5::int[], $6::bool[], $7::text[],
-                           $8::text[], $9::text[])
-        with ordinality as i (source, key, variant, due_at, partition, held, ordering_key, record, last, place)
+    select i.* from unnest($1::text[], $2::bytea[], $3::timestamptz[], $4::text[], $5::text[], $6::text[], $7::bytea[],
+                           $8::int[], $9::bool[])
+        with ordinality as i (source, key, due_at, ordering_key, record, last, variant, partition, held, place)
 ), written as (
     insert into penstock.armed as a (source, key, variant, due_at, partition, held, ordering_key, record, last)
     select source, key, variant, due_at, partition, held, ordering_key, record, last from input order by place

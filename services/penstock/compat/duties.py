@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from time import monotonic
 
 from penstock.compat.delayed_records import MAX_AT_ONCE, publish_due
@@ -24,30 +25,20 @@ log = get_logger()
 
 
 class DelayedRecords:
-    """The duties and side tasks of a supervisor for delayed records."""
-
-    def __init__(self, *, store: Store, notifier: Notifier, listener: Listener) -> None:
-        publisher = DelayedRecordPublisher(store=store, notifier=notifier, listener=listener)
-        self.duties: Sequence[DelayedRecordCounter] = (DelayedRecordCounter(store),)
-        self.side_tasks: Mapping[str, SideTask] = {"delayed records": publisher.run}
-
-
-class DelayedRecordPublisher:
     """Publishes due records. listener: wakes it when a record that is due soon was stored."""
 
     def __init__(self, *, store: Store, notifier: Notifier, listener: Listener) -> None:
         self._store = store
         self._notifier = notifier
         self._woken = listener.also(DELAYED_RECORDS)
-
-    async def run(self) -> None:
-        await repeat("delayed records", self._publish_or_wait)
+        self.duties: Sequence[DelayedRecordCounter] = (DelayedRecordCounter(store),)
+        publish = partial(repeat, "delayed records", self._publish_or_wait)
+        self.side_tasks: Mapping[str, SideTask] = {"delayed records": publish}
 
     async def _publish_or_wait(self) -> float:
         """Wait until a record is due, or publish in one transaction; returns the pause in seconds."""
         self._woken.clear()
-        async with self._store.session() as session:
-            wait: float | None = await session.value("read_delayed_record_wait")
+        wait: float | None = await self._store.value("read_delayed_record_wait")
         if wait is None or wait > 0:
             await is_set_within(self._woken, LOOK_SECONDS if wait is None else min(LOOK_SECONDS, wait))
             return 0
@@ -78,8 +69,7 @@ class DelayedRecordCounter:
             return 0
         started = monotonic()
         try:
-            async with self._store.session() as session:
-                counts = {row["source"]: row["count"] for row in await session.fetch("count_delayed_records")}
+            counts = {row["source"]: row["count"] for row in await self._store.fetch("count_delayed_records")}
         finally:
             ended = monotonic()
             self._next_at = ended + max(_COUNT_SECONDS, _COUNT_REST * (ended - started))

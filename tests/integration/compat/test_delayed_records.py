@@ -18,7 +18,7 @@ from penstock.compat.delayed_records import (
     key_of,
     ordering_key_of,
 )
-from penstock.compat.duties import DelayedRecordPublisher
+from penstock.compat.duties import DelayedRecords
 from penstock.db.notify import DELAYED_RECORDS, Listener, Notifier
 from penstock.db.pool import Store
 from penstock.db.statements import SQL
@@ -29,7 +29,7 @@ PAST_MS = 1_000_000
 
 def schedule(key: str, due_ms: int = PAST_MS, *, ordering_key: str = "o", **more: Any) -> DelayedRecord:
     record = json.dumps({"topic": "out", "value": more.pop("value", key)})
-    return DelayedRecord(SOURCE, key.encode(), due_ms, ordering_key, record, **more)
+    return DelayedRecord(SOURCE, key.encode(), instant_of(due_ms), ordering_key, record, **more)
 
 
 def soon_ms(seconds: float) -> int:
@@ -152,7 +152,10 @@ async def test_a_round_that_dies_before_its_commit_fires_nothing_twice(store: St
 
 async def test_one_that_postgres_refuses_is_stopped_and_harms_no_other(store: Store, sql: Any) -> None:
     await put(
-        store, schedule("a"), DelayedRecord(SOURCE, b"bad", PAST_MS, "p", "no json"), schedule("c", ordering_key="q")
+        store,
+        schedule("a"),
+        DelayedRecord(SOURCE, b"bad", instant_of(PAST_MS), "p", "no json"),
+        schedule("c", ordering_key="q"),
     )
     assert await fire(store) == 3
     assert sorted(values for _, _, values in await tasks(sql)) == [["a"], ["c"]]
@@ -181,8 +184,10 @@ async def test_a_claim_reads_what_it_takes_and_neither_the_rest_of_what_is_due_n
 async def test_the_supervisor_fires_at_the_time_though_nobody_asks(store: Store, sql: Any) -> None:
     listener = Listener(store)
     notifier = Notifier(store, DELAYED_RECORDS)
-    firing = DelayedRecordPublisher(store=store, notifier=Notifier(store), listener=listener)
-    running = [asyncio.create_task(part()) for part in (listener.run, notifier.run, firing.run)]
+    firing = DelayedRecords(store=store, notifier=Notifier(store), listener=listener)
+    running = [
+        asyncio.create_task(part()) for part in (listener.run, notifier.run, firing.side_tasks["delayed records"])
+    ]
     due_ms = soon_ms(1.5)
     await put(store, schedule("a", due_ms))
     notifier.wake()

@@ -319,7 +319,8 @@ async def test_a_source_that_begins_anew_goes_on_where_the_last_one_was_and_fire
     await driver.catch_up(first)
     assert len(await fired()) == 30
     driver.opened.remove(first)
-    first._uncommitted.clear()  # as after a kill: nothing more is committed to Kafka
+    for state in first._states.values():
+        state.is_committed = True  # as after a kill: nothing more is committed to Kafka
     await first.close()
     second = await driver.open(source_settings)
     await driver.catch_up(second)

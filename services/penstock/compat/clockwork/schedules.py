@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.brokers.kafka.topics import topic_problem
 from penstock.compat import delayed_records
-from penstock.compat.delayed_records import DelayedRecord, key_of, ordering_key_of
+from penstock.compat.delayed_records import DelayedRecord, instant_of, key_of, ordering_key_of
 from penstock.db.session import Session
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
@@ -41,22 +41,20 @@ class Destination(msgspec.Struct):
     topic: _Text
 
 
-class ScheduleRequest(msgspec.Struct, rename="camel"):
-    """The body of POST /schedule, and of a record of the create topic. schedule_time: epoch milliseconds."""
-
-    client_id: _Text
-    schedule_key: _Text
-    ordering_key: _Text
-    task_data: _Text
-    delivery: Destination
-    schedule_time: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] = 0
-
-
 class CancelRequest(msgspec.Struct, rename="camel"):
     """The body of DELETE /schedule."""
 
     client_id: _Text
     schedule_key: _Text
+
+
+class ScheduleRequest(CancelRequest, rename="camel"):
+    """The body of POST /schedule, and of a record of the create topic. schedule_time: epoch milliseconds."""
+
+    ordering_key: _Text
+    task_data: _Text
+    delivery: Destination
+    schedule_time: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] = 0
 
 
 def read(body: bytes, kind: type[Shape]) -> Shape:
@@ -67,7 +65,7 @@ def read(body: bytes, kind: type[Shape]) -> Shape:
         raise BadRequest(str(exc)[:300]) from None
 
 
-def identity_of(request: ScheduleRequest | CancelRequest) -> bytes:
+def identity_of(request: CancelRequest) -> bytes:
     """The key of a delayed record; the length in front keeps ("a-b", "c") and ("a", "b-c") apart."""
     client, key = request.client_id.encode(), request.schedule_key.encode()
     return key_of(b"%d:%s%s" % (len(client), client, key))
@@ -91,7 +89,7 @@ def delayed_record_of(request: ScheduleRequest, settings: Settings) -> DelayedRe
         source=SOURCE,
         key=identity_of(request),
         variant=hashlib.sha256(msgspec.json.encode(contents)).digest(),
-        due_ms=request.schedule_time,
+        due_at=instant_of(request.schedule_time),
         ordering_key=ordering_key_of(SOURCE, request.ordering_key),
         record=record,
     )

@@ -70,19 +70,23 @@ class ScheduleFeed:
         rejected: list[tuple[bytes, str]] = []
         for one in records:
             record = one.record
+            delayed: DelayedRecord | None = None
             try:
-                kind, delayed = self._meaning_of(one)
-                changes = kind != "expired" or one.is_first_read
+                if record.value is None:
+                    kind = "expired" if schedules.is_expired_mark(record) else "canceled"
+                    changes = kind == "canceled" or one.is_first_read
+                else:
+                    schedule = self._read[record.topic](record.value)
+                    delayed = schedules.delayed_record_of(schedule, record, self._settings, held=one.behind)
+                    kind, changes = "update", True
             except Undecodable as exc:
-                kind, delayed = exc.kind, None
+                kind = exc.kind
                 changes = self._settings.kafka_source_on_undecodable == "cancel" and not isinstance(exc, OverLimit)
-                schedule = schedules.shown_key(record.key or b"")
-                log.warning(
-                    "schedule_undecodable", **place_of(record), schedule=schedule, reason=str(exc), cancels=changes
-                )
+                key = schedules.shown_key(record.key or b"")
+                log.warning("schedule_undecodable", **place_of(record), schedule=key, reason=str(exc), cancels=changes)
                 if isinstance(exc, OverLimit):
                     place = f"{record.topic}/{record.partition} at offset {record.offset}"
-                    rejected.append((record.value or b"", f"schedule {schedule!r} of {place}: {exc}"))
+                    rejected.append((record.value or b"", f"schedule {key!r} of {place}: {exc}"))
             kinds[source_of(record.topic), kind] += 1
             if changes:
                 newest[record.topic, key_of(record.key or b"")] = delayed
@@ -93,14 +97,6 @@ class ScheduleFeed:
         await delayed_records.put(session, wanted, replaces=True)
         await enqueue.insert_rejected(session, REJECTED_SOURCE, rejected)
         _count(kinds, records)
-
-    def _meaning_of(self, one: SourceRecord) -> tuple[str, DelayedRecord | None]:
-        """The kind of a record, and its delayed record. Raises Undecodable."""
-        record = one.record
-        if record.value is None:
-            return ("expired" if schedules.is_expired_mark(record) else "canceled"), None
-        schedule = self._read[record.topic](record.value)
-        return "update", schedules.delayed_record_of(schedule, record, settings=self._settings, held=one.behind)
 
 
 class ClockworkFeed:
@@ -127,9 +123,8 @@ class ClockworkFeed:
                 kinds[clockwork.SOURCE, "invalid-json"] += 1
                 refused.append((record, str(exc)))
         stored = await clockwork.create_schedules(session, [delayed for _, delayed in wanted], self._settings)
-        for (record, _), is_stored in zip(wanted, stored, strict=True):
-            if not is_stored:
-                refused.append((record, clockwork.OTHER_CONTENTS))
+        known = [record for (record, _), is_stored in zip(wanted, stored, strict=True) if not is_stored]
+        refused += [(record, clockwork.OTHER_CONTENTS) for record in known]
         for record, reason in refused:
             log.warning("clockwork_record_refused", **place_of(record), reason=reason)
         _count(kinds, records)

@@ -1,8 +1,7 @@
 """Source: stores schedules from Kafka's topics in Postgres, each record once.
 
-The positions are in Postgres: the transaction that stores records also moves the position of their partition, if it is
-where this process expects it. So each record is stored once, even if processes are killed or two of them own a
-partition. The group's offsets in Kafka follow, for monitoring tools.
+The transaction that stores records also moves the position of their partition in Postgres, if it is where this process
+expects it: so each record is stored once, even if two processes own a partition. The group's offsets in Kafka follow.
 """
 
 from __future__ import annotations
@@ -40,11 +39,15 @@ class PartitionState:
     """What this process expects of a partition that it owns.
 
     next: offset of the next record. complete: it was read to its end once, by any process. caught_up: by this one.
+    is_aligned: the consumer is there too. is_at_end: it has received all records. is_committed: Kafka knows ``next``.
     """
 
     next: int
     complete: bool
     caught_up: bool = False
+    is_aligned: bool = False
+    is_at_end: bool = False
+    is_committed: bool = True
 
 
 class Source(Service):
@@ -56,9 +59,6 @@ class Source(Service):
         self._feed = feed
         self._notifier = Notifier(store, DELAYED_RECORDS)
         self._states: dict[Partition, PartitionState] = {}
-        self._misaligned: set[Partition] = set()  # the consumer's position is another than ours
-        self._ended: set[Partition] = set()
-        self._uncommitted: set[Partition] = set()
         self._committed_at = monotonic()
         self._consumer = KafkaConsumer(
             consumer_config(settings, feed.group) | {"enable.partition.eof": True},
@@ -78,21 +78,23 @@ class Source(Service):
         """Receive, store, move the positions; returns the number of records received. Raises Unavailable."""
         await self._realign()
         records = await self._consumer.receive(max_records=RECORDS_AT_ONCE, wait_seconds=_WAIT_SECONDS)
-        self._ended |= self._consumer.take_ended()
+        for partition in self._consumer.take_ended() & self._states.keys():
+            self._states[partition].is_at_end = True
         by_partition: dict[Partition, list[Received]] = {}
         for record in records:
             by_partition.setdefault(Partition(record.topic, record.partition), []).append(record)
         try:
-            self._misaligned |= by_partition.keys() - self._states.keys()
             known = {one: received for one, received in by_partition.items() if one in self._states}
             if known:
                 await self._store_all(known)
-            for partition in [one for one in self._ended if one in self._states and one not in self._misaligned]:
-                await self._reach_end(partition)
-                self._ended.discard(partition)
+            for partition, state in list(self._states.items()):
+                if state.is_at_end and state.is_aligned:
+                    await self._reach_end(partition, state)
+                    state.is_at_end = False
             await self._commit()
         except BaseException:
-            self._misaligned |= by_partition.keys()  # what was received and not stored is read again
+            for partition in by_partition.keys() & self._states.keys():
+                self._states[partition].is_aligned = False  # what was received and not stored is read again
             raise
         return len(records)
 
@@ -106,6 +108,7 @@ class Source(Service):
         return {Partition(row["topic"], row["partition"]): row for row in rows}
 
     async def _store_all(self, by_partition: Mapping[Partition, Sequence[Received]]) -> None:
+        """Store what is new of the records, except those that Postgres rejects, and move the positions."""
         moved: dict[Partition, int] = {}
         async with self._store.transaction() as session:
             taken: list[SourceRecord] = []
@@ -115,36 +118,31 @@ class Source(Service):
                     # Another process has read on. The group decides who owns the partition; this process follows.
                     log.info("source_overtaken", topic=partition.topic, partition=partition.partition)
                     state.next, state.complete = row["next_offset"], row["complete"]
-                    self._misaligned.add(partition)
+                    state.is_aligned = False
                     continue
                 fresh = [record for record in by_partition[partition] if record.offset >= state.next]
                 taken += [SourceRecord(record, not state.caught_up, not state.complete) for record in fresh]
                 if fresh:
                     moved[partition] = fresh[-1].offset + 1
-            await self._store_taken(session, taken)
+
+            async def store(part: Sequence[SourceRecord], hurried: bool) -> None:
+                async with session.savepoint(hurried=hurried):
+                    await self._feed.store(session, part)
+
+            async def skip(one: SourceRecord, error: PenstockError) -> None:
+                log.error("source_record_refused", **place_of(one.record), reason=str(error))
+
+            # A partition is read in its order, so all of it waits for a lock.
+            await in_halves(taken, store, skip, errors=(Refused,))
             if moved:
                 await self._positions(session, "move_positions", moved, list(moved.values()))
         for partition, offset in moved.items():
-            self._states[partition].next = offset
-        self._uncommitted |= moved.keys()
+            state = self._states[partition]
+            state.next, state.is_committed = offset, False
         self._notifier.wake()
 
-    async def _store_taken(self, session: Session, taken: Sequence[SourceRecord]) -> None:
-        """Store records, except those that Postgres rejects."""
-
-        async def store(part: Sequence[SourceRecord], hurried: bool) -> None:
-            async with session.savepoint(hurried=hurried):
-                await self._feed.store(session, part)
-
-        async def skip(one: SourceRecord, error: PenstockError) -> None:
-            log.error("source_record_refused", **place_of(one.record), reason=str(error))
-
-        # A partition is read in its order, so all of it waits for a lock.
-        await in_halves(taken, store, skip, errors=(Refused,))
-
-    async def _reach_end(self, partition: Partition) -> None:
+    async def _reach_end(self, partition: Partition, state: PartitionState) -> None:
         """Release the delayed records of a partition that was read to its end."""
-        state = self._states[partition]
         if state.caught_up:
             return
         released, is_last = 0, False
@@ -169,16 +167,15 @@ class Source(Service):
 
     async def _read_states(self, partitions: Sequence[Partition]) -> dict[Partition, PartitionState]:
         """The positions of partitions in Postgres, or where they begin. Raises Unavailable."""
-        bounds = await asyncio.gather(*(self._consumer.bounds(partition) for partition in partitions))
-        begins = {partition: low for partition, (low, _) in zip(partitions, bounds, strict=True)}
+        bounds = dict(zip(partitions, await asyncio.gather(*map(self._consumer.bounds, partitions)), strict=True))
+        begins = {partition: low for partition, (low, _) in bounds.items()}
         if self._feed.begins_at_group_offset:
             begins |= {Partition(*one[:2]): one.offset for one in await self._consumer.committed(partitions)}
         async with self._store.transaction() as session:
             await self._positions(session, "begin_positions", begins, list(begins.values()))
             rows = await self._positions(session, "lock_positions", begins)
             states = {one: PartitionState(row["next_offset"], row["complete"]) for one, row in rows.items()}
-            ends = {partition: high for partition, (_, high) in zip(partitions, bounds, strict=True)}
-            shorter = {one: begins[one] for one, state in states.items() if state.next > ends[one]}
+            shorter = {one: begins[one] for one, state in states.items() if state.next > bounds[one][1]}
             if shorter:
                 log.warning("source_topic_is_shorter", partitions=",".join(f"{one[0]}/{one[1]}" for one in shorter))
                 await self._positions(session, "move_positions", shorter, list(shorter.values()))
@@ -193,23 +190,24 @@ class Source(Service):
         unknown = sorted(owned - self._states.keys())
         if unknown:
             self._states |= await self._read_states(unknown)
-        for partition in sorted((self._misaligned & owned) | set(unknown)):
-            await self._consumer.seek(Position(*partition, self._states[partition].next))
-            self._misaligned.discard(partition)
-            self._ended.discard(partition)
-        self._misaligned &= owned
+        for partition, state in list(self._states.items()):
+            if not state.is_aligned:
+                await self._consumer.seek(Position(*partition, state.next))
+                state.is_aligned, state.is_at_end = True, False
 
     async def _commit(self, *, at_once: bool = False) -> None:
         """Commit the group's offsets to Kafka, once a second."""
-        if not self._uncommitted or not (at_once or monotonic() - self._committed_at >= _COMMIT_SECONDS):
+        moved = {partition: state for partition, state in self._states.items() if not state.is_committed}
+        if not moved or not (at_once or monotonic() - self._committed_at >= _COMMIT_SECONDS):
             return
         self._committed_at = monotonic()
-        moved, self._uncommitted = self._uncommitted, set()
-        positions = [Position(*one, self._states[one].next) for one in moved if one in self._states]
+        for state in moved.values():
+            state.is_committed = True
         try:
-            await self._consumer.commit(positions)
+            await self._consumer.commit([Position(*partition, state.next) for partition, state in moved.items()])
         except Unavailable as exc:
-            self._uncommitted |= moved
+            for state in moved.values():
+                state.is_committed = False
             log.info("source_commit_failed", reason=str(exc))  # Postgres has them
 
     async def _revoked(self, partitions: Sequence[Partition]) -> None:
@@ -219,7 +217,6 @@ class Source(Service):
     async def _lost(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:
             self._states.pop(partition, None)
-        self._uncommitted -= set(partitions)
 
     async def drain(self, seconds: float) -> None:
         await self._commit(at_once=True)

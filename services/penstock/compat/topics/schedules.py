@@ -6,17 +6,18 @@ import base64
 import binascii
 import io
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
 from penstock.brokers.kafka.messages import Received
 from penstock.brokers.kafka.topics import topic_problem
-from penstock.compat.delayed_records import DelayedRecord, key_of, ordering_key_of
+from penstock.compat.delayed_records import DelayedRecord, instant_of, key_of, ordering_key_of
 from penstock.protocol.errors import PenstockError, SettingsError
 from penstock.settings.model import Settings
 
 MARKER = "schedule:expired"
+Data = TypeVar("Data", str, bytes)
 _FIELDS: list[dict[str, Any]] = [
     {"name": "time", "type": "long"},
     {"name": "topic", "type": "string"},
@@ -38,34 +39,21 @@ class OverLimit(Undecodable):
     """A schedule that is too large for a task; it is stored as rejected and cancels nothing."""
 
 
-Time = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+class Schedule(msgspec.Struct, Generic[Data]):
+    """Data: bytes, or their base64 in JSON. time: epoch milliseconds. value: to publish, None for a tombstone."""
 
-
-class Schedule(msgspec.Struct):
-    """time: epoch milliseconds. value: to publish, None for a tombstone."""
-
-    time: Time
+    time: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
     topic: str
-    key: bytes
-    value: bytes | None = None
-    headers: dict[str, bytes] | None = None
+    key: Data
+    value: Data | None = None
+    headers: dict[str, Data] | None = None
 
 
-class _JsonSchedule(msgspec.Struct):
-    """A schedule in JSON, bytes in base64."""
-
-    time: Time
-    topic: str
-    key: str
-    value: str | None = None
-    headers: dict[str, str] | None = None
+_read_json = msgspec.json.Decoder(Schedule[str]).decode
+Read = Callable[[bytes], Schedule[bytes]]
 
 
-_read_json = msgspec.json.Decoder(_JsonSchedule).decode
-Read = Callable[[bytes], Schedule]
-
-
-def read_json(value: bytes) -> Schedule:
+def read_json(value: bytes) -> Schedule[bytes]:
     """Raises Undecodable."""
     try:
         given = _read_json(value)
@@ -104,11 +92,11 @@ def avro_reader() -> Read:
         for name, fields in (("AvroSchedule", _FIELDS), ("AvroScheduleWithoutHeaders", _FIELDS[:4]))
     ]
 
-    def read(value: bytes) -> Schedule:
+    def read(value: bytes) -> Schedule[bytes]:
         reason = ""
         for schema in schemas:
             try:
-                return msgspec.convert(fastavro.schemaless_reader(io.BytesIO(value), schema, None), Schedule)
+                return msgspec.convert(fastavro.schemaless_reader(io.BytesIO(value), schema, None), Schedule[bytes])
             except Exception as exc:  # the library raises errors of any kind for invalid bytes
                 reason = str(exc) or type(exc).__name__
         raise Undecodable("invalid-avro", reason[:200])
@@ -116,19 +104,15 @@ def avro_reader() -> Read:
     return read
 
 
-def delayed_record_of(schedule: Schedule, record: Received, *, settings: Settings, held: bool) -> DelayedRecord:
-    """The delayed record of a schedule in a Kafka record.
-
-    Raises OverLimit for one that is too large, and Undecodable for an invalid topic.
-    """
+def delayed_record_of(schedule: Schedule[bytes], record: Received, settings: Settings, *, held: bool) -> DelayedRecord:
+    """The delayed record of a schedule in a Kafka record. Raises OverLimit if it is too large, Undecodable."""
     problem = topic_problem(schedule.topic, settings)
     if problem is not None:
         raise Undecodable("transformation", problem)
     key, source = record.key or b"", source_of(record.topic)
-    members: dict[str, Any] = {"topic": schedule.topic, "key_base64": schedule.key, "due_at": max(0, schedule.time)}
-    members |= {"value": None} if schedule.value is None else {"value_base64": schedule.value}
-    if schedule.headers:
-        members["headers_base64"] = schedule.headers
+    value = {"value": None} if schedule.value is None else {"value_base64": schedule.value}
+    headers = {"headers_base64": schedule.headers} if schedule.headers else {}
+    members = {"topic": schedule.topic, "key_base64": schedule.key, "due_at": max(0, schedule.time)} | value | headers
     # In the partition of the schedule itself, where compaction and its readers look for it.
     tombstone = {
         "topic": record.topic, "partition": record.partition, "key_base64": key, "value": None,
@@ -141,12 +125,12 @@ def delayed_record_of(schedule: Schedule, record: Received, *, settings: Setting
         reason = f"it is {size} bytes as a task; the limit is {limit} (PENSTOCK_PAYLOAD_LIMIT_BYTES)"
         raise OverLimit("transformation", reason)
     return DelayedRecord(
-        source=source,
-        key=key_of(key),
-        due_ms=schedule.time,
-        ordering_key=ordering_key_of(source, shown_key(key)),
-        record=published,
-        last=last,
+        source,
+        key_of(key),
+        instant_of(schedule.time),
+        ordering_key_of(source, shown_key(key)),
+        published,
+        last,
         partition=record.partition,
         held=held,
     )
