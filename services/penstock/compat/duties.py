@@ -1,8 +1,8 @@
-"""Supervisor duties of delayed records: publish due ones, one supervisor at a time, and count them."""
+"""Side tasks of a supervisor for delayed records: publish due ones, one supervisor at a time, and count them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from time import monotonic
 
@@ -25,15 +25,17 @@ log = get_logger()
 
 
 class DelayedRecords:
-    """Publishes due records. listener: wakes it when a record that is due soon was stored."""
+    """Publishes due records and counts all. listener: wakes it when a record that is due soon was stored."""
 
     def __init__(self, *, store: Store, notifier: Notifier, listener: Listener) -> None:
         self._store = store
         self._notifier = notifier
         self._woken = listener.also(DELAYED_RECORDS)
-        self.duties: Sequence[DelayedRecordCounter] = (DelayedRecordCounter(store),)
-        publish = partial(repeat, "delayed records", self._publish_or_wait)
-        self.side_tasks: Mapping[str, SideTask] = {"delayed records": publish}
+        self._counted: set[str] = set()  # sources
+        self.side_tasks: Mapping[str, SideTask] = {
+            "delayed records": partial(repeat, "delayed records", self._publish_or_wait),
+            "count delayed records": partial(repeat, "count delayed records", self._count),
+        }
 
     async def _publish_or_wait(self) -> float:
         """Wait until a record is due, or publish in one transaction; returns the pause in seconds."""
@@ -54,26 +56,11 @@ class DelayedRecords:
         log.debug("delayed_records_published", records=published, seconds=round(seconds, 4))
         return 0 if published >= MAX_AT_ONCE else _GATHER_SECONDS
 
-
-class DelayedRecordCounter:
-    """Sets the gauge once a minute, or less often: counting reads every record."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._next_at = float("-inf")
-        self._sources: set[str] = set()
-
-    async def run_once(self) -> int:
-        """Count the records, if due. Returns 0."""
-        if monotonic() < self._next_at:
-            return 0
+    async def _count(self) -> float:
+        """Set the gauge; returns the pause in seconds, which is long: counting reads every record."""
         started = monotonic()
-        try:
-            counts = {row["source"]: row["count"] for row in await self._store.fetch("count_delayed_records")}
-        finally:
-            ended = monotonic()
-            self._next_at = ended + max(_COUNT_SECONDS, _COUNT_REST * (ended - started))
-        self._sources |= counts.keys()
-        for source in self._sources:
+        counts = {row["source"]: row["count"] for row in await self._store.fetch("count_delayed_records")}
+        self._counted |= counts.keys()
+        for source in self._counted:
             metrics.DELAYED_RECORDS.labels(source).set(counts.get(source, 0))
-        return 0
+        return max(_COUNT_SECONDS, _COUNT_REST * (monotonic() - started))

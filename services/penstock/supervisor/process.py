@@ -28,10 +28,7 @@ _MAKE_TASKS_DUE = ("Rules", "Repair", "Expiry", "Waits")  # duties after which s
 
 
 class Addition(Protocol):
-    """What is added to a supervisor: duties of its rounds, and tasks that run beside them."""
-
-    @property
-    def duties(self) -> Sequence[Duty]: ...
+    """What is added to a supervisor: tasks that run beside its rounds."""
 
     @property
     def side_tasks(self) -> Mapping[str, SideTask]: ...
@@ -44,7 +41,7 @@ class MakeAddition(Protocol):
 class Supervisor(Service):
     """One supervisor process; ``run_once`` is one round of every duty.
 
-    open_queue: makes a queue of a name, or URL, and a label, for routes. additions: duties that other packages have.
+    open_queue: makes a queue of a name, or URL, and a label, for routes. additions: tasks that other packages have.
     names_of_import: reserved names of schedules that an import may use.
     """
 
@@ -83,7 +80,6 @@ class Supervisor(Service):
             "Retention": Retention(store=store, settings=settings),
             "Emptying": PayloadRetention(store=store, settings=settings),
             "Objects": PayloadObjects(store=store, settings=settings),
-            **{type(duty).__name__: duty for addition in self._additions for duty in addition.duties},
             "Gauges": Gauges(
                 store=store,
                 queues=queues,
