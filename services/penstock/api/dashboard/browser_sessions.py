@@ -33,14 +33,8 @@ FLASH_COOKIE = "penstock_flash"
 _FLASH_SECONDS = 60
 _FLASH_CHARS = 1000
 _TOKEN = re.compile(r"[\w-]{43}", re.ASCII)
+Outcome = Literal["done", "failed"]
 SIGNED_OUT = Caller("", frozenset(), None)
-
-
-class Flash(msgspec.Struct, frozen=True):
-    """The outcome of the last form, shown once."""
-
-    text: str
-    kind: Literal["done", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +127,18 @@ def set_cookie(request: Request, response: Response, token: str, seconds: float 
     )  # fmt: skip
 
 
-def flashed(path: str, text: str, kind: Literal["done", "failed"]) -> Response:
+def flashed(path: str, text: str, outcome: Outcome) -> Response:
     """Redirect to a page that shows a text once."""
     response = RedirectResponse(path, 303)
-    value = urlsafe_b64encode(msgspec.json.encode(Flash(text[:_FLASH_CHARS], kind))).decode("ascii")
+    value = urlsafe_b64encode(msgspec.json.encode((text[:_FLASH_CHARS], outcome))).decode("ascii")
     response.set_cookie(FLASH_COOKIE, value, max_age=_FLASH_SECONDS, httponly=True, samesite="lax")
     return response
 
 
-def flash_of(request: Request) -> Flash | None:
+def flash_of(request: Request) -> tuple[str, Outcome] | None:
+    """What the page that redirected here has to say, and whether the form was carried out."""
     try:
-        return msgspec.json.decode(urlsafe_b64decode(request.cookies[FLASH_COOKIE]), type=Flash)
+        return msgspec.json.decode(urlsafe_b64decode(request.cookies[FLASH_COOKIE]), type=tuple[str, Outcome])
     except (KeyError, ValueError, msgspec.MsgspecError):
         return None
 

@@ -102,14 +102,13 @@ def _text(name: str, text: str) -> dict[str, str]:
 
 async def create_schedules(session: Session, wanted: Sequence[DelayedRecord], settings: Settings) -> list[bool]:
     """Store delayed records inside a transaction; returns for each whether it is stored, now or before."""
-    chosen = {(one.key, one.variant): one for one in wanted}
+    accepted = wanted
     if settings.clockwork_same_key == "reject":  # a record of a known key with other contents
         keys = [one.key for one in wanted]
         await session.fetch("lock_delayed_record_keys", [SOURCE] * len(keys), keys)
         taken = {row["key"]: row["variant"] for row in await session.fetch("find_delayed_records", SOURCE, keys)}
-        refused = [one for one in wanted if taken.setdefault(one.key, one.variant) != one.variant]
-        for one in refused:
-            chosen.pop((one.key, one.variant), None)
-        metrics.DELAYED_RECORD_CHANGES.labels(SOURCE, "refused").inc(len(refused))
+        accepted = [one for one in wanted if taken.setdefault(one.key, one.variant) == one.variant]
+        metrics.DELAYED_RECORD_CHANGES.labels(SOURCE, "refused").inc(len(wanted) - len(accepted))
+    chosen = {(one.key, one.variant): one for one in accepted}
     await delayed_records.put(session, list(chosen.values()), replaces=False)
     return [(one.key, one.variant) in chosen for one in wanted]

@@ -22,8 +22,6 @@ _REDIRECTS = 10
 _LONGEST_SECONDS = 12 * 3600.0  # of a message's visibility
 _SHOWN_BYTES = 300  # of an unexpected response, in the error
 
-_encode = msgspec.json.Encoder().encode
-
 
 def add_to(deliveries: Deliveries) -> None:
     callbacks = Callbacks(deliveries.http, deliveries.settings)
@@ -72,7 +70,7 @@ class Callbacks:
         for place in places:
             callback = calls[place].params
             executed = {"lastExecutionDate": callback.at, "executionId": execution_id(callback.run)}
-            text = _encode(callback.job | executed)
+            text = msgspec.json.encode(callback.job | executed)
             if chunk and size + len(text) + 1 > self._settings.scheduler0_payload_limit_bytes:
                 yield chunk, b"[" + b",".join(texts) + b"]"
                 chunk, texts, size = [], [], 2

@@ -24,6 +24,7 @@ URL_MAX_CHARS = 8192
 NEVER = datetime(1, 1, 1, tzinfo=UTC)  # written for an instant that is not set
 _BIGINT = 2**63 - 1
 _URL = re.compile(r"https?://[^\s/?#]+[^\s]*", re.IGNORECASE)
+_SCHEDULE_NAME = re.compile(JOB_PREFIX + "(0|[1-9][0-9]{0,17})")
 _BRACE_BEFORE_BRACE = re.compile(rb"\{(?=\{)")
 
 Number = Annotated[int, Meta(ge=0, le=_BIGINT)]
@@ -58,7 +59,6 @@ class Job(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
     last_execution_date: datetime
     timezone: str = ""
     timezone_offset: int = 0
-    execution_id: str = ""
     date_created: datetime
 
 
@@ -94,9 +94,7 @@ def _in_camel(job: Any) -> Any:
     """A member in camelCase wins over the same in snake_case."""
     if not isinstance(job, dict):
         return job
-    return {_CAMEL.get(name, name): value for name, value in job.items()} | {
-        name: job[name] for name in _CAMEL.values() if name in job
-    }
+    return {_CAMEL.get(name, name): value for name, value in job.items() if _CAMEL.get(name) not in job}
 
 
 def check_jobs(given: Sequence[JobGiven]) -> None:
@@ -155,10 +153,8 @@ def schedule_name(job_id: int) -> str:
 
 def job_of(name: str) -> int | None:
     """The job that a schedule of this name fires, None for another schedule."""
-    digits = name.removeprefix(JOB_PREFIX)
-    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
-        return None
-    return int(digits) if name == schedule_name(int(digits)) else None
+    found = _SCHEDULE_NAME.fullmatch(name)
+    return int(found[1]) if found is not None else None
 
 
 def payload_of(job: Job) -> bytes:

@@ -30,18 +30,10 @@ from penstock.runtime.logs import get_logger
 NOT_READY = "peer cannot accept requests"
 Handle = Callable[[Request, bytes], Awaitable[Response]]
 _CHANGES = frozenset({"POST", "PUT", "DELETE"})
+# Members of a body that the audit shows: no secret, and no data or URL of a job, which may hold a token.
+_AUDITED = ("name", "archived", "projectId", "spec", "executionType")
 
 log = get_logger()
-
-
-class _Audited(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Members of a body that the audit shows: no secret, and no data or URL of a job, which may hold a token."""
-
-    name: Any = None
-    archived: Any = None
-    project_id: Any = None
-    spec: Any = None
-    execution_type: Any = None
 
 
 class Scheduler0:
@@ -115,7 +107,8 @@ def _shown(path_params: Mapping[str, Any], body: bytes) -> bytes:
     """Parameters of a request for the audit, as JSON; of a list of jobs or an invalid body the size alone."""
     shown: dict[str, Any] = {**path_params, "body": f"({len(body)} bytes)"}
     try:
-        shown |= msgspec.to_builtins(msgspec.json.decode(body, type=_Audited))
+        given = msgspec.json.decode(body, type=dict[str, Any])
+        shown |= {name: given[name] for name in _AUDITED if given.get(name) is not None}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     return msgspec.json.encode(shown)
