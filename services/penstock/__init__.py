@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.client.async_client import AsyncClient as AsyncClient
     from penstock.client.client import Client as Client
+    from penstock.client.exchanges import Unfinished as Unfinished
     from penstock.client.inbound import InboundClient as InboundClient
-    from penstock.client.requests import Unfinished as Unfinished
     from penstock.client.workflows import Workflow as Workflow
     from penstock.protocol.errors import DuplicateTask as DuplicateTask
     from penstock.protocol.errors import InvalidParams as InvalidParams
@@ -59,7 +59,7 @@ _HOMES = {
     "client.async_client": ("AsyncClient",),
     "client.client": ("Client",),
     "client.inbound": ("InboundClient",),
-    "client.requests": ("Unfinished",),
+    "client.exchanges": ("Unfinished",),
     "client.workflows": ("Workflow",),
     "protocol.errors": (
         "DuplicateTask", "InvalidParams", "JobNotFound", "NoResult", "PayloadLost", "PayloadUnavailable",

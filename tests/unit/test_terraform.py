@@ -174,7 +174,7 @@ def test_actions_are_read_from_the_transport() -> None:
 # that it may stand for. A call that is not here fails the test below, as does a right that no call needs.
 Place = tuple[str, str]
 CALLERS: dict[Place, list[tuple[str, set[str]]]] = {
-    ("client/inbound.py", "queue"): [("producer", {"inbound"})],
+    ("client/inbound.py", "self._queue"): [("producer", {"inbound"})],
     ("brokers/consumer.py", "self._queue"): [("submitter", {"inbound"}), ("resulter", {"results"})],
     ("brokers/consumer.py", "self._receiver"): [("submitter", {"inbound"}), ("resulter", {"results"})],
     ("submitter.py", "self._queue"): [("submitter", {"inbound"})],

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from time import monotonic
-from types import TracebackType
 from typing import Any
 
 import httpx
 
-from penstock.client.http import base_url, http_headers, trace_headers, unreachable
-from penstock.client.methods import AsyncAnswer, Methods, Schedules, WorkflowQueries
-from penstock.client.requests import (
-    Exchange,
-    Params,
-    Unfinished,
-    answer_of,
-    batching,
-    calling,
-    downloaded,
-    enqueueing,
-    result_of,
-)
+from penstock.client import exchanges
+from penstock.client.exchanges import Exchange, Params
+from penstock.client.methods import AsyncAnswer, AsyncAnswers, AsyncValue, Methods, Schedules, Workflows
 from penstock.client.results import AsyncResults
-from penstock.protocol.errors import PenstockError, Unavailable
-
-_END_STATES = ("SUCCESS", "FAILED", "CANCELLED")
+from penstock.protocol.errors import PenstockError
 
 
-class AsyncClient(Methods[AsyncAnswer]):
+class AsyncClient(Methods[AsyncAnswer, AsyncAnswers, AsyncValue]):
     """The api's methods over HTTP. `Client` blocks and is safe to share between threads; `AsyncClient` is for asyncio,
     within one event loop, and awaits any number of results by one long poll for each thousand tasks.
 
@@ -41,21 +26,19 @@ class AsyncClient(Methods[AsyncAnswer]):
     """
 
     def __init__(self, url: str | None = None, api_key: str | None = None, timeout: float = 30) -> None:
-        self.url = base_url(url)
+        self.url = exchanges.base_url(url)
         self.schedules: Schedules[AsyncAnswer] = Schedules(self.call)
-        self.workflows = AsyncWorkflows(self.call)
+        self.workflows: Workflows[AsyncAnswer] = Workflows(self.call, self._run)
         self._timeout = timeout
         # Retries a refused connection only, when nothing was sent yet; anything later could be done twice.
         transport = httpx.AsyncHTTPTransport(retries=1)
-        self._http = httpx.AsyncClient(headers=http_headers(api_key), transport=transport)
-        self._results = AsyncResults(self._ask_results, timeout)
+        self._http = httpx.AsyncClient(headers=exchanges.http_headers(api_key), transport=transport)
+        self._results = AsyncResults(self._run, timeout)
 
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_exc_info: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -65,20 +48,7 @@ class AsyncClient(Methods[AsyncAnswer]):
 
     async def call(self, method: str, params: Params = None) -> Any:
         """Call any method and return its result."""
-        return await self._run(calling(method, params))
-
-    async def batch(self, calls: Iterable[tuple[str, Params]]) -> list[Any]:
-        """Call several methods with one request; returns each one's result or RpcError, in the order of the calls."""
-        results: list[Any] = await self._run(batching(calls))
-        return results
-
-    async def enqueue_many(self, tasks: Iterable[Mapping[str, Any]]) -> list[Any]:
-        """Add tasks, each a mapping of ``action`` and the other parameters of `enqueue`, with few requests.
-
-        Returns as ``batch`` does. Raises Unfinished, with the tasks that are left, when the api becomes unavailable.
-        """
-        results: list[Any] = await self._run(enqueueing(tasks))
-        return results
+        return await self._run(exchanges.calling(method, params))
 
     async def result(self, task_id: int, *, timeout: float | None = None) -> Any:
         """Wait until a task has settled and return its result, by long polls.
@@ -88,98 +58,33 @@ class AsyncClient(Methods[AsyncAnswer]):
         state; and Unavailable when the api is unavailable for longer than the timeout of a call.
         """
         outcome = await self._results.outcome(task_id, timeout)
-        return await self.download(task_id, "result") if outcome.get("result_unread") else result_of(outcome)
+        return await self.download(task_id, "result") if outcome.get("result_unread") else exchanges.result_of(outcome)
 
     async def download(self, task_id: int, what: str) -> Any:
         """Return a task's "payload" or "result", of any size. Raises TaskNotFound, Unavailable, PayloadLost."""
-        try:
+        with exchanges.reaching(self.url):
             response = await self._http.get(f"{self.url}/tasks/{task_id}/{what}", timeout=self._timeout)
-        except (httpx.HTTPError, httpx.InvalidURL) as exc:
-            raise unreachable(self.url, exc) from exc
-        return downloaded(response.status_code, response.content)
+        return exchanges.downloaded(response.status_code, response.content)
 
-    async def status(self, task_id: int | Sequence[int], *, detail: bool = False) -> Any:
-        """Return a task as a dict; for several ids a list, with None for an unknown id.
-
-        detail: with payload, keys, claim and every failed attempt. Raises TaskNotFound for a single id.
-        """
-        which: dict[str, Any] = {"id": task_id} if isinstance(task_id, int) else {"ids": [*task_id]}
-        return await self.call("status", which | ({"detail": True} if detail else {}))
-
-    async def actions(self) -> Sequence[dict[str, Any]]:
-        """Return the actions that are limited or paused."""
-        found: Sequence[dict[str, Any]] = (await self.call("action.list"))["actions"]
-        return found
-
-    async def routes(self) -> Sequence[dict[str, Any]]:
-        """Return the routes in the order in which they are tried."""
-        found: Sequence[dict[str, Any]] = (await self.call("route.list"))["routes"]
-        return found
-
-    async def wait_job(
-        self,
-        job_id: int,
-        *,
-        timeout: float | None = None,
-        interval: float = 0.2,
-        progress: Callable[[dict[str, Any]], None] | None = None,
-    ) -> dict[str, Any]:
-        """Wait until a job has ended and return it, in any end state.
-
-        timeout: seconds; None: unlimited. interval: seconds between two requests. progress: called with the job after
-        each request. Raises JobNotFound, and Unfinished, with the job in its results, after the timeout.
-        """
-        deadline = None if timeout is None else monotonic() + timeout
-        while True:
-            job = await self.job(job_id)
-            if progress is not None:
-                progress(job)
-            if job["state"] != "RUNNING":
-                return job
-            if deadline is not None and monotonic() >= deadline:
-                raise Unfinished(f"job {job_id} still runs after {timeout} s", [job], [])
-            await asyncio.sleep(interval)
-
-    async def _ask_results(self, params: dict[str, Any], extra_seconds: float) -> Any:
-        return await self._run(calling("result", params), extra_seconds)
-
-    async def _run(self, exchange: Exchange, extra_seconds: float = 0.0) -> Any:
-        """Run a request/response exchange. extra_seconds: additional timeout."""
+    async def _run(self, exchange: Exchange) -> Any:
         try:
-            body = next(exchange)
+            body, seconds = next(exchange)
             while True:
                 try:
-                    answer = await self._post(body, extra_seconds)
+                    answer = await self._step(body, seconds)
                 except PenstockError as exc:
-                    body = exchange.throw(exc)
+                    body, seconds = exchange.throw(exc)
                 else:
-                    body = exchange.send(answer)
+                    body, seconds = exchange.send(answer)
         except StopIteration as end:
             return end.value
 
-    async def _post(self, body: str, extra_seconds: float) -> Any:
-        try:
+    async def _step(self, body: str | None, seconds: float) -> Any:
+        if body is None:
+            await asyncio.sleep(seconds)
+            return None
+        with exchanges.reaching(self.url):
             response = await self._http.post(
-                f"{self.url}/rpc", content=body, timeout=self._timeout + extra_seconds, headers=trace_headers()
+                f"{self.url}/rpc", content=body, timeout=self._timeout + seconds, headers=exchanges.trace_headers()
             )
-        except (httpx.HTTPError, httpx.InvalidURL) as exc:
-            raise unreachable(self.url, exc) from exc
-        return answer_of(self.url, response.status_code, response.content)
-
-
-class AsyncWorkflows(WorkflowQueries[AsyncAnswer]):
-    """Workflows over HTTP. Every method raises as those of the client."""
-
-    async def wait(self, workflow_id: int, *, timeout: float | None = None, interval: float = 0.5) -> dict[str, Any]:
-        """Wait until a workflow has ended and return it as ``status`` does.
-
-        timeout: seconds; None: unlimited. interval: seconds between two requests. Raises Unavailable after the timeout.
-        """
-        deadline = None if timeout is None else monotonic() + timeout
-        while True:
-            workflow = await self.status(workflow_id, limit=1)
-            if workflow["state"] in _END_STATES:
-                return await self.status(workflow_id)
-            if deadline is not None and monotonic() >= deadline:
-                raise Unavailable(f"workflow {workflow['id']} is {workflow['state']} after {timeout} s")
-            await asyncio.sleep(interval)
+        return exchanges.answer_of(self.url, response.status_code, response.content)

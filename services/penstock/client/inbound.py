@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from penstock.brokers.base import Outgoing, Queue, Transport
 from penstock.brokers.opening import open_transport
-from penstock.client.http import trace_headers
+from penstock.client.exchanges import Params, Unfinished, given, request_text, trace_headers
 from penstock.client.methods import ScheduleChanges, WorkflowChanges
-from penstock.client.requests import Params, Unfinished, given, request_text
 from penstock.payloads.codec import PayloadCodec, offered_aad
 from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.errors import TooLarge
@@ -51,29 +49,26 @@ class InboundClient:
         payloads: Settings | None = None,
     ) -> None:
         self._codec = PayloadCodec(payloads)
-        self._name = queue
-        self._endpoint_url = endpoint_url
-        self._region = region
-        self._access_key = access_key
-        self._transport_url = transport_url
-        self._transport: Transport | None = None
-        self._queue: Queue | None = None
+        self._transport: Transport
+        if transport_url is None:
+            from penstock.brokers.sqs import SqsTransport
+
+            self._transport = SqsTransport(endpoint_url=endpoint_url, region=region, access_key=access_key)
+        else:
+            self._transport = open_transport(load_settings(transport_url=transport_url))
+        self._queue: Queue = self._transport.queue(queue, label="inbound")
         self.schedules = ScheduleChanges(self.send)
         self.workflows = WorkflowChanges(self.send)
 
     async def __aenter__(self) -> InboundClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_exc_info: object) -> None:
         await self.close()
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._transport is not None:
-            transport, self._transport, self._queue = self._transport, None, None
-            await transport.close()
+        await self._transport.close()
         await self._codec.close()
 
     async def enqueue(self, action: str, payload: Any = None, **options: Any) -> None:
@@ -84,22 +79,20 @@ class InboundClient:
         """Send tasks, each a mapping of ``action`` and the other parameters of `enqueue`, many in a message.
 
         Returns their number. Raises TooLarge, before anything is sent, for a task that no message can hold;
-        Unfinished, with the tasks that were not sent, when the queue rejects them after several tries.
+        PayloadUnavailable when the bucket is unavailable; Unfinished, with the tasks that were not sent, when the queue
+        rejects them after several tries.
         """
-        encoded = [await self._encoded(task) for task in tasks]
+        encoded = []
+        for task in tasks:
+            text = dumps(task.get("payload", {})) if self._codec.is_on else ""
+            if self._codec.encrypts or self._codec.is_large(text):
+                sealed = await self._codec.offer(text, offered_aad(task["action"], task.get("tenant")))
+                others = {name: value for name, value in task.items() if name != "payload"}
+                encoded.append(others | {"sealed_payload": json.loads(sealed)})
+            else:
+                encoded.append({**task})
         await self._send_all([request_text("enqueue", prepared(task), None) for task in encoded], encoded)
         return len(encoded)
-
-    async def _encoded(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Raises PayloadUnavailable when the bucket is unavailable."""
-        if not self._codec.is_on:
-            return task
-        text = dumps(task.get("payload", {}))
-        if not self._codec.encrypts and not self._codec.is_large(text):
-            return task
-        sealed = await self._codec.offer(text, offered_aad(task["action"], task.get("tenant")))
-        others = {name: value for name, value in task.items() if name != "payload"}
-        return others | {"sealed_payload": json.loads(sealed)}
 
     async def complete(self, token: str, result: Any = None, *, tenant: str | None = None) -> None:
         """Send the result that a task waits for. Raises TooLarge, Unfinished."""
@@ -113,20 +106,9 @@ class InboundClient:
         """Send a request of any method that changes something, such as ``cancel``. Raises TooLarge, Unfinished."""
         await self._send_all([request_text(method, params, None)], [params])
 
-    def _open_transport(self) -> Transport:
-        if self._transport_url is None:
-            from penstock.brokers.sqs import SqsTransport
-
-            return SqsTransport(endpoint_url=self._endpoint_url, region=self._region, access_key=self._access_key)
-        return open_transport(load_settings(transport_url=self._transport_url))
-
     async def _send_all(self, texts: Sequence[str], requests: Sequence[Any]) -> None:
         """Send requests as texts; Unfinished names the entries of ``requests`` that were not sent."""
-        if self._queue is None:
-            self._transport = self._open_transport()
-            self._queue = self._transport.queue(self._name, label="inbound")
-        queue = self._queue
-        most = queue.limits.max_message_bytes
+        most = self._queue.limits.max_message_bytes
         for text in texts:
             if len(text) > most:
                 raise TooLarge("a task", len(text), most)
@@ -143,7 +125,7 @@ class InboundClient:
                 break
             if attempt:
                 await asyncio.sleep(pauses.next_seconds())
-            report = await queue.send([message for _, _, message in left])
+            report = await self._queue.send([message for _, _, message in left])
             left, reason = [left[position] for position in report.failed], report.reason
         if left:
             unsent = [task for start, end, _ in left for task in requests[start:end]]

@@ -1,31 +1,77 @@
 """Methods that are one call each, shared by all clients.
 
 `Returned` is what a call returns: an answer for a blocking client, an awaitable answer for asyncio, and an awaitable
-None through the inbound queue.
+None through the inbound queue. `ReturnedList` and `ReturnedAny` are the same for answers that are no object.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from penstock.client.requests import Params, given
+from penstock.client.exchanges import Exchange, Params, Unfinished, batching, calling, enqueueing, given
 from penstock.client.workflows import Workflow
+from penstock.protocol.errors import Unavailable
 from penstock.protocol.requests import prepared, task_params
 
 Answer = dict[str, Any]
+Answers = list[Any]
+Value = Any
 AsyncAnswer = Coroutine[Any, Any, Answer]
+AsyncAnswers = Coroutine[Any, Any, Answers]
+AsyncValue = Coroutine[Any, Any, Value]
 Returned = TypeVar("Returned")
+ReturnedList = TypeVar("ReturnedList")
+ReturnedAny = TypeVar("ReturnedAny")
 Send = Callable[[str, Params], Returned]
+Run = Callable[[Exchange], Returned]
+_END_STATES = ("SUCCESS", "FAILED", "CANCELLED")
 
 
-class Methods(Generic[Returned]):
+class Methods(Generic[Returned, ReturnedList, ReturnedAny]):
     """Methods of tasks, limits and bulk jobs."""
 
     def call(self, method: str, params: Params = None) -> Returned:
         """Call any method and return its result."""
         raise NotImplementedError
+
+    def _run(self, exchange: Exchange) -> Any:
+        raise NotImplementedError
+
+    def batch(self, calls: Iterable[tuple[str, Params]]) -> ReturnedList:
+        """Call several methods with one request; returns each one's result or RpcError, in the order of the calls."""
+        results: ReturnedList = self._run(batching(calls))
+        return results
+
+    def enqueue_many(self, tasks: Iterable[Mapping[str, Any]]) -> ReturnedList:
+        """Add tasks, each a mapping of ``action`` and the other parameters of `enqueue`, with few requests.
+
+        Returns as ``batch`` does. Raises Unfinished, with the tasks that are left, when the api becomes unavailable.
+        """
+        results: ReturnedList = self._run(enqueueing(tasks))
+        return results
+
+    def status(self, task_id: int | Sequence[int], *, detail: bool = False) -> ReturnedAny:
+        """Return a task as a dict; for several ids a list, with None for an unknown id.
+
+        detail: with payload, keys, claim and every failed attempt. Raises TaskNotFound for a single id.
+        """
+        which: dict[str, Any] = {"id": task_id} if isinstance(task_id, int) else {"ids": [*task_id]}
+        found: ReturnedAny = self._run(calling("status", which | ({"detail": True} if detail else {})))
+        return found
+
+    def actions(self) -> ReturnedList:
+        """Return the actions that are limited or paused."""
+        found: ReturnedList = self._run(calling("action.list", None, member="actions"))
+        return found
+
+    def routes(self) -> ReturnedList:
+        """Return the routes in the order in which they are tried."""
+        found: ReturnedList = self._run(calling("route.list", None, member="routes"))
+        return found
 
     def enqueue(self, action: str, payload: Any = None, **options: Any) -> Returned:
         """Add a task; it is stored when this returns. Returns ``{"id", "state", "duplicate"}``.
@@ -184,6 +230,31 @@ class Methods(Generic[Returned]):
         """Stop a job; its changes so far stay. Raises JobNotFound."""
         return self.call("job.cancel", {"id": job_id})
 
+    def wait_job(
+        self, job_id: int, *, timeout: float | None = None, interval: float = 0.2,
+        progress: Callable[[Answer], None] | None = None,
+    ) -> Returned:  # fmt: skip
+        """Wait until a job has ended and return it, in any end state.
+
+        timeout: seconds; None: unlimited. interval: seconds between two requests. progress: called with the job after
+        each request. Raises JobNotFound, and Unfinished, with the job in its results, after the timeout.
+        """
+
+        def waiting() -> Exchange:
+            deadline = math.inf if timeout is None else monotonic() + timeout
+            while True:
+                job = yield from calling("job.get", {"id": job_id})
+                if progress is not None:
+                    progress(job)
+                if job["state"] != "RUNNING":
+                    return job
+                if monotonic() >= deadline:
+                    raise Unfinished(f"job {job_id} still runs after {timeout} s", [job], [])
+                yield None, interval
+
+        job: Returned = self._run(waiting())
+        return job
+
 
 class ScheduleChanges(Generic[Returned]):
     """Changes of cron schedules, over HTTP or through the inbound queue, which returns no answers."""
@@ -284,8 +355,12 @@ class WorkflowChanges(Generic[Returned]):
         return self._send("workflow.retry", given(id=workflow_id, key=key, tenant=tenant))
 
 
-class WorkflowQueries(WorkflowChanges[Returned]):
+class Workflows(WorkflowChanges[Returned]):
     """Workflows over HTTP. Every method raises as those of the client."""
+
+    def __init__(self, send: Send[Returned], run: Run[Returned]) -> None:
+        super().__init__(send)
+        self._run = run
 
     def status(
         self, workflow_id: int | None = None, *, key: str | None = None, limit: int = 100, cursor: str | None = None,
@@ -300,3 +375,21 @@ class WorkflowQueries(WorkflowChanges[Returned]):
     ) -> Returned:
         """Return a page of workflows, newest first: ``{"workflows", "cursor"}``."""
         return self._send("workflow.list", given(state=state, limit=limit, cursor=cursor, tenant=tenant))
+
+    def wait(self, workflow_id: int, *, timeout: float | None = None, interval: float = 0.5) -> Returned:
+        """Wait until a workflow has ended and return it as ``status`` does.
+
+        timeout: seconds; None: unlimited. interval: seconds between two requests. Raises Unavailable after the timeout.
+        """
+
+        def waiting() -> Exchange:
+            deadline = math.inf if timeout is None else monotonic() + timeout
+            while True:
+                workflow = yield from calling("workflow.status", {"id": workflow_id, "limit": 1})
+                if workflow["state"] in _END_STATES:
+                    return (yield from calling("workflow.status", {"id": workflow_id, "limit": 100}))
+                if monotonic() >= deadline:
+                    raise Unavailable(f"workflow {workflow['id']} is {workflow['state']} after {timeout} s")
+                yield None, interval
+
+        return self._run(waiting())

@@ -1,24 +1,15 @@
-"""Waiting for results: a thread polls for its one task, an event loop shares polls of up to a thousand tasks.
-
-Both take ``ask``, which sends one request of the method ``result``: its parameters, and the seconds that the api may
-take beyond the timeout of a call.
-"""
+"""Waiting for results: a thread polls for its one task, an event loop shares polls of up to a thousand tasks."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic, sleep
 from typing import Any
 
-from penstock.protocol.errors import (
-    PenstockError,
-    RateLimited,
-    ResultTimeout,
-    TaskNotFound,
-    TooManyWaits,
-    Unavailable,
-)
+from penstock.client.exchanges import Exchange, calling
+from penstock.protocol.errors import PenstockError, RateLimited, ResultTimeout, TaskNotFound, TooManyWaits, Unavailable
 from penstock.runtime.periodic import Pauses
 
 POLL_TASKS = 1000  # of one long poll
@@ -36,74 +27,57 @@ def settled(outcome: Mapping[str, Any]) -> bool:
     return "again" not in outcome
 
 
-class LongPoll:
-    """Deadline and retry pauses of a long poll.
+class PollPauses:
+    """Pauses between polls that fail. outage_seconds: after a longer outage of the api its error is raised."""
 
-    timeout: seconds; None: unlimited. outage_seconds: after a longer outage of the api its error is raised.
-    """
-
-    def __init__(self, timeout: float | None, outage_seconds: float) -> None:
-        self._timeout = timeout
+    def __init__(self, outage_seconds: float) -> None:
         self._outage_seconds = outage_seconds
-        self._deadline = None if timeout is None else monotonic() + timeout
         self._answered_at: float | None = None
         self._pauses = Pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-
-    def next_wait(self) -> float:
-        """Return the timeout of the next poll in seconds: the time until the deadline, up to POLL_SECONDS."""
-        if self._deadline is None:
-            return POLL_SECONDS
-        return round(max(0.0, min(POLL_SECONDS, self._deadline - monotonic())), 3)
 
     def answered(self) -> None:
         """Record an answer of the api."""
         self._answered_at = monotonic()
         self._pauses.reset()
 
-    def pause_after(self, exc: PenstockError) -> float:
-        """Return the seconds until the next try; raises the error if there is none.
-
-        An api that has never answered is not tried again, as its URL may be wrong.
-        """
+    def seconds_after(self, exc: PenstockError) -> float:
+        """Return the seconds until the next try; raises the error if there is none."""
         if isinstance(exc, RateLimited | TooManyWaits):
-            pause = float(exc.data["retry_after"])
-        elif isinstance(exc, Unavailable) and self._answered_at is not None:
-            if monotonic() - self._answered_at > self._outage_seconds + POLL_SECONDS:
-                raise exc
-            pause = self._pauses.next_seconds()
-        else:
+            return float(exc.data["retry_after"])
+        if not isinstance(exc, Unavailable) or self._answered_at is None:
+            raise exc  # the URL of an api that has never answered may be wrong
+        if monotonic() - self._answered_at > self._outage_seconds + POLL_SECONDS:
             raise exc
-        if self._deadline is not None and monotonic() + pause > self._deadline:
-            raise exc
-        return pause
-
-    def check(self, task_id: int, state: str) -> None:
-        """Raises ResultTimeout after the deadline."""
-        if self._timeout is not None and self._deadline is not None and monotonic() >= self._deadline:
-            raise ResultTimeout(task_id, state, self._timeout)
+        return self._pauses.next_seconds()
 
 
 class Results:
-    """Outcomes of tasks, one long poll after the other."""
+    """Outcomes of tasks, one long poll after the other. call_seconds: the timeout of a call."""
 
-    def __init__(self, ask: Callable[[dict[str, Any], float], Any], call_seconds: float) -> None:
-        self._ask = ask
+    def __init__(self, run: Callable[[Exchange], Any], call_seconds: float) -> None:
+        self._run = run
         self._call_seconds = call_seconds
 
     def outcome(self, task_id: int, timeout: float | None) -> Outcome:
-        """Wait until a task has settled. Raises ResultTimeout, and what ``ask`` raises."""
-        poll = LongPoll(timeout, self._call_seconds)
+        """Wait until a task has settled. Raises ResultTimeout, and what a call raises."""
+        deadline = math.inf if timeout is None else monotonic() + timeout
+        pauses = PollPauses(self._call_seconds)
         while True:
-            wait_seconds = poll.next_wait()
+            wait_seconds = round(max(0.0, min(POLL_SECONDS, deadline - monotonic())), 3)
             try:
-                outcome: Outcome = self._ask({"id": task_id, "timeout": wait_seconds}, wait_seconds)
+                params = {"id": task_id, "timeout": wait_seconds}
+                outcome: Outcome = self._run(calling("result", params, extra_seconds=wait_seconds))
             except PenstockError as exc:
-                sleep(poll.pause_after(exc))
+                pause = pauses.seconds_after(exc)
+                if monotonic() + pause > deadline:
+                    raise
+                sleep(pause)
                 continue
-            poll.answered()
+            pauses.answered()
             if settled(outcome):
                 return outcome
-            poll.check(task_id, outcome["state"])
+            if timeout is not None and monotonic() >= deadline:
+                raise ResultTimeout(task_id, outcome["state"], timeout)
 
     def close(self) -> None:
         """A poll ends with its caller."""
@@ -112,29 +86,25 @@ class Results:
 class AsyncResults:
     """Outcomes of tasks, awaited by the thousand over one long poll. Used within one event loop."""
 
-    def __init__(self, ask: Callable[[dict[str, Any], float], Awaitable[Any]], call_seconds: float) -> None:
-        self._ask = ask
+    def __init__(self, run: Callable[[Exchange], Awaitable[Any]], call_seconds: float) -> None:
+        self._run = run
         self._call_seconds = call_seconds
         self.polls: list[_SharedPoll] = []
 
     async def outcome(self, task_id: int, timeout: float | None) -> Outcome:
-        """Wait until a task has settled. Raises ResultTimeout, and what ``ask`` raises."""
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        """Wait until a task has settled. Raises ResultTimeout, and what a call raises."""
         poll = next((poll for poll in self.polls if poll.takes(task_id)), None)
         if poll is None:
-            poll = _SharedPoll(self._ask, self._call_seconds, ended=self.polls.remove)
+            poll = _SharedPoll(self._run, self._call_seconds, ended=self.polls.remove)
             self.polls.append(poll)
-        poll.add(task_id, future)
         try:
             async with asyncio.timeout(timeout):
-                return await future
+                return await poll.wait(task_id)
         except TimeoutError:
             if timeout is None:
                 raise
-        finally:
-            poll.forget(task_id, future)
         # Asked once more, so that a timeout of 0 answers too.
-        outcome: Outcome = await self._ask({"id": task_id, "timeout": 0}, 0)
+        outcome: Outcome = await self._run(calling("result", {"id": task_id, "timeout": 0}))
         if settled(outcome):
             return outcome
         raise ResultTimeout(task_id, outcome["state"], timeout)
@@ -154,37 +124,30 @@ class _SharedPoll:
     """
 
     def __init__(
-        self,
-        ask: Callable[[dict[str, Any], float], Awaitable[Any]],
-        call_seconds: float,
-        *,
-        ended: Callable[[_SharedPoll], None],
+        self, run: Callable[[Exchange], Awaitable[Any]], call_seconds: float, *, ended: Callable[[_SharedPoll], None]
     ) -> None:
-        self._ask = ask
+        self._run = run
         self._ended = ended
-        self._poll = LongPoll(None, call_seconds)
+        self._pauses = PollPauses(call_seconds)
         self._waiting: dict[int, set[asyncio.Future[Outcome]]] = {}
         self._added = asyncio.Event()
         self._closed = False
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="results")
+        self._task = asyncio.get_running_loop().create_task(self._poll(), name="results")
 
     def takes(self, task_id: int) -> bool:
         return not self._closed and (task_id in self._waiting or len(self._waiting) < POLL_TASKS)
 
-    def add(self, task_id: int, future: asyncio.Future[Outcome]) -> None:
+    async def wait(self, task_id: int) -> Outcome:
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         if task_id not in self._waiting:
-            self._waiting[task_id] = set()
             self._added.set()
-        self._waiting[task_id].add(future)
-
-    def forget(self, task_id: int, future: asyncio.Future[Outcome]) -> None:
-        futures = self._waiting.get(task_id)
-        if futures is None:
-            return
-        futures.discard(future)
-        if not futures:
-            del self._waiting[task_id]
-            if not self._waiting:
+        self._waiting.setdefault(task_id, set()).add(future)
+        try:
+            return await future
+        finally:
+            futures = self._waiting.get(task_id, set())
+            futures.discard(future)
+            if not futures and self._waiting.pop(task_id, None) is not None and not self._waiting:
                 self._added.set()  # ends the poll under way
 
     async def close(self) -> None:
@@ -195,7 +158,7 @@ class _SharedPoll:
             for future in futures:
                 future.cancel()
 
-    async def _run(self) -> None:
+    async def _poll(self) -> None:
         gather_seconds = 0.0
         try:
             while self._waiting:
@@ -206,8 +169,8 @@ class _SharedPoll:
                 gather_seconds = (
                     0.0 if answered else min(_LONGEST_GATHER_SECONDS, max(_GATHER_SECONDS, 2 * gather_seconds))
                 )
-        except Exception as exc:
-            self._fail(exc)  # not an answer of a Penstock api: no caller may wait for ever
+        except Exception as exc:  # not an answer of a Penstock api: no caller may wait for ever
+            self._fail(exc)
         finally:
             if not self._closed:
                 self._closed = True
@@ -216,7 +179,7 @@ class _SharedPoll:
     async def _ask_once(self) -> bool:
         """Ask for all tasks; returns False when a new task interrupted it."""
         params = {"ids": [*self._waiting], "timeout": POLL_SECONDS, "wait": "any"}
-        asking = asyncio.ensure_future(self._ask(params, POLL_SECONDS))
+        asking = asyncio.ensure_future(self._run(calling("result", params, extra_seconds=POLL_SECONDS)))
         adding = asyncio.ensure_future(self._added.wait())
         try:
             await asyncio.wait((asking, adding), return_when=asyncio.FIRST_COMPLETED)
@@ -225,7 +188,7 @@ class _SharedPoll:
             outcomes = asking.result()
         except PenstockError as exc:
             try:
-                await asyncio.sleep(self._poll.pause_after(exc))
+                await asyncio.sleep(self._pauses.seconds_after(exc))
             except PenstockError:
                 self._fail(exc)
             return True
@@ -233,7 +196,7 @@ class _SharedPoll:
             for task in (asking, adding):
                 task.cancel()
             await asyncio.wait((asking, adding))
-        self._poll.answered()
+        self._pauses.answered()
         for outcome in outcomes:
             if outcome["state"] is None:
                 self._settle(outcome["id"], TaskNotFound(outcome["id"]))

@@ -16,8 +16,8 @@ from penstock.brokers.opening import create_queues
 from penstock.brokers.sqs import SqsQueue
 from penstock.client.async_client import AsyncClient
 from penstock.client.client import Client
+from penstock.client.exchanges import Unfinished
 from penstock.client.inbound import MESSAGE_TASKS, InboundClient
-from penstock.client.requests import Unfinished
 from penstock.db.pool import Store
 from penstock.methods.inbound import read_inbound
 from penstock.protocol.errors import (
@@ -181,7 +181,7 @@ async def test_key_is_sent_and_a_wrong_one_is_an_error(store: Store, settings: S
 async def test_rate_that_runs_out_in_between_tells_what_is_left(
     store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.client.requests.BATCH_TASKS", 10)
+    monkeypatch.setattr("penstock.client.exchanges.BATCH_TASKS", 10)
     settings = settings.model_copy(update={"api_rate_limit": 0.01, "api_rate_burst": 25})
 
     def use(url: str) -> None:
@@ -233,7 +233,7 @@ async def test_many_tasks_are_cut_to_what_the_api_takes(store: Store, settings: 
 async def test_api_that_goes_away_leaves_the_tasks_that_are_left(
     store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.client.requests.BATCH_TASKS", 10)
+    monkeypatch.setattr("penstock.client.exchanges.BATCH_TASKS", 10)
     async with running(store, settings) as api:
         client = Client(api.url)
         first = await asyncio.to_thread(client.enqueue_many, [{"action": "a"}] * 25)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from penstock.api.keys import CreateKey, create_key
 from penstock.cli.app import app
 from penstock.client.client import Client
-from penstock.client.requests import Unfinished
+from penstock.client.exchanges import Unfinished
 from penstock.db.pool import Store
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import InvalidParams, JobNotFound, RpcError

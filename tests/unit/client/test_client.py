@@ -17,8 +17,8 @@ import pytest
 
 from penstock.client.async_client import AsyncClient
 from penstock.client.client import Client
+from penstock.client.exchanges import error_of
 from penstock.client.inbound import InboundClient
-from penstock.client.requests import error_of
 from penstock.protocol.errors import (
     InvalidParams,
     MethodNotFound,

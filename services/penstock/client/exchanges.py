@@ -1,16 +1,21 @@
-"""What clients share: requests as text, answers as values or errors, and exchanges of several requests; without I/O.
+"""What clients share: address and headers, requests as text, answers as values or errors, and exchanges; without I/O.
 
-An exchange is a generator: it yields the body of a request and is sent the parsed answer, or is thrown the error; its
-return value is the result.
+An exchange is a generator. It yields the body of a request with the seconds that the api may take beyond the timeout of
+a call, and is sent the parsed answer, or is thrown the error; or it yields None with the seconds of a pause. Its return
+value is the result.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable, Mapping, Sequence
+import os
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from penstock.protocol import errors
+import httpx
+
+from penstock.protocol import errors, trace_context
 from penstock.protocol.batching import pack
 from penstock.protocol.json_text import decode_any
 from penstock.protocol.jsonable import dumps
@@ -20,7 +25,7 @@ BATCH_TASKS = 1000
 BATCH_BYTES = 4 * 1024 * 1024  # half of what the api takes by default
 
 Params = Mapping[str, Any] | Sequence[Any] | None
-Exchange = Generator[str, Any, Any]
+Exchange = Generator[tuple[str | None, float], Any, Any]
 
 _KINDS: dict[int, type[errors.RpcError]] = {
     kind.code: kind
@@ -45,19 +50,52 @@ class Unfinished(errors.Unavailable):
         self.unsent = list(unsent)
 
 
+def base_url(url: str | None) -> str:
+    """Return the address of the api: as given, else PENSTOCK_API_URL, else this machine."""
+    given_url = url or os.environ.get("PENSTOCK_API_URL") or "http://127.0.0.1:8080"
+    return given_url.rstrip("/").removesuffix("/rpc")
+
+
+def http_headers(api_key: str | None) -> dict[str, str]:
+    """Return the headers of every request. api_key: None for PENSTOCK_API_KEY, "" for no key."""
+    key = os.environ.get("PENSTOCK_API_KEY") if api_key is None else api_key
+    return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+
+
+def trace_headers() -> dict[str, str]:
+    """Return the headers, or message attributes, that continue the caller's active span."""
+    trace = trace_context.current()
+    return {} if trace is None else trace.headers
+
+
+@contextmanager
+def reaching(url: str) -> Iterator[None]:
+    """Translate errors of the connection to the api."""
+    try:
+        yield
+    except httpx.TimeoutException as exc:
+        problem = f"the api at {url} did not answer in time: try again, or raise the timeout"
+        raise errors.Unavailable(problem) from exc
+    except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        raise errors.Unavailable(
+            f"the api at {url} cannot be reached ({exc}): start it with `penstock up` or `penstock api`, "
+            "or name another URL"
+        ) from exc
+
+
 def given(**params: Any) -> dict[str, Any]:
     """Return the parameters that are not None."""
     return {name: value for name, value in params.items() if value is not None}
 
 
-def calling(method: str, params: Params) -> Exchange:
-    """One request; returns its result. Raises RpcError, and Unavailable for an answer of another server."""
-    answer = yield request_text(method, params, 0)
+def calling(method: str, params: Params, *, member: str | None = None, extra_seconds: float = 0.0) -> Exchange:
+    """One request; returns its result, or a member of it. Raises RpcError, Unavailable."""
+    answer = yield request_text(method, params, 0), extra_seconds
     if not isinstance(answer, dict):
         raise errors.Unavailable("the answer is a batch, and not that of a Penstock api: check the URL")
     if "error" in answer:
         raise error_of(answer["error"])
-    return answer["result"]
+    return answer["result"] if member is None else answer["result"][member]
 
 
 def batching(calls: Iterable[tuple[str, Params]]) -> Exchange:
@@ -91,15 +129,12 @@ def enqueueing(tasks: Iterable[Mapping[str, Any]]) -> Exchange:
 
 
 def _batch(requests: Sequence[str], first: int = 0) -> Exchange:
-    answers = yield f"[{','.join(requests)}]"
+    answers = yield f"[{','.join(requests)}]", 0.0
     if isinstance(answers, dict) and "error" in answers:
         raise error_of(answers["error"])
     by_id = {answer["id"]: answer for answer in answers}
-    results: list[Any] = []
-    for number in range(first, first + len(requests)):
-        answer = by_id[number]
-        results.append(error_of(answer["error"]) if "error" in answer else answer["result"])
-    return results
+    ordered = [by_id[number] for number in range(first, first + len(requests))]
+    return [error_of(answer["error"]) if "error" in answer else answer["result"] for answer in ordered]
 
 
 def answer_of(url: str, status: int, content: bytes) -> Any:
@@ -114,8 +149,7 @@ def answer_of(url: str, status: int, content: bytes) -> Any:
             raise errors.Unavailable(f"{url}: {error['message']}")
         reference = error.get("data")
         raise errors.Unavailable(f"the api at {url} is up, but not its database: try again later ({reference})")
-    is_rpc = isinstance(answer, list) or (isinstance(answer, dict) and "jsonrpc" in answer)
-    if not is_rpc:
+    if not isinstance(answer, list) and not (isinstance(answer, dict) and "jsonrpc" in answer):
         raise errors.Unavailable(f"{url}/rpc answers HTTP {status}, and not as a Penstock api: check the URL")
     return answer
 
@@ -160,11 +194,6 @@ def error_of(error: Mapping[str, Any]) -> errors.RpcError:
     return made
 
 
-def request_text(method: str, params: Mapping[str, Any] | Sequence[Any] | None, number: int | None) -> str:
+def request_text(method: str, params: Params, number: int | None) -> str:
     """Return a request as JSON text. number: None for no answer. Raises ValueError, TypeError: not JSON."""
-    request: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
-    if params is not None:
-        request["params"] = params
-    if number is not None:
-        request["id"] = number
-    return dumps(request)
+    return dumps({"jsonrpc": "2.0", "method": method} | given(params=params, id=number))
