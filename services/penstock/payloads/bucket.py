@@ -1,8 +1,8 @@
 """Objects in an S3 bucket, by aiobotocore, which is loaded with the first call.
 
-An object's name is a folder, a day and 128 random bits behind the prefix of the settings. Any other name is refused, so
-nothing outside that bucket and prefix is ever read, written or deleted. What a client uploads is in one folder, what is
-of a task in that of the queue which its workers receive from, so that they can be kept from other queues' objects.
+A name that is not a folder, a day and 128 random bits is refused, so nothing outside the bucket and prefix of the
+settings is ever read, written or deleted. Clients upload to one folder, tasks have the folder of the queue which their
+workers receive from, so that these can be kept from other queues' objects.
 """
 
 from __future__ import annotations
@@ -26,9 +26,6 @@ OFFERED = "offered/"
 
 _QUEUES = "queues/"
 _QUEUE_MAX_CHARS = 800  # of a name of S3's 1024
-_ANSWER_SECONDS = 30
-_CONNECT_SECONDS = 5
-_CONNECTIONS = 50
 _MISSING = {"NoSuchKey", "404", "NotFound"}
 _PASSING = {
     "ConditionalRequestConflict", "SlowDown", "RequestTimeout", "ExpiredToken", "RequestTimeTooSkewed",
@@ -49,10 +46,7 @@ def new_name(folder: str) -> str:
 
 
 class Bucket:
-    """The bucket and prefix of the settings; connects with the first call; close it after use.
-
-    Every method raises PayloadUnavailable when S3 is unavailable or rejects the request.
-    """
+    """The bucket and prefix of the settings. Methods raise PayloadUnavailable when S3 is unavailable or refuses."""
 
     def __init__(self, url: str, *, endpoint_url: str | None = None, region: str | None = None) -> None:
         self.url = url
@@ -65,19 +59,28 @@ class Bucket:
 
     async def put(self, name: str, body: bytes) -> None:
         """Store an object under a new name; one that is there is never overwritten, for it is of an earlier try."""
-        more: dict[str, Any] = {"ContentType": "application/octet-stream", "IfNoneMatch": "*"}
-        await self._call("put_object", Key=self._key(name), Body=body, **more)
+        options = {"ContentType": "application/octet-stream", "IfNoneMatch": "*"}
+        await self._call("put_object", Key=self._key(name), Body=body, **options)
 
     async def get(self, name: str, limit: int) -> bytes:
         """Raises PayloadLost for a missing object, or one over the limit in bytes."""
-        return await self._call("get_object", _read_up_to(limit), Key=self._key(name))  # type: ignore[no-any-return]
+
+        async def read(answer: Any) -> bytes:
+            async with answer["Body"] as body:
+                size = int(answer.get("ContentLength", 0))
+                if size > limit:
+                    raise PayloadLost(f"its object is {size} bytes, more than the {limit} that it was stored with")
+                data: bytes = await body.read()
+            return data
+
+        data: bytes = await self._call("get_object", read, Key=self._key(name))
+        return data
 
     async def delete(self, names: Sequence[str]) -> set[str]:
         """Delete up to DELETED_AT_ONCE objects; returns the names deleted, missing ones included."""
         objects = [{"Key": self._key(name)} for name in names]
         answer = await self._call("delete_objects", Delete={"Objects": objects, "Quiet": True})
-        left = {error["Key"].removeprefix(self._prefix) for error in answer.get("Errors", [])}
-        return set(names) - left
+        return set(names) - {error["Key"].removeprefix(self._prefix) for error in answer.get("Errors", [])}
 
     async def folders(self) -> list[str]:
         """List every folder, the one of names without a folder, which is empty, included."""
@@ -100,9 +103,8 @@ class Bucket:
         return [name for name in names if _NAME.fullmatch(name)]
 
     async def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await self._stack.aclose()
+        self._client = None
+        await self._stack.aclose()
 
     async def _is_unlisted(self, key: str) -> bool:
         """Whether an object is missing, which S3 calls forbidden to those who may list a folder and not the bucket."""
@@ -147,26 +149,12 @@ class Bucket:
                 from aiobotocore.session import get_session
 
                 config = AioConfig(
-                    connect_timeout=_CONNECT_SECONDS,
-                    read_timeout=_ANSWER_SECONDS,
-                    max_pool_connections=_CONNECTIONS,
+                    connect_timeout=5,
+                    read_timeout=30,
+                    max_pool_connections=50,
                     retries={"mode": "standard", "total_max_attempts": 2},
                     s3={"addressing_style": "path"} if self._endpoint_url else None,
                 )
-                made = get_session().create_client(
-                    "s3", endpoint_url=self._endpoint_url, region_name=self._region, config=config
-                )
-                self._client = await self._stack.enter_async_context(made)
+                options = {"endpoint_url": self._endpoint_url, "region_name": self._region, "config": config}
+                self._client = await self._stack.enter_async_context(get_session().create_client("s3", **options))
         return self._client
-
-
-def _read_up_to(limit: int) -> Any:
-    async def read(answer: Any) -> bytes:
-        async with answer["Body"] as body:
-            size = int(answer.get("ContentLength", 0))
-            if size > limit:
-                raise PayloadLost(f"its object is {size} bytes, more than the {limit} that it was stored with")
-            data: bytes = await body.read()
-        return data
-
-    return read

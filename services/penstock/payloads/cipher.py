@@ -1,4 +1,4 @@
-"""Encryption of texts: AES-256-GCM with one derived key a value; the text names the parent key by its fingerprint.
+"""Encryption: AES-256-GCM with one derived key a value; its text names the parent key by its fingerprint.
 
 The associated data (AAD: what the value belongs to) is authenticated, so a ciphertext moved to another place does not
 decrypt there. The derived key is HMAC-SHA256 of a random salt of 28 bytes, so a key does not wear out: random nonces of
@@ -10,14 +10,12 @@ tenant in the AAD, and never as a value of the older format, which names no tena
 
 from __future__ import annotations
 
-import binascii
 import hmac
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable, SettingsError
-from penstock.protocol.sealed import Sealed
 from penstock.settings.values import fingerprint, read_key
 
 if TYPE_CHECKING:
@@ -39,7 +37,7 @@ class TenantAad(NamedTuple):
 
 
 class Cipher:
-    """Encrypts with the first key and decrypts with any. Raises SettingsError without the library."""
+    """Encrypts with the first key and decrypts with any. keys: by fingerprint. Raises SettingsError without library."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         try:
@@ -52,16 +50,13 @@ class Cipher:
         self._invalid = InvalidTag
         read = [read_key(text) for text in keys]
         self._make = AESGCM
-        self._keys: dict[str, bytes] = {fingerprint(key): key for key in read}
+        self.keys = {fingerprint(key): key for key in read}
         self.key_id = fingerprint(read[0])
-
-    def knows(self, key_id: str) -> bool:
-        return key_id in self._keys
 
     def encrypt(self, data: bytes, aad: str | TenantAad) -> bytes:
         """Return magic, salt and ciphertext."""
         salt = os.urandom(_SALT_BYTES)
-        key = self._keys[self.key_id]
+        key = self.keys[self.key_id]
         if isinstance(aad, str):
             return _MAGIC + salt + self._derived(key, salt).encrypt(_NONCE, data, aad.encode())
         head = _TENANT_MAGIC + salt
@@ -72,7 +67,7 @@ class Cipher:
 
     def decrypt(self, key_id: str, data: bytes, aad: str | TenantAad) -> bytes:
         """Raises PayloadUnavailable for an unknown key, PayloadLost for changed data or other associated data."""
-        key = self._keys.get(key_id)
+        key = self.keys.get(key_id)
         if key is None:
             raise missing_key(key_id)
         text, older = (aad, aad) if isinstance(aad, str) else aad
@@ -89,17 +84,6 @@ class Cipher:
             raise PayloadLost(
                 f"what is encrypted with key {key_id} was changed, or belongs to something else: it does not open"
             ) from None
-
-    def encrypt_text(self, text: str, aad: str | TenantAad) -> Sealed:
-        return Sealed(self.key_id, binascii.b2a_base64(self.encrypt(text.encode(), aad), newline=False).decode())
-
-    def decrypt_text(self, sealed: Sealed, aad: str | TenantAad) -> str:
-        """Raises PayloadUnavailable, PayloadLost."""
-        try:
-            data = binascii.a2b_base64(sealed.data, strict_mode=True)
-        except (binascii.Error, ValueError):
-            raise PayloadLost(f"what is encrypted with key {sealed.key_id} is no base64: it was changed") from None
-        return self.decrypt(sealed.key_id, data, aad).decode()
 
 
 def missing_key(key_id: str) -> PayloadUnavailable:

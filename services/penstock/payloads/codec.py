@@ -7,11 +7,14 @@ unchanged without keys. Nothing is cached: a decoded text belongs to one attempt
 from __future__ import annotations
 
 import asyncio
+import binascii
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from penstock.payloads.bucket import OFFERED, Bucket, folder_of, new_name
 from penstock.payloads.cipher import Cipher, TenantAad, missing_key
-from penstock.protocol.errors import PayloadLost, PayloadUnavailable, SettingsError
+from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.sealed import Reference, Sealed, decode_sealed, encode_reference, encode_sealed, is_sealed
 from penstock.runtime import metrics
@@ -33,27 +36,25 @@ def offered_aad(action: str, tenant: str | None) -> str:
 
 
 def options_aad(workflow_id: int, number: int) -> str:
-    """Associated data of the options that a workflow step keeps for its children."""
+    """Of the options that a workflow step keeps for its children."""
     return f"options\0{workflow_id}\0{number}"
 
 
 def result_aad(task_id: int) -> str:
-    """Associated data of a result."""
     return f"result\0{task_id}"
 
 
 def error_aad(task_id: int) -> str:
-    """Associated data of an error, and of a progress note."""
+    """Of an error, and of a progress note."""
     return f"error\0{task_id}"
 
 
 def spawn_aad(task_id: int) -> str:
-    """Associated data of the tasks that a result spawns."""
     return f"spawn\0{task_id}"
 
 
 def answer_aad(token: str) -> str:
-    """Associated data of an answer that came before its task waits."""
+    """Of an answer that came before its task waits."""
     return f"answer\0{token}"
 
 
@@ -95,7 +96,8 @@ class PayloadCodec:
         plain = decode_sealed(text)
         if not isinstance(plain, str):
             return text
-        return encode_sealed(self._cipher.encrypt_text(plain, self._aad_to_write(aad)))
+        data = self._cipher.encrypt(plain.encode(), self._aad_to_write(aad))
+        return encode_sealed(Sealed(self._cipher.key_id, binascii.b2a_base64(data, newline=False).decode()))
 
     def decode_inline(self, text: str, aad: str | TenantAad) -> str:
         """Decode a text that was encoded inline. Raises PayloadUnavailable (also for an object), PayloadLost."""
@@ -126,7 +128,7 @@ class PayloadCodec:
             raise PayloadUnavailable(
                 "it is stored as an object, and this process has no bucket: set PENSTOCK_PAYLOAD_BUCKET"
             )
-        if found.key_id is not None and (self._cipher is None or not self._cipher.knows(found.key_id)):
+        if found.key_id is not None and (self._cipher is None or found.key_id not in self._cipher.keys):
             raise missing_key(found.key_id)  # before megabytes are fetched in vain
         with _counted("get"):
             async with self._calls:
@@ -144,8 +146,7 @@ class PayloadCodec:
             await self.bucket.close()
 
     async def _put(self, text: str, aad: str | TenantAad, folder: str) -> str:
-        if self.bucket is None:
-            raise SettingsError("no bucket to store it in: set PENSTOCK_PAYLOAD_BUCKET")
+        assert self.bucket is not None  # the text is large
         plain = text.encode()
         data = plain if self._cipher is None else self._cipher.encrypt(plain, self._aad_to_write(aad))
         name = new_name(folder)
@@ -164,7 +165,11 @@ class PayloadCodec:
             return found
         if self._cipher is None:
             raise missing_key(found.key_id)
-        return self._cipher.decrypt_text(found, aad)
+        try:
+            data = binascii.a2b_base64(found.data, strict_mode=True)
+        except (binascii.Error, ValueError):
+            raise PayloadLost(f"what is encrypted with key {found.key_id} is no base64: it was changed") from None
+        return self._cipher.decrypt(found.key_id, data, aad).decode()
 
 
 def _decoded(text: str) -> str | Sealed | Reference:
@@ -174,15 +179,15 @@ def _decoded(text: str) -> str | Sealed | Reference:
         raise PayloadLost(str(exc)) from None
 
 
-class _counted:
-    """Counts a call to S3 by outcome."""
-
-    def __init__(self, operation: str) -> None:
-        self._operation = operation
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, _trace: object) -> None:
-        outcome = "ok" if exc is None else "lost" if isinstance(exc, PayloadLost) else "away"
-        metrics.PAYLOAD_OBJECTS.labels(self._operation, outcome).inc()
+@contextmanager
+def _counted(operation: str) -> Iterator[None]:
+    """Count a call to S3 by outcome."""
+    outcome = "away"
+    try:
+        yield
+        outcome = "ok"
+    except PayloadLost:
+        outcome = "lost"
+        raise
+    finally:
+        metrics.PAYLOAD_OBJECTS.labels(operation, outcome).inc()

@@ -1,4 +1,4 @@
-"""Decode the encoded columns of task rows, for passing results on and for display."""
+"""Encrypt errors and progress notes of attempts, and decode the encoded columns of task rows."""
 
 from __future__ import annotations
 
@@ -10,59 +10,110 @@ import msgspec
 
 from penstock.payloads.cipher import TenantAad
 from penstock.payloads.codec import PayloadCodec, error_aad, payload_aad, result_aad
-from penstock.payloads.failures import sealed_in_error
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
+from penstock.protocol.json_text import decode_any
 from penstock.protocol.sealed import MARK, is_sealed, reference_of
 
 Row = Any  # a record of asyncpg, or a mapping with the same names
 
-
-def needs_opening(row: Row) -> bool:
-    """Whether any column of a task row is encoded: an error's data and a progress note count."""
-    return any(
-        text is not None and MARK in text
-        for text in (row["result"], row["error"], row.get("payload"), row.get("failures"), row.get("progress"))
-    )
+_CLEAR = ("type", "retry_after", "final", "max_attempts", "backoff", "not_begun")
 
 
-async def load_outcome(codec: PayloadCodec, row: Row) -> Row:
-    """Decode a row with id and any of payload (with action and tenant), result and error.
+def encrypt_error(codec: PayloadCodec, task_id: int, error: str) -> str:
+    """Encrypt a JSON-RPC error, if not done yet: message, traceback and other data, but not code, type and hints."""
+    if not codec.encrypts:
+        return error
+    try:
+        decoded: Any = decode_any(error)
+    except (ValueError, RecursionError):
+        decoded = {}
+    decoded = decoded if isinstance(decoded, dict) else {}
+    data = decoded.get("data") if isinstance(decoded.get("data"), dict) else {}
+    if _sealed_in(decoded) is not None or data.get("not_begun") is True:
+        return error
+    kept = {name: data[name] for name in _CLEAR if name in data}
+    kept["sealed"] = json.loads(codec.encode(error, error_aad(task_id)))
+    return json.dumps({"code": decoded.get("code", 0), "message": "encrypted", "data": kept})
 
-    Raises PayloadUnavailable, PayloadLost.
-    """
-    task_id = row["id"]
-    opened = dict(row)
-    if is_sealed(opened.get("payload")):
-        opened["payload"] = await codec.load(opened["payload"], payload_aad(row["action"], row["tenant"]))
-    if is_sealed(opened.get("result")):
-        opened["result"] = await codec.load(opened["result"], result_aad(task_id))
-    if opened.get("error") is not None:
-        opened["error"] = decrypt_error(codec, task_id, opened["error"])
-    return opened
+
+def _sealed_in(error: Any) -> str | None:
+    """The encrypted text in a decoded error."""
+    data = error.get("data") if isinstance(error, dict) else None
+    sealed = data.get("sealed") if isinstance(data, dict) else None
+    text = json.dumps(sealed) if isinstance(sealed, str) else ""
+    return text if is_sealed(text) else None
+
+
+def encrypt_progress(codec: PayloadCodec, task_id: int, detail: str | None) -> str | None:
+    """Encrypt the note of a progress report; one that is already encrypted is returned unchanged."""
+    if detail is None or not codec.encrypts:
+        return detail
+    decoded: dict[str, Any] = msgspec.json.decode(detail)
+    if decoded.get("note") is None:
+        return detail
+    decoded["note"] = json.loads(codec.encode(json.dumps(decoded["note"]), error_aad(task_id)))
+    return json.dumps(decoded)
 
 
 def decrypt_error(codec: PayloadCodec, task_id: int, error: str) -> str:
     """Decrypt an error object, as JSON text. Raises PayloadUnavailable, PayloadLost."""
-    sealed = sealed_in_error(error)
+    sealed = _sealed_in(decode_any(error)) if '"penstock+sealed:' in error else None
     return error if sealed is None else codec.decode_inline(sealed, error_aad(task_id))
 
 
-def shown_error(codec: PayloadCodec, task_id: int, error: str) -> str:
-    """Decrypt an error for display; if that fails, its message is the reason."""
-    try:
-        return decrypt_error(codec, task_id, error)
-    except (PayloadUnavailable, PayloadLost) as exc:
-        decoded: dict[str, Any] = msgspec.json.decode(error)
-        return json.dumps(decoded | {"message": f"not shown: {exc}"})
+async def load_outcome(codec: PayloadCodec, row: Row) -> Row:
+    """Decode any of payload (with action and tenant), result and error. Raises PayloadUnavailable, PayloadLost."""
+    opened = dict(row)
+    if is_sealed(opened.get("payload")):
+        opened["payload"] = await codec.load(opened["payload"], payload_aad(row["action"], row["tenant"]))
+    if is_sealed(opened.get("result")):
+        opened["result"] = await codec.load(opened["result"], result_aad(row["id"]))
+    if opened.get("error") is not None:
+        opened["error"] = decrypt_error(codec, row["id"], opened["error"])
+    return opened
 
 
-async def shown(
+async def shown_rows(
+    codec: PayloadCodec, rows: Sequence[Row], *, room_bytes: int, payload: bool = False
+) -> Sequence[Row]:
+    """Decode rows of ``show_tasks`` for display; ``payload_unread`` and ``result_unread`` say why a text is missing.
+
+    room_bytes: of objects, over all rows. payload: whether to decode the payloads too.
+    """
+    found = []
+    for row in rows:
+        encoded = (row["result"], row["error"], row.get("payload"), row.get("failures"), row.get("progress"))
+        if not any(text is not None and MARK in text for text in encoded):
+            found.append(row)
+            continue
+        task_id = row["id"]
+        changes: dict[str, Any] = {"payload_unread": None}
+        changes["result"], changes["result_unread"] = await _shown(
+            codec, row["result"], result_aad(task_id), room_bytes
+        )
+        if payload:
+            changes["payload"], changes["payload_unread"] = await _shown(
+                codec, row["payload"], payload_aad(row["action"], row["tenant"]), room_bytes
+            )
+        if row["error"] is not None:
+            changes["error"] = _shown_error(codec, task_id, row["error"])
+        if row.get("progress") is not None:
+            changes["progress"] = _shown_progress(codec, task_id, row["progress"])
+        if row.get("failures") is not None:
+            failures: list[dict[str, Any]] = msgspec.json.decode(row["failures"])
+            for failure in failures:
+                error = msgspec.json.encode(failure["error"]).decode()
+                failure["error"] = msgspec.Raw(_shown_error(codec, task_id, error).encode())
+            changes["failures"] = msgspec.json.encode(failures).decode()
+        room_bytes -= sum(len(changes.get(name) or "") for name in ("result", "payload") if reference_of(row.get(name)))
+        found.append({**row, **changes})
+    return found
+
+
+async def _shown(
     codec: PayloadCodec, text: str | None, aad: str | TenantAad, room_bytes: int
 ) -> tuple[str | None, str | None]:
-    """Decode a payload or result for display: the text, or None and the reason.
-
-    room_bytes: largest object that is fetched.
-    """
+    """A payload or result: the text, or None and the reason. room_bytes: largest object that is fetched."""
     if text is None or not is_sealed(text):
         return text, None
     try:
@@ -74,44 +125,13 @@ async def shown(
         return None, f"not shown: {exc}"
 
 
-async def shown_rows(
-    codec: PayloadCodec, rows: Sequence[Row], *, room_bytes: int, payload: bool = False
-) -> Sequence[Row]:
-    """Decode rows for display. room_bytes: of objects, over all rows."""
-    found = []
-    for row in rows:
-        if not needs_opening(row):
-            found.append(row)
-            continue
-        shown = await shown_row(codec, row, room_bytes=room_bytes, payload=payload)
-        room_bytes -= sum(len(shown[name] or "") for name in ("result", "payload") if reference_of(row.get(name)))
-        found.append(shown)
-    return found
-
-
-async def shown_row(codec: PayloadCodec, row: Row, *, room_bytes: int, payload: bool = False) -> Row:
-    """Decode a row of ``show_tasks`` for display; ``payload_unread`` and ``result_unread`` say why a text is missing.
-
-    payload: whether to decode the payload too.
-    """
-    task_id = row["id"]
-    changes: dict[str, Any] = {"payload_unread": None, "result_unread": None}
-    changes["result"], changes["result_unread"] = await shown(codec, row["result"], result_aad(task_id), room_bytes)
-    if payload:
-        changes["payload"], changes["payload_unread"] = await shown(
-            codec, row["payload"], payload_aad(row["action"], row["tenant"]), room_bytes
-        )
-    if row["error"] is not None:
-        changes["error"] = shown_error(codec, task_id, row["error"])
-    if row.get("progress") is not None:
-        changes["progress"] = _shown_progress(codec, task_id, row["progress"])
-    if row.get("failures") is not None:
-        failures: list[dict[str, Any]] = msgspec.json.decode(row["failures"])
-        for failure in failures:
-            error = msgspec.json.encode(failure["error"]).decode()
-            failure["error"] = msgspec.Raw(shown_error(codec, task_id, error).encode())
-        changes["failures"] = msgspec.json.encode(failures).decode()
-    return {**row, **changes}
+def _shown_error(codec: PayloadCodec, task_id: int, error: str) -> str:
+    """An error in clear; if it cannot be decrypted, its message is the reason."""
+    try:
+        return decrypt_error(codec, task_id, error)
+    except (PayloadUnavailable, PayloadLost) as exc:
+        decoded: dict[str, Any] = msgspec.json.decode(error)
+        return json.dumps(decoded | {"message": f"not shown: {exc}"})
 
 
 def _shown_progress(codec: PayloadCodec, task_id: int, progress: str) -> str:

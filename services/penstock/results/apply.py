@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.db.session import Session
 from penstock.payloads.codec import result_aad, spawn_aad
-from penstock.payloads.failures import encrypt_error, encrypt_progress
+from penstock.payloads.records import encrypt_error, encrypt_progress
 from penstock.protocol.errors import HANDLER_ERROR, TOO_LARGE, PayloadLost, PayloadUnavailable, RpcError, SettingsError
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.reports import (

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.payloads.codec import PayloadCodec, error_aad, payload_aad, result_aad, spawn_aad
-from penstock.payloads.failures import encrypt_error
+from penstock.payloads.records import encrypt_error
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.reports import add_trace, encode_sealed_result
 from penstock.protocol.requests import ClaimId

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.payloads.bucket import OFFERED, Bucket, folder_of, new_name
 from penstock.payloads.codec import PayloadCodec, payload_aad
-from penstock.payloads.failures import encrypt_error
-from penstock.payloads.records import decrypt_error
+from penstock.payloads.records import decrypt_error, encrypt_error
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable, SettingsError
 from penstock.protocol.json_text import replace_unstorable
 from penstock.protocol.reports import Succeeded, add_trace, decode_reports, encode_result, encode_sealed_result
