@@ -84,6 +84,9 @@ class Message:
         return given if MESSAGE_ID.fullmatch(given) else self.id
 
 
+Unsent = tuple[str, bool]  # the reason, and whether the broker will never take the message
+
+
 @dataclass(frozen=True, slots=True)
 class SendReport:
     """Positions of the messages that were not sent, and one reason for an operator (None when all were).
@@ -94,6 +97,14 @@ class SendReport:
     failed: list[int]
     reason: str | None
     refused: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, unsent: Mapping[int, Unsent]) -> SendReport:
+        """The report on unsent messages, given by position."""
+        reason = next((reason for reason, _ in unsent.values()), None)
+        return cls(
+            sorted(unsent), reason, frozenset(position for position, (_, is_final) in unsent.items() if is_final)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +123,7 @@ class Depth:
 class Queue(Protocol):
     """One queue. Every operation takes any number of messages, cuts them into calls and survives partial failure.
 
-    Raises Unavailable only where nothing at all could be done. label: inbound, outbound or results, for metrics and
-    logs.
+    Raises Unavailable only where nothing at all could be done. label: inbound, outbound or results.
     """
 
     label: str
@@ -123,19 +133,15 @@ class Queue(Protocol):
 
     async def receive(self, *, wait_seconds: int, visibility_seconds: int) -> list[Message]:
         """Up to one call's worth of messages, hidden from other receivers for ``visibility_seconds``."""
-        ...
 
     async def delete(self, messages: Sequence[Message]) -> list[Message]:
         """Acknowledge; returns those that could not be deleted (they will be delivered again)."""
-        ...
 
     async def extend(self, messages: Sequence[Message], seconds: int) -> list[Message]:
         """Hide for so many seconds from now; returns those whose lease has ended."""
-        ...
 
     async def release(self, messages: Sequence[Message]) -> None:
         """Give back for anyone to receive at once."""
-        ...
 
     async def depth(self) -> Depth: ...
 
@@ -152,10 +158,8 @@ class Transport(Protocol):
 
         Returns where each can be reached, by label. Raises Unavailable.
         """
-        ...
 
     async def greet(self) -> str:
         """What the broker is, for an operator. Raises Unavailable."""
-        ...
 
     async def close(self) -> None: ...

@@ -12,10 +12,7 @@ _REASON = "injected by PENSTOCK_CHAOS_SEND"
 
 
 class FaultyQueue:
-    """A queue with injected faults; see :class:`penstock.brokers.base.Queue` for the contract.
-
-    An entry that fails may have had its effect: SQS loses replies as well as requests.
-    """
+    """A queue with injected faults. An entry that fails may have had its effect: SQS loses replies as well."""
 
     label: str
     limits: Limits
@@ -28,14 +25,13 @@ class FaultyQueue:
         self._again: list[Message] = []
 
     async def send(self, messages: Sequence[Outgoing]) -> SendReport:
-        await self._faults.delay()
-        failed, lost = self._draw("send", len(messages))
-        going = [position for position in range(len(messages)) if position not in lost]
-        report = await self._queue.send([messages[position] for position in going])
+        failed, tried = await self._draw("send", len(messages))
+        going = [messages[position] for position in tried]
+        report = await self._queue.send(going)
         if self._faults.strikes("duplicate"):
-            await self._queue.send([messages[position] for position in going])
-        really = {going[position] for position in report.failed}
-        refused = frozenset(going[position] for position in report.refused)
+            await self._queue.send(going)
+        really = {tried[position] for position in report.failed}
+        refused = frozenset(tried[position] for position in report.refused)
         return SendReport(sorted(really | failed), report.reason or (_REASON if failed else None), refused)
 
     async def receive(self, *, wait_seconds: int, visibility_seconds: int) -> list[Message]:
@@ -69,10 +65,8 @@ class FaultyQueue:
         call: Callable[[Sequence[Message]], Awaitable[list[Message] | None]],
     ) -> list[Message]:
         """Call without the lost messages; returns those that failed."""
-        await self._faults.delay()
-        failed, lost = self._draw(edge, len(messages))
-        rest = [message for position, message in enumerate(messages) if position not in lost]
-        really = (await call(rest) if rest else None) or []
+        failed, tried = await self._draw(edge, len(messages))
+        really = (await call([messages[position] for position in tried]) if tried else None) or []
         return really + [messages[position] for position in sorted(failed) if messages[position] not in really]
 
     async def depth(self) -> Depth:
@@ -80,9 +74,8 @@ class FaultyQueue:
         self._faults.fail("receive", "the queue is unavailable")
         return await self._queue.depth()
 
-    def _draw(self, edge: Edge, count: int) -> tuple[set[int], set[int]]:
-        """Positions that are reported as failed, and those among them that are not even tried."""
-        if not count or not self._faults.strikes(edge):
-            return set(), set()
-        failed = set(self._faults.victims(count))
-        return failed, {position for position in failed if self._faults.is_even()}
+    async def _draw(self, edge: Edge, count: int) -> tuple[set[int], list[int]]:
+        """Positions to report as failed, and those to try, which some of the failed are among."""
+        await self._faults.delay()
+        failed = set(self._faults.victims(count)) if count and self._faults.strikes(edge) else set()
+        return failed, [position for position in range(count) if position not in failed or not self._faults.is_even()]

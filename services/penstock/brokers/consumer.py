@@ -117,7 +117,15 @@ class Consumer(Service):
         finally:
             self._in_work.remove(messages)
         self._is_doubtful = bool(left.slow)
-        await self._keep(left, is_alone=len(messages) == 1)
+        if left.locked:
+            log.warning("messages_locked", messages=len(left.locked), reason=str(left.error))
+            self._locked += left.locked
+            self._locked_next_at = monotonic() + _LOCKED_PAUSE_SECONDS
+        if left.slow and len(messages) == 1:  # back to the queue, which counts its deliveries
+            self.forget(messages)
+            await self._queue.release(messages)
+        else:
+            self._kept += [[message] for message in left.slow]
         rest = [*left.put_off, *left.locked, *left.slow]
         stored = [message for message in messages if message not in rest] if rest else messages
         await self._queue.delete(stored)
@@ -136,18 +144,6 @@ class Consumer(Service):
         locked, self._locked = self._locked[:_LOCKED_AT_ONCE], self._locked[_LOCKED_AT_ONCE:]
         await self._queue.extend(locked, self._settings.visibility_timeout_seconds)
         return locked
-
-    async def _keep(self, left: Uncommitted, *, is_alone: bool) -> None:
-        """Keep messages to try again. One that was slow alone goes back to the queue, which counts its deliveries."""
-        if left.locked:
-            log.warning("messages_locked", messages=len(left.locked), reason=str(left.error))
-            self._locked += left.locked
-            self._locked_next_at = monotonic() + _LOCKED_PAUSE_SECONDS
-        if left.slow and is_alone:
-            self.forget(left.slow)
-            await self._queue.release(left.slow)
-        else:
-            self._kept += [[message] for message in left.slow]
 
     async def _extend(self) -> None:
         """Extend the leases of all messages here; a side task."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from penstock.brokers.base import Depth, Limits, Message, Outgoing, SendReport
+from penstock.brokers.base import Depth, Limits, Message, Outgoing, SendReport, Unsent
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.json_text import utf8_size
 from penstock.runtime import metrics
@@ -18,13 +19,12 @@ _LOOK_SECONDS = 0.2
 log = get_logger()
 
 T = TypeVar("T")
-Unsent = tuple[str, bool]  # the reason, and whether the broker will never take the message
 
 
 class MessageLeases(Generic[T]):
     """Leased messages by receipt. ended: called with those whose lease was neither removed nor extended in time."""
 
-    def __init__(self, ended: Callable[[list[T]], Awaitable[None]]) -> None:
+    def __init__(self, ended: Callable[[list[T]], Awaitable[object]]) -> None:
         self._ended = ended
         self._leases: dict[str, tuple[T, float]] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -78,97 +78,102 @@ class Reader(Protocol):
 
     async def receive(self, wait_seconds: float, visibility_seconds: float) -> list[Message]:
         """Raises Unavailable."""
-        ...
 
-    async def delete(self, receipts: Sequence[str]) -> Collection[str]:
-        """Acknowledge; returns the receipts that were leased."""
-        ...
-
-    async def release(self, receipts: Sequence[str]) -> Collection[str]:
-        """Give back for anyone to receive; returns the receipts that were leased."""
-        ...
+    async def settle(self, receipts: Sequence[str], *, delete: bool) -> Collection[str]:
+        """Acknowledge, or give back for anyone to receive; returns the receipts that were leased."""
 
     async def close(self) -> None: ...
 
 
-class LeasedQueue:
-    """A queue read by a :class:`Reader`; see :class:`penstock.brokers.base.Queue` for the contract.
+class LeasingTransport:
+    """The transport of such a broker; see :class:`penstock.brokers.base.Transport` for the contract.
 
-    broker, sending: names of the broker and of its sends in metrics. header_bytes: of each header, beside name and
-    value.
+    broker, sending: names of the broker and of its sends in metrics. header_bytes: of each, beside name and value.
     """
 
     broker: ClassVar[str]
     sending: ClassVar[str]
     header_bytes: ClassVar[int]
 
-    def __init__(self, name: str, label: str, limits: Limits) -> None:
-        self.label = label
+    def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self._queues: list[LeasedQueue] = []
+
+    def queue(self, name: str, *, label: str) -> LeasedQueue:
+        """The queue of that name; it is made, or looked up, at the first call."""
+        queue = LeasedQueue(self, name, label)
+        self._queues.append(queue)
+        return queue
+
+    async def publish(self, name: str, messages: Sequence[Outgoing]) -> Sequence[Unsent | None]:
+        """Send; returns None for each message that the broker has."""
+        raise NotImplementedError  # abstract
+
+    async def open_reader(self, name: str) -> Reader:
+        """Raises QueueMissing, Unavailable."""
+        raise NotImplementedError  # abstract
+
+    async def count_ready(self, name: str) -> int:
+        """Raises QueueMissing, Unavailable."""
+        raise NotImplementedError  # abstract
+
+    async def close(self) -> None:
+        await asyncio.gather(*(queue.close() for queue in self._queues))
+
+
+class LeasedQueue:
+    """A queue read by a :class:`Reader`; see :class:`penstock.brokers.base.Queue` for the contract."""
+
+    def __init__(self, transport: LeasingTransport, name: str, label: str) -> None:
+        self.label = label
+        self.limits = transport.limits
+        self._transport = transport
         self._name = name
         self._reader: Reader | None = None
         self._opening = asyncio.Lock()
 
-    async def _publish(self, messages: Sequence[Outgoing]) -> Sequence[Unsent | None]:
-        """Send; returns None for each message that the broker has."""
-        raise NotImplementedError  # abstract
-
-    async def _open_reader(self) -> Reader:
-        """Raises QueueMissing, Unavailable."""
-        raise NotImplementedError  # abstract
-
-    async def _count_ready(self) -> int:
-        """Raises QueueMissing, Unavailable."""
-        raise NotImplementedError  # abstract
-
     async def send(self, messages: Sequence[Outgoing]) -> SendReport:
         limit = self.limits.max_message_bytes
-        sizes = [self._size(message) for message in messages]
-        fitting = [message for message, size in zip(messages, sizes, strict=True) if size <= limit]
-        published = iter(await self._publish(fitting) if fitting else ())
         unsent: dict[int, Unsent] = {}
-        for position, size in enumerate(sizes):
-            too_large = f"a message of {size} bytes is over the limit of {limit}", True
-            outcome = next(published) if size <= limit else too_large
-            if outcome is not None:
-                unsent[position] = outcome
+        fitting: dict[int, Outgoing] = {}
+        for position, message in enumerate(messages):
+            headers = (
+                utf8_size(name + value) + self._transport.header_bytes for name, value in message.attributes.items()
+            )
+            size = utf8_size(message.body) + sum(headers)
+            if size > limit:
+                unsent[position] = f"a message of {size} bytes is over the limit of {limit}", True
+            else:
+                fitting[position] = message
+        if fitting:
+            outcomes = await self._transport.publish(self._name, [*fitting.values()])
+            unsent |= {at: outcome for at, outcome in zip(fitting, outcomes, strict=True) if outcome is not None}
         sent = len(messages) - len(unsent)
-        self._count(self.sending, ok=sent, failed=len(unsent))
-        if sent:
-            metrics.MESSAGES.labels(self.label, "sent").inc(sent)
-        reason = next((reason for reason, _ in unsent.values()), None)
-        refused = frozenset(position for position, (_, is_final) in unsent.items() if is_final)
-        return SendReport(list(unsent), reason, refused)
-
-    def _size(self, message: Outgoing) -> int:
-        headers = (utf8_size(name + value) + self.header_bytes for name, value in message.attributes.items())
-        return utf8_size(message.body) + sum(headers)
+        metrics.MESSAGES.labels(self.label, "sent").inc(sent)
+        self._count(self._transport.sending, ok=sent, failed=len(unsent))
+        return SendReport.of(unsent)
 
     async def receive(self, *, wait_seconds: int, visibility_seconds: int) -> list[Message]:
-        messages = await self._counted("receive", self._receive(wait_seconds, visibility_seconds))
-        if messages:
-            metrics.MESSAGES.labels(self.label, "received").inc(len(messages))
+        with self._counting("receive"):
+            async with self._opening:
+                if self._reader is None or self._reader.closed is not None:
+                    self._reader = await self._transport.open_reader(self._name)
+                reader = self._reader
+            messages = await reader.receive(wait_seconds, visibility_seconds)
+        metrics.MESSAGES.labels(self.label, "received").inc(len(messages))
         return messages
 
-    async def _receive(self, wait_seconds: int, visibility_seconds: int) -> list[Message]:
-        async with self._opening:
-            if self._reader is None or self._reader.closed is not None:
-                self._reader = await self._open_reader()
-            reader = self._reader
-        return await reader.receive(wait_seconds, visibility_seconds)
-
     async def delete(self, messages: Sequence[Message]) -> list[Message]:
-        receipts = [message.receipt for message in messages]
-        return self._settled(messages, await self._reader.delete(receipts) if self._reader else (), "deleted")
+        return await self._settle(messages, delete=True)
 
     async def release(self, messages: Sequence[Message]) -> None:
-        receipts = [message.receipt for message in messages]
-        self._settled(messages, await self._reader.release(receipts) if self._reader else (), "released")
+        await self._settle(messages, delete=False)
 
-    def _settled(self, messages: Sequence[Message], done: Collection[str], direction: str) -> list[Message]:
-        """The messages whose leases had ended."""
-        if done:
-            metrics.MESSAGES.labels(self.label, direction).inc(len(done))
+    async def _settle(self, messages: Sequence[Message], *, delete: bool) -> list[Message]:
+        """End leases; returns the messages whose leases had ended before."""
+        receipts = [message.receipt for message in messages]
+        done = await self._reader.settle(receipts, delete=delete) if self._reader is not None else ()
+        metrics.MESSAGES.labels(self.label, "deleted" if delete else "released").inc(len(done))
         stale = [message for message in messages if message.receipt not in done]
         if stale:
             log.debug("receipts_stale", queue=self.label, messages=len(stale))
@@ -179,7 +184,8 @@ class LeasedQueue:
         return [m for m in messages if reader is None or not reader.leases.extend(m.receipt, seconds)]
 
     async def depth(self) -> Depth:
-        return Depth(visible=await self._counted("depth", self._count_ready()), in_flight=None, delayed=0)
+        with self._counting("depth"):
+            return Depth(visible=await self._transport.count_ready(self._name), in_flight=None, delayed=0)
 
     async def close(self) -> None:
         """End the leases, and stop receiving."""
@@ -187,16 +193,16 @@ class LeasedQueue:
         if reader is not None:
             await reader.close()
 
-    async def _counted(self, operation: str, call: Awaitable[T]) -> T:
+    @contextmanager
+    def _counting(self, operation: str) -> Iterator[None]:
         try:
-            answer = await call
+            yield
         except Unavailable:
             self._count(operation, failed=1)
             raise
         self._count(operation, ok=1)
-        return answer
 
-    def _count(self, operation: str, *, ok: int = 0, failed: int = 0) -> None:
-        for outcome, number in (("ok", ok), ("failed", failed)):
+    def _count(self, operation: str, **outcomes: int) -> None:
+        for outcome, number in outcomes.items():
             if number:
-                metrics.TRANSPORT_CALLS.labels(self.broker, operation, self.label, outcome).inc(number)
+                metrics.TRANSPORT_CALLS.labels(self._transport.broker, operation, self.label, outcome).inc(number)

@@ -19,11 +19,7 @@ def open_transport(settings: Settings, *, makes_queues: bool = True) -> Transpor
     if kind == "sqs":
         from penstock.brokers.sqs import SqsTransport
 
-        return SqsTransport.of(
-            settings,
-            visibility_timeout_seconds=settings.visibility_timeout_seconds,
-            receive_wait_seconds=settings.receive_wait_seconds,
-        )
+        return SqsTransport.of(settings)
     if kind == "amqp":
         try:
             from penstock.brokers.rabbitmq.queue import AmqpTransport
@@ -31,13 +27,7 @@ def open_transport(settings: Settings, *, makes_queues: bool = True) -> Transpor
             raise SettingsError(
                 'aiormq, which RabbitMQ needs, is not installed: pip install "penstock[rabbitmq]"'
             ) from exc
-        return AmqpTransport(
-            settings.transport.text,
-            # The broker gives a silent peer up after two of them, as SQS does after the visibility timeout.
-            heartbeat_seconds=max(1, min(60, settings.visibility_timeout_seconds // 2)),
-            consumer_timeout_seconds=settings.amqp_consumer_timeout_seconds,
-            makes_queues=makes_queues,
-        )
+        return AmqpTransport(settings, makes_queues=makes_queues)
     from penstock.brokers.kafka.queue import KafkaTransport
 
     return KafkaTransport(settings, makes_queues=makes_queues)
@@ -51,8 +41,7 @@ def queue_names(settings: Settings) -> Mapping[str, str]:
 async def create_queues(settings: Settings, *, more: Sequence[str] = ()) -> dict[str, str]:
     """Make the three queues, each with its dead-letter queue, and return where they are by label.
 
-    more: names of queues of routes, which are their own labels.
-    For SQS this is for a local endpoint and for tests: on AWS terraform/ makes them. Raises Unavailable.
+    more: queues of routes, their names being their labels. On AWS terraform/ makes queues instead. Raises Unavailable.
     """
     transport = open_transport(settings)
     try:

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from time import monotonic
@@ -23,7 +22,7 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError
 
-from penstock.brokers.base import MAX_RECEIVES, Depth, Limits, Message, Outgoing, QueueMissing, SendReport
+from penstock.brokers.base import MAX_RECEIVES, Depth, Limits, Message, Outgoing, QueueMissing, SendReport, Unsent
 from penstock.protocol.batching import pack
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
@@ -39,10 +38,6 @@ LIMITS = Limits(
     max_call_messages=10,
     max_wait_seconds=20,
     max_extend_seconds=43_200,
-    counts_held=True,
-    deletes_overdue=False,
-    outlives_connection=True,
-    makes_queues=False,
     fair_groups=True,
 )
 _GROUP_ID = re.compile(r"[!-~]{1,128}")  # letters, digits and punctuation of ASCII, all of which SQS takes
@@ -59,7 +54,6 @@ _BAD_CREDENTIALS = {
     "SignatureDoesNotMatch", "UnrecognizedClientException",
 }  # fmt: skip
 _LOOK_FOR_CREDENTIALS_SECONDS = 5.0
-
 _UNANSWERED = {"Code": "NoAnswer", "Message": "the answer does not name it"}
 
 log = get_logger()
@@ -76,8 +70,7 @@ class _CallRefused(Unavailable):
 class SqsTransport:
     """One SQS client, made when first used.
 
-    access_key: ``id:secret``; None for the SDK's own chain.
-    answer_seconds: how long an answer may take, beyond the longest wait of a long poll; then the call has failed.
+    access_key: ``id:secret``; None for the SDK's own chain. answer_seconds: until a call fails, beyond a long poll.
     visibility_timeout_seconds, receive_wait_seconds: attributes of queues that are made.
     """
 
@@ -94,13 +87,29 @@ class SqsTransport:
         visibility_timeout_seconds: int = 60,
         receive_wait_seconds: int = 20,
     ) -> None:
-        self._endpoint_url = endpoint_url
-        self._region = region
-        self._access_key = access_key.partition(":")[::2] if access_key else (None, None)
-        self._longest_poll_seconds = longest_poll_seconds
-        self._answer_seconds = answer_seconds
-        self._visibility_timeout_seconds = visibility_timeout_seconds
-        self._receive_wait_seconds = receive_wait_seconds
+        key_id, secret = access_key.partition(":")[::2] if access_key else (None, None)
+        config = AioConfig(
+            connect_timeout=5,
+            read_timeout=longest_poll_seconds + answer_seconds,
+            max_pool_connections=64,
+            user_agent=f"penstock/{__version__}",  # a constant; botocore builds its own in each call
+            # These cost CPU in every call: tests check requests at a real endpoint, and SQS has own digests.
+            parameter_validation=False,
+            disable_request_compression=True,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            # Retries with pauses are the loops' business; these are for a dropped keep-alive connection.
+            retries={"mode": "standard", "total_max_attempts": 2},
+        )
+        self._client_options: dict[str, Any] = {
+            "endpoint_url": endpoint_url, "region_name": region, "aws_access_key_id": key_id,
+            "aws_secret_access_key": secret, "config": config,
+        }  # fmt: skip
+        self._queue_attributes = {
+            "VisibilityTimeout": str(visibility_timeout_seconds),
+            "ReceiveMessageWaitTimeSeconds": str(receive_wait_seconds),
+            "MessageRetentionPeriod": str(_RETENTION_SECONDS),
+        }
         self._session = get_session()
         self._stack = AsyncExitStack()
         self._retired = AsyncExitStack()
@@ -114,7 +123,9 @@ class SqsTransport:
         key = settings.sqs_access_key
         return cls(
             endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region,
-            access_key=key.get_secret_value() if key else None, **options,
+            access_key=key.get_secret_value() if key else None,
+            visibility_timeout_seconds=settings.visibility_timeout_seconds,
+            receive_wait_seconds=settings.receive_wait_seconds, **options,
         )  # fmt: skip
 
     def queue(self, name: str, *, label: str) -> SqsQueue:
@@ -127,62 +138,28 @@ class SqsTransport:
         try:
             client = await self.client()
             for label, given in names.items():
-                urls[label] = await self._make(client, given.rsplit("/", 1)[-1])
+                name = given.rsplit("/", 1)[-1]
+                dead = (await client.create_queue(QueueName=name + DEAD_LETTER_SUFFIX))["QueueUrl"]
+                retention = {"MessageRetentionPeriod": str(_DEAD_LETTER_RETENTION_SECONDS)}
+                await client.set_queue_attributes(QueueUrl=dead, Attributes=retention)
+                described = await client.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])
+                redrive = {"deadLetterTargetArn": described["Attributes"]["QueueArn"], "maxReceiveCount": MAX_RECEIVES}
+                url = urls[label] = (await client.create_queue(QueueName=name))["QueueUrl"]
+                attributes = {"RedrivePolicy": json.dumps(redrive), **self._queue_attributes}
+                await client.set_queue_attributes(QueueUrl=url, Attributes=attributes)
         except UNAVAILABLE as exc:
             raise Unavailable(f"the queues could not be made: {exc}") from exc
         return urls
 
-    async def _make(self, client: Any, name: str) -> str:
-        """Make a queue and its dead-letter queue; returns its URL."""
-        dead = await client.create_queue(QueueName=name + DEAD_LETTER_SUFFIX)
-        await client.set_queue_attributes(
-            QueueUrl=dead["QueueUrl"],
-            Attributes={"MessageRetentionPeriod": str(_DEAD_LETTER_RETENTION_SECONDS)},
-        )
-        described = await client.get_queue_attributes(QueueUrl=dead["QueueUrl"], AttributeNames=["QueueArn"])
-        redrive = {"deadLetterTargetArn": described["Attributes"]["QueueArn"], "maxReceiveCount": MAX_RECEIVES}
-        url: str = (await client.create_queue(QueueName=name))["QueueUrl"]
-        await client.set_queue_attributes(
-            QueueUrl=url,
-            Attributes={
-                "RedrivePolicy": json.dumps(redrive),
-                "VisibilityTimeout": str(self._visibility_timeout_seconds),
-                "ReceiveMessageWaitTimeSeconds": str(self._receive_wait_seconds),
-                "MessageRetentionPeriod": str(_RETENTION_SECONDS),
-            },
-        )
-        return url
-
     async def greet(self) -> str:
-        return f"SQS at {self._endpoint_url or 'AWS'}"
+        return f"SQS at {self._client_options['endpoint_url'] or 'AWS'}"
 
     async def client(self) -> Any:
         async with self._opening:
             if self._client is None:
-                config = AioConfig(
-                    connect_timeout=5,
-                    read_timeout=self._longest_poll_seconds + self._answer_seconds,
-                    max_pool_connections=64,
-                    user_agent=f"penstock/{__version__}",  # a constant; botocore builds its own in each call
-                    # These cost CPU in every call: tests check requests at a real endpoint, and SQS has own digests.
-                    parameter_validation=False,
-                    disable_request_compression=True,
-                    request_checksum_calculation="when_required",
-                    response_checksum_validation="when_required",
-                    # Retries with pauses are the loops' business; these are for a dropped keep-alive connection.
-                    retries={"mode": "standard", "total_max_attempts": 2},
-                )
                 try:
-                    self._client = await self._stack.enter_async_context(
-                        self._session.create_client(
-                            "sqs",
-                            endpoint_url=self._endpoint_url,
-                            region_name=self._region,
-                            config=config,
-                            aws_access_key_id=self._access_key[0],
-                            aws_secret_access_key=self._access_key[1],
-                        )
-                    )
+                    made = self._session.create_client("sqs", **self._client_options)
+                    self._client = await self._stack.enter_async_context(made)
                 except (BotoCoreError, ValueError) as exc:
                     raise Unavailable(f"SQS cannot be used: {exc}") from exc
         return self._client
@@ -190,9 +167,10 @@ class SqsTransport:
     async def renew_credentials(self, refused: Any) -> None:
         """Have the next call use other credentials than the refused client's, if the SDK's own chain finds any now.
 
-        A client keeps for its lifetime those that it found in the environment or in a file; it renews a role's.
+        A client renews a role's, and keeps those that it found in the environment or in a file.
         """
-        if refused is not self._client or self._access_key[0] or monotonic() < self._look_for_credentials_at:
+        has_own_key = self._client_options["aws_access_key_id"] is not None
+        if refused is not self._client or has_own_key or monotonic() < self._look_for_credentials_at:
             return
         self._look_for_credentials_at = monotonic() + _LOOK_FOR_CREDENTIALS_SECONDS
         session = get_session()
@@ -245,25 +223,24 @@ class SqsQueue:
                 entry["MessageGroupId"] = group_id(message.group)
             entries.append(entry)
             sizes.append(utf8_size(body) + sum(utf8_size(k + v) + 6 for k, v in message.attributes.items()))
-        outcome = await self._in_batches("send_message_batch", entries, sizes)
+        unsent = await self._in_batches("send_message_batch", entries, sizes)
         ungrouped = [
             position
-            for position, reason in outcome.failed.items()
+            for position, (reason, _) in unsent.items()
             if _NO_GROUPS.search(reason) and entries[position].pop("MessageGroupId", None)
         ]
         if ungrouped:
             # Standard queues take groups since 2025, and not every substitute of SQS does.
             if self._takes_groups:
                 self._takes_groups = False
-                log.warning("queue_takes_no_groups", queue=self.label, reason=outcome.failed[ungrouped[0]])
-            again = await self._in_batches(
+                log.warning("queue_takes_no_groups", queue=self.label, reason=unsent[ungrouped[0]][0])
+            for position in ungrouped:
+                del unsent[position]
+            unsent |= await self._in_batches(
                 "send_message_batch", [entries[position] for position in ungrouped], [sizes[p] for p in ungrouped]
             )
-            outcome = outcome.without(ungrouped, again)
-        sent = len(messages) - len(outcome.failed)
-        if sent:
-            metrics.MESSAGES.labels(self.label, "sent").inc(sent)
-        return SendReport(sorted(outcome.failed), next(iter(outcome.failed.values()), None), frozenset(outcome.refused))
+        metrics.MESSAGES.labels(self.label, "sent").inc(len(messages) - len(unsent))
+        return SendReport.of(unsent)
 
     async def receive(self, *, wait_seconds: int, visibility_seconds: int) -> list[Message]:
         reply = await self._call(
@@ -277,14 +254,12 @@ class SqsQueue:
         )
         messages = [_message(raw) for raw in reply.get("Messages", ())]
         self._bill("receive_message", [utf8_size(message.body) for message in messages])
-        if messages:
-            metrics.MESSAGES.labels(self.label, "received").inc(len(messages))
+        metrics.MESSAGES.labels(self.label, "received").inc(len(messages))
         return messages
 
     async def delete(self, messages: Sequence[Message]) -> list[Message]:
         failed = await self._each("delete_message_batch", messages)
-        if len(messages) > len(failed):
-            metrics.MESSAGES.labels(self.label, "deleted").inc(len(messages) - len(failed))
+        metrics.MESSAGES.labels(self.label, "deleted").inc(len(messages) - len(failed))
         return failed
 
     async def extend(self, messages: Sequence[Message], seconds: int) -> list[Message]:
@@ -292,8 +267,7 @@ class SqsQueue:
 
     async def release(self, messages: Sequence[Message]) -> None:
         failed = await self._each("change_message_visibility_batch", messages, VisibilityTimeout=0)
-        if len(messages) > len(failed):
-            metrics.MESSAGES.labels(self.label, "released").inc(len(messages) - len(failed))
+        metrics.MESSAGES.labels(self.label, "released").inc(len(messages) - len(failed))
 
     async def depth(self) -> Depth:
         names = [
@@ -301,33 +275,33 @@ class SqsQueue:
             "ApproximateNumberOfMessagesNotVisible",
             "ApproximateNumberOfMessagesDelayed",
         ]
-        reply = await self._call("get_queue_attributes", QueueUrl=await self.url(), AttributeNames=names)
-        self._bill("get_queue_attributes", [])
-        attributes = reply.get("Attributes", {})
+        attributes, _ = await self.describe(names)
         if any(name not in attributes for name in names):
             # Taken for empty, the queue would cost tasks their attempts.
-            raise Unavailable(f"the answer to get_queue_attributes is not of SQS: {str(reply)[:200]}")
+            raise Unavailable(f"the answer to get_queue_attributes is not of SQS: {str(attributes)[:200]}")
         return Depth(*(int(attributes[name]) for name in names))
 
-    async def describe(self) -> tuple[dict[str, str], datetime | None]:
-        """All attributes by their names at SQS, and when it says that it answered. Raises Unavailable."""
-        reply = await self._call("get_queue_attributes", QueueUrl=await self.url(), AttributeNames=["All"])
+    async def describe(self, names: Sequence[str] = ("All",)) -> tuple[dict[str, str], datetime | None]:
+        """Attributes by their names at SQS, and when it says that it answered. Raises Unavailable."""
+        reply = await self._call("get_queue_attributes", QueueUrl=await self.url(), AttributeNames=names)
         self._bill("get_queue_attributes", [])
         answered = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
         return dict(reply.get("Attributes", {})), None if answered is None else parsedate_to_datetime(answered)
 
     async def _each(self, operation: str, messages: Sequence[Message], **more: Any) -> list[Message]:
         entries = [{"Id": str(i), "ReceiptHandle": message.receipt, **more} for i, message in enumerate(messages)]
-        outcome = await self._in_batches(operation, entries, [0] * len(entries))
-        return [messages[position] for position in sorted(outcome.failed)]
+        failed = await self._in_batches(operation, entries, [0] * len(entries))
+        return [messages[position] for position in sorted(failed)]
 
-    async def _in_batches(self, operation: str, entries: Sequence[dict[str, Any]], sizes: Sequence[int]) -> _Outcome:
-        """Run a batch operation over any number of entries, whose ids are their positions.
+    async def _in_batches(
+        self, operation: str, entries: Sequence[dict[str, Any]], sizes: Sequence[int]
+    ) -> dict[int, Unsent]:
+        """Run a batch operation over any number of entries, whose ids are their positions; returns those that failed.
 
         Entries that fail for the queue's reasons get one more try. A call that fails whole fails its entries; one
         that is refused for its contents is repeated entry by entry, so that only the failing entry fails.
         """
-        outcome = _Outcome()
+        failed: dict[int, Unsent] = {}
 
         async def run(batch: list[dict[str, Any]], bytes_in_call: int, tries: int = 2) -> None:
             try:
@@ -336,11 +310,10 @@ class SqsQueue:
                 if len(batch) > 1:
                     await _gather(run([entry], bytes_in_call, tries) for entry in batch)
                 else:
-                    outcome.add(batch[0], str(exc), refused=exc.is_final)
+                    failed[int(batch[0]["Id"])] = str(exc), exc.is_final
                 return
             except Unavailable as exc:
-                for entry in batch:
-                    outcome.add(entry, str(exc))
+                failed.update({int(entry["Id"]): (str(exc), False) for entry in batch})
                 return
             self._bill(operation, [bytes_in_call])
             # An entry in neither list may not be done: a proxy may answer 200 instead of SQS.
@@ -355,9 +328,8 @@ class SqsQueue:
                     continue
                 item = faults.get(entry["Id"], _UNANSWERED)
                 if item.get("SenderFault") or tries <= 1:
-                    reason = f"{item.get('Code')}: {item.get('Message', '')}"
                     is_final = _is_final(error_code(item.get("Code")), str(item.get("Message")))
-                    outcome.add(entry, reason, refused=is_final)
+                    failed[int(entry["Id"])] = f"{item.get('Code')}: {item.get('Message', '')}", is_final
                 else:
                     again.append(entry)
             if again:
@@ -365,12 +337,12 @@ class SqsQueue:
 
         slices = pack(sizes, max_bytes=LIMITS.max_call_bytes, max_items=LIMITS.max_call_messages)
         await _gather(run(list(entries[start:end]), sum(sizes[start:end])) for start, end in slices)
-        if outcome.failed:
+        if failed:
             log.warning(
-                "sqs_entries_failed", operation=operation, queue=self.label, failed=len(outcome.failed),
-                of=len(entries), reason=next(iter(outcome.failed.values())),
+                "sqs_entries_failed", operation=operation, queue=self.label, failed=len(failed), of=len(entries),
+                reason=next(iter(failed.values()))[0],
             )  # fmt: skip
-        return outcome
+        return failed
 
     async def _call(self, operation: str, **arguments: Any) -> Mapping[str, Any]:
         client: Any = None
@@ -398,24 +370,6 @@ class SqsQueue:
 
     def _bill(self, operation: str, sizes: Sequence[int]) -> None:
         metrics.SQS_BILLED_UNITS.labels(operation, self.label).inc(billed_units(sizes))
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """The failed positions of a batch operation with the reasons, and those among them that are final."""
-
-    failed: dict[int, str] = field(default_factory=dict)
-    refused: set[int] = field(default_factory=set)
-
-    def add(self, entry: Mapping[str, Any], reason: str, *, refused: bool = False) -> None:
-        self.failed[int(entry["Id"])] = reason
-        if refused:
-            self.refused.add(int(entry["Id"]))
-
-    def without(self, positions: Sequence[int], again: _Outcome) -> _Outcome:
-        """The outcome after these positions were tried again."""
-        failed = {position: reason for position, reason in self.failed.items() if position not in positions}
-        return _Outcome(failed | again.failed, self.refused - set(positions) | again.refused)
 
 
 def _is_final(code: str, message: str) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.brokers.base import Message, Outgoing, SendReport
-from penstock.brokers.leases import LeasedQueue, MessageLeases, Unsent
+from penstock.brokers.base import Message, Outgoing, SendReport, Unsent
+from penstock.brokers.leases import LeasedQueue, LeasingTransport, MessageLeases
 from penstock.brokers.sqs import LIMITS
 from penstock.protocol.errors import Unavailable
 
@@ -26,28 +26,25 @@ class FakeReader:
         self.leases.add("r", "m", visibility_seconds)
         return [Message("m", "r", "{}", 1, None, {})]
 
-    async def delete(self, receipts: Sequence[str]) -> Collection[str]:
+    async def settle(self, receipts: Sequence[str], *, delete: bool) -> Collection[str]:
         return self.leases.remove(receipts).keys()
-
-    async def release(self, receipts: Sequence[str]) -> Collection[str]:
-        return await self.delete(receipts)
 
     async def close(self) -> None:
         self.leases.close()
 
 
-class FakeQueue(LeasedQueue):
+class FakeTransport(LeasingTransport):
     broker, sending, header_bytes = "fake", "send", 6
 
     def __init__(self) -> None:
-        super().__init__("q", "fake", replace(LIMITS, max_message_bytes=10))
+        super().__init__(replace(LIMITS, max_message_bytes=10))
         self.opened: list[FakeReader] = []
         self.failures = 0
 
-    async def _publish(self, messages: Sequence[Outgoing]) -> list[Unsent | None]:
+    async def publish(self, name: str, messages: Sequence[Outgoing]) -> list[Unsent | None]:
         return [("not now", False) if message.body == "later" else None for message in messages]
 
-    async def _open_reader(self) -> FakeReader:
+    async def open_reader(self, name: str) -> FakeReader:
         if self.failures:
             self.failures -= 1
             raise Unavailable("the channel was lost while it was opened")
@@ -55,24 +52,27 @@ class FakeQueue(LeasedQueue):
         return self.opened[-1]
 
 
-async def receive(queue: FakeQueue) -> list[Message]:
+async def receive(queue: LeasedQueue) -> list[Message]:
     return await queue.receive(wait_seconds=0, visibility_seconds=30)
 
 
 async def test_a_report_names_what_was_not_sent_and_what_never_will_be() -> None:
     messages = [Outgoing(body) for body in ("sent", "x" * 11, "later", "sent too")]
-    report = await FakeQueue().send(messages)
+    report = await FakeTransport().queue("q", label="fake").send(messages)
     assert report == SendReport([1, 2], "a message of 11 bytes is over the limit of 10", frozenset({1}))
 
 
 async def test_headers_count_towards_a_messages_size() -> None:
-    report = await FakeQueue().send([Outgoing("ab", {"n": "v"}), Outgoing("abc", {"n": "v"})])
+    report = (
+        await FakeTransport().queue("q", label="fake").send([Outgoing("ab", {"n": "v"}), Outgoing("abc", {"n": "v"})])
+    )
     assert report.failed == [1]
 
 
 async def test_a_reader_that_could_not_be_opened_is_opened_by_the_next_receive() -> None:
-    queue = FakeQueue()
-    queue.failures = 1
+    transport = FakeTransport()
+    transport.failures = 1
+    queue = transport.queue("q", label="fake")
     with pytest.raises(Unavailable):
         await receive(queue)
     (message,) = await receive(queue)
@@ -82,13 +82,14 @@ async def test_a_reader_that_could_not_be_opened_is_opened_by_the_next_receive()
 
 
 async def test_leases_of_a_closed_reader_have_ended_and_another_one_is_opened() -> None:
-    queue = FakeQueue()
+    transport = FakeTransport()
+    queue = transport.queue("q", label="fake")
     (message,) = await receive(queue)
     assert await queue.extend([message], 30) == []
-    queue.opened[0].closed = "the connection was lost"
-    await queue.opened[0].close()
+    transport.opened[0].closed = "the connection was lost"
+    await transport.opened[0].close()
     assert await queue.extend([message], 30) == [message]
     await receive(queue)
-    assert len(queue.opened) == 2
+    assert len(transport.opened) == 2
     await queue.close()
     assert await queue.extend([message], 30) == [message]

@@ -1,18 +1,16 @@
 """A member of a consumer group for asyncio, whose offsets are committed by hand.
 
 All calls are made in one thread of the consumer's own: since confluent-kafka 2.16 a call from another thread waits
-until the one that runs has ended, and a receive may run for long. In the middle of a receive librdkafka reports
-partitions that come and go; the coroutines given for that run on the event loop, and the thread makes their calls.
+until the one that runs has ended. In the middle of a receive librdkafka reports partitions that come and go, and makes
+no other call until that is dealt with.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
@@ -25,24 +23,21 @@ _CALLBACK_SECONDS = 30.0
 _SLICE_SECONDS = 0.01  # a receive lets other calls in after so long
 _REBALANCE_SECONDS = 2.0  # so long a commit waits until all members have their partitions
 _AGAIN_SECONDS = 0.05
+_POSITIONS_SECONDS = 5.0  # until an answer about positions comes
 _LATE = ("ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "FENCED_INSTANCE_ID")
 
 log = get_logger()
 
-Rebalance = Callable[[Sequence[Partition]], Coroutine[Any, Any, None]]
-
-
-async def _nothing(partitions: Sequence[Partition]) -> None:
-    pass
+Callback = Callable[[Sequence[Partition]], Any]
 
 
 class KafkaConsumer:
     """Reads topics as a member of a group. Records of one partition come in their order.
 
     config: as :func:`penstock.brokers.kafka.library.consumer_config` makes it.
-    on_assigned, on_revoked, on_lost: called with partitions that come, that are about to go (positions may still be
-    committed), and that are gone: another member's already, or left by :meth:`close`. They are awaited for at most half
-    a minute, and the group waits with them. They may call every method of the consumer but a receive.
+    on_assigned: called with partitions that come. on_revoked: with those that are about to go; returns the positions to
+    commit before. on_lost: with those that are gone: another member's already, or left by :meth:`close`. All are called
+    on the event loop, while the group waits.
     """
 
     def __init__(
@@ -50,16 +45,16 @@ class KafkaConsumer:
         config: Mapping[str, Any],
         topics: Sequence[str],
         *,
-        on_assigned: Rebalance = _nothing,
-        on_revoked: Rebalance = _nothing,
-        on_lost: Rebalance = _nothing,
+        on_assigned: Callback | None = None,
+        on_revoked: Callable[[Sequence[Partition]], Sequence[Position]] | None = None,
+        on_lost: Callback | None = None,
     ) -> None:
         self._config = config
         self._topics = list(topics)
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
-        self._consumer: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: _CallThread | None = None
+        self._consumer: Any = None  # with loop and thread set by open()
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: ThreadPoolExecutor
         self._receiving = asyncio.Lock()  # a receive lets other calls in, but neither another receive nor the close
         self._failure: str | None = None
         self._ended: set[Partition] = set()
@@ -70,13 +65,13 @@ class KafkaConsumer:
         """Subscribe; the group is joined by the first receives. Raises SettingsError, Unavailable."""
         self._loop = asyncio.get_running_loop()
         self._closing = False
-        self._thread = _CallThread()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kafka-consumer")
         self._consumer = open_client("Consumer", dict(self._config) | {"error_cb": self._erred})
         self._consumer.subscribe(
             self._topics,
-            on_assign=partial(self._report, "assigned", self._on_assigned),
-            on_revoke=self._revoked,
-            on_lost=partial(self._report, "lost", self._on_lost),
+            on_assign=partial(self._report, "assigned"),
+            on_revoke=partial(self._report, "revoked"),
+            on_lost=partial(self._report, "lost"),
         )
 
     async def receive(self, *, max_records: int, wait_seconds: float) -> list[Received]:
@@ -88,9 +83,15 @@ class KafkaConsumer:
             await self.close()
             await self.open()
             self._fatal = False
+        messages: list[Any] = []
+        deadline = monotonic() + wait_seconds
         try:
             async with self._receiving:
-                messages = await self._call(self._take, max_records, wait_seconds)
+                while not messages:
+                    left = max(0.0, deadline - monotonic())
+                    messages = await self._call(self._take, max_records, min(_SLICE_SECONDS, left))
+                    if not left:
+                        break
         except confluent().KafkaException as exc:  # after an error that the library calls fatal
             self._fatal = True
             raise Unavailable(f"Kafka gives no records: {error_text(exc)}") from exc
@@ -110,10 +111,7 @@ class KafkaConsumer:
         return records
 
     def take_ended(self) -> set[Partition]:
-        """Partitions whose end was reached since the last call, all records up to there having been received.
-
-        With the option ``enable.partition.eof`` alone.
-        """
+        """Partitions whose end was received since the last call; with the option ``enable.partition.eof`` alone."""
         ended, self._ended = self._ended, set()
         return ended
 
@@ -123,27 +121,15 @@ class KafkaConsumer:
         Raises Unavailable when the group cannot be reached. What is not committed is read again by the next member
         that has the partition.
         """
-        if not positions:
-            return []
-        module = confluent()
-        offsets = [module.TopicPartition(*position) for position in positions]
         deadline = monotonic() + _REBALANCE_SECONDS
-        while True:
+        while positions:
             try:
-                kept = await self._ask("commit", offsets=offsets, asynchronous=False)
-                break
-            except module.KafkaException as exc:
-                error = exc.args[0]
-                if error.name() in _LATE:
-                    log.info("kafka_commit_late", reason=error_text(error), partitions=len(positions))
-                    return [Partition(position.topic, position.partition) for position in positions]
-                if error.name() != "REBALANCE_IN_PROGRESS" or monotonic() >= deadline:
-                    raise Unavailable(f"Kafka does not keep the positions: {error_text(error)}") from exc
+                return await self._call(self._commit, positions)  # type: ignore[no-any-return]
+            except confluent().KafkaException as exc:
+                if exc.args[0].name() != "REBALANCE_IN_PROGRESS" or monotonic() >= deadline:
+                    raise Unavailable(f"Kafka does not keep the positions: {error_text(exc)}") from exc
             await asyncio.sleep(_AGAIN_SECONDS)
-        failed = [one for one in kept if one.error is not None]
-        for one in failed:
-            log.warning("kafka_commit_failed", topic=one.topic, partition=one.partition, reason=error_text(one.error))
-        return _partitions(failed)
+        return []
 
     async def assignment(self) -> list[Partition]:
         """The partitions that are this member's as far as it knows."""
@@ -162,25 +148,24 @@ class KafkaConsumer:
 
     async def seek(self, position: Position) -> None:
         """Read this partition from here on. Raises Unavailable."""
-        at = confluent().TopicPartition(*position)
-        await self._ask_for(f"Kafka cannot seek to {position}", "seek", at)
+        await self._ask("seek", confluent().TopicPartition(*position), failure=f"Kafka cannot seek to {position}")
 
-    async def bounds(self, partition: Partition, *, seconds: float = 5) -> tuple[int, int]:
+    async def bounds(self, partition: Partition) -> tuple[int, int]:
         """The offsets of the first record and of the one that will be written next. Raises Unavailable."""
-        at = confluent().TopicPartition(*partition)
+        (at,) = _topic_partitions([partition])
         failure = f"Kafka does not say how far {partition} goes"
-        low, high = await self._ask_for(failure, "get_watermark_offsets", at, timeout=seconds)
+        low, high = await self._ask("get_watermark_offsets", at, timeout=_POSITIONS_SECONDS, failure=failure)
         return low, high
 
-    async def committed(self, partitions: Sequence[Partition], *, seconds: float = 5) -> list[Position]:
+    async def committed(self, partitions: Sequence[Partition]) -> list[Position]:
         """The group's positions, of those partitions that have one. Raises Unavailable."""
-        failure = "Kafka does not say the positions of the group"
-        found = await self._ask_for(failure, "committed", _topic_partitions(partitions), timeout=seconds)
+        asked, failure = _topic_partitions(partitions), "Kafka does not say the positions of the group"
+        found = await self._ask("committed", asked, timeout=_POSITIONS_SECONDS, failure=failure)
         return [Position(one.topic, one.partition, one.offset, one.metadata or "") for one in found if one.offset >= 0]
 
     async def close(self) -> None:
         """Leave the group, so that others take over at once. Commit before it: within it nothing is kept any more."""
-        if self._consumer is None or self._thread is None:
+        if self._consumer is None:
             return
         async with self._receiving:
             self._closing = True
@@ -188,119 +173,86 @@ class KafkaConsumer:
                 await self._call(self._consumer.close)
             finally:
                 self._consumer = None
-                self._thread.end()
+                self._thread.shutdown(wait=False)
 
-    def _take(self, max_records: int, wait_seconds: float) -> list[Any]:
-        """The first record as soon as it comes, and with it what has been fetched by then."""
-        assert self._thread is not None  # it is what runs this
-        deadline = monotonic() + wait_seconds
-        while (first := self._consumer.poll(min(_SLICE_SECONDS, max(0.0, deadline - monotonic())))) is None:
-            if monotonic() >= deadline:
-                return []
-            self._thread.serve()
-        return [first, *(self._consumer.consume(max_records - 1, 0) if max_records > 1 else ())]
-
-    async def _ask(self, name: str, *arguments: Any, **named: Any) -> Any:
-        """Call a method of the library's consumer. Raises Unavailable while there is none."""
-        if self._consumer is None:
-            raise Unavailable("Kafka is not asked: this consumer is closed, or being opened again")
-        return await self._call(partial(getattr(self._consumer, name), *arguments, **named))
-
-    async def _ask_for(self, failure: str, name: str, *arguments: Any, **named: Any) -> Any:
-        """As :meth:`_ask`; raises Unavailable, with ``failure``, for errors of the library too."""
+    async def _ask(self, name: str, *arguments: Any, failure: str = "Kafka refuses a call", **named: Any) -> Any:
+        """Call a method of the library's consumer. failure: begins the text of an error. Raises Unavailable."""
         try:
-            return await self._ask(name, *arguments, **named)
+            return await self._call(lambda: getattr(self._consumer, name)(*arguments, **named))
         except confluent().KafkaException as exc:
             raise Unavailable(f"{failure}: {error_text(exc)}") from exc
 
     async def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        assert self._thread is not None  # opened first
-        return await self._thread.call(call, *arguments)
-
-    def _revoked(self, consumer: Any, partitions: Sequence[Any]) -> None:
-        if self._closing:
-            self._report("left", self._on_lost, consumer, partitions)
-        else:
-            self._report("revoked", self._on_revoked, consumer, partitions)
-
-    def _report(self, change: str, callback: Rebalance, _consumer: Any, partitions: Sequence[Any]) -> None:
-        """Runs in the consumer's thread, which goes on making calls: those of the callback, and those it waits for."""
-        if not partitions:
-            return
-        changed = _partitions(partitions)
-        log.info("kafka_partitions", change=change, partitions=",".join(f"{one[0]}/{one[1]}" for one in changed))
-        assert self._loop is not None
-        assert self._thread is not None
-        if callback is _nothing or self._loop.is_closed():
-            return
-        running = asyncio.run_coroutine_threadsafe(callback(changed), self._loop)
-        try:
-            self._thread.serve_until(running, _CALLBACK_SECONDS)
-        except Exception as exc:  # an exception here would end the receive, and with it what it has fetched
-            running.cancel()
-            log.error("kafka_partitions_failed", change=change, error=repr(exc))
-
-    def _erred(self, error: Any) -> None:
-        self._fatal = self._fatal or error.fatal()
-        self._failure = error_text(error)
-        log.warning("kafka_away", client="consumer", reason=self._failure)
-
-
-class _CallThread:
-    """Makes calls in the order in which they come. ``serve`` and ``serve_until`` let others in during a call."""
-
-    def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._ended = False
-        threading.Thread(target=self._run, name="kafka-consumer", daemon=True).start()
-
-    async def call(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """The call's result, or what it raised. A cancelled caller waits for its end: it cannot be broken off."""
-        assert not self._ended
-        future: Future[Any] = Future()
-        self._calls.put((future, partial(call, *arguments)))
-        running = asyncio.wrap_future(future)
+        """Make a call in the thread; a cancelled caller waits for its end. Raises Unavailable for a closed consumer."""
+        if self._consumer is None:
+            raise Unavailable("Kafka is not asked: this consumer is closed, or being opened again")
+        running = self._loop.run_in_executor(self._thread, call, *arguments)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             await asyncio.wait([running])
             raise
 
-    def end(self) -> None:
-        """Let the thread end after the calls that were given to it."""
-        self._ended = True
-        self._calls.put(None)
+    # In the thread
 
-    def serve(self) -> None:
-        """Make the calls that wait. From within a call."""
-        while not self._calls.empty():
-            self._make_next()
+    def _take(self, max_records: int, wait_seconds: float) -> list[Any]:
+        """The first record as soon as it comes, and with it what has been fetched by then."""
+        first = self._consumer.poll(wait_seconds)
+        if first is None:
+            return []
+        return [first, *(self._consumer.consume(max_records - 1, 0) if max_records > 1 else ())]
 
-    def serve_until(self, future: Future[Any], seconds: float) -> Any:
-        """Make calls until the future is done, and return its result. From within a call. Raises TimeoutError."""
-        future.add_done_callback(lambda _future: self._calls.put(None))
-        deadline = monotonic() + seconds
-        while not future.done():
-            try:
-                self._make_next(max(0.0, deadline - monotonic()))
-            except Empty:
-                raise TimeoutError from None
-        return future.result()
-
-    def _run(self) -> None:
-        while not (self._ended and self._calls.empty()):
-            self._make_next()
-
-    def _make_next(self, seconds: float | None = None) -> None:
-        """Wait for a call, and make it. None wakes the thread without one. Raises Empty after so long."""
-        given = self._calls.get(timeout=seconds)
-        if given is None:
-            return
-        future, call = given
+    def _commit(self, positions: Sequence[Position]) -> list[Partition]:
+        """Returns the partitions for which it failed; those that went before the thread came to it are left out."""
+        mine = _partitions(self._consumer.assignment())
+        failed = [one for one in _partitions(positions) if one not in mine]
+        offsets = [confluent().TopicPartition(*one) for one in positions if Partition(one[0], one[1]) in mine]
         try:
-            future.set_result(call())
-        except BaseException as exc:  # whatever it is, it is the caller's
-            future.set_exception(exc)
+            kept = self._consumer.commit(offsets=offsets, asynchronous=False) if offsets else []
+        except confluent().KafkaException as exc:
+            if exc.args[0].name() not in _LATE:
+                raise
+            log.info("kafka_commit_late", reason=error_text(exc), partitions=len(positions))
+            return _partitions(positions)
+        for one in kept:
+            if one.error is not None:
+                reason = error_text(one.error)
+                log.warning("kafka_commit_failed", topic=one.topic, partition=one.partition, reason=reason)
+                failed.append(Partition(one.topic, one.partition))
+        return failed
+
+    def _report(self, change: str, _consumer: Any, given: Sequence[Any]) -> None:
+        """Called by librdkafka, in the middle of a receive or of the close."""
+        partitions = _partitions(given)
+        if not partitions:
+            return
+        if change == "revoked" and self._closing:
+            change = "left"
+        log.info("kafka_partitions", change=change, partitions=",".join(f"{one[0]}/{one[1]}" for one in partitions))
+        if change == "revoked":
+            try:
+                self._commit(self._call_on_loop(change, self._on_revoked, partitions) or ())
+            except confluent().KafkaException as exc:
+                log.warning("kafka_commit_failed", topic=",".join(self._topics), reason=error_text(exc))
+        self._call_on_loop(change, self._on_assigned if change == "assigned" else self._on_lost, partitions)
+
+    def _call_on_loop(self, change: str, callback: Callback | None, partitions: Sequence[Partition]) -> Any:
+        if callback is None or self._loop.is_closed():
+            return None
+
+        async def call() -> Any:
+            return callback(partitions)
+
+        try:
+            return asyncio.run_coroutine_threadsafe(call(), self._loop).result(_CALLBACK_SECONDS)
+        except Exception as exc:  # an exception here would end the receive, and with it what it has fetched
+            log.error("kafka_partitions_failed", change=change, error=repr(exc))
+            return None
+
+    def _erred(self, error: Any) -> None:
+        self._fatal = self._fatal or error.fatal()
+        self._failure = error_text(error)
+        log.warning("kafka_away", client="consumer", reason=self._failure)
 
 
 def _partitions(given: Sequence[Any]) -> list[Partition]:

@@ -9,22 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from penstock.brokers.base import Limits, Message
+from penstock.brokers.kafka import library
 from penstock.brokers.kafka.consumer import received_from
 from penstock.brokers.kafka.group_reader import Write
-from penstock.brokers.kafka.library import (
-    ANSWER_SECONDS,
-    ask,
-    committed_offsets,
-    confluent,
-    consumer_config,
-    open_client,
-    unread_ranges,
-)
 from penstock.brokers.kafka.messages import Received, message_of, receives_of, record_again
 from penstock.brokers.leases import MessageLeases
 from penstock.protocol.errors import Unavailable
@@ -35,50 +26,42 @@ _POLL_SECONDS = 0.25
 
 log = get_logger()
 
-T = TypeVar("T")
-
 
 class DeadLetterReader:
-    """Receives from a dead-letter topic. write: publishes records."""
+    """Receives from a dead-letter topic. write: publishes records. Raises SettingsError."""
 
     closed: str | None = None
 
     def __init__(self, settings: Settings, name: str, write: Write, limits: Limits) -> None:
         # Questions to a broker wait for a fetch that is under way.
-        self._config = consumer_config(settings, name) | {"fetch.wait.max.ms": 100}
+        self._consumer = library.open_client(
+            "Consumer", library.consumer_config(settings, name) | {"fetch.wait.max.ms": 100}
+        )
         self._name = name
+        self._failure = f"Kafka gives no records of {self._name!r}"
         self._write = write
         self._limits = limits
-        self._consumer: Any = None
         self._token = ""  # of the look under way, "" for none
         self._ends: dict[int, int] = {}
         self._next: dict[int, int] = {}
-        self._seen: dict[int, dict[int, Received]] = defaultdict(dict)
-        self._done: dict[int, set[int]] = defaultdict(set)
-        self.leases: MessageLeases[Received] = MessageLeases(self._overdue)
+        self._seen: list[Received] = []
+        self._deleted: set[tuple[int, int]] = set()  # partition and offset
+        self.leases: MessageLeases[Received] = MessageLeases(lambda _: self._end_if_idle())
         self._turn = asyncio.Lock()
-
-    async def open(self) -> None:
-        """Raises SettingsError."""
-        self._consumer = open_client("Consumer", self._config)
 
     async def close(self) -> None:
         self.leases.close()
+        await self._end_if_idle()
         async with self._turn:
-            if self._token:
-                try:
-                    await self._end()
-                except Unavailable as exc:
-                    log.warning("kafka_commit_failed", topic=self._name, reason=str(exc))
             await asyncio.to_thread(self._consumer.close)
 
     async def receive(self, wait_seconds: float, visibility_seconds: float) -> list[Message]:
         """Some that this look has not returned yet; none at the ends. Raises Unavailable."""
         async with self._turn:
             if not self._token:
-                await self._ask(self._begin)
+                await library.ask(self._begin, self._failure)
             messages: list[Message] = []
-            for received in await self._ask(self._take):
+            for received in await library.ask(self._take, self._failure):
                 receipt = f"{self._token}:{received.partition}:{received.offset}"
                 self.leases.add(receipt, received, visibility_seconds)
                 messages.append(message_of(received, receipt, 0))
@@ -86,20 +69,12 @@ class DeadLetterReader:
                 await self._end()
             return messages
 
-    async def delete(self, receipts: Sequence[str]) -> Collection[str]:
-        deleted = self.leases.remove(receipts)
-        for received in deleted.values():
-            self._done[received.partition].add(received.offset)
+    async def settle(self, receipts: Sequence[str], *, delete: bool) -> Collection[str]:
+        settled = self.leases.remove(receipts)
+        if delete:
+            self._deleted |= {(received.partition, received.offset) for received in settled.values()}
         await self._end_if_idle()
-        return deleted.keys()
-
-    async def release(self, receipts: Sequence[str]) -> Collection[str]:
-        released = self.leases.remove(receipts)
-        await self._end_if_idle()
-        return released.keys()
-
-    async def _overdue(self, _: list[Received]) -> None:
-        await self._end_if_idle()
+        return settled.keys()
 
     async def _end_if_idle(self) -> None:
         async with self._turn:
@@ -112,37 +87,34 @@ class DeadLetterReader:
 
     async def _end(self) -> None:
         """Commit behind the deleted records. Those before it that were not deleted are written again."""
-        positions, again = {}, []
-        for partition, done in self._done.items():
-            if done:
-                positions[partition] = max(done) + 1
-                seen = self._seen[partition]
-                again += [seen[offset] for offset in sorted(seen) if offset < max(done) and offset not in done]
+        seen, self._seen = self._seen, []
+        deleted, self._deleted = self._deleted, set()
+        last = dict(sorted(deleted))  # deleted offset of each partition
         self._token = ""
         self._consumer.unassign()
-        self._seen.clear()
-        self._done.clear()
-        if not positions:
+        if not last:
             return
+        again = [
+            one
+            for one in seen
+            if one.offset < last.get(one.partition, 0) and (one.partition, one.offset) not in deleted
+        ]
         outcomes = await self._write([record_again(self._name, one, receives_of(one) + 1) for one in again])
         reason = next((outcome[0] for outcome in outcomes if outcome is not None), None)
         if reason is not None:
             raise Unavailable(f"Kafka does not take what is to stay in {self._name!r}: {reason}")
-        await self._ask(lambda: self._commit(positions))
-
-    async def _ask(self, question: Callable[[], T]) -> T:
-        return await ask(question, f"Kafka gives no records of {self._name!r}")
+        await library.ask(lambda: self._commit(last), self._failure)
 
     # In a thread
 
     def _begin(self) -> None:
-        for number, (start, end) in unread_ranges(self._consumer, self._name).items():
+        for number, (start, end) in library.unread_ranges(self._consumer, self._name).items():
             self._next[number], self._ends[number] = start, end
         self._consumer.assign([self._position(number, offset) for number, offset in self._next.items()])
         self._token = secrets.token_hex(4)
 
     def _position(self, partition: int, offset: int) -> Any:
-        return confluent().TopicPartition(self._name, partition, offset)
+        return library.confluent().TopicPartition(self._name, partition, offset)
 
     def _take(self) -> list[Received]:
         """Those up to the ends, a few at a time."""
@@ -152,24 +124,20 @@ class DeadLetterReader:
             message = self._consumer.poll(0 if some else _POLL_SECONDS)
             if message is None:
                 waited += _POLL_SECONDS
-                if some or waited >= ANSWER_SECONDS:
+                if some or waited >= library.ANSWER_SECONDS:
                     break
                 continue
             if message.error() is not None:
-                raise confluent().KafkaException(message.error())
+                raise library.confluent().KafkaException(message.error())
             received = received_from(message)
             self._next[received.partition] = received.offset + 1
             if received.offset < self._ends[received.partition]:
-                self._seen[received.partition][received.offset] = received
+                self._seen.append(received)
                 some.append(received)
         return some
 
-    def _commit(self, positions: dict[int, int]) -> None:
-        before = committed_offsets(self._consumer, self._name)  # another look may have come further
-        further = [
-            self._position(number, offset)
-            for number, offset in positions.items()
-            if offset > before.get(number, offset)
-        ]
+    def _commit(self, last: dict[int, int]) -> None:
+        before = library.committed_offsets(self._consumer, self._name)  # another look may have come further
+        further = [self._position(number, at + 1) for number, at in last.items() if at >= before.get(number, at + 1)]
         if further:
             self._consumer.commit(offsets=further, asynchronous=False)

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-from penstock.brokers.base import Limits, Message
+from penstock.brokers.base import Limits, Message, Unsent
 from penstock.brokers.kafka.consumer import KafkaConsumer
 from penstock.brokers.kafka.library import consumer_config
 from penstock.brokers.kafka.messages import Partition, Position, Received, Record, message_of, receives_of, record_again
 from penstock.brokers.kafka.offsets import Progress
-from penstock.brokers.leases import MessageLeases, Unsent
+from penstock.brokers.leases import MessageLeases
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import get_logger
 from penstock.runtime.periodic import Pauses, is_set_within
@@ -45,12 +45,6 @@ class _Assigned:
     dirty: bool = False
 
 
-@dataclass(slots=True)
-class _Leased:
-    received: Received
-    receives: int
-
-
 class GroupReader:
     """Receives from one topic. write: publishes records; see :class:`penstock.brokers.kafka.queue.KafkaTransport`."""
 
@@ -62,7 +56,7 @@ class GroupReader:
         self._limits = limits
         self._consumer = KafkaConsumer(
             consumer_config(settings, name), [name],
-            on_assigned=self._assigned, on_revoked=self._revoked, on_lost=self._lost,
+            on_assigned=self._assigned, on_revoked=self._positions, on_lost=self._lost,
         )  # fmt: skip
         self._mine: dict[Partition, _Assigned] = {}
         self._ahead: deque[Received] = deque()
@@ -70,7 +64,7 @@ class GroupReader:
         self._came = asyncio.Event()
         self._paused = False
         self._failure: str | None = None
-        self.leases: MessageLeases[_Leased] = MessageLeases(self._give_back)
+        self.leases: MessageLeases[tuple[Received, int]] = MessageLeases(self._give_back)  # with its deliveries
         self._tasks: list[asyncio.Task[None]] = []
         self._committing = asyncio.Lock()
 
@@ -92,8 +86,6 @@ class GroupReader:
         await self._try_to_commit(list(self._mine))
         self._mine.clear()
         await self._consumer.close()
-
-    # Receiving
 
     async def receive(self, wait_seconds: float, visibility_seconds: float) -> list[Message]:
         """Raises Unavailable."""
@@ -164,38 +156,34 @@ class GroupReader:
                 mine.progress = Progress() if position is None else Progress(position.offset, position.note)
 
     def _lease(self, received: Received, mine: _Assigned, seconds: float, receives: int) -> None:
-        self.leases.add(_receipt(received, mine), _Leased(received, receives), seconds)
+        self.leases.add(_receipt(received, mine), (received, receives), seconds)
 
-    # The end of leases
+    async def settle(self, receipts: Sequence[str], *, delete: bool) -> Collection[str]:
+        settled = self.leases.remove(receipts)
+        if delete:
+            for received, _ in settled.values():
+                self._finish(received)
+        else:
+            await self._give_back(list(settled.values()))
+        return settled.keys()
 
-    async def delete(self, receipts: Sequence[str]) -> Collection[str]:
-        deleted = self.leases.remove(receipts)
-        for leased in deleted.values():
-            self._finish(leased.received)
-        return deleted.keys()
-
-    async def release(self, receipts: Sequence[str]) -> Collection[str]:
-        released = self.leases.remove(receipts)
-        await self._give_back(list(released.values()))
-        return released.keys()
-
-    async def _give_back(self, leased: list[_Leased]) -> None:
+    async def _give_back(self, leased: list[tuple[Received, int]]) -> None:
         """Write them again, or as dead letters; those that cannot be written are leased a while longer."""
-        leased = [one for one in leased if one.received.topic_partition in self._mine]
+        leased = [one for one in leased if one[0].topic_partition in self._mine]
         if not leased:
             return
         dead = self._name + DEAD_LETTER_SUFFIX
         records = [
-            record_again(dead if one.receives >= self._limits.max_receives else self._name, one.received, one.receives)
-            for one in leased
+            record_again(dead if receives >= self._limits.max_receives else self._name, received, receives)
+            for received, receives in leased
         ]
-        for one, outcome in zip(leased, await self._write(records), strict=True):
-            mine = self._mine.get(one.received.topic_partition)
+        for (received, receives), outcome in zip(leased, await self._write(records), strict=True):
+            mine = self._mine.get(received.topic_partition)
             if outcome is None:
-                self._finish(one.received)
+                self._finish(received)
             elif mine is not None:
                 log.warning("message_not_written_again", queue=self._name, reason=outcome[0])
-                self._lease(one.received, mine, _AGAIN_SECONDS, one.receives)
+                self._lease(received, mine, _AGAIN_SECONDS, receives)
 
     def _finish(self, received: Received) -> None:
         mine = self._mine.get(received.topic_partition)
@@ -203,24 +191,27 @@ class GroupReader:
             mine.progress.finish(received.offset)
             mine.dirty = True
 
-    # Committing
-
     async def _commit(self, partitions: Iterable[Partition]) -> list[Partition]:
         """Commit the progress of these; returns those that another member has by now. Raises Unavailable."""
         async with self._committing:
-            positions = {}
-            for partition in partitions:
-                mine = self._mine.get(partition)
-                if mine is not None and mine.progress is not None and mine.progress.position is not None:
-                    mine.dirty = False
-                    positions[partition] = Position(*partition, mine.progress.position, mine.progress.note)
+            positions = self._positions(partitions)
             try:
-                return await self._consumer.commit(list(positions.values()))
+                return await self._consumer.commit(positions)
             except Unavailable:
-                for partition in positions:
-                    if (mine := self._mine.get(partition)) is not None:
+                for topic, number, *_ in positions:
+                    if (mine := self._mine.get(Partition(topic, number))) is not None:
                         mine.dirty = True
                 raise
+
+    def _positions(self, partitions: Iterable[Partition]) -> list[Position]:
+        """What to commit of these."""
+        positions = []
+        for partition in partitions:
+            mine = self._mine.get(partition)
+            if mine is not None and mine.progress is not None and mine.progress.position is not None:
+                mine.dirty = False
+                positions.append(Position(*partition, mine.progress.position, mine.progress.note))
+        return positions
 
     async def _try_to_commit(self, partitions: Iterable[Partition]) -> None:
         try:
@@ -233,13 +224,15 @@ class GroupReader:
             await asyncio.sleep(_COMMIT_SECONDS)
             await self._try_to_commit([partition for partition, mine in self._mine.items() if mine.dirty])
 
-    # Reading ahead
-
     async def _read_ahead(self) -> None:
         pauses = Pauses(0.2, _LONGEST_PAUSE_SECONDS)
         while True:
             try:
-                await self._pause_or_resume()
+                is_full = len(self._ahead) >= _AHEAD_RECORDS or self._ahead_bytes >= _AHEAD_BYTES
+                if is_full != self._paused:
+                    change = self._consumer.pause if is_full else self._consumer.resume
+                    await change([one for one in await self._consumer.assignment() if one in self._mine])
+                    self._paused = is_full
                 # Membership ends without calls, so a full reader goes on calling, of partitions that give nothing.
                 some = await self._consumer.receive(max_records=_AHEAD_RECORDS, wait_seconds=_POLL_SECONDS)
             except Exception as exc:  # of whatever kind: a reader that stands still looks like an empty queue
@@ -256,32 +249,18 @@ class GroupReader:
                 self._failure = None
                 self._came.set()
 
-    async def _pause_or_resume(self) -> None:
-        is_full = len(self._ahead) >= _AHEAD_RECORDS or self._ahead_bytes >= _AHEAD_BYTES
-        if is_full == self._paused:
-            return
-        change = self._consumer.pause if is_full else self._consumer.resume
-        await change([partition for partition in await self._consumer.assignment() if partition in self._mine])
-        self._paused = is_full
-
-    # Partitions that come and go
-
-    async def _assigned(self, partitions: Sequence[Partition]) -> None:
+    def _assigned(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:
             self._mine[partition] = _Assigned()
         self._paused = False  # those that came are not; the next turn sees to it
 
-    async def _revoked(self, partitions: Sequence[Partition]) -> None:
-        await self._try_to_commit(partitions)
-        await self._lost(partitions)
-
-    async def _lost(self, partitions: Sequence[Partition]) -> None:
+    def _lost(self, partitions: Sequence[Partition]) -> None:
         gone = set(partitions)
         for partition in gone:
             self._mine.pop(partition, None)
         self._ahead = deque(received for received in self._ahead if received.topic_partition not in gone)
         self._ahead_bytes = sum(len(received.value or b"") for received in self._ahead)
-        lost = self.leases.drop(lambda leased: leased.received.topic_partition in gone)
+        lost = self.leases.drop(lambda leased: leased[0].topic_partition in gone)
         if lost:
             log.warning("holds_lost", queue=self._name, messages=lost, reason="their partitions went to another member")
 

@@ -16,7 +16,9 @@ ANSWER_SECONDS = 10.0
 # being made, rights that are being given.
 _REFUSALS = ("MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_RECORD", "TOPIC_EXCEPTION", "RECORD_LIST_TOO_LARGE")
 
-_LOGGER = logging.getLogger("librdkafka")  # at warning and above it reaches our log, as the event library_log
+LOGGER = logging.getLogger(
+    "librdkafka"
+)  # of every client; at warning and above it reaches our log, as the event library_log
 
 T = TypeVar("T")
 
@@ -24,7 +26,7 @@ T = TypeVar("T")
 def confluent() -> Any:
     """The module confluent_kafka. Raises SettingsError where it is not installed."""
     try:
-        import confluent_kafka
+        import confluent_kafka.admin
     except ImportError as exc:
         raise SettingsError(
             'confluent-kafka, which everything around Kafka needs, is not installed: pip install "penstock[kafka]"'
@@ -34,26 +36,20 @@ def confluent() -> Any:
 
 def client_config(settings: Settings) -> dict[str, Any]:
     """The options of every client, secrets included: never show them. Raises SettingsError."""
-    config: dict[str, Any] = {
+    sasl, key = settings.kafka_sasl_password, settings.kafka_ssl_key_password
+    config = {
         "bootstrap.servers": settings.require_kafka_brokers,
         "client.id": "penstock",
         "security.protocol": settings.kafka_security_protocol,
-        "logger": _LOGGER,
-    }
-    if settings.kafka_security_protocol.startswith("sasl"):
-        config["sasl.mechanism"] = settings.kafka_sasl_mechanism
-        config["sasl.username"] = settings.kafka_sasl_username
-        assert settings.kafka_sasl_password is not None  # the settings have been checked as a whole
-        config["sasl.password"] = settings.kafka_sasl_password.get_secret_value()
-    files = {
+        "sasl.mechanism": settings.kafka_sasl_mechanism if sasl else None,
+        "sasl.username": settings.kafka_sasl_username if sasl else None,
+        "sasl.password": sasl and sasl.get_secret_value(),
         "ssl.ca.location": settings.kafka_ssl_ca_file,
         "ssl.certificate.location": settings.kafka_ssl_certificate_file,
         "ssl.key.location": settings.kafka_ssl_key_file,
+        "ssl.key.password": key and key.get_secret_value(),
     }
-    config |= {option: name for option, name in files.items() if name is not None}
-    if settings.kafka_ssl_key_password is not None:
-        config["ssl.key.password"] = settings.kafka_ssl_key_password.get_secret_value()
-    return config
+    return {option: value for option, value in config.items() if value is not None}
 
 
 def producer_config(settings: Settings) -> dict[str, Any]:
@@ -84,20 +80,17 @@ def consumer_config(settings: Settings, group_id: str) -> dict[str, Any]:
 def open_client(kind: str, config: Mapping[str, Any]) -> Any:
     """A Producer or a Consumer. Raises SettingsError for options that librdkafka refuses."""
     module = confluent()
-    options = dict(config)
-    logger = options.pop("logger", _LOGGER)
     try:
-        return getattr(module, kind)(options, logger=logger)
+        return getattr(module, kind)(dict(config), logger=LOGGER)
     except (module.KafkaException, ValueError, TypeError) as exc:
         raise SettingsError(f"Kafka cannot be used as the settings PENSTOCK_KAFKA_* say: {error_text(exc)}") from exc
 
 
 async def ask(question: Callable[[], T], failure: str) -> T:
     """Call the library in a thread. failure: begins the error's text. Raises Unavailable."""
-    module = confluent()
     try:
         return await asyncio.to_thread(question)
-    except module.KafkaException as exc:
+    except confluent().KafkaException as exc:
         raise Unavailable(f"{failure}: {error_text(exc)}") from exc
 
 

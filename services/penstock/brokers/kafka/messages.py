@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,10 +47,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The place of a published record (-1 where the broker gave none), or the error.
-
-    refused: the broker, or the client, will never take this record; otherwise trying again may work.
-    """
+    """The place of a published record, -1 where the broker gave none, or the error. refused: a retry is refused too."""
 
     partition: int = -1
     offset: int = -1
@@ -82,64 +80,54 @@ def record_of(topic: str, message: Outgoing) -> Record:
 
 def record_again(topic: str, received: Received, receives: int) -> Record:
     """The record to write instead of one that was received so often."""
-    kept = [(name, value) for name, value in received.headers if name not in _OURS]
-    given = _headers(received)
-    ours: list[tuple[str, bytes | None]] = [
-        (ID_HEADER, message_id(received, given).encode()),
-        (RECEIVES_HEADER, str(receives).encode()),
-    ]
-    sent = _sent_ms(received, given)
-    if sent is not None:
-        ours.append((SENT_HEADER, str(sent).encode()))
-    return Record(topic, received.value, received.key, headers=[*kept, *ours])
+    sent = _sent_ms(received)
+    ours = {ID_HEADER: _message_id(received), RECEIVES_HEADER: str(receives)}
+    ours |= {} if sent is None else {SENT_HEADER: str(sent)}
+    headers = [(name, value) for name, value in received.headers if name not in _OURS]
+    headers += [(name, text.encode()) for name, text in ours.items()]
+    return Record(topic, received.value, received.key, headers=headers)
 
 
 def receives_of(received: Received) -> int:
     """How often the message was received as another record."""
-    return _number(_headers(received).get(RECEIVES_HEADER)) or 0
+    return _number(received, RECEIVES_HEADER) or 0
 
 
 def message_of(received: Received, receipt: str, times_before: int) -> Message:
     """times_before: how often this record was handed out."""
-    headers = _headers(received)
-    sent = _sent_ms(received, headers)
+    sent = _sent_ms(received)
+    attributes = {}
+    for name, value in received.headers:
+        if name not in _OURS:
+            with suppress(UnicodeDecodeError):
+                attributes[name] = (value or b"").decode()
     return Message(
-        id=message_id(received, headers),
+        id=_message_id(received),
         receipt=receipt,
         body=(received.value or b"").decode("utf-8", "surrogateescape"),
-        receive_count=1 + times_before + (_number(headers.get(RECEIVES_HEADER)) or 0),
+        receive_count=1 + times_before + receives_of(received),
         sent_at=None if sent is None else sent / 1000,
-        attributes={name: value for name, value in headers.items() if name not in _OURS},
+        attributes=attributes,
     )
 
 
-def message_id(received: Received, headers: Mapping[str, str]) -> str:
+def _message_id(received: Received) -> str:
     """The id that stays when the message is written again; without one of ours, its first place and time.
 
     A topic that was made again begins at offset 0 too: the time distinguishes its records from those before.
     """
-    given = headers.get(ID_HEADER, "")
+    given = (dict(received.headers).get(ID_HEADER) or b"").decode("ascii", "replace")
     if MESSAGE_ID.fullmatch(given):
         return given
     topic = hashlib.sha256(received.topic.encode()).hexdigest()[:16]
     return f"{topic}-{received.partition}-{received.offset}-{received.timestamp_ms or 0}"
 
 
-def _headers(received: Received) -> dict[str, str]:
-    """Those that are text."""
-    texts = {}
-    for name, value in received.headers:
-        try:
-            texts[name] = (value or b"").decode()
-        except UnicodeDecodeError:
-            continue
-    return texts
-
-
-def _sent_ms(received: Received, headers: Mapping[str, str]) -> int | None:
-    sent = _number(headers.get(SENT_HEADER))
+def _sent_ms(received: Received) -> int | None:
+    sent = _number(received, SENT_HEADER)
     return received.timestamp_ms if sent is None else sent
 
 
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 18 else None
+def _number(received: Received, header: str) -> int | None:
+    digits = dict(received.headers).get(header) or b""
+    return int(digits) if digits.isdigit() and len(digits) < 18 else None

@@ -13,12 +13,12 @@ _MOST_STRETCHES = 16
 
 
 class Progress:
-    """One partition while it is this member's. position: the committed offset, or None. note: the note beside it."""
+    """One partition while it is this member's. position: the offset to commit, None before the first record."""
 
     def __init__(self, position: int | None = None, note: str = "") -> None:
         self._taken: deque[int] = deque()  # handed out or finished, in the order of the partition
         self._finished: set[int] = set()
-        self._position = position
+        self.position = position
         self._next: int | None = None  # behind the last that was handed out
         self._before = _read(note)
 
@@ -26,8 +26,8 @@ class Progress:
         """Count the delivery of a record; returns its deliveries during earlier assignments of the partition."""
         self._taken.append(offset)
         self._next = offset + 1
-        if self._position is None:
-            self._position = offset
+        if self.position is None:
+            self.position = offset
         return next((times for end, times in self._before if offset < end), 0)
 
     def finish(self, offset: int) -> None:
@@ -35,12 +35,7 @@ class Progress:
         while self._taken and self._taken[0] in self._finished:
             done = self._taken.popleft()
             self._finished.discard(done)
-            self._position = done + 1
-
-    @property
-    def position(self) -> int | None:
-        """The offset to commit; None before the first record."""
-        return self._position
+            self.position = done + 1
 
     @property
     def note(self) -> str:
@@ -56,7 +51,7 @@ class Progress:
             stretches.append((end, times))
         if not self._before or reached > self._before[-1][0]:
             stretches.append((reached, 1))
-        position = self._position or 0
+        position = self.position or 0
         left = [(end, times) for end, times in stretches if end > position]
         return ",".join(f"{end}:{times}" for end, times in left[:_MOST_STRETCHES])
 

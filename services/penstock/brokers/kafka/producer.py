@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -47,10 +48,7 @@ class KafkaProducer:
             self._engine = _Engine(self._config)
 
     async def send(self, records: Sequence[Record]) -> list[Delivery]:
-        """Publish, wait for the outcome of each record and return it, in the records' order.
-
-        Raises SettingsError where Kafka cannot be used at all.
-        """
+        """Publish; returns the outcome of each record, in their order. Raises SettingsError, Unavailable."""
         if not records:
             return []
         self.open()
@@ -71,25 +69,25 @@ class _Engine:
         self.broken: str | None = None
         self._loop = asyncio.get_running_loop()
         self._producer = open_client("Producer", dict(config) | {"error_cb": self._erred})
-        self._reported: list[tuple[_Pending, int, Delivery]] = []
-        self._pending: set[_Pending] = set()
+        self._reported: list[tuple[asyncio.Future[Delivery], Delivery]] = []
+        self._pending: set[asyncio.Future[Delivery]] = set()
         self._stopping = threading.Event()
         self._last_seconds = 0.0
         self._thread = threading.Thread(target=self._poll, name="kafka-producer", daemon=True)
         self._thread.start()
 
     async def send(self, records: Sequence[Record]) -> list[Delivery]:
-        pending = _Pending(len(records), self._loop.create_future())
-        self._pending.add(pending)
+        futures: list[asyncio.Future[Delivery]] = [self._loop.create_future() for _ in records]
+        self._pending.update(futures)
         try:
-            for index, record in enumerate(records):
-                while not self._produce(record, partial(self._report, pending, index)):
+            for record, future in zip(records, futures, strict=True):
+                while not self._produce(record, future):
                     await asyncio.sleep(_FULL_PAUSE_SECONDS)  # the queue of librdkafka is full: some must arrive first
                     if self._stopping.is_set():
                         raise Unavailable("the Kafka producer was closed")
-            return await pending.done
+            return [await future for future in futures]
         finally:
-            self._pending.discard(pending)
+            self._pending.difference_update(futures)
 
     def stop(self, seconds: float) -> None:
         """Blocks until all is delivered, or for so long, then ends the thread; the rest is reported as not there."""
@@ -97,53 +95,46 @@ class _Engine:
         self._stopping.set()
         self._thread.join()
 
-    def _produce(self, record: Record, report: Any) -> bool:
+    def _produce(self, record: Record, future: asyncio.Future[Delivery]) -> bool:
         more: dict[str, Any] = {} if record.partition is None else {"partition": record.partition}
         if record.headers:
             more["headers"] = list(record.headers)
         try:
-            self._producer.produce(record.topic, record.value, record.key, on_delivery=report, **more)
+            self._producer.produce(
+                record.topic, record.value, record.key, on_delivery=partial(self._report, future), **more
+            )
         except BufferError:
             return False
         except Exception as exc:  # the client refuses this record at once: its size, the name of its topic
             error = exc.args[0] if exc.args and hasattr(exc.args[0], "name") else None
             refused = is_refusal(error) if error is not None else isinstance(exc, TypeError | ValueError)
-            _settle([(*report.args, Delivery(error=error_text(exc), refused=refused))])
+            future.set_result(Delivery(error=error_text(exc), refused=refused))
         return True
 
-    def _report(self, pending: _Pending, index: int, error: Any, message: Any) -> None:
+    def _report(self, future: asyncio.Future[Delivery], error: Any, message: Any) -> None:
         """Called by librdkafka, within a poll or a flush, so in our thread alone."""
         if error is None:
             delivery = Delivery(message.partition(), message.offset())
         else:
             delivery = Delivery(error=error_text(error), refused=is_refusal(error))
-        self._reported.append((pending, index, delivery))
+        self._reported.append((future, delivery))
 
     def _poll(self) -> None:
-        while self._does(self._producer.poll, _POLL_SECONDS) and not self._stopping.is_set():
-            self._hand_over()
-        self._stopping.set()
-        self._does(self._producer.flush, self._last_seconds)
-        self._producer.purge()
-        self._does(self._producer.flush, 1)
-        self._hand_over()
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._abandon)
-
-    def _does(self, call: Callable[[float], Any], seconds: float) -> bool:
-        """False where the library raises, which it does after an error that it calls fatal."""
         try:
-            call(seconds)
-        except Exception as exc:
+            while not self._stopping.is_set():
+                self._producer.poll(_POLL_SECONDS)
+                self._hand_over()
+            self._producer.flush(self._last_seconds)
+        except Exception as exc:  # the library raises after an error that it calls fatal
             self.broken = self.broken or error_text(exc)
             log.warning("kafka_producer_broken", reason=self.broken)
-            return False
-        return True
-
-    def _abandon(self) -> None:
-        for pending in self._pending:
-            if not pending.done.done():
-                pending.done.set_result(pending.deliveries)
+        self._stopping.set()
+        self._producer.purge()
+        with suppress(Exception):
+            self._producer.flush(1)
+        self._hand_over()
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(lambda: _settle([(future, _UNHEARD_OF) for future in self._pending]))
 
     def _hand_over(self) -> None:
         reported, self._reported = self._reported, []
@@ -156,20 +147,7 @@ class _Engine:
         log.warning("kafka_away", client="producer", reason=error_text(error))
 
 
-class _Pending:
-    """The records of one call, until the last of them is reported."""
-
-    __slots__ = ("deliveries", "done", "left")
-
-    def __init__(self, count: int, done: asyncio.Future[list[Delivery]]) -> None:
-        self.left = count
-        self.deliveries = [_UNHEARD_OF] * count
-        self.done = done
-
-
-def _settle(reported: Sequence[tuple[_Pending, int, Delivery]]) -> None:
-    for pending, index, delivery in reported:
-        pending.deliveries[index] = delivery
-        pending.left -= 1
-        if not pending.left and not pending.done.done():
-            pending.done.set_result(pending.deliveries)
+def _settle(reported: Sequence[tuple[asyncio.Future[Delivery], Delivery]]) -> None:
+    for future, delivery in reported:
+        if not future.done():
+            future.set_result(delivery)

@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from penstock.brokers.base import Limits, Outgoing
+from penstock.brokers.base import Limits, Outgoing, QueueMissing, Unsent
+from penstock.brokers.kafka import library
 from penstock.brokers.kafka.dead_letters import DeadLetterReader
 from penstock.brokers.kafka.group_reader import GroupReader
-from penstock.brokers.kafka.library import confluent, producer_config
 from penstock.brokers.kafka.messages import Record, record_of
 from penstock.brokers.kafka.producer import KafkaProducer
-from penstock.brokers.kafka.topics import Topics
-from penstock.brokers.leases import LeasedQueue, Unsent
+from penstock.brokers.leases import LeasingTransport
 from penstock.protocol.errors import SettingsError, Unavailable
+from penstock.runtime.logs import get_logger
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
 
+_MAKE_SECONDS = 5.0
 LIMITS = Limits(
     max_message_bytes=990_000,  # brokers take a record of 1 MB by default, and ours has headers more
     max_call_bytes=990_000,
@@ -31,50 +34,67 @@ LIMITS = Limits(
     max_wait_seconds=20,
     # Nothing behind a leased record can be committed, and all of it would be delivered again after a crash.
     max_extend_seconds=600,
-    counts_held=True,
     deletes_overdue=True,
     outlives_connection=False,
     makes_queues=True,
 )
 
+log = get_logger()
 
-class KafkaTransport:
+
+class KafkaTransport(LeasingTransport):
     """One producer, and a consumer for each queue that is received from.
 
-    makes_queues: make the missing topics of a queue when it is first used.
-    Raises SettingsError when confluent-kafka is not installed.
+    makes_queues: make missing topics when first used. Raises SettingsError when confluent-kafka is not installed.
     """
 
-    limits = LIMITS
+    broker, sending, header_bytes = "kafka", "produce", 8
 
     def __init__(self, settings: Settings, *, makes_queues: bool = True) -> None:
-        confluent()
+        super().__init__(LIMITS)
+        library.confluent()
         self._url = settings.transport
+        self._failure = f"Kafka at {self._url.shown} is unavailable or rejected the request"
         self.settings = settings.model_copy(update={"kafka_brokers": ",".join(self._url.hosts)})
         # Without it, all that is sent at once is in one partition, and so with one receiver.
-        self._producer = KafkaProducer(producer_config(self.settings) | {"sticky.partitioning.linger.ms": 0})
-        self.topics = Topics(self.settings, self._url.shown, makes=makes_queues)
-        self._queues: list[KafkaQueue] = []
-
-    def queue(self, name: str, *, label: str) -> KafkaQueue:
-        """The queue of that name; its topics are made, or looked up, at the first call."""
-        queue = KafkaQueue(self, name, label)
-        self._queues.append(queue)
-        return queue
+        self._producer = KafkaProducer(library.producer_config(self.settings) | {"sticky.partitioning.linger.ms": 0})
+        self._makes_queues = makes_queues
+        self._known: set[str] = set()
+        self._asking = asyncio.Lock()
+        self._admin: Any = None
+        self._cannot_make = ""  # why, once it was tried
+        self._groups: dict[str, Any] = {}  # consumers that read nothing, by the group that they ask about
 
     async def make_queues(self, names: Mapping[str, str]) -> dict[str, str]:
         for name in names.values():
-            await self.topics.ensure(name, make=True)
+            await self.ensure(name, make=True)
         return {label: f"{self._url.shown}/{name}" for label, name in names.items()}
 
     async def greet(self) -> str:
-        brokers = await self.topics.count_brokers()
-        return f"Kafka at {self._url.shown}, {brokers} brokers"
+        found = await library.ask(self._list_topics, self._failure)
+        return f"Kafka at {self._url.shown}, {len(found.brokers)} brokers"
 
     async def close(self) -> None:
-        await asyncio.gather(*(queue.close() for queue in self._queues))
+        await super().close()
         await self._producer.close()
-        await self.topics.close()
+        groups, self._groups, self._admin = self._groups, {}, None
+        for consumer in groups.values():
+            await asyncio.to_thread(consumer.close)
+
+    async def publish(self, name: str, messages: Sequence[Outgoing]) -> list[Unsent | None]:
+        try:
+            await self.ensure(name)
+        except Unavailable as exc:
+            return [(str(exc), False)] * len(messages)
+        return await self.write([record_of(name, message) for message in messages])
+
+    async def open_reader(self, name: str) -> GroupReader | DeadLetterReader:
+        await self.ensure(name)
+        if name.endswith(DEAD_LETTER_SUFFIX):
+            return DeadLetterReader(self.settings, name, self.write, LIMITS)
+        reader = GroupReader(self.settings, name, self.write, LIMITS)
+        await reader.open()
+        return reader
 
     async def write(self, records: Sequence[Record]) -> list[Unsent | None]:
         """Publish; returns None for each record that the brokers have."""
@@ -84,30 +104,61 @@ class KafkaTransport:
             return [(str(exc), False)] * len(records)
         return [None if found.error is None else (found.error, found.refused) for found in deliveries]
 
+    async def ensure(self, name: str, *, make: bool | None = None) -> None:
+        """Check once that the topics of a queue and of its dead letters exist. Raises QueueMissing, Unavailable."""
+        if name in self._known:
+            return
+        async with self._asking:
+            make = self._makes_queues if make is None else make
+            wanted = [name] if name.endswith(DEAD_LETTER_SUFFIX) else [name + DEAD_LETTER_SUFFIX, name]
+            there = (await library.ask(self._list_topics, self._failure)).topics
+            for topic in wanted:
+                if topic not in there and make:
+                    await library.ask(partial(self._make, topic), self._failure)
+            if name not in there and not make:
+                raise QueueMissing(
+                    f"topic {name!r} does not exist at {self._url.shown}: make it with `penstock create-queues`"
+                )
+            self._known.add(name)
 
-class KafkaQueue(LeasedQueue):
-    """One topic."""
+    async def count_ready(self, name: str) -> int:
+        """Records behind the group's positions, over all partitions."""
+        await self.ensure(name)
 
-    broker, sending, header_bytes = "kafka", "produce", 8
+        def count() -> int:
+            if name not in self._groups:
+                self._groups[name] = library.open_client("Consumer", library.consumer_config(self.settings, name))
+            return sum(max(0, end - start) for start, end in library.unread_ranges(self._groups[name], name).values())
 
-    def __init__(self, transport: KafkaTransport, name: str, label: str) -> None:
-        super().__init__(name, label, LIMITS)
-        self._transport = transport
+        async with self._asking:
+            return await library.ask(count, self._failure)
 
-    async def _publish(self, messages: Sequence[Outgoing]) -> list[Unsent | None]:
-        try:
-            await self._transport.topics.ensure(self._name)
-        except Unavailable as exc:
-            return [(str(exc), False)] * len(messages)
-        return await self._transport.write([record_of(self._name, message) for message in messages])
+    # In a thread
 
-    async def _count_ready(self) -> int:
-        await self._transport.topics.ensure(self._name)
-        return await self._transport.topics.lag(self._name)
+    def _list_topics(self, *only: str) -> Any:
+        """Metadata of the cluster: topics and brokers."""
+        if self._admin is None:
+            config = library.client_config(self.settings)
+            self._admin = library.confluent().admin.AdminClient(config, logger=library.LOGGER)
+        return self._admin.list_topics(*only, timeout=library.ANSWER_SECONDS)
 
-    async def _open_reader(self) -> GroupReader | DeadLetterReader:
-        await self._transport.topics.ensure(self._name)
-        kind = DeadLetterReader if self._name.endswith(DEAD_LETTER_SUFFIX) else GroupReader
-        reader = kind(self._transport.settings, self._name, self._transport.write, self.limits)
-        await reader.open()
-        return reader
+    def _make(self, topic: str) -> None:
+        if not self._cannot_make:
+            partitions, copies = self.settings.kafka_partitions, self.settings.kafka_replication
+            new = library.confluent().admin.NewTopic(topic, num_partitions=partitions, replication_factor=copies)
+            try:
+                self._admin.create_topics([new], request_timeout=_MAKE_SECONDS)[topic].result(2 * _MAKE_SECONDS)
+                log.info("topic_made", topic=topic, partitions=partitions)
+                return
+            except library.confluent().KafkaException as exc:
+                if exc.args and exc.args[0].name() == "TOPIC_ALREADY_EXISTS":
+                    return
+                self._cannot_make = library.error_text(exc)
+            except TimeoutError:
+                self._cannot_make = "no answer"
+        # Brokers may make topics that are asked for, though they do not let us make them.
+        found = self._list_topics(topic).topics[topic]
+        if found.error is not None and found.error.name() != "LEADER_NOT_AVAILABLE":
+            raise QueueMissing(
+                f"topic {topic!r} does not exist at {self._url.shown} and cannot be made: {self._cannot_make}"
+            )

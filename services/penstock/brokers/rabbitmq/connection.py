@@ -1,7 +1,7 @@
 """A connection to RabbitMQ: opened again when it is lost, its calls bounded in time, its errors worded.
 
-Not aio-pika's robust connection: that declares and consumes again on its own, while the delivery tags of the lost
-connection are void, which the owner of a lease has to know.
+aio-pika's robust connection declares and consumes again on its own, but the delivery tags of the lost connection are
+void, which the owner of a lease has to know.
 """
 
 from __future__ import annotations
@@ -13,17 +13,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import aiormq
-from aiormq import spec
-from aiormq.exceptions import (
-    AMQPError,
-    AuthenticationError,
-    ChannelAccessRefused,
-    ChannelInvalidStateError,
-    ChannelNotFoundEntity,
-    ChannelPreconditionFailed,
-    ProbableAuthenticationError,
-    PublishError,
-)
+from aiormq import exceptions, spec
 from pamqp.common import FieldTable
 from yarl import URL
 
@@ -35,7 +25,7 @@ from penstock.runtime.logs import get_logger
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX, BrokerUrl, parse_broker_url
 
 ANSWER_SECONDS = 10.0  # of any call but a wait for messages
-_AWAY = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError, EOFError)
+_AWAY = (exceptions.AMQPError, exceptions.ChannelInvalidStateError, OSError, TimeoutError, EOFError)
 _MOST_PUBLISHERS = 32
 _NO_LIMIT = 1_000_000_000  # deliveries of a dead letter, which is received often; newer brokers have a default
 _REST_SECONDS = 0.5  # after a connection that failed, before the next try
@@ -70,10 +60,8 @@ class Links:
 
     def __init__(self, url: str, *, heartbeat_seconds: int, makes_queues: bool) -> None:
         self.url: BrokerUrl = parse_broker_url(url)
-        given = URL(url)
-        if "heartbeat" not in given.query:
-            given = given.update_query(heartbeat=str(heartbeat_seconds))
-        self._target = given.update_query(name=f"penstock/{__version__}")
+        query = {"heartbeat": str(heartbeat_seconds), **URL(url).query, "name": f"penstock/{__version__}"}
+        self._target = URL(url).with_query(query)
         self._makes_queues = makes_queues
         self._link: Link | None = None
         self._opening = asyncio.Lock()
@@ -87,29 +75,19 @@ class Links:
                 if monotonic() < self._rest_until:
                     raise Unavailable(self._failure)
                 try:
-                    self._link = await self._connect()
-                except Unavailable as exc:
-                    self._failure, self._rest_until = str(exc), monotonic() + _REST_SECONDS
-                    raise
+                    async with asyncio.timeout(ANSWER_SECONDS):
+                        connection = await aiormq.connect(self._target)
+                except _AWAY as exc:
+                    problem = f"cannot be reached: {self.url.scrub(reason_of(exc))}"
+                    if isinstance(exc, exceptions.AuthenticationError | exceptions.ProbableAuthenticationError):
+                        problem = "refuses the user, the password or the virtual host: correct PENSTOCK_TRANSPORT_URL"
+                    self._failure = f"RabbitMQ at {self.url.shown} {problem}"
+                    self._rest_until = monotonic() + _REST_SECONDS
+                    metrics.TRANSPORT_CALLS.labels("amqp", "connect", "", "failed").inc()
+                    raise Unavailable(self._failure) from exc
+                metrics.TRANSPORT_CALLS.labels("amqp", "connect", "", "ok").inc()
+                self._link = Link(connection, self.url, makes_queues=self._makes_queues)
             return self._link
-
-    async def _connect(self) -> Link:
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                connection = await aiormq.connect(self._target)
-        except (AuthenticationError, ProbableAuthenticationError) as exc:
-            metrics.TRANSPORT_CALLS.labels("amqp", "connect", "", "failed").inc()
-            raise Unavailable(
-                f"RabbitMQ at {self.url.shown} refuses the user, the password or the virtual host: "
-                "correct PENSTOCK_TRANSPORT_URL"
-            ) from exc
-        except _AWAY as exc:
-            metrics.TRANSPORT_CALLS.labels("amqp", "connect", "", "failed").inc()
-            raise Unavailable(
-                f"RabbitMQ at {self.url.shown} cannot be reached: {self.url.scrub(reason_of(exc))}"
-            ) from exc
-        metrics.TRANSPORT_CALLS.labels("amqp", "connect", "", "ok").inc()
-        return Link(connection, self.url, makes_queues=self._makes_queues)
 
     async def close(self) -> None:
         link, self._link = self._link, None
@@ -141,22 +119,21 @@ class Link:
 
     async def close(self) -> None:
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await self._connection.close()
-        except _AWAY as exc:
-            log.debug("amqp_close_failed", reason=reason_of(exc))
+            await self.call(self._connection.close(), "the end of the connection")
+        except Unavailable as exc:
+            log.debug("amqp_close_failed", reason=str(exc))
 
     async def call(self, operation: Awaitable[T], what: str = "a call") -> T:
         """Await an operation of the library. Raises Unavailable."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await operation
-        except PublishError as exc:
+        except exceptions.PublishError as exc:
             raise QueueMissing(f"{what} came back from RabbitMQ at {self._url.shown}: no queue takes it") from exc
-        except ChannelNotFoundEntity as exc:
+        except exceptions.ChannelNotFoundEntity as exc:
             raise QueueMissing(self._worded(what, exc)) from exc
         except _AWAY as exc:
-            if isinstance(exc, ChannelPreconditionFailed) and "larger than" in str(exc):
+            if isinstance(exc, exceptions.ChannelPreconditionFailed) and "larger than" in str(exc):
                 raise TooLargeForBroker(f"RabbitMQ refuses a message: {reason_of(exc)}") from exc
             raise Unavailable(self._worded(what, exc)) from exc
         except asyncio.CancelledError as exc:
@@ -172,11 +149,14 @@ class Link:
     async def channel(self, *, prefetch: int, closed: Callable[[str], None]) -> Any:
         """A channel of its owner alone. closed: called with the reason when it is lost. Raises Unavailable."""
         channel = await self.call(self._connection.channel(publisher_confirms=False), "a channel")
-        channel.closing.add_done_callback(lambda done: closed(self._worded("the channel", _why(done))))
+
+        def ended(done: Any) -> None:
+            failure = None if done.cancelled() else done.exception()
+            closed(self._worded("the channel", failure or ConnectionError("it was closed")))
+
+        channel.closing.add_done_callback(ended)
         await self.call(channel.basic_qos(prefetch_count=prefetch), "a prefetch")
         return channel
-
-    # Queues
 
     async def ensure(self, name: str, *, make: bool | None = None) -> None:
         """Check once that the queue exists, with its dead-letter queue. Raises QueueMissing, Unavailable."""
@@ -198,16 +178,15 @@ class Link:
     async def _declare(self, name: str) -> None:
         channel = await self.call(self._connection.channel(publisher_confirms=False), "a channel")
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await channel.queue_declare(name, durable=True, arguments=queue_arguments(name))
-        except (ChannelAccessRefused, ChannelPreconditionFailed) as exc:
+            arguments = queue_arguments(name)
+            await self.call(channel.queue_declare(name, durable=True, arguments=arguments), f"queue {name!r}")
+        except Unavailable as exc:
+            cause = exc.__cause__
+            if not isinstance(cause, exceptions.ChannelAccessRefused | exceptions.ChannelPreconditionFailed):
+                raise
             await self.count(name)  # made by others, in their way
-            log.log(
-                20 if isinstance(exc, ChannelAccessRefused) else 30,
-                "queue_not_declared", queue=name, reason=self._url.scrub(reason_of(exc)),
-            )  # fmt: skip
-        except _AWAY as exc:
-            raise Unavailable(self._worded(f"queue {name!r}", exc)) from exc
+            level = logging.INFO if isinstance(cause, exceptions.ChannelAccessRefused) else logging.WARNING
+            log.log(level, "queue_not_declared", queue=name, reason=self._url.scrub(reason_of(cause)))
         finally:
             await self._close_channel(channel)
 
@@ -227,27 +206,17 @@ class Link:
             ) from exc
         return int(declared.message_count or 0)
 
-    # Publishing
-
     async def publish(
-        self,
-        name: str,
-        body: bytes,
-        properties: spec.Basic.Properties,
-        *,
-        exchange: str = "",
-        mandatory: bool = True,
+        self, name: str, body: bytes, properties: spec.Basic.Properties, *, exchange: str = "", mandatory: bool = True
     ) -> Unavailable | None:
         """Publish to a queue, or by an exchange, and wait for the confirmation; returns why there is none."""
         what = f"queue {name!r}" if not exchange else f"exchange {exchange!r}"
         try:
             channel = await self._publisher(exchange)
-            await self.call(
-                channel.basic_publish(
-                    body, exchange=exchange, routing_key=name, properties=properties, mandatory=mandatory
-                ),
-                f"a message for {what}",
+            published = channel.basic_publish(
+                body, exchange=exchange, routing_key=name, properties=properties, mandatory=mandatory
             )
+            await self.call(published, f"a message for {what}")
         except Unavailable as exc:
             if isinstance(exc, QueueMissing):
                 self.unknown(name)
@@ -261,8 +230,8 @@ class Link:
             if channel is None or channel.is_closed:
                 channel = await self.call(self._connection.channel(publisher_confirms=True), "a channel")
             self._publishing[exchange] = channel
-            idle = next(iter(self._publishing)) if len(self._publishing) > _MOST_PUBLISHERS else None
-            dropped = None if idle is None else self._publishing.pop(idle)
+            is_full = len(self._publishing) > _MOST_PUBLISHERS
+            dropped = self._publishing.pop(next(iter(self._publishing))) if is_full else None
         if dropped is not None:
             await self._close_channel(dropped)
         return channel
@@ -273,11 +242,6 @@ class Link:
                 await self.call(channel.close(), "the end of a channel")
             except Unavailable as exc:
                 log.debug("amqp_close_failed", reason=str(exc))
-
-
-def _why(done: Any) -> BaseException:
-    failure = None if done.cancelled() else done.exception()
-    return failure or ConnectionError("it was closed")
 
 
 def reason_of(exc: BaseException) -> str:

@@ -16,17 +16,19 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from aiormq import spec
 from aiormq.abc import DeliveredMessage
 
-from penstock.brokers.base import MESSAGE_ID, Limits, Message, Outgoing, QueueMissing
-from penstock.brokers.leases import LeasedQueue, MessageLeases, Unsent
+from penstock.brokers.base import MESSAGE_ID, Limits, Message, Outgoing, QueueMissing, Unsent
+from penstock.brokers.leases import LeasingTransport, MessageLeases
 from penstock.brokers.rabbitmq.connection import Link, Links, TooLargeForBroker
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import get_logger
 from penstock.runtime.periodic import is_set_within
+from penstock.settings.model import Settings
 
 DEFAULT_CONSUMER_TIMEOUT_SECONDS = 1800
 LIMITS = Limits(
@@ -48,30 +50,17 @@ _LATE_TAGS = 8  # cancelled consumers whose last deliveries may still come
 log = get_logger()
 
 
-class AmqpTransport:
-    """One connection, made when first used and again when it is lost.
+class AmqpTransport(LeasingTransport):
+    """One connection, made when first used and again when it is lost. makes_queues: missing ones, when first used."""
 
-    heartbeat_seconds: a peer that is silent for twice as long is given up, and its messages are redelivered.
-    consumer_timeout_seconds: as the broker is set. makes_queues: make a missing queue when it is first used.
-    """
+    broker, sending, header_bytes = "amqp", "publish", 6
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        heartbeat_seconds: int = 30,
-        consumer_timeout_seconds: float = DEFAULT_CONSUMER_TIMEOUT_SECONDS,
-        makes_queues: bool = True,
-    ) -> None:
-        self.limits = replace(LIMITS, max_extend_seconds=max(1, int(consumer_timeout_seconds * 0.8)))
-        self._links = Links(url, heartbeat_seconds=heartbeat_seconds, makes_queues=makes_queues)
-        self._queues: list[AmqpQueue] = []
-
-    def queue(self, name: str, *, label: str) -> AmqpQueue:
-        """The queue of that name; it is made, or looked up, at the first call."""
-        queue = AmqpQueue(self._links, name, label, self.limits)
-        self._queues.append(queue)
-        return queue
+    def __init__(self, settings: Settings, *, makes_queues: bool = True) -> None:
+        longest_lease = max(1, int(settings.amqp_consumer_timeout_seconds * 0.8))
+        super().__init__(replace(LIMITS, max_extend_seconds=longest_lease))
+        # The broker gives a silent peer up after two of them, as SQS does after the visibility timeout.
+        heartbeat_seconds = max(1, min(60, settings.visibility_timeout_seconds // 2))
+        self._links = Links(settings.transport.text, heartbeat_seconds=heartbeat_seconds, makes_queues=makes_queues)
 
     async def make_queues(self, names: Mapping[str, str]) -> dict[str, str]:
         link = await self._links.link()
@@ -85,54 +74,48 @@ class AmqpTransport:
         return f"{link.product} at {self._links.url.shown}"
 
     async def close(self) -> None:
-        for queue in self._queues:
-            await queue.close()
+        await super().close()
         await self._links.close()
 
-
-class AmqpQueue(LeasedQueue):
-    """One RabbitMQ queue."""
-
-    broker, sending, header_bytes = "amqp", "publish", 6
-
-    def __init__(self, links: Links, name: str, label: str, limits: Limits) -> None:
-        super().__init__(name, label, limits)
-        self._links = links
-
-    async def _publish(self, messages: Sequence[Outgoing]) -> list[Unsent | None]:
+    async def publish(self, name: str, messages: Sequence[Outgoing]) -> list[Unsent | None]:
         problems: list[Unavailable | None] = []
         for start in range(0, len(messages), _IN_ONE_GO):
             some = messages[start : start + _IN_ONE_GO]
-            outcomes = await self._publish_at_once(some)
+            outcomes = await self._publish_at_once(name, some)
             if any(isinstance(outcome, TooLargeForBroker) for outcome in outcomes):
                 # It has closed the channel, and so failed its neighbours.
-                outcomes = [(await self._publish_at_once([message]))[0] for message in some]
+                outcomes = [(await self._publish_at_once(name, [message]))[0] for message in some]
             problems += outcomes
         return [None if exc is None else (str(exc), isinstance(exc, TooLargeForBroker)) for exc in problems]
 
-    async def _publish_at_once(self, messages: Sequence[Outgoing]) -> list[Unavailable | None]:
+    async def _publish_at_once(self, name: str, messages: Sequence[Outgoing]) -> list[Unavailable | None]:
         try:
-            link = await self._ensured()
+            link = await self._ensured(name)
         except Unavailable as exc:
             return [exc] * len(messages)
-        publishes = [
-            link.publish(self._name, message.body.encode("utf-8", "surrogatepass"), _properties(message))
-            for message in messages
-        ]
+        publishes = []
+        for message in messages:
+            properties = spec.Basic.Properties(
+                content_type="application/json",
+                delivery_mode=2,
+                message_id=secrets.token_hex(16),
+                headers={**message.attributes, SENT_HEADER: round(time.time() * 1000)},
+            )
+            publishes.append(link.publish(name, message.body.encode("utf-8", "surrogatepass"), properties))
         return await asyncio.gather(*publishes)
 
-    async def _count_ready(self) -> int:
-        return await (await self._ensured()).count(self._name)
+    async def count_ready(self, name: str) -> int:
+        return await (await self._ensured(name)).count(name)
 
-    async def _open_reader(self) -> _Reader:
-        reader = _Reader(await self._ensured(), self._name, self.limits.max_call_messages)
+    async def open_reader(self, name: str) -> _Reader:
+        reader = _Reader(await self._ensured(name), name, self.limits.max_call_messages)
         await reader.open()
         return reader
 
-    async def _ensured(self) -> Link:
+    async def _ensured(self, name: str) -> Link:
         """The connection, on which the queue exists. Raises QueueMissing, Unavailable."""
         link = await self._links.link()
-        await link.ensure(self._name)
+        await link.ensure(name)
         return link
 
 
@@ -148,7 +131,7 @@ class _Reader:
         self._channel: Any = None
         self._came: deque[tuple[str, DeliveredMessage]] = deque()
         self._any_came = asyncio.Event()
-        self.leases: MessageLeases[int] = MessageLeases(self._overdue)
+        self.leases: MessageLeases[int] = MessageLeases(partial(self._say, delete=False))
         self._seconds = 30.0
         self._numbers = 0
         self._late: deque[str] = deque()
@@ -210,24 +193,12 @@ class _Reader:
         self._came.append((receipt, delivered))
         self._any_came.set()
 
-    async def delete(self, receipts: Sequence[str]) -> Collection[str]:
-        return await self._settle(receipts, delete=True)
-
-    async def release(self, receipts: Sequence[str]) -> Collection[str]:
-        return await self._settle(receipts, delete=False)
-
-    async def _settle(self, receipts: Sequence[str], *, delete: bool) -> Collection[str]:
+    async def settle(self, receipts: Sequence[str], *, delete: bool) -> Collection[str]:
         tags = self.leases.remove(receipts)
         return tags.keys() if await self._say(list(tags.values()), delete=delete) else ()
 
-    async def _overdue(self, tags: list[int]) -> None:
-        await self._say(tags, delete=False)
-
     async def _say(self, tags: Sequence[int], *, delete: bool) -> bool:
-        """Acknowledge or give back; returns once all is sent, so that closing the connection next loses none.
-
-        The broker answers to neither.
-        """
+        """Acknowledge or give back, without an answer; all is sent then, and closing the connection loses none."""
         if self.closed is not None:
             return False
         method = self._channel.basic_ack if delete else self._channel.basic_nack
@@ -239,10 +210,9 @@ class _Reader:
         return True
 
     def _lost(self, reason: str) -> None:
-        if self.closed is None:
-            if self.leases:
-                log.warning("holds_lost", queue=self._name, messages=len(self.leases), reason=reason)
-            self._end(reason)
+        if self.leases:
+            log.warning("holds_lost", queue=self._name, messages=len(self.leases), reason=reason)
+        self._end(reason)
 
     def _queue_gone(self, _: Any) -> None:
         self._link.unknown(self._name)
@@ -256,14 +226,6 @@ class _Reader:
         self._came.clear()
         self.leases.close()
         self._any_came.set()
-
-
-def _properties(message: Outgoing) -> spec.Basic.Properties:
-    headers: dict[str, Any] = dict(message.attributes)
-    headers[SENT_HEADER] = round(time.time() * 1000)
-    return spec.Basic.Properties(
-        content_type="application/json", delivery_mode=2, message_id=secrets.token_hex(16), headers=headers
-    )
 
 
 def _message(receipt: str, delivered: DeliveredMessage) -> Message:
@@ -281,7 +243,5 @@ def _message(receipt: str, delivered: DeliveredMessage) -> Message:
         body=delivered.body.decode("utf-8", "surrogateescape"),
         receive_count=1 + (returned if isinstance(returned, int) else 0),
         sent_at=sent / 1000 if isinstance(sent, int) else None,
-        attributes={
-            key: value for key, value in headers.items() if isinstance(value, str) and not key.startswith("x-")
-        },
+        attributes={name: text for name, text in headers.items() if isinstance(text, str) and name[:2] != "x-"},
     )

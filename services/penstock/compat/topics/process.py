@@ -63,7 +63,7 @@ class Source(Service):
         self._consumer = KafkaConsumer(
             consumer_config(settings, feed.group) | {"enable.partition.eof": True},
             feed.topics,
-            on_revoked=self._revoked,
+            on_revoked=self._uncommitted,
             on_lost=self._lost,
         )
 
@@ -210,11 +210,13 @@ class Source(Service):
                 state.is_committed = False
             log.info("source_commit_failed", reason=str(exc))  # Postgres has them
 
-    async def _revoked(self, partitions: Sequence[Partition]) -> None:
-        await self._commit(at_once=True)
-        await self._lost(partitions)
+    def _uncommitted(self, partitions: Sequence[Partition]) -> list[Position]:
+        states = self._states
+        return [
+            Position(*one, states[one].next) for one in partitions if one in states and not states[one].is_committed
+        ]
 
-    async def _lost(self, partitions: Sequence[Partition]) -> None:
+    def _lost(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:
             self._states.pop(partition, None)
 
