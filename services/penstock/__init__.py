@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from penstock.worker.handlers.actions import action as action
     from penstock.worker.handlers.batches import Call as Call
     from penstock.worker.handlers.context import Context as Context
+    from penstock.worker.handlers.context import Fail as Fail
+    from penstock.worker.handlers.context import Retry as Retry
     from penstock.worker.handlers.context import TaskCancelled as TaskCancelled
-    from penstock.worker.handlers.outcomes import Fail as Fail
-    from penstock.worker.handlers.outcomes import Retry as Retry
-    from penstock.worker.handlers.outcomes import Wait as Wait
+    from penstock.worker.handlers.context import Wait as Wait
 
 # Where each public name is defined.
 _HOMES = {
@@ -75,8 +75,7 @@ _HOMES = {
     "tasks.transactional": ("enqueue", "enqueue_many", "enqueue_many_sync", "enqueue_sync"),
     "worker.handlers.actions": ("action",),
     "worker.handlers.batches": ("Call",),
-    "worker.handlers.context": ("Context", "TaskCancelled"),
-    "worker.handlers.outcomes": ("Fail", "Retry", "Wait"),
+    "worker.handlers.context": ("Context", "Fail", "Retry", "TaskCancelled", "Wait"),
 }  # fmt: skip
 
 __all__ = [name for names in _HOMES.values() for name in names]

@@ -390,10 +390,10 @@ CALLED = {
 
 @pytest.fixture
 def forgotten_handlers() -> Iterator[None]:
-    before = dict(REGISTRY._handlers)
+    before = dict(REGISTRY)
     yield
-    REGISTRY._handlers.clear()
-    REGISTRY._handlers.update(before)
+    REGISTRY.clear()
+    REGISTRY.update(before)
 
 
 @pytest.mark.parametrize("page", sorted({block.page for block in HERE if sort_of(block) == "run here"}))

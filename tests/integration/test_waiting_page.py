@@ -34,10 +34,10 @@ def blocks(page: str) -> list[tuple[str, str]]:
 @pytest.fixture
 def names() -> Any:
     """What the examples take from their surroundings; the handlers that they register are forgotten afterwards."""
-    before = dict(REGISTRY._handlers)
+    before = dict(REGISTRY)
     yield {}
-    REGISTRY._handlers.clear()
-    REGISTRY._handlers.update(before)
+    REGISTRY.clear()
+    REGISTRY.update(before)
 
 
 async def test_every_example_of_the_waiting_page_is_true(
@@ -80,7 +80,9 @@ async def run_what_is_due(store: Store, settings: Settings) -> None:
         args, kwargs = handler.fit(task.payload.encode())
         returned = handler.function(Context(task.id, task.claim, task.action), *args, **kwargs)
         returned = await returned if handler.is_async else returned
-        text = answer_of(f"{task.id}:{task.claim}", handler, returned, limit_bytes=1000)
+        name = f"{task.id}:{task.claim}"
+        attempt: Any = SimpleNamespace(claim_id=name, claim=(task.id, task.claim), handler=handler, spawned=[])
+        text = answer_of(attempt, returned, limit_bytes=1000)
         async with store.transaction() as session:
             assert (await apply_reports(session, decode_reports(text, batch_limit=10), settings)).waiting == 1
 

@@ -22,7 +22,7 @@ def suggestion(apps: Sequence[str]) -> dict[str, Any] | None:
     """An action of these modules and a payload for it; None where there is none. Raises SettingsError."""
     for app in apps:
         load_app(app)
-    handlers = sorted(REGISTRY, key=lambda handler: handler.batch is not None)
+    handlers = sorted(REGISTRY.values(), key=lambda handler: handler.batch is not None)
     return {"action": handlers[0].name, "payload": _payload(handlers[0])} if handlers else None
 
 

@@ -90,10 +90,7 @@ class Attempt(HandlerCall):
         return self.span
 
     def end_span(self, error: str, answer: str = "") -> str:
-        """End the span; returns the response, with the trace context if it is sampled or the attempt spawned tasks.
-
-        error: the kind of failure; empty for a success.
-        """
+        """End the span; returns the response, with the trace context if it is sampled or the attempt spawned tasks."""
         if self.span is None:
             return answer
         self.span.end(error)
@@ -126,10 +123,9 @@ class Batch(HandlerCall):
 
 
 class OpenBatches:
-    """Batches that accept attempts, one for each handler and time limit.
+    """Batches that are not full and not started, one for each handler and time limit.
 
-    queue: called once with each batch, when it is full or its first attempt has waited for the handler's batching
-    delay. A batch that is not full accepts attempts until it starts.
+    queue: called once with each batch, when it is full or its first attempt has waited for the batching delay.
     """
 
     def __init__(self, queue: Callable[[Batch], None]) -> None:
@@ -175,7 +171,3 @@ class OpenBatches:
         """End every batching delay now."""
         for batch in self.delayed():
             self._end_delay(batch)
-
-    def clear(self) -> None:
-        for batch in list(self._open.values()):
-            self.close(batch)

@@ -1,7 +1,4 @@
-"""Asks the api which running tasks have lost their claim, so that handlers can stop.
-
-In a worker without the api's URL, cancelled tasks run to their end, and their results are ignored.
-"""
+"""Asks the api which running tasks have lost their claim; without it they run to their end, and are ignored then."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ import msgspec
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import get_logger
 from penstock.runtime.periodic import Pauses
+from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
 
 _MAX_CLAIMS = 1000  # that the api takes at once
@@ -37,26 +35,21 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 
 class CancellationPoll:
-    """Polls at an interval for tasks that have run for longer than the interval.
+    """Polls at an interval for attempts that have run for longer, and calls ``lost`` with each lost one.
 
-    url: of the api, or its ``/rpc``. attempts: those without a response. lost: called with each lost attempt.
+    url: of the api, or its ``/rpc``.
     """
 
     def __init__(
-        self,
-        *,
-        url: str,
-        api_key: str | None,
-        poll_seconds: float,
-        attempts: Callable[[], Iterator[Attempt]],
-        lost: Callable[[Attempt], None],
+        self, settings: Settings, url: str, attempts: Callable[[], Iterator[Attempt]], lost: Callable[[Attempt], None]
     ) -> None:
         self._url = url.rstrip("/").removesuffix("/rpc") + "/rpc"
-        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._poll_seconds = poll_seconds
+        key = settings.control_api_key
+        self._headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
+        self._poll_seconds = settings.cancel_poll_seconds
         self._attempts = attempts
         self._lost = lost
-        self._pauses = Pauses(2 * poll_seconds, max(_LONGEST_PAUSE_SECONDS, poll_seconds))
+        self._pauses = Pauses(2 * self._poll_seconds, max(_LONGEST_PAUSE_SECONDS, self._poll_seconds))
         self._retry_seconds = 0.0
 
     async def run(self) -> None:

@@ -1,8 +1,4 @@
-"""Leases of outbound messages that this worker has received and not yet deleted.
-
-A message stays hidden from other workers while any of its tasks runs or waits here, and is deleted when the responses
-to all its tasks are in the results queue.
-"""
+"""Leases of received messages; one is deleted when the responses to all its tasks are in the results queue."""
 
 from __future__ import annotations
 
@@ -88,19 +84,16 @@ class Leases:
         self._leases: dict[str, Lease] = {}
         self._finished: list[Lease] = []
         self._any_finished = asyncio.Event()
-        self._all_deleted = asyncio.Event()
-        self._all_deleted.set()
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self.all_deleted = asyncio.Event()
+        self.all_deleted.set()
+        self.empty = asyncio.Event()
+        self.empty.set()
         metrics.HELD_MESSAGES.set_function(lambda: len(self._leases))
-
-    def __len__(self) -> int:
-        return len(self._leases)
 
     def add(self, message: Message, tasks: int) -> Lease:
         now = monotonic()
         lease = self._leases[message.id] = Lease(message, tasks, now, now + self._visibility_seconds)
-        self._empty.clear()
+        self.empty.clear()
         return lease
 
     def renew(self, message: Message) -> bool:
@@ -120,13 +113,7 @@ class Leases:
         if lease.unanswered == 0:
             self._finished.append(lease)
             self._any_finished.set()
-            self._all_deleted.clear()
-
-    async def wait_deleted(self) -> None:
-        await self._all_deleted.wait()
-
-    async def wait_empty(self) -> None:
-        await self._empty.wait()
+            self.all_deleted.clear()
 
     async def delete_finished(self) -> None:
         """Delete finished messages in batches; a side task."""
@@ -144,7 +131,7 @@ class Leases:
                 self._finished += again
                 self._any_finished.set()
             if not self._finished:
-                self._all_deleted.set()
+                self.all_deleted.set()
 
     async def _delete(self, finished: Sequence[Lease]) -> list[Lease]:
         """Returns the leases to retry. A message given up is redelivered, and the claim fence rejects its responses."""
@@ -228,4 +215,4 @@ class Leases:
         for lease in leases:
             self._leases.pop(lease.message.id, None)
         if not self._leases:
-            self._empty.set()
+            self.empty.set()

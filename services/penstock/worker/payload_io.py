@@ -33,10 +33,7 @@ def needs_opening(params: Any) -> bool:
 
 
 async def open_params(codec: PayloadCodec, attempt: Attempt) -> None:
-    """Replace encrypted or offloaded parameters by the payload itself.
-
-    Raises Refusal: unavailable now, in which case the attempt does not count, or lost.
-    """
+    """Replace encrypted or offloaded parameters by the payload itself. Raises Refusal: lost, or unavailable now."""
     text = bytes(attempt.params).decode()
     try:
         opened = await codec.load(text, payload_aad(attempt.handler.name, attempt.tenant))

@@ -18,14 +18,8 @@ from itertools import chain
 from penstock.brokers.base import Message, Queue
 from penstock.brokers.receiver import Receiver
 from penstock.payloads.codec import PayloadCodec
+from penstock.protocol import message_attributes
 from penstock.protocol.errors import InvalidRequest, RpcError
-from penstock.protocol.message_attributes import (
-    SUSPECT_ATTRIBUTE,
-    TIMEOUT_ATTRIBUTE,
-    CarriedTrace,
-    decode_tenants,
-    decode_traces,
-)
 from penstock.protocol.reports import encode_progress
 from penstock.protocol.requests import ClaimId, Invalid, Request, decode_body, parse_claim_id
 from penstock.runtime.logs import get_logger
@@ -73,17 +67,6 @@ class Worker(Service):
             progress=self._progress,
         )  # fmt: skip
         self._starting = asyncio.Lock()
-        self._watchdog = Watchdog(self._runner.action_of)
-        self._cancellation_poll: CancellationPoll | None = None
-        if settings.control_url is not None:
-            key = settings.control_api_key
-            self._cancellation_poll = CancellationPoll(
-                url=settings.control_url,
-                api_key=key.get_secret_value() if key else None,
-                poll_seconds=settings.cancel_poll_seconds,
-                attempts=self._runner.attempts,
-                lost=self._runner.lose,
-            )
         self._stopping = False
         self._releasing: asyncio.Task[None] | None = None
         self.idle_seconds = 0.0 if settings.receive_wait_seconds else 0.1
@@ -93,15 +76,19 @@ class Worker(Service):
         await self._results.depth()
 
     def side_tasks(self) -> Mapping[str, SideTask]:
-        polling = {} if self._cancellation_poll is None else {"poll for lost claims": self._cancellation_poll.run}
-        return polling | {
+        tasks: dict[str, SideTask] = {
             "send responses": self._sender.run,
             "delete messages": self._leases.delete_finished,
             "extend visibility": self._leases.extend_unfinished,
             "heartbeat": self._heartbeat,
             "watch threads": self._watch_threads,
-            "watch loop": self._watchdog.run,
+            "watch loop": Watchdog(self._runner.action_of).run,
         }
+        url = self._settings.control_url
+        if url is not None:
+            poll = CancellationPoll(self._settings, url, self._runner.attempts, self._runner.lose)
+            tasks["poll for lost claims"] = poll.run
+        return tasks
 
     async def run_once(self) -> int:
         """Receive once, when there is room, and start the tasks; returns the number of messages."""
@@ -119,7 +106,8 @@ class Worker(Service):
             attempts = self._take(message)
             if not attempts:
                 continue
-            if message.receive_count >= _SUSPECT_DELIVERIES or SUSPECT_ATTRIBUTE in message.attributes:
+            is_marked = message_attributes.SUSPECT_ATTRIBUTE in message.attributes
+            if is_marked or message.receive_count >= _SUSPECT_DELIVERIES:
                 suspects.append(attempts)
             elif message.receive_count > 1:
                 announced += attempts
@@ -153,9 +141,8 @@ class Worker(Service):
 
     async def settle(self) -> None:
         """Wait until every response is in the results queue and every message deleted."""
-        await self._runner.wait_empty()
-        await self._sender.wait_empty()
-        await self._leases.wait_empty()
+        await self._wait_clear()
+        await self._leases.empty.wait()
 
     async def _wait_clear(self) -> None:
         await self._runner.wait_empty()
@@ -163,7 +150,7 @@ class Worker(Service):
 
     async def _wait_saved(self) -> None:
         await self._sender.wait_empty()
-        await self._leases.wait_deleted()
+        await self._leases.all_deleted.wait()
 
     # Receiving
 
@@ -182,16 +169,16 @@ class Worker(Service):
             log.error("message_unreadable", message_id=message.id, reason=exc.message)
             return []
         try:
-            tenants = decode_tenants(message.attributes, tasks)
+            tenants = message_attributes.decode_tenants(message.attributes, tasks)
         except ValueError as exc:
             # A handler must never run a task for the wrong tenant.
             log.error("message_unreadable", message_id=message.id, reason=f"its tenants: {exc}")
             return []
         lease = self._leases.add(message, len(tasks))
         limit = _limit_seconds(message)
-        traces: Mapping[int, CarriedTrace] = {}
+        traces: Mapping[int, message_attributes.CarriedTrace] = {}
         if message.attributes and active.active() is not None:
-            traces = decode_traces(message.attributes, tasks)
+            traces = message_attributes.decode_traces(message.attributes, tasks)
         attempts = []
         for entry, (claim_id, claim) in named:
             if isinstance(entry, Invalid) or claim is None:
@@ -260,7 +247,7 @@ class Worker(Service):
 
     async def _watch_threads(self) -> None:
         """End the process when every thread is stuck, to be restarted; a side task."""
-        await self._threads.wait_exhausted()
+        await self._threads.exhausted.wait()
         raise RuntimeError(
             f"all {self._threads.size} threads are stuck in handlers that ran over their time; "
             "give those handlers time limits of their own (of sockets, locks, queries)"
@@ -272,10 +259,7 @@ class Worker(Service):
         """Stop receiving, and release messages that have not started."""
         self._stopping = True
         self._receiver.stop()
-        untouched = self._runner.take_back()
-        self._releasing = asyncio.get_running_loop().create_task(
-            self._leases.release(untouched), name="release messages"
-        )
+        self._releasing = asyncio.create_task(self._leases.release(self._runner.take_back()), name="release messages")
         self._runner.changed.set()
 
     async def drain(self, seconds: float) -> None:
@@ -326,7 +310,7 @@ def _claim_of(entry: Request | Invalid) -> tuple[str, ClaimId | None]:
 
 def _limit_seconds(message: Message) -> float | None:
     """The time limit in a message's attributes; None: the settings'."""
-    given = message.attributes.get(TIMEOUT_ATTRIBUTE)
+    given = message.attributes.get(message_attributes.TIMEOUT_ATTRIBUTE)
     if given is None:
         return None
     try:

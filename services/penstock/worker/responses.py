@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import traceback
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -20,10 +20,12 @@ from penstock.protocol.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEO
 from penstock.protocol.json_text import MAX_DEPTH, escape_for_sqs, json_depth
 from penstock.protocol.jsonable import dumps, foreign
 from penstock.protocol.reports import encode_error, encode_packed_result, encode_result, encode_wait
-from penstock.protocol.requests import Invalid, Request, parse_claim_id
+from penstock.protocol.requests import Invalid, Request
+from penstock.protocol.spelling import nearest
 from penstock.protocol.task import BUILT_IN_ACTIONS
+from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.actions import Handler, Registry
-from penstock.worker.handlers.outcomes import Fail, Retry, Wait
+from penstock.worker.handlers.context import Fail, Retry, Wait
 
 TEXT_LIMIT_BYTES = 2048  # of a message, as JSON
 TRACEBACK_LIMIT_BYTES = 8192  # of a traceback, as JSON; its end is kept
@@ -55,10 +57,7 @@ decode_answer = msgspec.json.Decoder(_Answer).decode
 
 
 class Refusal(Exception):
-    """The worker itself rejects an attempt, such as for parameters that do not fit.
-
-    attempts: of the task, at most; None leaves it to the action and the task.
-    """
+    """The worker itself fails an attempt, such as for parameters that do not fit. attempts: of the task, at most."""
 
     is_final = False
 
@@ -88,28 +87,17 @@ class Problem(NamedTuple):
     is_asked: bool = False
 
 
-def answer_of(
-    claim_id: str,
-    handler: Handler,
-    result: Any,
-    *,
-    limit_bytes: int,
-    compress_bytes: int | None = None,
-    spawned: Sequence[str] = (),
-) -> str:
-    """The response of a handler that returned: a result, packed where it is over ``compress_bytes``, or a wait.
-
-    spawned: tasks that come with it, as JSON text. Raises Refusal.
-    """
+def answer_of(attempt: Attempt, result: Any, *, limit_bytes: int, compress_bytes: int | None = None) -> str:
+    """The response of a handler that returned: a result, packed over ``compress_bytes``, or a wait. Raises Refusal."""
+    claim_id, spawned = attempt.claim_id, attempt.spawned
     if type(result) is Wait:
         if spawned:
             problem = "ctx.spawn() goes with a result, and a task that waits has none: do one of the two"
             raise Unfit("BadResult", problem)
-        if parse_claim_id(claim_id) != result.attempt:
+        if attempt.claim != result.attempt:
             raise Unfit("BadResult", "the wait was made by the context of another attempt; return your own ctx.wait()")
-        return encode_wait(
-            claim_id, result.token, timeout=result.timeout, on_timeout=result.on_timeout, hints=_hints(handler)
-        )
+        hints = _hints(attempt.handler)
+        return encode_wait(claim_id, result.token, timeout=result.timeout, on_timeout=result.on_timeout, hints=hints)
     if spawned:
         size = sum(map(len, spawned)) + len(spawned) + 1  # it is ASCII
         if size > limit_bytes:
@@ -154,17 +142,6 @@ def _encoded(result: Any) -> str:
     return text if text.isascii() else escape_for_sqs(text)  # here, where it still counts towards the limit
 
 
-def one_for_each(returned: Any, tasks: int) -> Sequence[Any]:
-    """What a batched handler returned, one item per task. Raises Unfit for anything else."""
-    if not isinstance(returned, list | tuple):
-        problem = f"a batched handler returns a list with one answer for each task, not a {type(returned).__name__}"
-    elif len(returned) != tasks:
-        problem = f"the handler returned {len(returned)} answers to {tasks} tasks: it is unknown which is whose"
-    else:
-        return returned
-    raise Unfit("BadBatch", problem)
-
-
 def failure_answer(
     claim_id: str, handler: Handler | None, exc: BaseException, errors: dict[int, Error] | None = None
 ) -> tuple[str, Problem]:
@@ -189,7 +166,7 @@ def _error_of(handler: Handler | None, exc: BaseException) -> Error:
     message, hints = text_of(exc), _hints(handler)
     if isinstance(exc, Refusal):
         if exc.attempts is not None:
-            hints["max_attempts"] = min(exc.attempts, hints.get("max_attempts", exc.attempts))
+            hints["max_attempts"] = min(exc.attempts, hints.get("max_attempts") or exc.attempts)
         final = {"final": True} if exc.is_final else {}
         return exc.code, message, {"type": exc.kind, "message": message, **exc.data, **final, **hints}
     kind = cut(type(exc).__name__, 200)
@@ -212,7 +189,7 @@ def timed_out(ran_seconds: float, limit_seconds: float, where: str | None) -> Re
 
 def unknown_action(action: str, registry: Registry, attempts: int | None = None) -> Refusal:
     """The failure of a task without a handler. attempts: of the task, at most."""
-    near = registry.nearest(action[:_ACTION_SHOWN_CHARS])
+    near = nearest(action[:_ACTION_SHOWN_CHARS], registry)
     message = f"this worker has no handler for action {cut(action[:_ACTION_SHOWN_CHARS])!r}"
     if action in BUILT_IN_ACTIONS:
         message += "; it is built in, and run by workers whose PENSTOCK_DELIVERIES names it"
@@ -240,19 +217,16 @@ def refused_answer(answer: str, size: int) -> str:
     message = f"the answer is {size} bytes, more than the results queue is set to take (its MaximumMessageSize)"
     decoded = decode_answer(answer)
     final = not bytes(decoded.error)  # the handler has done its work
-    data = {"type": "BadResult", "message": message, "size": size, "final": final}
     claim_id = decoded.id if decoded.params is None else decoded.params.id
-    return encode_error(claim_id, TOO_LARGE, message, data)
+    refusal = Refusal("BadResult", message, code=TOO_LARGE, data={"size": size, "final": final})
+    return failure_answer(claim_id, None, refusal)[0]
 
 
 def _hints(handler: Handler | None) -> dict[str, Any]:
     """What the action's registration says about retries."""
-    hints: dict[str, Any] = {}
-    if handler is not None and handler.max_attempts is not None:
-        hints["max_attempts"] = handler.max_attempts
-    if handler is not None and handler.backoff is not None:
-        hints["backoff"] = asdict(handler.backoff)
-    return hints
+    if handler is None:
+        return {}
+    return {"max_attempts": handler.max_attempts, "backoff": handler.backoff and asdict(handler.backoff)}
 
 
 def text_of(exc: BaseException) -> str:

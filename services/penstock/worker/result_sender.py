@@ -77,8 +77,7 @@ class Timings:
 class ResultSender:
     """Sends at once under little load, and in batches with a growing delay under much.
 
-    sent: called with the lease of each response that has reached the queue. timings: sent with the responses.
-    worker: the name in every message's attributes.
+    sent: called with the lease of each response that has reached the queue.
     """
 
     def __init__(self, queue: Queue, *, sent: Callable[[Lease], None], timings: Timings, worker: str) -> None:

@@ -41,10 +41,7 @@ Answer = tuple[str, responses.Problem | None]
 
 
 class Runner:
-    """Runs attempts, at most ``worker_concurrency`` calls at once, plain functions in free threads.
-
-    answer: called once with each attempt and its response. progress: called with each report of a handler.
-    """
+    """Runs attempts, at most ``worker_concurrency`` calls at once, and calls ``answer`` once with each."""
 
     def __init__(
         self,
@@ -235,9 +232,7 @@ class Runner:
                 unit.span.raised(exc)
             error = type(exc).__name__
             errors: dict[int, responses.Error] = {}
-            answers = [
-                responses.failure_answer(attempt.claim_id, unit.handler, exc, errors) for attempt in unit.attempts
-            ]
+            answers = [self._answer_to(attempt, exc, errors) for attempt in unit.attempts]
         if isinstance(unit, Batch) and unit.span is not None:
             unit.span.end(error)
         if unit.overdue:
@@ -258,7 +253,7 @@ class Runner:
             result = await handler.function(context, *args, **kwargs)
         else:
             result = await self._in_thread(attempt, partial(handler.function, context, *args, **kwargs))
-        return ((self._answer_of(attempt.claim_id, handler, result, spawned=attempt.spawned), None),)
+        return ((self._answer_of(attempt, result), None),)
 
     async def _run_batch(self, batch: Batch) -> Sequence[Answer]:
         handler = batch.handler
@@ -282,10 +277,16 @@ class Runner:
         else:
             returned = await self._in_thread(batch, partial(handler.function, calls))
         errors: dict[int, responses.Error] = {}
-        outcomes = responses.one_for_each(returned, len(batch.attempts))
+        if not isinstance(returned, list | tuple):
+            problem = "a batched handler returns a list with one answer for each task, not a "
+            raise responses.Unfit("BadBatch", problem + type(returned).__name__)
+        count = len(batch.attempts)
+        if len(returned) != count:
+            problem = f"the handler returned {len(returned)} answers to {count} tasks: it is unknown which is whose"
+            raise responses.Unfit("BadBatch", problem)
         return [
             ("", None) if attempt.answered else self._answer_to(attempt, outcome, errors)
-            for attempt, outcome in zip(batch.attempts, outcomes, strict=True)
+            for attempt, outcome in zip(batch.attempts, returned, strict=True)
         ]
 
     async def _open(self, attempt: Attempt) -> None:
@@ -303,7 +304,7 @@ class Runner:
         """The response to an outcome in a batch: a result, or an exception."""
         if not isinstance(outcome, BaseException):
             try:
-                return self._answer_of(attempt.claim_id, attempt.handler, outcome, spawned=attempt.spawned), None
+                return self._answer_of(attempt, outcome), None
             except responses.Refusal as exc:
                 outcome = exc
         return responses.failure_answer(attempt.claim_id, attempt.handler, outcome, errors)
@@ -469,9 +470,9 @@ class Runner:
         """Cancel running calls, wait so long for their clean-up; returns the number of attempts without a response."""
         self._may_start = False
         unanswered = sum(1 for _ in self.attempts())
+        self._open_batches.flush()
         self._waiting.clear()
         self._waiting_for_thread.clear()
-        self._open_batches.clear()
         tasks = [unit.task for unit in self._running if unit.task is not None]
         for unit in self._running:
             unit.cut = True
@@ -484,7 +485,7 @@ class Runner:
         return unanswered
 
     def close(self) -> None:
-        self._open_batches.clear()
+        self._may_start = False
         if self._alarm is not None:
             self._alarm.cancel()
         metrics.RUNNING.set_function(lambda: 0)

@@ -48,7 +48,7 @@ class Threads:
     """At most ``size`` calls at once. All methods are for the event loop's thread.
 
     A call that is left behind gives its place to a new thread, as long as no more than ``size`` are left; after that
-    each keeps its place permanently, and with none remaining :meth:`wait_exhausted` returns.
+    each keeps its place permanently, and ``exhausted`` is set when none remains.
     """
 
     def __init__(self, size: int) -> None:
@@ -57,7 +57,7 @@ class Threads:
         self._busy = 0
         self._idle_threads = 0
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
-        self._exhausted = asyncio.Event()
+        self.exhausted = asyncio.Event()
 
     @property
     def has_room(self) -> bool:
@@ -71,10 +71,7 @@ class Threads:
         self._busy -= 1
 
     def start(self, function: Callable[[], Any]) -> Call:
-        """Run a function in the reserved place, and in the caller's context.
-
-        Raises RuntimeError when the system has no thread left; the place stays reserved then.
-        """
+        """Run a function in the reserved place and the caller's context. Raises RuntimeError if no thread can start."""
         loop = asyncio.get_running_loop()
         call = Call(partial(contextvars.copy_context().run, function), loop.create_future())
         if self._idle_threads:
@@ -91,11 +88,7 @@ class Threads:
         if self.left <= self.size:
             self.release()
         elif self.left >= 2 * self.size:
-            self._exhausted.set()
-
-    async def wait_exhausted(self) -> None:
-        """Until every possible thread is stuck in a call that was left behind."""
-        await self._exhausted.wait()
+            self.exhausted.set()
 
     def close(self) -> None:
         """Let idle threads end; busy ones end with the process."""

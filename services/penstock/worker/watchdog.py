@@ -19,6 +19,7 @@ from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 
 _BLOCKED_AFTER_SECONDS = 1.0
+_INTERVAL_SECONDS = _BLOCKED_AFTER_SECONDS / 4
 _STACK_ENTRIES = 12
 _MOST_ACTIONS = 1000  # remembered as logged
 
@@ -28,19 +29,11 @@ log = get_logger()
 class Watchdog:
     """Counts the time for which the loop is blocked, and logs each action's first block, while it lasts.
 
-    action_of: the action that a task of the loop runs, None when it runs none; called from a thread.
-    blocked_after_seconds: shorter blocks are ignored.
+    action_of: called from a thread.
     """
 
-    def __init__(
-        self,
-        action_of: Callable[[asyncio.Task[Any]], str | None],
-        *,
-        blocked_after_seconds: float = _BLOCKED_AFTER_SECONDS,
-    ) -> None:
+    def __init__(self, action_of: Callable[[asyncio.Task[Any]], str | None]) -> None:
         self._action_of = action_of
-        self._blocked_after_seconds = blocked_after_seconds
-        self._interval_seconds = blocked_after_seconds / 4
         self._turned_at = 0.0
         self._logged: set[str | None] = set()
 
@@ -52,7 +45,7 @@ class Watchdog:
         threading.Thread(target=self._watch, args=(*watched, ended), name="watchdog", daemon=True).start()
         try:
             while True:
-                await asyncio.sleep(self._interval_seconds)
+                await asyncio.sleep(_INTERVAL_SECONDS)
                 self._turned_at = time.monotonic()
         finally:
             ended.set()
@@ -60,16 +53,16 @@ class Watchdog:
     def _watch(self, loop: asyncio.AbstractEventLoop, thread_id: int, ended: threading.Event) -> None:
         looked_at, used = time.monotonic(), time.process_time()
         counted_until = looked_at
-        while not ended.wait(self._interval_seconds):
+        while not ended.wait(_INTERVAL_SECONDS):
             now, now_used = time.monotonic(), time.process_time()
             gap, gap_used = now - looked_at, now_used - used
             looked_at, used = now, now_used
-            if gap > 2 * self._interval_seconds and gap_used < gap / 2:
+            if gap > 2 * _INTERVAL_SECONDS and gap_used < gap / 2:
                 # The whole process was suspended or got no CPU time, this thread included.
                 self._turned_at = counted_until = now
                 continue
             turned_at = self._turned_at
-            if now - turned_at < self._blocked_after_seconds:
+            if now - turned_at < _BLOCKED_AFTER_SECONDS:
                 continue
             metrics.LOOP_BLOCKED_SECONDS.inc(now - max(turned_at, counted_until))
             counted_until = now

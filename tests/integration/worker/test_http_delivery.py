@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import os
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 import trustme
+from aiohttp.abc import AbstractResolver, ResolveResult
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +35,27 @@ from tests.integration.http_servers import Request, answer, serving
 
 Ask = Callable[..., Awaitable[Any]]
 LOOPBACK = {"http_allow": "127.0.0.0/8,localhost"}
+
+
+class Names(AbstractResolver):
+    """Resolves names as a test says."""
+
+    def __init__(self, addresses_of: Callable[[str], Sequence[str]]) -> None:
+        self._addresses_of = addresses_of
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        return [
+            ResolveResult(
+                hostname=host, host=address, port=port, family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=socket.IPPROTO_TCP, flags=int(socket.AI_NUMERICHOST),
+            )
+            for address in self._addresses_of(host)
+        ]  # fmt: skip
+
+    async def close(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -385,10 +408,10 @@ async def test_a_redirect_to_what_cannot_be_requested_ends_it(ask: Ask, location
     ],
 )  # fmt: skip
 async def test_a_redirect_inwards_is_refused_at_each_hop(target: str) -> None:
-    async def resolve(host: str, port: int) -> Sequence[str]:
+    def resolve(host: str) -> Sequence[str]:
         return ["127.0.0.1"] if host == "public.test" else ["127.0.0.2"]
 
-    client = HttpClient(load_settings(http_allow="public.test"), resolve)
+    client = HttpClient(load_settings(http_allow="public.test"), Names(resolve))
 
     def answered(request: Request) -> bytes:
         return answer(302, Location="/next") if request.target == "/" else answer(307, Location=target)
@@ -421,7 +444,7 @@ async def test_a_name_that_leads_elsewhere_at_the_next_look_up_gains_nothing() -
     answers = itertools.chain([["93.184.215.14"]], itertools.repeat(["127.0.0.1"]))
     looked_up: list[str] = []
 
-    async def resolve(host: str, port: int) -> Sequence[str]:
+    def resolve(host: str) -> Sequence[str]:
         looked_up.append(host)
         return next(answers)
 
@@ -434,7 +457,7 @@ async def test_a_name_that_leads_elsewhere_at_the_next_look_up_gains_nothing() -
             made.close()
             raise OSError("no route in a test")
 
-    client = Watched(load_settings(http_allow=""), resolve)
+    client = Watched(load_settings(http_allow=""), Names(resolve))
     async with serving([answer()]) as server:
         url = f"http://rebind.test:{server.port}/"
         with pytest.raises(NotDelivered):
@@ -451,7 +474,7 @@ async def test_a_name_that_leads_elsewhere_at_the_next_look_up_gains_nothing() -
 async def test_of_several_addresses_only_public_ones_are_connected_to() -> None:
     connected: list[str] = []
 
-    async def resolve(host: str, port: int) -> Sequence[str]:
+    def resolve(host: str) -> Sequence[str]:
         return ["10.0.0.1", "93.184.215.14", "127.0.0.1", "::1"]
 
     class Watched(HttpClient):
@@ -459,7 +482,7 @@ async def test_of_several_addresses_only_public_ones_are_connected_to() -> None:
             connected.append(str(info[4][0]))
             raise OSError("no route in a test")
 
-    client = Watched(load_settings(http_allow=""), resolve)
+    client = Watched(load_settings(http_allow=""), Names(resolve))
     with pytest.raises(NotDelivered):
         await client.request("GET", "http://mixed.test/")
     await client.close()
@@ -485,12 +508,12 @@ async def test_tls_is_checked_by_the_name_though_the_address_was_connected_to(tm
     names: list[str | None] = []
     context.sni_callback = lambda _, name, __: names.append(name)
 
-    async def resolve(host: str, port: int) -> Sequence[str]:
+    def resolve(host: str) -> Sequence[str]:
         return ["127.0.0.1"]
 
     allowed = "hooks.test,other.test"
-    client = HttpClient(load_settings(http_allow=allowed, http_ca_file=str(ca_file)), resolve)
-    stranger = HttpClient(load_settings(http_allow=allowed), resolve)
+    client = HttpClient(load_settings(http_allow=allowed, http_ca_file=str(ca_file)), Names(resolve))
+    stranger = HttpClient(load_settings(http_allow=allowed), Names(resolve))
     try:
         async with serving([answer(200, b"hello")], context=context) as server:
             reply = await client.request("GET", f"https://hooks.test:{server.port}/")

@@ -36,8 +36,7 @@ from penstock.runtime.logs import TaskLogFilter
 from penstock.settings.model import Settings
 from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.batches import Call
-from penstock.worker.handlers.context import Context
-from penstock.worker.handlers.outcomes import Fail, Retry
+from penstock.worker.handlers.context import Context, Fail, Retry
 from penstock.worker.process import Worker
 
 PATIENCE_SECONDS = 30

@@ -17,8 +17,7 @@ from penstock.protocol.requests import encode_call
 from penstock.protocol.wait_tokens import claim_of_token
 from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.batches import Call
-from penstock.worker.handlers.context import Context
-from penstock.worker.handlers.outcomes import Fail, Retry
+from penstock.worker.handlers.context import Context, Fail, Retry
 from tests.integration.worker import test_worker
 from tests.integration.worker.test_worker import PATIENCE_SECONDS, Bench, eventually, running, take
 
@@ -227,6 +226,21 @@ async def test_a_call_over_its_time_is_stopped_and_all_its_tasks_answered(
         assert kinds(await bench.outcomes(3)) == dict.fromkeys((1, 2, 3), "TaskTimeout")
     finally:
         ended.set()
+
+
+async def test_a_call_over_its_time_whose_tasks_were_all_answered_leaves_its_slot(
+    bench: Bench, registry: Registry
+) -> None:
+    async def act(calls: list[Call[Item]]) -> list[Any]:
+        for call in calls:
+            call.answer(call.params.n)
+        await asyncio.sleep(3600)
+        return []
+
+    action("act", batch=2, timeout=0.2, registry=registry)(act)
+    await bench.send(*calls_of("act", 1, 2))
+    await asyncio.wait_for(bench.work(), PATIENCE_SECONDS)
+    assert kinds(await bench.outcomes(2)) == {1: 1, 2: 2}
 
 
 async def test_tasks_of_different_time_limits_do_not_share_a_call(bench: Bench, registry: Registry) -> None:

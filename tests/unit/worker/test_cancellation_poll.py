@@ -17,6 +17,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from penstock.protocol.requests import ClaimId, parse_claim_id
+from penstock.settings.loading import load_settings
 from penstock.worker.cancellation_poll import CancellationPoll
 from penstock.worker.handlers.context import Cancellation, Context, TaskCancelled
 
@@ -45,15 +46,15 @@ def attempt(claim_id: str, ran_seconds: float) -> Any:
 
 
 @asynccontextmanager
-async def asking(api: Api, attempts: list[Any], **more: Any) -> AsyncIterator[tuple[Any, list[Any]]]:
+async def asking(api: Api, attempts: list[Any]) -> AsyncIterator[tuple[Any, list[Any]]]:
     """A function that asks once, and what was found lost."""
     app = web.Application()
     app.router.add_post("/rpc", api.answer)
     server = TestServer(app)
     await server.start_server()
     lost: list[Any] = []
-    given: dict[str, Any] = {"url": str(server.make_url("/")), "api_key": "secret", "poll_seconds": 5.0} | more
-    control = CancellationPoll(attempts=lambda: iter(attempts), lost=lost.append, **given)
+    settings = load_settings(control_api_key="secret", cancel_poll_seconds=5.0)
+    control = CancellationPoll(settings, str(server.make_url("/")), lambda: iter(attempts), lost.append)
     try:
         async with aiohttp.ClientSession(headers=control._headers) as http:
             yield lambda: control.poll_once(http), lost
@@ -124,13 +125,9 @@ async def test_an_api_that_does_not_answer_costs_one_line_until_it_is_back(
 
 
 async def test_an_api_that_cannot_be_reached_is_asked_ever_more_seldom() -> None:
-    control = CancellationPoll(
-        url="http://127.0.0.1:1/rpc",
-        api_key=None,
-        poll_seconds=5.0,
-        attempts=lambda: iter([attempt("1:1", 9)]),
-        lost=lambda attempt: None,
-    )
+    settings = load_settings(cancel_poll_seconds=5.0)
+    running = [attempt("1:1", 9)]
+    control = CancellationPoll(settings, "http://127.0.0.1:1/rpc", lambda: iter(running), lambda lost: None)
     assert 4.5 <= control._pause_seconds() <= 5.5
     async with aiohttp.ClientSession() as http:
         for _ in range(4):

@@ -20,8 +20,8 @@ from penstock.protocol.errors import InvalidParams, SettingsError
 from penstock.protocol.retry import Backoff
 from penstock.worker.handlers.actions import Handler, Registry, action, load_app
 from penstock.worker.handlers.batches import Call
-from penstock.worker.handlers.context import Context
-from penstock.worker.handlers.outcomes import Fail, Retry
+from penstock.worker.handlers.context import Context, Fail, Retry
+from penstock.worker.responses import unknown_action
 
 if TYPE_CHECKING:
     from decimal import Decimal as OnlyForCheckers
@@ -78,7 +78,7 @@ def test_options_are_kept_with_the_action(registry: Registry) -> None:
     handler = registry.get("resize")
     assert handler is not None
     assert (handler.max_attempts, handler.timeout, handler.backoff) == (3, 2.5, backoff)
-    assert [each.name for each in registry] == ["resize"]
+    assert list(registry) == ["resize"]
 
 
 def test_second_function_of_a_name_is_refused_and_both_are_named(registry: Registry) -> None:
@@ -162,8 +162,8 @@ def test_object_with_an_async_call_is_async() -> None:
 
 def test_nearest_name_is_found_and_a_stranger_is_not(registry: Registry) -> None:
     action("export", registry=registry)(lambda ctx: None)
-    assert registry.nearest("exprot") == "export"
-    assert registry.nearest("zzz") is None
+    assert "the nearest it has is 'export'" in str(unknown_action("exprot", registry))
+    assert "nearest" not in str(unknown_action("zzz", registry))
 
 
 # Parameters

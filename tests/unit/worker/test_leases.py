@@ -63,7 +63,7 @@ async def test_a_message_held_for_as_long_as_can_be_is_let_go_and_its_tasks_go_o
         assert leases.unfinished() == [lease]
         leases.answered(lease)
         leases.answered(lease)
-        await until(lambda: len(leases) == 0)
+        await until(leases.empty.is_set)
     finally:
         for task in tasks:
             task.cancel()

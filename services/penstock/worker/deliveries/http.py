@@ -7,7 +7,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from fnmatch import fnmatchcase
@@ -46,12 +46,11 @@ def add_to(deliveries: Deliveries) -> None:
 
 
 class Requests:
-    """The handler. clock: epoch seconds."""
+    """The handler."""
 
-    def __init__(self, client: HttpClient, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, client: HttpClient, settings: Settings) -> None:
         self._client = client
         self._settings = settings
-        self._clock = clock
 
     async def request(
         self,
@@ -73,10 +72,7 @@ class Requests:
         keep_headers: list[str] | None = None,
         keep_bytes: int | None = None,
     ) -> dict[str, Any]:
-        """Make the request; its answer is the result. docs/deliveries.md describes the parameters.
-
-        Raises Undeliverable for invalid parameters and a final answer, NotDelivered for one that may change.
-        """
+        """Make the request; its answer is the result. docs/deliveries.md describes the parameters."""
         if timeout is not None and not 0 < timeout <= 3600:
             raise Undeliverable(f"timeout must be above 0 and at most 3600 seconds, not {timeout!r}")
         largest = self._settings.http_response_limit_bytes
@@ -121,7 +117,7 @@ class Requests:
             # Not final: workers get a new secret one after the other.
             known = ", ".join(sorted(self._settings.signing_secrets)) or "none"
             raise NotDelivered(f"there is no secret {name[:100]!r} in {PREFIX}HTTP_SIGNING_SECRETS; there is {known}")
-        given = signature_headers(secrets, message_id=key, timestamp=int(self._clock()), body=content)
+        given = signature_headers(secrets, message_id=key, timestamp=int(time.time()), body=content)
         taken = names & {header.lower() for header in given}
         if taken:
             raise Undeliverable(f"the header {min(taken)} is the signature's: leave it out, or leave out sign")
@@ -136,16 +132,13 @@ class Requests:
             text += f": {reply.body[:_SHOWN_CHARS].decode('utf-8', 'replace')}"
         if reply.status in final:
             raise Undeliverable(text)
-        raise NotDelivered(text, self._pause_seconds(reply))
-
-    def _pause_seconds(self, reply: Response) -> float | None:
-        """The pause of Retry-After, and a little more so that not all come at once; None without one."""
-        asked = retry_after_seconds(reply.headers, now=self._clock())
-        if asked is None:
-            return None
-        longest = self._settings.retry_cap_seconds
-        shortest = min(self._settings.retry_base_seconds, longest)
-        return min(max(asked, shortest) * random.uniform(1, 1 + self._settings.retry_jitter), longest)
+        pause = retry_after_seconds(reply.headers, now=time.time())
+        if pause is not None:
+            longest = self._settings.retry_cap_seconds
+            shortest = min(self._settings.retry_base_seconds, longest)
+            # A little more, so that not all come at once.
+            pause = min(max(pause, shortest) * random.uniform(1, 1 + self._settings.retry_jitter), longest)
+        raise NotDelivered(text, pause)
 
     def _result(self, reply: Response, limit_bytes: int, keep_headers: Sequence[str] | None) -> dict[str, Any]:
         names = DEFAULT_KEPT_HEADERS if keep_headers is None else keep_headers[:_MAX_KEPT_HEADERS]
@@ -157,13 +150,8 @@ class Requests:
         room = self._settings.result_limit_bytes - _ENVELOPE_BYTES - len(json.dumps(kept))
         is_whole = reply.is_whole and len(reply.body) <= limit_bytes
         shown, fits = _shown_body(reply.body[:limit_bytes], is_whole, max(0, room))
-        result = {
-            "status": reply.status,
-            "url": reply.url,
-            "headers": kept,
-            **shown,
-            "truncated": not (is_whole and fits),
-        }
+        is_cut = not (is_whole and fits)
+        result = {"status": reply.status, "url": reply.url, "headers": kept, **shown, "truncated": is_cut}
         if reply.redirects:
             result["redirects"] = reply.redirects
         return result
@@ -196,10 +184,7 @@ def statuses(name: str, given: Statuses) -> frozenset[int]:
 
 
 def retry_after_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
-    """Seconds of an answer's Retry-After, None without a valid one.
-
-    A date is counted from the answer's own Date, where it has one: the two clocks need not agree.
-    """
+    """Seconds of an answer's Retry-After, None without a valid one; a date is counted from the answer's own Date."""
     text = headers.get("Retry-After", "").strip()
     if re.fullmatch(r"[0-9]{1,9}", text):
         return float(text)

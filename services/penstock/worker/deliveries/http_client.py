@@ -13,12 +13,12 @@ import random
 import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import aiohttp  # the SQS client has loaded it already
 from aiohttp.abc import AbstractResolver, ResolveResult
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict
 from yarl import URL
 
 from penstock.protocol.version import __version__
@@ -51,9 +51,6 @@ _TRUSTED_KEPT = 10_000
 
 log = get_logger()
 
-# Host and port to addresses; getaddrinfo unless a test says otherwise. Raises OSError.
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-
 
 class AddressRefused(Undeliverable):
     """The host is, or leads to, an address that is not public."""
@@ -67,7 +64,7 @@ class Response:
     """
 
     status: int
-    headers: CIMultiDictProxy[str]
+    headers: CIMultiDict[str]
     body: bytes
     is_whole: bool
     url: str
@@ -77,10 +74,10 @@ class Response:
 class HttpClient:
     """Makes requests to addresses that the settings allow; ``http_max_connections`` are open at once, to all hosts."""
 
-    def __init__(self, settings: Settings, resolve: Resolve | None = None) -> None:
+    def __init__(self, settings: Settings, resolver: AbstractResolver | None = None) -> None:
         self._settings = settings
         self._policy = AddressPolicy(settings.http_allow)
-        self._resolver = _Resolver(self._policy, resolve or _getaddrinfo)
+        self._resolver = _Resolver(self._policy, resolver)
         self._session: aiohttp.ClientSession | None = None
 
     async def request(
@@ -118,7 +115,10 @@ class HttpClient:
         followed = 0
         while True:
             async with await self._send(method, url, headers, body) as reply:
-                answered = _readable(reply.headers)
+                # The library hides bytes other than UTF-8 in half surrogate pairs, which JSON cannot hold.
+                answered: CIMultiDict[str] = CIMultiDict()
+                for name, value in reply.headers.items():
+                    answered.add(name, value.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
                 location = answered.get("Location")
                 if redirects == 0 or location is None or reply.status not in _REDIRECTS:
                     try:
@@ -210,36 +210,31 @@ class HttpClient:
 class _Resolver(AbstractResolver):
     """Resolves names to addresses that may be reached. trusted: refused addresses of hosts that are allowed by name."""
 
-    def __init__(self, policy: AddressPolicy, resolve: Resolve) -> None:
+    def __init__(self, policy: AddressPolicy, names: AbstractResolver | None) -> None:
         self._policy = policy
-        self._resolve = resolve
+        self._names = names
         self.trusted: set[str] = set()
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         """Raises AddressRefused when no address is allowed, OSError when there is none."""
-        found = list(dict.fromkeys(await self._resolve(host, port)))
-        refusals = {address: self._policy.refusal(address) for address in found}
+        found = await (self._names or aiohttp.ThreadedResolver()).resolve(host, port, family)
+        if not found:
+            raise OSError(f"{host} has no address")
+        refusals = {one["host"]: self._policy.refusal(one["host"]) for one in found}
         if self._policy.trusts(host):
             if len(self.trusted) > _TRUSTED_KEPT:
                 self.trusted.clear()  # names of a domain may come and go; those in use are looked up again
             self.trusted.update(address for address, kind in refusals.items() if kind is not None)
-            usable = found
         else:
-            usable = [address for address in found if refusals[address] is None]
-        if not usable:
-            if not found:
-                raise OSError(f"{host} has no address")
-            raise _refused(host, found[0], refusals[found[0]] or "refused")
-        random.shuffle(usable)
-        return [
-            ResolveResult(
-                hostname=host, host=address, port=port, family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-                proto=socket.IPPROTO_TCP, flags=int(socket.AI_NUMERICHOST | socket.AI_NUMERICSERV),
-            )
-            for address in usable
-        ]  # fmt: skip
+            usable = [one for one in found if refusals[one["host"]] is None]
+            if not usable:
+                address = found[0]["host"]
+                raise _refused(host, address, refusals[address] or "refused")
+            found = usable
+        random.shuffle(found)
+        return found
 
     async def close(self) -> None:
         pass
@@ -252,13 +247,6 @@ def _refused(host: str, address: str, kind: str) -> AddressRefused:
     return AddressRefused(
         f"{what}, so it is not requested; an operator allows it by {PREFIX}HTTP_ALLOW, by host or network"
     )
-
-
-async def _getaddrinfo(host: str, port: int) -> Sequence[str]:
-    infos = await asyncio.get_running_loop().getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
-    )
-    return [str(info[4][0]) for info in infos]
 
 
 def read_url(text: str) -> URL:
@@ -309,12 +297,6 @@ def _headers(given: Mapping[str, str]) -> CIMultiDict[str]:
             raise Undeliverable(f"the header {name} is given twice, in two ways of writing it")
         headers[name] = value
     return headers
-
-
-def _readable(headers: CIMultiDictProxy[str]) -> CIMultiDictProxy[str]:
-    """Headers as valid UTF-8: the library hides other bytes in half surrogate pairs, which JSON cannot hold."""
-    valid = ((n, v.encode("utf-8", "surrogateescape").decode("utf-8", "replace")) for n, v in headers.items())
-    return CIMultiDictProxy(CIMultiDict(valid))
 
 
 def shown(url: URL) -> str:

@@ -7,7 +7,7 @@ them published together, and those of ``then`` once the brokers have all of the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -53,12 +53,11 @@ def add_to(deliveries: Deliveries) -> None:
 
 
 class Publisher:
-    """The handler. clock: epoch seconds, for the metric of ``due_at``."""
+    """The handler."""
 
-    def __init__(self, producer: KafkaProducer, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, producer: KafkaProducer, settings: Settings) -> None:
         self._producer = producer
         self._settings = settings
-        self._clock = clock
 
     async def publish(
         self,
@@ -78,11 +77,7 @@ class Publisher:
         records: list[RecordParams] | None = None,
         then: list[RecordParams] | None = None,
     ) -> dict[str, Any]:
-        """Publish one record, or those of ``records`` in their order, and then those of ``then``.
-
-        Returns the place of each. Raises Undeliverable for records that Kafka never accepts, NotDelivered for those
-        that it may accept later; everything is published again then.
-        """
+        """Publish one record, or those of ``records`` in order, then those of ``then``; returns the place of each."""
         if (topic is None) == (records is None):
             raise Undeliverable("a task of kafka.publish has either a topic, or records: give one of them")
         wanted = records or []
@@ -95,7 +90,7 @@ class Publisher:
         last = [record_of(one, self._settings) for one in then or ()]  # before anything is published: it may be wrong
         first = [record_of(one, self._settings) for one in wanted]
         places = await self._send(first)
-        due = [self._clock() - one.due_at / 1000 for one in wanted if one.due_at is not None]
+        due = [time.time() - one.due_at / 1000 for one in wanted if one.due_at is not None]
         if due:
             metrics.PUBLISH_LATENESS_SECONDS.observe_many([max(0.0, seconds) for seconds in due])
         places += await self._send(last)
@@ -107,15 +102,14 @@ class Publisher:
 
     async def _send(self, records: Sequence[Record]) -> list[Delivery]:
         deliveries = await self._producer.send(records)
-        failed = [(place, one) for place, one in enumerate(deliveries) if one.error is not None]
-        refused = [(place, one) for place, one in failed if one.refused]
+        failed = [(record, one) for record, one in zip(records, deliveries, strict=True) if one.error is not None]
+        refused = [(record, one) for record, one in failed if one.refused]
         metrics.KAFKA_PUBLISHED.labels("published").inc(len(deliveries) - len(failed))
         if not failed:
             return deliveries
         metrics.KAFKA_PUBLISHED.labels("refused").inc(len(refused))
         metrics.KAFKA_PUBLISHED.labels("failed").inc(len(failed) - len(refused))
-        place, delivery = (refused or failed)[0]
-        record = records[place]
+        record, delivery = (refused or failed)[0]
         size = len(record.value or b"") + len(record.key or b"")
         text = (
             f"{len(failed)} of {len(records)} records were not published; the first, for the topic {record.topic}, "
@@ -136,12 +130,6 @@ def record_of(params: RecordParams, settings: Settings) -> Record:
     both = params.headers.keys() & params.headers_base64.keys()
     if both:
         raise Undeliverable(f"header {min(both)!r} stands in headers and in headers_base64: give it once")
-    headers = [(name, value.encode()) for name, value in params.headers.items()]
-    key = params.key_base64 if params.key is None else params.key.encode()
-    return Record(params.topic, _value_of(params), key, [*headers, *params.headers_base64.items()], params.partition)
-
-
-def _value_of(params: RecordParams) -> bytes | None:
     is_given = {
         "value": params.value is not msgspec.UNSET,
         "value_base64": params.value_base64 is not None,
@@ -153,8 +141,9 @@ def _value_of(params: RecordParams) -> bytes | None:
             f"a record has one of value, value_base64 and json; this one has {' and '.join(given) or 'none'} "
             '(a tombstone is "value": null)'
         )
-    if params.value_base64 is not None:
-        return params.value_base64
+    value = params.value.encode() if isinstance(params.value, str) else params.value_base64
     if params.json is not msgspec.UNSET:
-        return msgspec.json.encode(params.json)
-    return params.value.encode() if isinstance(params.value, str) else None
+        value = msgspec.json.encode(params.json)
+    headers = [(name, text.encode()) for name, text in params.headers.items()]
+    key = params.key_base64 if params.key is None else params.key.encode()
+    return Record(params.topic, value, key, [*headers, *params.headers_base64.items()], params.partition)

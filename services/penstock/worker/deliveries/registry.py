@@ -25,10 +25,9 @@ log = get_logger()
 
 
 class Deliveries:
-    """The deliveries of one worker: those that PENSTOCK_DELIVERIES names, registered when this is made.
+    """The deliveries of one worker: those that PENSTOCK_DELIVERIES names, added to the registry when this is made.
 
-    registry: gets their handlers. modules: of actions of other packages, by action.
-    Raises SettingsError for an unknown name, a missing library, and an action that is taken.
+    modules: of actions of other packages, by action. Raises SettingsError.
     """
 
     def __init__(self, settings: Settings, registry: Registry, modules: Mapping[str, str] | None = None) -> None:

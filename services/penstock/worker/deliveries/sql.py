@@ -56,11 +56,7 @@ class Statements:
         self._opening = asyncio.Lock()
 
     async def execute(self, ctx: Context, /, *, statement: str, parameters: list[Any] | None = None) -> dict[str, Any]:
-        """Run the statement of that name; returns its ``status`` and, where it returns rows, ``rows``.
-
-        Raises Undeliverable for a name that is not allowed and for parameters that the statement refuses, NotDelivered
-        for what may pass: an unavailable database, a lock, a statement that took too long.
-        """
+        """Run the statement of that name; returns its rows, or else its status."""
         named = self._statements.get(statement)
         if named is None:
             raise Undeliverable(

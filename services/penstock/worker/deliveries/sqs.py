@@ -63,12 +63,9 @@ class _Entry:
 
     position: int
     queue: str
+    group: str | None
     arguments: dict[str, Any]
     size: int
-
-    @property
-    def group(self) -> str | None:
-        return self.arguments.get("MessageGroupId")
 
 
 class Sender:
@@ -125,10 +122,13 @@ class Sender:
             arguments["MessageDeduplicationId"] = _id("deduplication_id", given)
         elif sending.deduplication_id is not None:
             raise Undeliverable(f"deduplication_id is for FIFO queues, and {sending.queue} is none")
-        size = utf8_size(body) + sum(_attribute_size(name, value) for name, value in attributes.items())
+        size = utf8_size(body)
+        for name, value in attributes.items():
+            content = value.get("BinaryValue") or value["StringValue"].encode()
+            size += utf8_size(name) + len(value["DataType"]) + len(content)
         if size > LIMITS.max_message_bytes:
             raise Undeliverable(f"the message is {size} bytes; SQS takes {LIMITS.max_message_bytes}")
-        return _Entry(position, queue, arguments, size)
+        return _Entry(position, queue, sending.group_id, arguments, size)
 
     async def _send_to(self, queue: str, entries: Sequence[_Entry], outcomes: list[Outcome]) -> None:
         try:
@@ -144,11 +144,11 @@ class Sender:
 
         async def run(batch: Sequence[_Entry]) -> None:
             async with room:
-                going = [entry for entry in batch if entry.group not in held]
                 for entry in batch:
                     if entry.group in held:
                         reason = f"an earlier message of group {entry.group!r} was not sent"
                         outcomes[entry.position] = NotDelivered(reason)
+                going = [entry for entry in batch if entry.group not in held]
                 if going:
                     await self._call(queue, url, going, outcomes)
                 if is_fifo:
@@ -239,11 +239,6 @@ def _attribute(name: str, value: Any) -> dict[str, Any]:
     raise Undeliverable(
         f'the attribute {name} is {json.dumps(value)[:100]}: take a text, a number, or bytes as {{"base64": ...}}'
     )
-
-
-def _attribute_size(name: str, value: Mapping[str, Any]) -> int:
-    content = value.get("BinaryValue") or value["StringValue"].encode()
-    return utf8_size(name) + len(value["DataType"]) + len(content)
 
 
 def _id(field: str, value: str) -> str:

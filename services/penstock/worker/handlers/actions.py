@@ -7,7 +7,7 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
@@ -15,7 +15,6 @@ import msgspec
 
 from penstock.protocol.errors import SettingsError
 from penstock.protocol.retry import Backoff
-from penstock.protocol.spelling import nearest
 from penstock.protocol.task import ACTION_MAX_CHARS, MAX_ATTEMPTS_LIMIT
 from penstock.runtime.logs import get_logger
 from penstock.worker.handlers.batches import DEFAULT_LINGER_SECONDS, MAX_BATCH, MAX_LINGER_SECONDS, batch_fit
@@ -51,7 +50,13 @@ class Handler:
 
     def __post_init__(self, linger: float | None) -> None:
         name, function, batch = self.name, self.function, self.batch
-        _check_name(name)
+        if not isinstance(name, str) or not name:
+            raise SettingsError(f"an action's name must be text, not {name!r}")
+        if len(name) > ACTION_MAX_CHARS:
+            problem = f"a name has at most {ACTION_MAX_CHARS} characters, not {len(name)}"
+            raise SettingsError(f"action {name[:40]!r}...: {problem}")
+        if name.startswith("rpc."):
+            raise SettingsError(f"action {name!r}: names that begin with rpc. belong to JSON-RPC; take another")
         if batch is None and linger is not None:
             raise SettingsError(f"action {name!r}: linger goes with batch, how many tasks one call takes")
         if batch is not None and not (type(batch) is int and 1 <= batch <= MAX_BATCH):
@@ -71,45 +76,19 @@ class Handler:
         self.fit = Parameters(name, function, Context).fit if batch is None else batch_fit(name, function)
 
 
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not name:
-        raise SettingsError(f"an action's name must be text, not {name!r}")
-    if len(name) > ACTION_MAX_CHARS:
-        raise SettingsError(
-            f"action {name[:40]!r}...: a name has at most {ACTION_MAX_CHARS} characters, not {len(name)}"
-        )
-    if name.startswith("rpc."):
-        raise SettingsError(f"action {name!r}: names that begin with rpc. belong to JSON-RPC; take another")
-
-
-class Registry:
+class Registry(dict[str, Handler]):
     """Handlers by action."""
-
-    def __init__(self) -> None:
-        self._handlers: dict[str, Handler] = {}
-
-    def __len__(self) -> int:
-        return len(self._handlers)
-
-    def __iter__(self) -> Iterator[Handler]:
-        return iter(self._handlers.values())
-
-    def get(self, name: str) -> Handler | None:
-        return self._handlers.get(name)
-
-    def nearest(self, name: str) -> str | None:
-        return nearest(name, self._handlers)
 
     def add(self, handler: Handler) -> None:
         """Raises SettingsError when another function has the name; the same function, reloaded, replaces itself."""
-        known = self._handlers.get(handler.name)
+        known = self.get(handler.name)
         where = place(handler.function)
         is_reloaded = known is not None and place(known.function) == where and "<locals>" not in where
         if known is not None and known.function is not handler.function and not is_reloaded:
             raise SettingsError(
                 f"action {handler.name!r} is registered twice: by {place(known.function)} and {where}; rename one"
             )
-        self._handlers[handler.name] = handler
+        self[handler.name] = handler
 
 
 REGISTRY = Registry()
@@ -164,10 +143,7 @@ def action(name: Any = None, *, registry: Registry = REGISTRY, **options: Unpack
 
 
 def load_app(module: str, *, registry: Registry = REGISTRY) -> None:
-    """Import a module so that its actions register; the current folder is importable.
-
-    Raises SettingsError naming the module, what is wrong with it and what to do.
-    """
+    """Import a module so that its actions register; the current folder is importable. Raises SettingsError."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -176,7 +152,7 @@ def load_app(module: str, *, registry: Registry = REGISTRY) -> None:
         raise SettingsError(
             f"--app {module}: name a module as an import statement does, such as {near or 'myapp.tasks'}"
         )
-    before = {handler.name for handler in registry}
+    before = set(registry)
     try:
         importlib.import_module(module)
     except (Exception, SystemExit) as exc:
@@ -188,6 +164,6 @@ def load_app(module: str, *, registry: Registry = REGISTRY) -> None:
                 "run the worker from the folder that holds it, or install it"
             )
         raise SettingsError(f"--app {module} cannot be loaded: {why}") from exc
-    added = (handler for handler in registry if handler.name not in before)
-    if not any(added) and not any(f"{place(handler.function)}.".startswith(f"{module}.") for handler in registry):
+    places = [f"{place(handler.function)}." for handler in registry.values()]
+    if registry.keys() == before and not any(where.startswith(f"{module}.") for where in places):
         log.warning("app_registers_nothing", app=module, hint="decorate its handlers with @penstock.action")

@@ -7,15 +7,13 @@ import inspect
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from penstock.protocol.errors import SettingsError
+from penstock.worker.handlers.context import Context
 from penstock.worker.handlers.parameters import checked, converter, place, read_params, resolve, uncheckable
-
-if TYPE_CHECKING:
-    from penstock.worker.handlers.context import Context
 
 MAX_BATCH = 10_000
 MAX_LINGER_SECONDS = 60.0
@@ -41,10 +39,7 @@ class Call(Generic[Params]):
 
 
 def batch_fit(action: str, function: Callable[..., Any]) -> Callable[[msgspec.Raw | bytes], Any]:
-    """Converts a task's parameters, raw JSON, to the type that a batched handler takes; raises InvalidParams.
-
-    Raises SettingsError for a function that does not take one list of calls.
-    """
+    """Converts a task's parameters to what ``list[Call[...]]`` holds. Raises SettingsError for another signature."""
     parameters = list(inspect.signature(function).parameters.values())
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -59,7 +54,6 @@ def batch_fit(action: str, function: Callable[..., Any]) -> Callable[[msgspec.Ra
         raise
     except Exception as exc:
         raise uncheckable(action, function, str(parameters[0]), exc) from None
-
     if convert is None:
         return read_params
     check = checked(convert)

@@ -16,7 +16,7 @@ from penstock.worker.handlers.actions import Handler, Registry
 def with_faults(registry: Registry, faults: Faults) -> Registry:
     """A registry of the same actions, which fail by the chance of the edge ``handler``."""
     faulty = Registry()
-    for handler in registry:
+    for handler in registry.values():
         made = copy.copy(handler)
         made.function = _faulty(handler, faults)
         faulty.add(made)

@@ -1,14 +1,16 @@
-"""Context: the task that a handler runs, its cancellation, and requests to the worker."""
+"""What a handler is given, a Context, and how it decides about its task: Retry, Fail, Wait."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import threading
+import types
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import timedelta
+from typing import Any, Literal
 
 from penstock.protocol.jsonable import dumps
 from penstock.protocol.reports import check_token, check_wait_seconds
@@ -16,7 +18,6 @@ from penstock.protocol.requests import prepared
 from penstock.protocol.task import ACTION_MAX_CHARS
 from penstock.protocol.wait_tokens import make_token
 from penstock.runtime.logs import get_logger
-from penstock.worker.handlers.outcomes import OnTimeout, Wait
 from penstock.worker.handlers.parameters import is_number
 
 _NOTE_KEPT_CHARS = 1000
@@ -30,33 +31,61 @@ _SPAWN_OPTIONS = frozenset(
 _lock = threading.Lock()  # for all cancellations: it is held briefly
 
 Report = Callable[[float | None, str | None], None]
+OnTimeout = Literal["retry", "fail"]
 
 
-class _Done:
+@types.coroutine
+def _done() -> Generator[None, None, None]:
     """An already-completed awaitable; safe to ignore."""
-
-    __slots__ = ()
-
-    def __await__(self) -> Generator[Any, None, None]:
-        return
-        yield
+    yield from ()
 
 
-_DONE = _Done()
+class Retry(Exception):
+    """Raised by a handler: this attempt failed, and counts like any other; try again after ``delay``.
+
+    delay: seconds or a timedelta, None for the usual backoff. Raises ValueError for a delay that is neither.
+    """
+
+    def __init__(self, delay: float | timedelta | None = None, reason: str = "") -> None:
+        if isinstance(delay, timedelta):
+            delay = delay.total_seconds()
+        if delay is not None and not (is_number(delay) and 0 <= delay < math.inf):
+            raise ValueError(f"Retry(delay=...) takes seconds, 0 or more, not {delay!r}")
+        super().__init__(reason or "the handler asked to be tried again")
+        self.delay = delay
+
+
+class Fail(Exception):
+    """Raised by a handler: no attempt will succeed, so the task becomes CRITICAL_ERROR now."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason or "the handler gave up")
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Made by ``ctx.wait(...)`` and returned by the handler: the task is suspended until ``token`` is answered.
+
+    timeout: seconds, None for PENSTOCK_WAIT_TIMEOUT_SECONDS. on_timeout: "retry", a failed attempt; "fail", the last.
+    attempt: the task and the claim that it was made for.
+    """
+
+    token: str
+    timeout: float | None = None
+    on_timeout: OnTimeout = "retry"
+    attempt: tuple[int, int] = field(default=(0, 0), repr=False)
 
 
 class TaskCancelled(Exception):
     """Raised by ``ctx.raise_if_cancelled()``: this attempt's result would be ignored."""
 
 
+@dataclass(slots=True, eq=False)
 class Cancellation:
     """Set once, when a task's claim has ended; ``is_set`` may be read, and ``wait`` awaited, from any thread."""
 
-    __slots__ = ("_waiting", "is_set")
-
-    def __init__(self) -> None:
-        self.is_set = False
-        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+    is_set: bool = False
+    _waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = field(default_factory=list)
 
     def set(self) -> None:
         with _lock:
@@ -180,7 +209,7 @@ class Context:
             raise TypeError(f"note must be text, not {type(note).__name__}")
         if self.report is not None:
             self.report(percent, note[:_NOTE_KEPT_CHARS] if note else note)
-        return _DONE
+        return _done()
 
     def progress_sync(self, percent: float | None = None, note: str | None = None) -> None:
         """As :meth:`progress`, for plain functions, where type checkers would miss an ``await``."""

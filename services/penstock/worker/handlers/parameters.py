@@ -1,7 +1,4 @@
-"""Parameters: a task's JSON fitted to the signature of its handler.
-
-Signatures are analysed when the handler is registered; a call costs a comparison of names.
-"""
+"""A task's JSON fitted to the signature of its handler, which is analysed when the handler is registered."""
 
 from __future__ import annotations
 
@@ -25,11 +22,7 @@ _PYDANTIC = frozenset(("pydantic", "pydantic_core", "annotated_types"))
 
 
 class Parameters:
-    """The parameters of a handler after the context.
-
-    Raises SettingsError for a function that does not take the context first, and for an annotation that no value can
-    be checked against.
-    """
+    """The parameters of a handler after the context. Raises SettingsError for an unusable signature or annotation."""
 
     def __init__(self, action: str, function: Callable[..., Any], context_type: type) -> None:
         self._action = action
@@ -66,10 +59,7 @@ class Parameters:
                 self._conversions[parameter.name] = checked(convert, parameter.name)
 
     def fit(self, params: msgspec.Raw | bytes) -> Arguments:
-        """Fit a task's parameters, raw JSON, to the function; returns the arguments after the context.
-
-        Annotated parameters are checked and converted. Raises InvalidParams, naming the invalid parameter.
-        """
+        """A task's parameters, raw JSON, as the arguments after the context. Raises InvalidParams."""
         value = read_params(params)
         if type(value) is dict:
             keys = value.keys()
