@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from penstock.tasks.transactional import enqueue_many_sync as enqueue_many_sync
     from penstock.tasks.transactional import enqueue_sync as enqueue_sync
     from penstock.worker.handlers.actions import action as action
-    from penstock.worker.handlers.batches import Call as Call
+    from penstock.worker.handlers.context import Call as Call
     from penstock.worker.handlers.context import Context as Context
     from penstock.worker.handlers.context import Fail as Fail
     from penstock.worker.handlers.context import Retry as Retry
@@ -74,8 +74,7 @@ _HOMES = {
     "settings.model": ("Settings", "load_settings"),
     "tasks.transactional": ("enqueue", "enqueue_many", "enqueue_many_sync", "enqueue_sync"),
     "worker.handlers.actions": ("action",),
-    "worker.handlers.batches": ("Call",),
-    "worker.handlers.context": ("Context", "Fail", "Retry", "TaskCancelled", "Wait"),
+    "worker.handlers.context": ("Call", "Context", "Fail", "Retry", "TaskCancelled", "Wait"),
 }  # fmt: skip
 
 __all__ = [name for names in _HOMES.values() for name in names]

@@ -36,7 +36,7 @@ class HandlerCall:
     ran_seconds: float = field(init=False, default=0.0)
     where: str | None = field(init=False, default=None)
     deadline: float = field(init=False, default=math.inf)
-    task: asyncio.Task[None] | None = field(init=False, default=None)
+    task: asyncio.Task[None] = field(init=False)
     thread_call: Call | None = field(init=False, default=None)
     span: AttemptSpan | None = field(init=False, default=None)
     overdue: bool = field(init=False, default=False)

@@ -31,14 +31,8 @@ class _Answer(msgspec.Struct):
     result: _LostClaims
 
 
-_decode = msgspec.json.Decoder(_Answer).decode
-
-
 class CancellationPoll:
-    """Polls at an interval for attempts that have run for longer, and calls ``lost`` with each lost one.
-
-    url: of the api, or its ``/rpc``.
-    """
+    """Polls at an interval for attempts that have run for longer, and calls ``lost`` with each lost one."""
 
     def __init__(
         self, settings: Settings, url: str, attempts: Callable[[], Iterator[Attempt]], lost: Callable[[Attempt], None]
@@ -92,7 +86,7 @@ class CancellationPoll:
         try:
             async with http.post(self._url, json=request) as reply:
                 body = await reply.read()
-            return _decode(body).result.lost
+            return msgspec.json.decode(body, type=_Answer).result.lost
         except (aiohttp.ClientError, OSError) as exc:
             raise Unavailable(str(exc) or type(exc).__name__) from exc
         except msgspec.DecodeError as exc:

@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 
 from penstock.brokers.base import Message, Queue
@@ -313,12 +314,9 @@ def _limit_seconds(message: Message) -> float | None:
     given = message.attributes.get(message_attributes.TIMEOUT_ATTRIBUTE)
     if given is None:
         return None
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = math.nan
-    if 0 < seconds < math.inf:
-        return seconds
+    with suppress(ValueError):
+        if 0 < float(given) < math.inf:
+            return float(given)
     log.warning("timeout_attribute_ignored", message_id=message.id, value=given[:50])
     return None
 

@@ -1,7 +1,6 @@
-"""Responses: what a handler returned or raised, as the JSON-RPC response that goes to the results queue. Pure.
+"""Responses to what handlers return or raise, as JSON-RPC, of bounded size and in characters that SQS accepts.
 
-Whatever a handler does has a response, in characters that SQS accepts and of bounded size, and making it raises nothing
-unforeseen: a task without a response would run again and again.
+Making one raises nothing unforeseen: a task without a response would run again and again.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.protocol.compression import pack_result
-from penstock.protocol.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE
+from penstock.protocol.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TOO_LARGE
 from penstock.protocol.json_text import MAX_DEPTH, escape_for_sqs, json_depth
 from penstock.protocol.jsonable import dumps, foreign
 from penstock.protocol.reports import encode_error, encode_packed_result, encode_result, encode_wait
@@ -145,21 +144,16 @@ def _encoded(result: Any) -> str:
 def failure_answer(
     claim_id: str, handler: Handler | None, exc: BaseException, errors: dict[int, Error] | None = None
 ) -> tuple[str, Problem]:
-    """The response to an exception, and what is wrong.
-
-    errors: of the same call, which hold the traceback of an exception of several tasks once.
-    """
-    error = errors.get(id(exc)) if errors else None  # the exceptions of a call live as long as it
-    is_first = error is None
-    if error is None:
-        error = _error_of(handler, exc)
-        if errors is not None:
-            errors[id(exc)] = error
-    data = error[2]
+    """The response to an exception, and what is wrong. errors: of the same call, to log each traceback once."""
+    errors = {} if errors is None else errors
+    is_first = id(exc) not in errors  # the exceptions of a call live as long as it
+    if is_first:
+        errors[id(exc)] = _error_of(handler, exc)
+    code, message, data = errors[id(exc)]
     problem = Problem(
         data["type"], data["message"], data.get("traceback") if is_first else None, isinstance(exc, Retry)
     )
-    return encode_error(claim_id, *error), problem
+    return encode_error(claim_id, code, message, data), problem
 
 
 def _error_of(handler: Handler | None, exc: BaseException) -> Error:
@@ -178,13 +172,6 @@ def _error_of(handler: Handler | None, exc: BaseException) -> Error:
     if not isinstance(exc, Retry | Fail) or exc.__cause__ is not None:
         data["traceback"] = traceback_of(exc)
     return HANDLER_ERROR, cut(f"{kind}: {message}"), data
-
-
-def timed_out(ran_seconds: float, limit_seconds: float, where: str | None) -> Refusal:
-    """The failure of a call that was stopped. ``where``: the stack at which it was stopped."""
-    message = f"stopped after {ran_seconds:.3g} s; one attempt may run {limit_seconds:g} s"
-    data = {"limit_seconds": limit_seconds, "traceback": where}
-    return Refusal("TaskTimeout", message, code=TASK_TIMEOUT, data=data)
 
 
 def unknown_action(action: str, registry: Registry, attempts: int | None = None) -> Refusal:

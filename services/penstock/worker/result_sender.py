@@ -75,10 +75,7 @@ class Timings:
 
 
 class ResultSender:
-    """Sends at once under little load, and in batches with a growing delay under much.
-
-    sent: called with the lease of each response that has reached the queue.
-    """
+    """Sends at once under little load, in growing batches under much; ``sent`` is told the lease of each response."""
 
     def __init__(self, queue: Queue, *, sent: Callable[[Lease], None], timings: Timings, worker: str) -> None:
         self._queue = queue
@@ -101,10 +98,7 @@ class ResultSender:
             self._empty.clear()
 
     def progress(self, claim_id: str, text: str, *, replace: bool) -> None:
-        """Send a heartbeat or a progress report; of several unsent ones for a task, the newest.
-
-        replace: False for a bare heartbeat, which an unsent report already implies.
-        """
+        """Send the newest report of a task; without ``replace`` a bare heartbeat, which an unsent report implies."""
         if replace or claim_id not in self._progress:
             self._progress[claim_id] = text
         self._added.set()
@@ -126,7 +120,13 @@ class ResultSender:
             wait_seconds = self._linger.seconds(len(self._answers))
             if wait_seconds and not self._hurry:
                 await asyncio.sleep(wait_seconds)
-            entries = self._take()
+            self._added.clear()
+            entries, self._answers = self._answers, []
+            progress, self._progress = self._progress, {}
+            entries += [(text, None, claim_id) for claim_id, text in progress.items()]
+            run_times = self._timings.unsent()
+            if run_times is not None:
+                entries.append((run_times, None, None))
             self._linger.record(len(entries))
             failed, reason = await self._send(entries)
             if len(failed) < len(entries):
@@ -138,16 +138,6 @@ class ResultSender:
                 await self._pause(pauses, len(failed), reason)
             elif not self._added.is_set():
                 self._empty.set()
-
-    def _take(self) -> list[Entry]:
-        self._added.clear()
-        entries, self._answers = self._answers, []
-        progress, self._progress = self._progress, {}
-        entries += [(text, None, claim_id) for claim_id, text in progress.items()]
-        run_times = self._timings.unsent()
-        if run_times is not None:
-            entries.append((run_times, None, None))
-        return entries
 
     async def send_now(self, texts: Iterable[str]) -> None:
         """Send entries ahead of the unsent ones; retries until the queue has accepted all."""

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any
 
 from penstock.payloads.codec import PayloadCodec
-from penstock.protocol.errors import InvalidParams
+from penstock.protocol.errors import TASK_TIMEOUT, InvalidParams
 from penstock.protocol.requests import ClaimId
 from penstock.runtime import metrics
 from penstock.runtime.logs import bind_task, get_logger
@@ -23,8 +23,7 @@ from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.worker import responses
 from penstock.worker.attempt import Attempt, Batch, OpenBatches
-from penstock.worker.handlers.batches import Call
-from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.context import Call, Context
 from penstock.worker.leases import Lease
 from penstock.worker.payload_io import needs_opening, open_params, store_result
 from penstock.worker.result_sender import Timings
@@ -213,14 +212,10 @@ class Runner:
             self._set_alarm(unit.deadline)
         error = ""
         try:
-            try:
-                answers = await (self._run_batch(unit) if isinstance(unit, Batch) else self._run_attempt(unit))
-                if self._codec.bucket is not None and any(map(self._is_large, answers)):
-                    unit.deadline = math.inf  # the handler has done its work
-                    answers = await asyncio.gather(*map(self._stored, unit.attempts, answers))
-            finally:
-                if unit.thread_call is None and not unit.handler.is_async:
-                    self._threads.release()  # the handler was not called
+            answers = await (self._run_batch(unit) if isinstance(unit, Batch) else self._run_attempt(unit))
+            if self._codec.bucket is not None and any(map(self._is_large, answers)):
+                unit.deadline = math.inf  # the handler has done its work
+                answers = await asyncio.gather(*map(self._stored, unit.attempts, answers))
         except BaseException as exc:
             # SystemExit, or a CancelledError of the handler's own, fails one call and not the worker.
             if unit.cut and isinstance(exc, asyncio.CancelledError):
@@ -384,6 +379,8 @@ class Runner:
 
     def _end(self, unit: Unit) -> None:
         self._running.discard(unit)
+        if unit.thread_call is None and not unit.handler.is_async:
+            self._threads.release()  # the handler was not called
         if self._waiting or self._waiting_for_thread or not self._running:
             self._start_waiting()
         self.changed.set()
@@ -412,8 +409,7 @@ class Runner:
             unit.deadline = now + _CANCEL_SECONDS
             if unit.thread_call is not None:
                 unit.where = unit.thread_call.stack()
-            if unit.task is not None:
-                unit.task.cancel()
+            unit.task.cancel()
             return
         hint = "it goes on beside the others; do not swallow CancelledError"
         log.warning("task_ignores_cancel", **unit.log_fields(), hint=hint)
@@ -422,7 +418,9 @@ class Runner:
     def _finish_overdue(self, unit: Unit) -> None:
         if unit not in self._running:
             return  # its attempts were answered before, while it went on
-        refusal = responses.timed_out(unit.ran_seconds, unit.limit_seconds or 0.0, unit.where)
+        message = f"stopped after {unit.ran_seconds:.3g} s; one attempt may run {unit.limit_seconds:g} s"
+        data = {"limit_seconds": unit.limit_seconds, "traceback": unit.where}
+        refusal = responses.Refusal("TaskTimeout", message, code=TASK_TIMEOUT, data=data)
         errors: dict[int, responses.Error] = {}
         answers = [
             ("", None) if attempt.answered else self._answer_to(attempt, refusal, errors) for attempt in unit.attempts
@@ -473,13 +471,11 @@ class Runner:
         self._open_batches.flush()
         self._waiting.clear()
         self._waiting_for_thread.clear()
-        tasks = [unit.task for unit in self._running if unit.task is not None]
         for unit in self._running:
             unit.cut = True
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=seconds)
+            unit.task.cancel()
+        if self._running:
+            await asyncio.wait([unit.task for unit in self._running], timeout=seconds)
         self._running.clear()
         self._empty.set()
         return unanswered

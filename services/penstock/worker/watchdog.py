@@ -1,9 +1,4 @@
-"""Watchdog: detects a blocked event loop, and logs the handler that blocks it.
-
-A worker sends heartbeats and extends leases on the loop. An `async def` handler that computes instead of awaiting
-stops both, and once it has blocked for longer than the visibility timeout its message goes to another worker
-as well. Only a thread can see that while it happens.
-"""
+"""Watchdog: a thread that detects a handler that blocks the event loop, and with it heartbeats and lease extensions."""
 
 from __future__ import annotations
 
@@ -27,10 +22,7 @@ log = get_logger()
 
 
 class Watchdog:
-    """Counts the time for which the loop is blocked, and logs each action's first block, while it lasts.
-
-    action_of: called from a thread.
-    """
+    """Counts the time for which the loop is blocked, and logs each action's first block, while it lasts."""
 
     def __init__(self, action_of: Callable[[asyncio.Task[Any]], str | None]) -> None:
         self._action_of = action_of

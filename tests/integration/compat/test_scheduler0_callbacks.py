@@ -25,8 +25,7 @@ from penstock.worker.deliveries.errors import NotDelivered
 from penstock.worker.deliveries.http_client import AddressRefused
 from penstock.worker.deliveries.registry import Deliveries
 from penstock.worker.handlers.actions import Registry
-from penstock.worker.handlers.batches import Call
-from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.context import Call, Context
 from penstock.worker.process import Worker
 from tests.integration.compat.test_scheduler0_api import job, opened
 from tests.integration.doors import no_routes

@@ -18,8 +18,7 @@ from penstock.worker.deliveries.amqp import AmqpMessage, Publisher
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
 from penstock.worker.deliveries.registry import Deliveries
 from penstock.worker.handlers.actions import Registry
-from penstock.worker.handlers.batches import Call
-from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.context import Call, Context
 from tests.rabbitmq import RabbitMq
 
 QUEUE = "x" + secrets.token_hex(4)

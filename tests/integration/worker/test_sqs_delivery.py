@@ -15,8 +15,7 @@ from penstock.db.pool import Store
 from penstock.settings.model import Settings, load_settings
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
 from penstock.worker.deliveries.sqs import Sender, SqsMessage
-from penstock.worker.handlers.batches import Call
-from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.context import Call, Context
 from tests.integration.doors import SqsProxy, sqs_proxy
 from tests.integration.lines import running
 

@@ -16,8 +16,7 @@ from penstock.protocol.reports import Failed, Hints, RunTimes, Succeeded, Waitin
 from penstock.protocol.requests import encode_call
 from penstock.protocol.wait_tokens import claim_of_token
 from penstock.worker.handlers.actions import Registry, action
-from penstock.worker.handlers.batches import Call
-from penstock.worker.handlers.context import Context, Fail, Retry
+from penstock.worker.handlers.context import Call, Context, Fail, Retry
 from tests.integration.worker import test_worker
 from tests.integration.worker.test_worker import PATIENCE_SECONDS, Bench, eventually, running, take
 

@@ -22,8 +22,7 @@ from penstock.protocol.requests import ClaimId
 from penstock.settings.model import load_settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.actions import Handler, Registry, action
-from penstock.worker.handlers.batches import Call
-from penstock.worker.handlers.context import Context, Fail, Retry
+from penstock.worker.handlers.context import Call, Context, Fail, Retry
 from penstock.worker.leases import Lease
 from penstock.worker.result_sender import Timings
 from penstock.worker.runner import Runner

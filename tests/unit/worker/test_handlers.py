@@ -19,8 +19,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from penstock.protocol.errors import InvalidParams, SettingsError
 from penstock.protocol.retry import Backoff
 from penstock.worker.handlers.actions import Handler, Registry, action, load_app
-from penstock.worker.handlers.batches import Call
-from penstock.worker.handlers.context import Context, Fail, Retry
+from penstock.worker.handlers.context import Call, Context, Fail, Retry
 from penstock.worker.responses import unknown_action
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from penstock.settings.model import Settings
 from penstock.worker.deliveries.errors import NotDelivered
 from penstock.worker.deliveries.http_client import HttpClient
 from penstock.worker.deliveries.registry import Deliveries
-from penstock.worker.handlers.batches import Call
+from penstock.worker.handlers.context import Call
 
 CHUNK_HEADER = "x-payload-chunk-id"
 BATCH = 3000

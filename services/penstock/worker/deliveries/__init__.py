@@ -1,8 +1,6 @@
 """Deliveries: built-in actions such as ``http.request`` that any worker can run, as PENSTOCK_DELIVERIES names them.
 
 None is on by default: a worker that runs one acts in the network for every caller that may enqueue (decision 021).
-They are handlers like any other, so delay, retry, cap, order, limits and cancelling are the pipeline's.
-
 One delivery is one module of this package, imported only by a worker that runs it, and a name in
 ``protocol.task.BUILT_IN_ACTIONS`` (and in ``registry.EXTRAS``, where it needs a library beyond a plain worker's)::
 
@@ -12,9 +10,7 @@ One delivery is one module of this package, imported only by a worker that runs 
         deliveries.at_close(publisher.close)               # async; after the worker has drained
         deliveries.action("kafka.publish", publisher.publish, batch=500, linger=0.01, timeout=30)
 
-The handler is what ``@penstock.action`` takes: ``async def publish(ctx, topic: str, value: str = "")``, or batched,
-``async def publish(calls: list[Call[Params]])``. What it returns is the task's result. It raises :class:`NotDelivered`
-for what may pass (with a delay, where the other side named one), :class:`Undeliverable` for what will not; both texts
-name the value seen and the next step, and hold no secret. ``deliveries.http`` is the worker's guarded HTTP client, see
-:class:`penstock.worker.deliveries.http_client.HttpClient`: it raises these two as well.
+The handler is what ``@penstock.action`` takes. It raises :class:`NotDelivered` for what may pass (with a delay, where
+the other side named one), :class:`Undeliverable` for what will not; both texts name the value seen and the next step,
+and hold no secret. ``deliveries.http`` is the worker's guarded HTTP client, which raises these two as well.
 """

@@ -17,7 +17,7 @@ from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable, decode_base64
 from penstock.worker.deliveries.registry import Deliveries
-from penstock.worker.handlers.batches import Call
+from penstock.worker.handlers.context import Call
 
 ACTION = "amqp.publish"
 _BATCH = 200

@@ -36,13 +36,9 @@ _ENVELOPE_BYTES = 2048  # of a result, for what is not body and headers
 _IDEMPOTENCY_HEADER = "Idempotency-Key"
 _RANGE = re.compile(r"([1-5]\d\d)(?:-([1-5]\d\d))?")
 
-Statuses = Sequence[int | str]
-_encode_json = msgspec.json.Encoder().encode
-
 
 def add_to(deliveries: Deliveries) -> None:
-    request = Requests(deliveries.http, deliveries.settings).request
-    deliveries.action(ACTION, request)
+    deliveries.action(ACTION, Requests(deliveries.http, deliveries.settings).request)
 
 
 class Requests:
@@ -169,10 +165,10 @@ def _content(body: str | None, body_base64: str | None, value: Any) -> tuple[byt
         return decode_base64("body_base64", body_base64), "application/octet-stream"
     if value is msgspec.UNSET:
         return None, None
-    return _encode_json(value), "application/json"
+    return msgspec.json.encode(value), "application/json"
 
 
-def statuses(name: str, given: Statuses) -> frozenset[int]:
+def statuses(name: str, given: Sequence[int | str]) -> frozenset[int]:
     """The statuses of a list such as ``[200, "201-204", "3xx"]``. Raises Undeliverable."""
     found: set[int] = set()
     for entry in given:

@@ -36,16 +36,13 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?")
 # They belong to the connection, or would show the server another request than the one that was checked.
-_OWN_HEADERS = frozenset(
-    (
-        "connection", "content-length", "expect", "host", "keep-alive", "proxy-authorization", "proxy-connection", "te",
-        "trailer", "transfer-encoding", "upgrade",
-    )
-)  # fmt: skip
+_OWN_HEADERS = {
+    "connection", "content-length", "expect", "host", "keep-alive", "proxy-authorization", "proxy-connection", "te",
+    "trailer", "transfer-encoding", "upgrade",
+}  # fmt: skip
 # Sent to another origin; any other header may be a secret meant for the first one.
 _KEPT_FOR_OTHERS = frozenset(("accept", "accept-encoding", "accept-language", "content-type", "user-agent"))
 _CONTENT = frozenset(("content-type", "content-encoding", "content-language"))
-_DNS_SECONDS = 10
 _IDLE_SECONDS = 30.0
 _TRUSTED_KEPT = 10_000
 
@@ -91,11 +88,9 @@ class HttpClient:
         redirects: int = 0,
         limit_bytes: int = 65_536,
     ) -> Response:
-        """One request and its answer, whatever its status.
+        """One request and its answer, whatever its status. Raises Undeliverable, NotDelivered.
 
         timeout_seconds: redirects and body included. redirects: how many are followed; 0 returns one as the answer.
-        limit_bytes: of the body; the rest is not read.
-        Raises AddressRefused; Undeliverable for what cannot be sent; NotDelivered when no answer came.
         """
         target, sent = read_url(url), _headers(headers or {})
         if not _METHOD.fullmatch(method) or method in ("CONNECT", "TRACE"):
@@ -180,7 +175,6 @@ class HttpClient:
                 limit=self._settings.http_max_connections,
                 ssl=context,
                 resolver=self._resolver,
-                ttl_dns_cache=_DNS_SECONDS,
                 keepalive_timeout=_IDLE_SECONDS,
                 socket_factory=self._socket,
             )
@@ -254,7 +248,8 @@ def read_url(text: str) -> URL:
     if len(text) > MAX_URL_CHARS:
         raise Undeliverable(f"the URL has {len(text)} characters; {MAX_URL_CHARS} are the limit")
     try:
-        url = _parsed(text)
+        # As it was written where possible: another quoting would break a signed URL.
+        url = URL(text, encoded=text.isascii())
         wrong = url.scheme not in ("http", "https") or not _HOST.fullmatch(url.raw_host or "") or url.port == 0
     except ValueError:
         url, wrong = URL(), True
@@ -265,15 +260,10 @@ def read_url(text: str) -> URL:
     return url.with_fragment(None)
 
 
-def _parsed(text: str) -> URL:
-    """As it was written where possible: another quoting would break a signed URL."""
-    return URL(text, encoded=text.isascii())
-
-
 def _redirected(url: URL, location: str) -> URL:
     """Raises Undeliverable."""
     try:
-        following = read_url(str(url.join(_parsed(location))))
+        following = read_url(str(url.join(URL(location, encoded=location.isascii()))))
     except Undeliverable as exc:
         raise Undeliverable(f"{shown(url)} redirects: {exc}") from None
     except ValueError:

@@ -1,8 +1,4 @@
-"""kafka.publish: records to Kafka, the place of each as the task's result.
-
-All tasks of a worker share one producer, so a burst of them shares its batches. A task that holds several records has
-them published together, and those of ``then`` once the brokers have all of the others.
-"""
+"""kafka.publish: records to Kafka by one producer, whose batches tasks share; the result is the place of each."""
 
 from __future__ import annotations
 

@@ -31,7 +31,6 @@ _AS_TEXT = (
     "bytea", "cidr", "date", "inet", "interval", "macaddr", "money", "numeric", "time", "timestamp", "timestamptz",
     "timetz", "uuid", "xml",
 )  # fmt: skip
-_AS_JSON = ("json", "jsonb")
 # Classes of SQLSTATE that another attempt would meet again: data that does not fit, and constraints.
 _FINAL = ("22", "23")
 
@@ -79,13 +78,12 @@ class Statements:
                 return await self._run(connection, named, statement, values)
         except asyncpg.PostgresError as exc:
             text = f"{statement}: {exc.as_dict().get('message') or type(exc).__name__} (SQLSTATE {exc.sqlstate})"
-            if str(exc.sqlstate)[:2] in _FINAL:
-                raise Undeliverable(text) from None
-            raise NotDelivered(text) from None
+            kind = Undeliverable if str(exc.sqlstate)[:2] in _FINAL else NotDelivered
+            raise kind(text) from None
         except asyncpg.InterfaceError as exc:
-            if isinstance(exc, ValueError):  # the driver's word for parameters that it cannot write down
-                raise Undeliverable(f"{statement}: {exc}") from None
-            raise NotDelivered(f"{statement}: {exc}") from None
+            # A ValueError is the driver's word for parameters that it cannot write down.
+            kind = Undeliverable if isinstance(exc, ValueError) else NotDelivered
+            raise kind(f"{statement}: {exc}") from None
         except TimeoutError:
             raise NotDelivered(f"{statement}: the database gave no answer in time") from None
         except OSError as exc:
@@ -136,7 +134,7 @@ class Statements:
 
 async def _as_json(connection: Any) -> None:
     """Convert values from and to what JSON can hold."""
-    for kinds, encoder, decoder in ((_AS_TEXT, _text_of, str), (_AS_JSON, json.dumps, json.loads)):
+    for kinds, encoder, decoder in ((_AS_TEXT, _text_of, str), (("json", "jsonb"), json.dumps, json.loads)):
         for kind in kinds:
             await connection.set_type_codec(kind, schema="pg_catalog", encoder=encoder, decoder=decoder, format="text")
 

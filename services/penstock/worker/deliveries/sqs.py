@@ -20,7 +20,7 @@ from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable, decode_base64, short_text
 from penstock.worker.deliveries.registry import Deliveries
-from penstock.worker.handlers.batches import Call
+from penstock.worker.handlers.context import Call
 
 ACTION = "sqs.send"
 _LABEL = "delivery"  # of metrics: there is no bound to the number of queues

@@ -17,9 +17,12 @@ from penstock.protocol.errors import SettingsError
 from penstock.protocol.retry import Backoff
 from penstock.protocol.task import ACTION_MAX_CHARS, MAX_ATTEMPTS_LIMIT
 from penstock.runtime.logs import get_logger
-from penstock.worker.handlers.batches import DEFAULT_LINGER_SECONDS, MAX_BATCH, MAX_LINGER_SECONDS, batch_fit
-from penstock.worker.handlers.context import Context
-from penstock.worker.handlers.parameters import Parameters, is_number, place
+from penstock.worker.handlers.context import is_number
+from penstock.worker.handlers.parameters import Parameters, batch_fit, place
+
+_MAX_BATCH = 10_000
+_MAX_LINGER_SECONDS = 60.0
+_DEFAULT_LINGER_SECONDS = 0.05
 
 log = get_logger()
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -59,10 +62,10 @@ class Handler:
             raise SettingsError(f"action {name!r}: names that begin with rpc. belong to JSON-RPC; take another")
         if batch is None and linger is not None:
             raise SettingsError(f"action {name!r}: linger goes with batch, how many tasks one call takes")
-        if batch is not None and not (type(batch) is int and 1 <= batch <= MAX_BATCH):
-            raise SettingsError(f"action {name!r}: batch must be 1 to {MAX_BATCH} tasks, not {batch!r}")
-        if linger is not None and not (is_number(linger) and 0 <= linger <= MAX_LINGER_SECONDS):
-            raise SettingsError(f"action {name!r}: linger must be 0 to {MAX_LINGER_SECONDS:g} seconds, not {linger!r}")
+        if batch is not None and not (type(batch) is int and 1 <= batch <= _MAX_BATCH):
+            raise SettingsError(f"action {name!r}: batch must be 1 to {_MAX_BATCH} tasks, not {batch!r}")
+        if linger is not None and not (is_number(linger) and 0 <= linger <= _MAX_LINGER_SECONDS):
+            raise SettingsError(f"action {name!r}: linger must be 0 to {_MAX_LINGER_SECONDS:g} seconds, not {linger!r}")
         for option in ("max_attempts", "bad_params_attempts"):
             most = getattr(self, option)
             if most is not None and not (type(most) is int and 1 <= most <= MAX_ATTEMPTS_LIMIT):
@@ -71,9 +74,9 @@ class Handler:
             raise SettingsError(f"action {name!r}: timeout must be above 0 seconds, not {self.timeout!r}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise SettingsError(f"action {name!r}: {place(function)} yields; a handler returns its result")
-        self.linger_seconds = DEFAULT_LINGER_SECONDS if linger is None else float(linger)
+        self.linger_seconds = _DEFAULT_LINGER_SECONDS if linger is None else float(linger)
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-        self.fit = Parameters(name, function, Context).fit if batch is None else batch_fit(name, function)
+        self.fit = Parameters(name, function).fit if batch is None else batch_fit(name, function)
 
 
 class Registry(dict[str, Handler]):

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from penstock.protocol.jsonable import dumps
 from penstock.protocol.reports import check_token, check_wait_seconds
@@ -18,20 +18,18 @@ from penstock.protocol.requests import prepared
 from penstock.protocol.task import ACTION_MAX_CHARS
 from penstock.protocol.wait_tokens import make_token
 from penstock.runtime.logs import get_logger
-from penstock.worker.handlers.parameters import is_number
 
 _NOTE_KEPT_CHARS = 1000
-_SPAWN_OPTIONS = frozenset(
-    (
-        "name", "on_failure", "compensate", "run_at", "delay", "priority", "ordering_key", "max_attempts", "timeout",
-        "labels", "expires_at", "expires_in", "limit_key",
-    )
-)  # fmt: skip
+_SPAWN_OPTIONS = {
+    "name", "on_failure", "compensate", "run_at", "delay", "priority", "ordering_key", "max_attempts", "timeout",
+    "labels", "expires_at", "expires_in", "limit_key",
+}  # fmt: skip
 
 _lock = threading.Lock()  # for all cancellations: it is held briefly
 
 Report = Callable[[float | None, str | None], None]
 OnTimeout = Literal["retry", "fail"]
+Params = TypeVar("Params")
 
 
 @types.coroutine
@@ -117,9 +115,8 @@ class Context:
     task_id, claim: together they identify this attempt; later attempts have a higher claim.
     redelivered: the message was delivered before, so an earlier worker may have done part of the work.
     report: receives progress, from any thread; without one progress is dropped, as in a test of a handler.
-    cancellation: set when the task is no longer this worker's.
+    cancellation: set when the task is no longer this worker's. tenant: from the scheduler, not the payload.
     spawned: the tasks that go with the result, as JSON texts of the arguments of ``spawn``.
-    tenant: of the task, or None; from the scheduler, not the payload.
     """
 
     task_id: int
@@ -214,3 +211,23 @@ class Context:
     def progress_sync(self, percent: float | None = None, note: str | None = None) -> None:
         """As :meth:`progress`, for plain functions, where type checkers would miss an ``await``."""
         self.progress(percent, note)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Params]):
+    """One task of a batch. params: its payload, checked and converted to the type in ``list[Call[...]]``."""
+
+    ctx: Context
+    params: Params
+    _answer: Callable[[Any], None] = field(default=lambda outcome: None, repr=False, compare=False)
+
+    def answer(self, outcome: Any) -> None:
+        """Answer this task now, while the handler still works on others of the batch; from any thread.
+
+        outcome: as in the list that the handler returns, whose entry for this task is ignored then.
+        """
+        self._answer(outcome)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

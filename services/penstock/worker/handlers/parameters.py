@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import inspect
 import types
 import typing
@@ -15,6 +16,7 @@ import msgspec
 from penstock.protocol.errors import InvalidParams, SettingsError
 from penstock.protocol.json_text import decode_any
 from penstock.protocol.spelling import did_you_mean
+from penstock.worker.handlers.context import Call, Context
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
@@ -24,10 +26,10 @@ _PYDANTIC = frozenset(("pydantic", "pydantic_core", "annotated_types"))
 class Parameters:
     """The parameters of a handler after the context. Raises SettingsError for an unusable signature or annotation."""
 
-    def __init__(self, action: str, function: Callable[..., Any], context_type: type) -> None:
+    def __init__(self, action: str, function: Callable[..., Any]) -> None:
         self._action = action
         parameters = list(inspect.signature(function).parameters.values())
-        if not parameters or not _takes_context(parameters[0], function, context_type):
+        if not parameters or not _takes_context(parameters[0], function):
             names = ["ctx: Context", *(str(p) for p in parameters)]
             start = f"async def {function.__name__}" if inspect.iscoroutinefunction(function) else "def handler"
             raise SettingsError(
@@ -104,6 +106,46 @@ class Parameters:
             raise InvalidParams("params", f"has {len(given)} items; {self._action} takes {len(self._positions)}")
 
 
+def batch_fit(action: str, function: Callable[..., Any]) -> Callable[[msgspec.Raw | bytes], Any]:
+    """Converts a task's parameters to what ``list[Call[...]]`` holds. Raises SettingsError for another signature."""
+    parameters = list(inspect.signature(function).parameters.values())
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if not parameters or parameters[0].kind not in by_position or required not in ([], [parameters[0]]):
+        raise SettingsError(
+            f"action {action!r}: {place(function)} is batched, so it must take one parameter, "
+            "such as calls: list[Call[MyParams]]"
+        )
+    try:
+        convert = converter(_params_of(action, function, parameters[0]))
+    except SettingsError:
+        raise
+    except Exception as exc:
+        raise uncheckable(action, function, str(parameters[0]), exc) from None
+    if convert is None:
+        return read_params
+    check = checked(convert)
+    return lambda params: check(read_params(params))
+
+
+def _params_of(action: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """The type in ``list[Call[...]]``, or Any."""
+    if parameter.annotation is parameter.empty:
+        return Any
+    wanted = resolve(parameter.annotation, function)
+    item: Any = None
+    if typing.get_origin(wanted) in (list, collections.abc.Sequence):
+        (item,) = typing.get_args(wanted)
+    if item is Call or wanted in (list, collections.abc.Sequence):
+        return Any
+    if typing.get_origin(item) is not Call:
+        raise SettingsError(
+            f"action {action!r}: {place(function)} is batched, so {parameter.name} must be a list[Call[MyParams]], "
+            f"not {wanted!r}"
+        )
+    return typing.get_args(item)[0]
+
+
 def read_params(params: msgspec.Raw | bytes) -> Any:
     """A task's parameters, decoded. Raises InvalidParams."""
     try:
@@ -112,7 +154,7 @@ def read_params(params: msgspec.Raw | bytes) -> Any:
         raise InvalidParams("params", f"cannot be read: {exc}") from None
 
 
-def _takes_context(parameter: inspect.Parameter, function: Callable[..., Any], context_type: type) -> bool:
+def _takes_context(parameter: inspect.Parameter, function: Callable[..., Any]) -> bool:
     """Whether a function's first parameter may be the context; without an annotation it may be anything."""
     if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
         return False
@@ -121,13 +163,13 @@ def _takes_context(parameter: inspect.Parameter, function: Callable[..., Any], c
     try:
         wanted = resolve(parameter.annotation, function)
     except Exception:  # its name may be imported for type checkers only
-        return str(parameter.annotation).rpartition(".")[2] == context_type.__name__
+        return str(parameter.annotation).rpartition(".")[2] == Context.__name__
     kinds = typing.get_args(wanted) or (wanted,)  # of an Optional, of an Annotated
     return any(
         kind in (Any, object)
         or isinstance(kind, typing.TypeVar)
         or getattr(kind, "_is_protocol", False)
-        or (isinstance(kind, type) and (issubclass(context_type, kind) or issubclass(kind, context_type)))
+        or (isinstance(kind, type) and (issubclass(Context, kind) or issubclass(kind, Context)))
         for kind in kinds
     )
 
@@ -154,10 +196,7 @@ def resolve(annotation: Any, function: Callable[..., Any]) -> Any:
 
 
 def converter(wanted: Any) -> Callable[[Any], Any] | None:
-    """Checks decoded JSON against a type and converts it, raising msgspec.ValidationError; None for any value.
-
-    Raises TypeError, or an error of pydantic, for a type that neither msgspec nor pydantic can check.
-    """
+    """Converts decoded JSON to a type, or raises msgspec.ValidationError; None for a type that any value fits."""
     if wanted is Any or wanted is object or isinstance(wanted, typing.TypeVar):
         return None
     if not _is_pydantics(wanted, []):
@@ -240,7 +279,3 @@ def place(function: Callable[..., Any]) -> str:
     """Where a function is defined, for messages."""
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
