@@ -38,10 +38,7 @@ async def open_params(codec: PayloadCodec, attempt: Attempt) -> None:
     try:
         opened = await codec.load(text, payload_aad(attempt.handler.name, attempt.tenant))
     except PayloadUnavailable as exc:
-        log.warning(
-            "payload_unavailable", task_id=attempt.claim.task_id, claim=attempt.claim.claim,
-            action=attempt.handler.name, reason=str(exc),
-        )  # fmt: skip
+        log.warning("payload_unavailable", **attempt.log_fields(), reason=str(exc))
         problem = f"its payload cannot be had now: {exc}"
         raise Refusal("PayloadUnavailable", problem, data={"not_begun": True}) from None
     except PayloadLost as exc:

@@ -32,27 +32,26 @@ class Deliveries:
 
     def __init__(self, settings: Settings, registry: Registry, modules: Mapping[str, str] | None = None) -> None:
         self.settings = settings
-        self._modules = modules or {}
         self.registry = registry
         self._opens: list[Callable[[], None]] = []
         self._closes: list[Callable[[], Awaitable[None]]] = []
         for name in dict.fromkeys(settings.deliveries):
-            self._add(name)
+            self._add(name, modules or {})
 
-    def _add(self, name: str) -> None:
+    def _add(self, name: str, modules: Mapping[str, str]) -> None:
         if name not in BUILT_IN_ACTIONS:
             near = nearest(name, BUILT_IN_ACTIONS)
             raise SettingsError(
                 f"{PREFIX}DELIVERIES: there is no delivery {name!r}; "
                 + (f"did you mean {near}?" if near else f"there are {', '.join(sorted(BUILT_IN_ACTIONS))}")
             )
-        if self.registry.get(name) is not None:
+        if name in self.registry:
             raise SettingsError(
                 f"{PREFIX}DELIVERIES names {name}, but a module of --app registers an action of that name: "
                 "rename that one, or take the name out of the setting"
             )
         try:
-            home = self._modules.get(name) or f"penstock.worker.deliveries.{name.partition('.')[0]}"
+            home = modules.get(name) or f"penstock.worker.deliveries.{name.partition('.')[0]}"
             module = importlib.import_module(home)  # its add_to() registers it
         except ModuleNotFoundError as exc:
             if exc.name is None or exc.name.startswith("penstock") or name not in EXTRAS:
