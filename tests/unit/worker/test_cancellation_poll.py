@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from penstock.protocol.requests import ClaimId, parse_claim_id
-from penstock.settings.loading import load_settings
+from penstock.settings.model import load_settings
 from penstock.worker.cancellation_poll import CancellationPoll
 from penstock.worker.handlers.context import Cancellation, Context, TaskCancelled
 
