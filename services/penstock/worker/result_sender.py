@@ -75,7 +75,7 @@ class Timings:
 
 
 class ResultSender:
-    """Sends at once under little load, in growing batches under much; ``sent`` is told the lease of each response."""
+    """Sends at once under little load, in growing batches under much; each response's lease goes to ``sent``."""
 
     def __init__(self, queue: Queue, *, sent: Callable[[Lease], None], timings: Timings, worker: str) -> None:
         self._queue = queue
