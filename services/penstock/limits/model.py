@@ -1,4 +1,4 @@
-"""Parameters and results of `action.*`, `route.*` and `tenant.*`, and checks; without I/O."""
+"""Parameters and results of `action.*`, `route.*` and `tenant.*`; without I/O. Parameters raise InvalidParams."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from penstock.protocol.checks import CONTROL
+from penstock.protocol.checks import CONTROL, read_action, read_limit
 from penstock.protocol.errors import InvalidParams
-from penstock.protocol.tenant import TENANT_MAX_CHARS
+from penstock.protocol.tenant import EVERY_TENANT, TENANT_MAX_CHARS, read_tenant
 from penstock.protocol.views import CURSOR, NEXT_CURSOR, about
 
 ROUTE_NAME_MAX_CHARS = 60
@@ -24,13 +24,17 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 Per = Literal["second", "minute", "hour"]
 
-_ACTION = about("The action, exactly.")
 _TENANT = f"The tenant; 1 to {TENANT_MAX_CHARS} characters."
-_TENANT_OR_ALL = about(f"{_TENANT} Or *, for every tenant that has no limits of its own.")
 
 
-class ActionSetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    action: Annotated[str, _ACTION]
+class ActionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    action: Annotated[str, about("The action, exactly.")]
+
+    def __post_init__(self) -> None:
+        read_action(self.action)
+
+
+class ActionSetParams(ActionName, frozen=True, forbid_unknown_fields=True):
     max_in_flight: Annotated[int | UnsetType | None, about("How many of its tasks may be claimed and unsettled.")] = (
         UNSET
     )
@@ -46,9 +50,9 @@ class ActionSetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_burst: Annotated[int | UnsetType | None, about("As burst, for each limit_key separately.")] = UNSET
     per: Annotated[Per, about("What the rates of this call are counted in.")] = "second"
 
-
-class ActionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    action: Annotated[str, _ACTION]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        limits_of(self)
 
 
 class RouteSetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,13 +66,41 @@ class RouteSetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
     position: Annotated[int, about("Of several routes that fit, the lowest counts.")] = 0
 
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.queue) <= 1000 or CONTROL.search(self.queue) or " " in self.queue:
+            raise InvalidParams("queue", f"must be a queue's name or URL, not {self.queue[:60]!r}")
+        if not 1 <= len(self.actions) <= MAX_PATTERNS:
+            raise InvalidParams("actions", f"must hold 1 to {MAX_PATTERNS} patterns, not {len(self.actions)}")
+        for place, pattern in enumerate(self.actions):
+            if not 1 <= len(pattern) <= 200 or CONTROL.search(pattern) or "\\" in pattern:
+                raise InvalidParams(
+                    f"actions[{place}]", f"must be an action or a pattern such as video.*, not {pattern[:60]!r}"
+                )
+        if len(self.labels) > MAX_ROUTE_LABELS:
+            raise InvalidParams("labels", f"must hold at most {MAX_ROUTE_LABELS}, not {len(self.labels)}")
+        for name, value in self.labels.items():
+            if not name or len(name) > 200 or len(value) > 200 or CONTROL.search(name + value):
+                raise InvalidParams("labels", f"must be text of up to 200 characters by text: {name[:60]!r}")
+        if self.position not in _POSITIONS:
+            raise InvalidParams("position", f"must fit into 32 bits, not {self.position}")
+        _check_route_name(self.name)
+
 
 class RouteName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, about("The route.")]
 
+    def __post_init__(self) -> None:
+        _check_route_name(self.name)
 
-class TenantSetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tenant: Annotated[str, _TENANT_OR_ALL]
+
+class TenantOrAll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tenant: Annotated[str, about(f"{_TENANT} Or *, for every tenant that has no limits of its own.")]
+
+    def __post_init__(self) -> None:
+        _check_tenant_or_all(self.tenant)
+
+
+class TenantSetParams(TenantOrAll, frozen=True, forbid_unknown_fields=True):
     max_in_flight: Annotated[
         int | UnsetType | None,
         about(f"Maximum number of claimed, unsettled tasks of all its actions; 1 to {MOST_IN_FLIGHT}."),
@@ -80,18 +112,28 @@ class TenantSetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = UNSET
     per: Annotated[Per, about("What the rate counts by.")] = "second"
 
-
-class TenantOrAll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tenant: Annotated[str, _TENANT_OR_ALL]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        limits_of(self)
 
 
 class TenantName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenant: Annotated[str, about(_TENANT)]
 
+    def __post_init__(self) -> None:
+        if self.tenant == EVERY_TENANT:
+            raise InvalidParams("tenant", "must be one tenant's name: to send nothing at all, pause actions")
+        read_tenant(self.tenant)
+
 
 class TenantListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, about("Maximum number of tenants; 1 to 1000.")] = 50
     cursor: Annotated[str | None, CURSOR] = None
+
+    def __post_init__(self) -> None:
+        read_limit(self.limit)
+        if self.cursor is not None:
+            _check_tenant_or_all(self.cursor, "cursor")
 
 
 # Results
@@ -155,15 +197,15 @@ class TenantPage(msgspec.Struct, frozen=True):
 # Checks
 
 
-def read_change(given: ActionSetParams | TenantSetParams) -> dict[str, Any]:
-    """The given limits. Raises InvalidParams if there are none."""
+def limits_of(given: ActionSetParams | TenantSetParams) -> dict[str, Any]:
+    """The given limits, by the names of ``token_bucket.Limits``; rates per second. There is at least one."""
     subject, *names, _ = given.__struct_fields__
     change = {name: value for name in names if (value := getattr(given, name)) is not UNSET}
-    for name in sorted(change, key=_is_rate):
+    for name in sorted(change, key=lambda name: name.endswith("rate")):
         value = change[name]
         if value is None:
             continue
-        if _is_rate(name):
+        if name.endswith("rate"):
             change[name] = value / SECONDS_OF[given.per]
             if not 0 < change[name] <= MOST_A_SECOND:
                 raise InvalidParams(
@@ -180,36 +222,14 @@ def read_change(given: ActionSetParams | TenantSetParams) -> dict[str, Any]:
     return change
 
 
-def _is_rate(name: str) -> bool:
-    return name.endswith("rate")
-
-
-def check_route(given: RouteSetParams) -> RouteSetParams:
-    """Raises InvalidParams."""
-    if not 1 <= len(given.queue) <= 1000 or CONTROL.search(given.queue) or " " in given.queue:
-        raise InvalidParams("queue", f"must be a queue's name or URL, not {given.queue[:60]!r}")
-    if not 1 <= len(given.actions) <= MAX_PATTERNS:
-        raise InvalidParams("actions", f"must hold 1 to {MAX_PATTERNS} patterns, not {len(given.actions)}")
-    for place, pattern in enumerate(given.actions):
-        if not 1 <= len(pattern) <= 200 or CONTROL.search(pattern) or "\\" in pattern:
-            raise InvalidParams(
-                f"actions[{place}]", f"must be an action or a pattern such as video.*, not {pattern[:60]!r}"
-            )
-    if len(given.labels) > MAX_ROUTE_LABELS:
-        raise InvalidParams("labels", f"must hold at most {MAX_ROUTE_LABELS}, not {len(given.labels)}")
-    for name, value in given.labels.items():
-        if not name or len(name) > 200 or len(value) > 200 or CONTROL.search(name + value):
-            raise InvalidParams("labels", f"must be text of up to 200 characters by text: {name[:60]!r}")
-    if given.position not in _POSITIONS:
-        raise InvalidParams("position", f"must fit into 32 bits, not {given.position}")
-    read_route_name(given.name)
-    return given
-
-
-def read_route_name(name: str) -> str:
+def _check_route_name(name: str) -> None:
     if not 1 <= len(name) <= ROUTE_NAME_MAX_CHARS or not _NAME.fullmatch(name):
         raise InvalidParams(
             "name", f"must be 1 to {ROUTE_NAME_MAX_CHARS} letters, digits, dots, dashes or underscores, "
             f"not {name[:ROUTE_NAME_MAX_CHARS]!r}",
         )  # fmt: skip
-    return name
+
+
+def _check_tenant_or_all(tenant: str, name: str = "tenant") -> None:
+    if tenant != EVERY_TENANT:
+        read_tenant(tenant, name)

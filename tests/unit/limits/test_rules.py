@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.limits.model import RouteSetParams
+from penstock.limits.model import ActionName, RouteName, RouteSetParams, limits_of
 from penstock.methods.table import read_command
 from penstock.protocol.errors import InvalidParams
 from penstock.settings.model import load_settings
@@ -20,21 +20,19 @@ def command(method: str, **params: Any) -> Any:
 
 
 def test_a_limit_left_out_stays_and_null_takes_it_away() -> None:
-    assert command("action.set", action="a", max_in_flight=3, key_rate=None) == (
-        "a",
-        {"max_in_flight": 3, "key_rate": None},
-    )
+    given = command("action.set", action="a", max_in_flight=3, key_rate=None)
+    assert (given.action, limits_of(given)) == ("a", {"max_in_flight": 3, "key_rate": None})
 
 
 @pytest.mark.parametrize(("per", "rate"), [("second", 120.0), ("minute", 2.0), ("hour", 120 / 3600)])
 def test_rates_are_counted_in_what_the_call_says(per: str, rate: float) -> None:
-    assert command("action.set", action="a", rate=120, per=per) == ("a", {"rate": pytest.approx(rate)})
+    assert limits_of(command("action.set", action="a", rate=120, per=per)) == {"rate": pytest.approx(rate)}
 
 
 def test_the_other_methods_become_their_commands() -> None:
     for method in ("action.pause", "action.resume", "action.get"):
-        assert command(method, action="a") == "a"
-    assert command("route.delete", name="video") == "video"
+        assert command(method, action="a") == ActionName("a")
+    assert command("route.delete", name="video") == RouteName("video")
     assert command("route.set", name="video", queue="q") == RouteSetParams("video", "q", ["*"], {})
     assert command("route.set", name="v", queue="q", actions=["a.*"], labels={"x": "y"}, position=-1) == RouteSetParams(
         "v", "q", ["a.*"], {"x": "y"}, -1

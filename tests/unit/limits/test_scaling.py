@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.limits.model import RouteSetParams, check_route
+from penstock.limits.model import RouteSetParams
 from penstock.limits.scaling import OUTBOUND, ActionLoad, RouteLoad
 from penstock.protocol.errors import InvalidParams
 
@@ -90,4 +90,4 @@ def test_the_figure_is_bounded_by_what_runs_and_what_is_there(found: list[Action
 def test_no_route_can_have_the_name_of_the_outbound_lane() -> None:
     given = {"name": OUTBOUND, "queue": "q"}
     with pytest.raises(InvalidParams, match="name must be"):
-        check_route(RouteSetParams(**given))
+        RouteSetParams(**given)
