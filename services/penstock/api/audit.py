@@ -52,13 +52,11 @@ class AuditListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, about(f"Maximum number of entries; 1 to {MAX_LIST}.")] = 50
     cursor: Annotated[str | None, CURSOR] = None
 
-
-def _read_list(given: AuditListParams) -> AuditListParams:
-    check_page(given.limit, given.cursor)
-    return given
+    def __post_init__(self) -> None:
+        check_page(self.limit, self.cursor)
 
 
-@method("audit.list", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_list, audited=False)
+@method("audit.list", permission=Permission.ADMIN, scope=Scope.CLOSED, audited=False)
 async def list_(context: Context, page: AuditListParams) -> AuditPage:
     """List what was changed by hand and by whom, newest first."""
     async with context.session() as session:

@@ -141,13 +141,11 @@ class DlqListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue: _Queue
     limit: Annotated[int, about(f"Maximum number of messages; 1 to {MAX_LIST}.")] = 50
 
-
-def _check_list(given: DlqListParams) -> DlqListParams:
-    read_limit(given.limit)
-    return given
+    def __post_init__(self) -> None:
+        read_limit(self.limit)
 
 
-@method("dlq.list", permission=Permission.READ, scope=Scope.CLOSED, errors=(QueueAway,), read=_check_list)
+@method("dlq.list", permission=Permission.READ, scope=Scope.CLOSED, errors=(QueueAway,))
 async def list_(context: ApiContext, command: DlqListParams) -> DeadMessages:
     """List messages of a dead-letter queue, with what Postgres knows of them; they stay where they are."""
     shown: list[DeadMessage] = []
@@ -161,15 +159,11 @@ class DlqShowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue: _Queue
     id: Annotated[str, about("From dlq.list.")]
 
-
-def _check_show(given: DlqShowParams) -> DlqShowParams:
-    _check_message_id(given.id, "id")
-    return given
+    def __post_init__(self) -> None:
+        _check_message_id(self.id, "id")
 
 
-@method(
-    "dlq.show", permission=Permission.READ, scope=Scope.CLOSED, errors=(MessageNotFound, QueueAway), read=_check_show
-)  # fmt: skip
+@method("dlq.show", permission=Permission.READ, scope=Scope.CLOSED, errors=(MessageNotFound, QueueAway))
 async def show(context: ApiContext, command: DlqShowParams) -> DeadMessageDetail:
     """Show one of them whole, with what each task in it is now."""
     name = command.queue + DEAD_LETTER_SUFFIX
@@ -190,26 +184,19 @@ class WhichDead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ids: Annotated[list[str] | None, about(f"From dlq.list; 1 to {MAX_IDS}.")] = None
     limit: Annotated[int | None, about(f"Instead of ids: any messages, up to this many; 1 to {MAX_LIST}.")] = None
 
+    def __post_init__(self) -> None:
+        if (self.ids is None) == (self.limit is None):
+            raise InvalidParams("ids", "or limit must be given, not both")
+        if self.limit is not None:
+            read_limit(self.limit)
+        if self.ids is not None and not 1 <= len(self.ids) <= MAX_IDS:
+            raise InvalidParams("ids", f"must hold 1 to {MAX_IDS} ids, not {len(self.ids)}")
+        for position, value in enumerate(self.ids or ()):
+            _check_message_id(value, f"ids[{position}]")
+
 
 class ReplayDead(WhichDead, frozen=True, forbid_unknown_fields=True):
     force: Annotated[bool, about("Also inbound messages too old to know whether they were accepted before.")] = False
-
-
-def _check_which(given: WhichDead) -> WhichDead:
-    if (given.ids is None) == (given.limit is None):
-        raise InvalidParams("ids", "or limit must be given, not both")
-    if given.limit is not None:
-        read_limit(given.limit)
-    if given.ids is not None and not 1 <= len(given.ids) <= MAX_IDS:
-        raise InvalidParams("ids", f"must hold 1 to {MAX_IDS} ids, not {len(given.ids)}")
-    for position, value in enumerate(given.ids or ()):
-        _check_message_id(value, f"ids[{position}]")
-    return given
-
-
-def _check_replay(given: ReplayDead) -> ReplayDead:
-    _check_which(given)
-    return given
 
 
 def _check_message_id(value: str, name: str) -> None:
@@ -217,7 +204,7 @@ def _check_message_id(value: str, name: str) -> None:
         raise InvalidParams(name, f"must be a message's id, of 1 to {MESSAGE_ID_MAX_CHARS} characters")
 
 
-@method("dlq.replay", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(QueueAway,), read=_check_replay)
+@method("dlq.replay", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(QueueAway,))
 async def replay(context: ApiContext, command: ReplayDead) -> DeadReplayed:
     """Send messages again and take them from the dead-letter queue; doing so twice does nothing twice."""
     dead, queue = _queue(context, command.queue + DEAD_LETTER_SUFFIX), _queue(context, command.queue)
@@ -245,7 +232,7 @@ async def replay(context: ApiContext, command: ReplayDead) -> DeadReplayed:
     )
 
 
-@method("dlq.purge", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(QueueAway,), read=_check_which)
+@method("dlq.purge", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(QueueAway,))
 async def purge(context: ApiContext, command: WhichDead) -> DeadPurged:
     """Delete messages of a dead-letter queue permanently."""
     async with lease_messages(_queue(context, command.queue + DEAD_LETTER_SUFFIX)) as leased:

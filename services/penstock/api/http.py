@@ -14,9 +14,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.api import audit, disconnect
+from penstock.api import audit
 from penstock.api.access import Authenticator, address_of
 from penstock.api.http_limits import ADMITTED
+from penstock.api.long_polls import HAS_WAITED, request_in_hand
 from penstock.api.rpc import Dispatcher, error_body, masked
 from penstock.api.scaling import Scaling
 from penstock.protocol import errors
@@ -90,7 +91,7 @@ def make_app(
             in_hand().caller = caller.name if caller.key else None
             _check_media_type(request)
             body = await read_body(request, settings.largest_request_bytes, settings.request_timeout_seconds)
-            peer = disconnect.watch(request)
+            request_in_hand.set(request)
             spans = active.active()
             if spans is None:
                 status, answer = await dispatcher.answer(body, caller)
@@ -104,7 +105,7 @@ def make_app(
             return Response(status_code=400)  # no one is there to read it
         except Exception as exc:
             return _failed(exc, "unknown")
-        if not peer.waited:
+        if HAS_WAITED not in request.scope:
             metrics.REQUEST_SECONDS.observe(perf_counter() - started)
         return Response(status_code=status) if answer is None else _json(answer, status)
 

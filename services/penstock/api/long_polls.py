@@ -11,10 +11,12 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from time import monotonic
 from typing import Any
 
-from penstock.api.disconnect import wait_gone
+from starlette.requests import Request
+
 from penstock.db.notify import Listener
 from penstock.db.pool import Store
 from penstock.db.session import OpenSession
@@ -41,6 +43,20 @@ _MANY = 100
 _CALLS_PER_LOOK = 50  # of those that have just come; each may ask for a thousand tasks
 
 log = get_logger()
+
+HAS_WAITED = "penstock.has_waited"  # in the scope of a request whose answer was put off
+request_in_hand: ContextVar[Request | None] = ContextVar("request", default=None)
+
+
+async def _wait_gone() -> None:
+    """Until the connection of the request in hand is closed; for ever where it came over none."""
+    request = request_in_hand.get()
+    if request is None:
+        await asyncio.Event().wait()
+        return
+    request.scope[HAS_WAITED] = True
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 class _Waiter:
@@ -120,7 +136,7 @@ class LongPolls:
         self._requests += waits
         self._of_callers[caller] += waits
         answering = asyncio.gather(*(self._one(command, hidden) for command in commands), return_exceptions=True)
-        hanging_up = asyncio.ensure_future(wait_gone() if waits else asyncio.Event().wait())
+        hanging_up = asyncio.ensure_future(_wait_gone() if waits else asyncio.Event().wait())
         try:
             await asyncio.wait((answering, hanging_up), return_when=asyncio.FIRST_COMPLETED)
             return answering.result() if answering.done() else [None] * len(commands)

@@ -84,7 +84,20 @@ def describe(methods: Mapping[str, Method]) -> dict[str, Any]:
             "version": __version__,
             "description": "A durable task pipeline. Send JSON-RPC 2.0 requests, single or batch, to POST /rpc.",
         },
-        "methods": [*(_method(method, by_type) for method in shown), _submit(methods["enqueue"])],
+        "methods": [
+            *(
+                {
+                    "name": method.name,
+                    "summary": method.summary,
+                    "paramStructure": "either",
+                    "params": [_parameter(field, by_type) for field in msgspec.structs.fields(method.params)],
+                    "result": _result(method),
+                    "errors": _references(*method.errors),
+                }
+                for method in shown
+            ),
+            _submit(methods["enqueue"]),
+        ],
         "components": {
             "schemas": dict(sorted(components.items(), key=lambda named: _place(_COMPONENTS, named[0]))),
             "errors": {error.__name__: {"code": error.code, "message": text} for error, text in _ERRORS.items()},
@@ -95,17 +108,6 @@ def describe(methods: Mapping[str, Method]) -> dict[str, Any]:
 def _place(order: Sequence[str], name: str) -> int:
     """Names without a family stand first."""
     return order.index(name) if name in order else len(order) if name else -1
-
-
-def _method(method: Method, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "name": method.name,
-        "summary": method.summary,
-        "paramStructure": "either",
-        "params": [_parameter(field, schemas) for field in msgspec.structs.fields(method.params)],
-        "result": _result(method),
-        "errors": _references(*method.errors),
-    }
 
 
 def _parameter(field: Any, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:

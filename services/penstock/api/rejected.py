@@ -69,13 +69,11 @@ class ListRejected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cursor: Annotated[str | None, CURSOR] = None
     source: Annotated[Source | None, about("Only messages from this source.")] = None
 
-
-def _check_list(given: ListRejected) -> ListRejected:
-    check_page(given.limit, given.cursor)
-    return given
+    def __post_init__(self) -> None:
+        check_page(self.limit, self.cursor)
 
 
-@method("rejected.list", permission=Permission.READ, scope=Scope.CLOSED, read=_check_list)
+@method("rejected.list", permission=Permission.READ, scope=Scope.CLOSED)
 async def list_(context: Context, command: ListRejected) -> RejectedPage:
     """List messages of the queues that could not be understood, newest first."""
     page: list[Rejected] = []
@@ -123,20 +121,19 @@ class WhichRejected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cursor: Annotated[str | None, about("With limit: the cursor of the page before.")] = None
     source: Annotated[Source | None, about("With limit: only messages of this queue.")] = None
 
+    def __post_init__(self) -> None:
+        if (self.ids is None) == (self.limit is None):
+            raise InvalidParams("ids", "or limit must be given, not both")
+        if self.limit is not None:
+            check_page(self.limit, self.cursor)
+            return
+        for name in ("cursor", "source"):
+            if getattr(self, name) is not None:
+                raise InvalidParams(name, "goes with limit, not with ids")
+        read_ids(self.ids or [])
 
-def _check_which(given: WhichRejected) -> WhichRejected:
-    if (given.ids is None) == (given.limit is None):
-        raise InvalidParams("ids", "or limit must be given, not both")
-    if given.limit is not None:
-        check_page(given.limit, given.cursor)
-        return given
-    for name in ("cursor", "source"):
-        if getattr(given, name) is not None:
-            raise InvalidParams(name, "goes with limit, not with ids")
-    return msgspec.structs.replace(given, ids=read_ids(given.ids or []))
 
-
-@method("rejected.retry", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_check_which)
+@method("rejected.retry", permission=Permission.ADMIN, scope=Scope.CLOSED)
 async def retry(context: ApiContext, which: WhichRejected) -> Replayed:
     """Read rejected messages again; what is accepted of a message is not accepted twice."""
     async with context.session() as session:
@@ -147,7 +144,7 @@ async def retry(context: ApiContext, which: WhichRejected) -> Replayed:
     return replayed
 
 
-@method("rejected.purge", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_check_which)
+@method("rejected.purge", permission=Permission.ADMIN, scope=Scope.CLOSED)
 async def purge(context: Context, which: WhichRejected) -> Purged:
     """Delete rejected messages permanently."""
     async with context.session() as session:
@@ -157,13 +154,13 @@ async def purge(context: Context, which: WhichRejected) -> Purged:
     return Purged(purged, cursor)
 
 
-async def _choose(session: Session, which: WhichRejected) -> tuple[list[Any], str | None]:
+async def _choose(session: Session, which: WhichRejected) -> tuple[list[int], str | None]:
     """Ids of rejected messages, and where the next page of them begins.
 
     Newest first, so that what a retry rejects again, as a record of its own, is on no later page.
     """
     if which.ids is not None:
-        return which.ids, None
+        return read_ids(which.ids), None
     rows = await session.fetch("list_rejected_ids", read_cursor(which.cursor), which.limit, which.source)
     ids = [row["id"] for row in rows]
     return ids, str(ids[-1]) if len(ids) == which.limit else None

@@ -13,7 +13,7 @@ import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from inspect import Signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from jsonrpcserver import Success
@@ -35,13 +35,6 @@ Handler = Callable[[Sequence[Request]], Awaitable[Sequence[Outcome]]]
 ENTRIES_AT_ONCE = 2000  # of one batch; the others wait, so a batch cannot fill the memory with half-done work
 
 log = get_logger()
-
-
-class Answer(NamedTuple):
-    """HTTP status and body; None when there is nothing to answer, all entries being notifications."""
-
-    status: int
-    body: bytes | None
 
 
 class ErrorObject(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -128,17 +121,18 @@ class Dispatcher:
         self._unknown = _Method("unknown", _not_found)
         self._batch_limit = batch_limit
 
-    async def answer(self, body: bytes, caller: Caller) -> Answer:
-        """Answer one body; raises nothing that the body is to blame for, but RateLimited if it holds too many requests.
+    async def answer(self, body: bytes, caller: Caller) -> tuple[int, bytes | None]:
+        """Answer one body: HTTP status and body, None when all entries are notifications.
 
-        A request that the caller may not make is answered so, and harms no neighbour.
+        Raises nothing that the body is to blame for, but RateLimited if it holds too many requests. A request that the
+        caller may not make is answered so, and harms no neighbour.
         """
         try:
             is_batch, entries = decode_body(body, batch_limit=self._batch_limit)
         except RpcError as exc:
             caller.charge(1)
             metrics.REQUESTS.labels("unknown", str(exc.code)).inc()
-            return Answer(200, error_body(exc))
+            return 200, error_body(exc)
         caller.charge(len(entries))
         given = iter(await self._dispatch([entry for entry in entries if isinstance(entry, Request)], caller))
         answers: list[_Response] = []
@@ -167,10 +161,10 @@ class Dispatcher:
         for (label, code), count in counts.items():
             metrics.REQUESTS.labels(label, code).inc(count)
         if is_batch:
-            return Answer(200, _encode(answers)) if answers else Answer(204, None)
+            return (200, _encode(answers)) if answers else (204, None)
         if not answers:
-            return Answer(status if status != 200 else 204, None)
-        return Answer(status, _encode(answers[0]))
+            return status if status != 200 else 204, None
+        return status, _encode(answers[0])
 
     async def _dispatch(self, requests: Sequence[Request], caller: Caller) -> list[tuple[str, Outcome]]:
         """Label and outcome of every request, in their order."""

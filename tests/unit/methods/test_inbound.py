@@ -307,7 +307,7 @@ def test_a_wrong_submission_names_the_field(limits: Settings, method: str, paylo
             {"limit": 5, "cursor": "9", "source": "inbound"},
             WhichRejected(None, 5, "9", "inbound"),
         ),
-        ("rejected.purge", {"ids": ["1"]}, WhichRejected([1])),
+        ("rejected.purge", {"ids": ["1"]}, WhichRejected(["1"])),
         ("rejected.purge", {"limit": 5}, WhichRejected(None, 5)),
         ("dlq.stats", None, NoParams()),
         ("dlq.list", {"queue": "inbound"}, DlqListParams("inbound", 50)),
