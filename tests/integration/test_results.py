@@ -221,7 +221,7 @@ async def test_waits_are_bounded_and_told_so(store: Store, settings: Settings) -
         assert "Too many tasks" in refused["message"]
         assert len((await ask(http, ids=ids, timeout=0))["result"]) == 5, "a look is none"
         waiting = [asyncio.create_task(ask(http, id=ids[0], timeout=60)) for _ in range(2)]
-        await until(lambda: api._methods.long_polls._requests == 2)
+        await until(lambda: api._methods.long_polls._of_callers.total() == 2)
         assert "Too many requests" in (await ask(http, id=ids[0], timeout=60))["error"]["message"]
         async with store.transaction() as session:
             await settle.cancel(session, ids)
@@ -239,10 +239,10 @@ async def test_one_caller_leaves_waits_to_the_others(store: Store, settings: Set
             return (await http.post("/rpc", json=body, timeout=90, headers={"X-API-Key": key})).json()
 
         waiting = [asyncio.create_task(wait(one)) for _ in range(2)]
-        await until(lambda: api._methods.long_polls._requests == 2)
+        await until(lambda: api._methods.long_polls._of_callers.total() == 2)
         assert (await wait(one))["error"]["data"] == {"limit": 2, "retry_after": 1}
         waiting.append(asyncio.create_task(wait(other)))
-        await until(lambda: api._methods.long_polls._requests == 3)
+        await until(lambda: api._methods.long_polls._of_callers.total() == 3)
         async with store.transaction() as session:
             await settle.cancel(session, [task_id])
         assert [(await task)["result"]["state"] for task in waiting] == ["CANCELLED"] * 3

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from penstock.api.key_cache import KeyCache
 from penstock.api.rates import Rates
 from penstock.api.table import method_of
-from penstock.protocol.api_key import ALL_PERMISSIONS, ApiKey, Permission
+from penstock.protocol.api_key import ALL_PERMISSIONS, ApiKey, Permission, digest_of
 from penstock.protocol.errors import AccessDenied
 from penstock.protocol.method import Scope
 from penstock.settings.processes import is_loopback
@@ -107,7 +107,7 @@ class Authenticator:
             return Caller(address, ALL_PERMISSIONS, self._rates)
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
-        key = self._key_cache.find(given.encode("latin-1")) if given else None
+        key = self._key_cache.find(digest_of(given.encode("latin-1"))) if given else None
         if key is None:
             raise AccessDenied(401, "A valid API key is needed: send Authorization: Bearer KEY, or X-API-Key: KEY")
         return self._caller_of(key)
@@ -121,17 +121,10 @@ class Authenticator:
     def asks_for_keys(self) -> bool:
         return self._key_cache is not None
 
-    def admit_secret(self, secret: str) -> tuple[Caller, bytes] | None:
-        """Who has this key, and its digest; None for no key that is accepted. Raises Unavailable."""
-        if self._key_cache is None or (key := self._key_cache.find(secret.encode("utf-8"))) is None:
-            return None
-        return self._caller_of(key), key.digest
-
     def admit_digest(self, digest: bytes) -> Caller | None:
-        """Who has the key of this digest, kept with a session; None if it is accepted no more. Raises Unavailable."""
-        if self._key_cache is None or (key := self._key_cache.find_digest(digest)) is None:
-            return None
-        return self._caller_of(key)
+        """Who has the key of this digest; None for no key that is accepted. Raises Unavailable."""
+        key = None if self._key_cache is None else self._key_cache.find(digest)
+        return None if key is None else self._caller_of(key)
 
     def _caller_of(self, key: ApiKey) -> Caller:
         return Caller(f"{key.id or ''}:{key.name}", key.permissions, self._rates, key.name, key.tenant, key.actions)

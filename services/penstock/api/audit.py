@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.db.context import Context
 from penstock.db.session import OpenSession, Session
-from penstock.methods.audit import OUTCOME_MAX_CHARS, AuditEntry, begin_audit, end_audit, shown_params
+from penstock.methods.audit import AuditEntry, begin_audit, end_audit, shown_params
 from penstock.protocol.api_key import Permission
 from penstock.protocol.checks import MAX_LIST, check_page, read_cursor
 from penstock.protocol.errors import RpcError, Unavailable
@@ -78,10 +78,7 @@ _actor: ContextVar[tuple[str, str, str]] = ContextVar("actor", default=("", "", 
 
 
 def set_actor(name: str, address: str, source: str) -> None:
-    """Remember the caller of the request in hand for all that is done for it.
-
-    name: of the API key, empty where none is needed. source: the API.
-    """
+    """Remember the caller of the request in hand. name: of the API key, empty where none is needed."""
     _actor.set((name, address, source))
 
 
@@ -115,7 +112,7 @@ class Audit:
             outcome = f"failed: {type(exc).__name__}"
             raise
         finally:
-            future = self._end.submit_soon((recorded, outcome[:OUTCOME_MAX_CHARS].replace("\0", "\ufffd")))
+            future = self._end.submit_soon((recorded, outcome))
             future.add_done_callback(_warn_of_loss)
 
     async def drain(self) -> None:

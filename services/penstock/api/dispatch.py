@@ -36,11 +36,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Methods:
-    """Carries out requests; ``handlers`` and ``prefixes`` are what a Dispatcher takes.
-
-    queues, dead_letters: by label, for the methods about dead-letter queues; all others do without.
-    keys_changed: called after a key was made or revoked, so that it counts here at once.
-    """
+    """Carries out requests; ``handlers`` and ``prefixes`` are what a Dispatcher takes."""
 
     def __init__(
         self,

@@ -62,10 +62,7 @@ def make_app(
     home: Callable[[Request], Awaitable[Response]] | None = None,
     more: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """The ASGI application: ``POST /rpc``, ``GET /scaling``, and ``GET /`` for those who look what is here.
-
-    home: what browsers are shown at ``/``; more: further routes.
-    """
+    """The ASGI application. home: what browsers are shown at ``/``. more: further routes."""
     card = msgspec.json.encode(
         {"name": "penstock", "version": __version__, "rpc": RPC_PATH, "discover": "rpc.discover"}
     )

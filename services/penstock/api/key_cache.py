@@ -9,7 +9,7 @@ from time import monotonic
 
 from penstock.api.keys import active_keys
 from penstock.db.pool import Store
-from penstock.protocol.api_key import ApiKey, digest_of
+from penstock.protocol.api_key import ApiKey
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import get_logger
 
@@ -21,10 +21,7 @@ log = get_logger()
 
 
 class KeyCache:
-    """Finds keys by their secrets, without a query.
-
-    fixed: keys of the settings. store: where the others are; None for none.
-    """
+    """Finds keys by their digests, without a query. fixed: keys of the settings. store: where the others are."""
 
     def __init__(self, fixed: Sequence[ApiKey], store: Store | None) -> None:
         self._fixed = {key.digest: key for key in fixed}
@@ -34,13 +31,9 @@ class KeyCache:
         self._used: set[int] = set()
         self._noted_at = float("-inf")
 
-    def find(self, secret: bytes) -> ApiKey | None:
-        """The key of a secret. Raises Unavailable while the keys were last read too long ago."""
-        # A lookup by digest: its time depends on digests alone, which lead back to no secret.
-        return self.find_digest(digest_of(secret))
-
-    def find_digest(self, digest: bytes) -> ApiKey | None:
-        """The same by the secret's digest, for those who have shown the secret before. Raises Unavailable."""
+    def find(self, digest: bytes) -> ApiKey | None:
+        """The key whose secret has this digest. Raises Unavailable while the keys were last read too long ago."""
+        # The time of this look-up depends on digests alone, which lead back to no secret.
         key = self._fixed.get(digest)
         if key is None and self._store is not None:
             if monotonic() - self._read_at > BELIEVED_SECONDS:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from time import monotonic
 from typing import Any
@@ -94,10 +94,7 @@ def _bytes_of(row: Any) -> int:
 
 
 class LongPolls:
-    """The method ``result``.
-
-    session: a connection for one statement. Half of the connections may wait, so that other requests find one.
-    """
+    """The method ``result``. Half of the connections may wait, so that other requests find one."""
 
     def __init__(self, store: Store, session: OpenSession, settings: Settings) -> None:
         self._session = session
@@ -108,7 +105,6 @@ class LongPolls:
         self._waiting: dict[int, set[_Waiter]] = {}
         self._awaited = asyncio.Event()
         self._waits = 0
-        self._requests = 0
         self._of_callers: Counter[str | None] = Counter()
         self._stopped = False
         self._first_looks: Batcher[Sequence[int], None] = Batcher(self._look, max_items=_CALLS_PER_LOOK)
@@ -133,7 +129,6 @@ class LongPolls:
                 refusal if isinstance(command, AwaitResults) and command.timeout_seconds else command
                 for command in commands
             ]
-        self._requests += waits
         self._of_callers[caller] += waits
         answering = asyncio.gather(*(self._one(command, hidden) for command in commands), return_exceptions=True)
         hanging_up = asyncio.ensure_future(_wait_gone() if waits else asyncio.Event().wait())
@@ -141,7 +136,6 @@ class LongPolls:
             await asyncio.wait((answering, hanging_up), return_when=asyncio.FIRST_COMPLETED)
             return answering.result() if answering.done() else [None] * len(commands)
         finally:
-            self._requests -= waits
             self._of_callers[caller] -= waits
             self._of_callers += Counter()  # without those that have none
             for task in (answering, hanging_up):
@@ -151,7 +145,7 @@ class LongPolls:
 
     def _full(self, caller: str | None) -> int:
         """The limit that is reached for a caller, 0 for none. None: callers are not distinguished."""
-        if self._requests >= self._requests_limit:
+        if self._of_callers.total() >= self._requests_limit:
             return self._requests_limit
         of_one = math.ceil(self._requests_limit * _SHARE_OF_ONE)
         return of_one if caller is not None and self._of_callers[caller] >= of_one else 0
@@ -195,17 +189,6 @@ class LongPolls:
     async def _one(self, command: AwaitResults | RpcError, hidden: set[int]) -> Any:
         if isinstance(command, RpcError):
             raise command
-        with self._registered(command, hidden) as waiter:
-            await self._first_looks.submit([*waiter.missing])
-            if command.timeout_seconds and not self._stopped:
-                await is_set_within(waiter.ready, command.timeout_seconds)
-                # More may settle within a moment, and each answer costs a call.
-                if waiter.ready.is_set() and waiter.missing and not waiter.is_full and not self._stopped:
-                    await asyncio.sleep(_LINGER_SECONDS_OF_MANY if len(waiter.missing) >= _MANY else _LINGER_SECONDS)
-        return await self._outcome(command, waiter)
-
-    @contextmanager
-    def _registered(self, command: AwaitResults, hidden: set[int]) -> Iterator[_Waiter]:
         waiter = _Waiter(command, hidden)
         ids = frozenset(waiter.missing)
         if command.timeout_seconds and self._waits + len(ids) > self._tasks_limit:
@@ -215,13 +198,19 @@ class LongPolls:
         self._waits += len(ids)
         self._awaited.set()
         try:
-            yield waiter
+            await self._first_looks.submit([*ids])
+            if command.timeout_seconds and not self._stopped:
+                await is_set_within(waiter.ready, command.timeout_seconds)
+                # More may settle within a moment, and each answer costs a call.
+                if waiter.ready.is_set() and waiter.missing and not waiter.is_full and not self._stopped:
+                    await asyncio.sleep(_LINGER_SECONDS_OF_MANY if len(waiter.missing) >= _MANY else _LINGER_SECONDS)
         finally:
             self._waits -= len(ids)
             for task_id in waiter.missing:
                 self._waiting[task_id].discard(waiter)
                 if not self._waiting[task_id]:
                     del self._waiting[task_id]
+        return await self._outcome(command, waiter)
 
     async def _look(self, groups: Sequence[Sequence[int]]) -> list[Exception | None]:
         """Hand each of these tasks that has settled, or is unknown, to the requests that wait. Raises Unavailable."""

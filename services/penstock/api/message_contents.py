@@ -12,7 +12,7 @@ from penstock.db.session import Session
 from penstock.methods.inbound import is_change
 from penstock.methods.table import API_ONLY, read_command
 from penstock.protocol.errors import RpcError
-from penstock.protocol.reports import Failed, Progress, RunTimes, Succeeded, Waiting, decode_report
+from penstock.protocol.reports import Failed, Progress, RunTimes, Succeeded, Unreadable, Waiting, decode_report
 from penstock.protocol.requests import Invalid, decode_request, parse_claim_id, split_body
 from penstock.protocol.task import NewTask, State
 from penstock.protocol.tenant import stored_key
@@ -23,6 +23,7 @@ from penstock.tasks.records import Pair
 
 _SHOWN_CHARS = 100
 _ONLY_ANSWERS = "it only answers, and a queue has no way back"
+_KINDS = {Succeeded: "result", Failed: "error", Progress: "progress", Waiting: "wait", RunTimes: "run_times"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +109,11 @@ def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
 
 
 def _read_report(text: str | msgspec.Raw) -> Entry:
-    match decode_report(text, bare_ids=True):
-        case Succeeded(task_id, claim, attempt, _):
-            return Entry("result", task_id, claim, attempt)
-        case Failed(task_id, claim, attempt, _, _):
-            return Entry("error", task_id, claim, attempt)
-        case Progress(task_id, claim, _):
-            return Entry("progress", task_id, claim)
-        case Waiting(task_id, claim):
-            return Entry("wait", task_id, claim)
-        case RunTimes():
-            return Entry("run_times")
-        case unreadable:
-            return Entry("", problem=unreadable.reason)
+    report = decode_report(text, bare_ids=True)
+    if isinstance(report, Unreadable):
+        return Entry("", problem=report.reason)
+    task_id, claim = getattr(report, "task_id", None), getattr(report, "claim", None)
+    return Entry(_KINDS[type(report)], task_id, claim, getattr(report, "attempt", None))
 
 
 async def find_current(session: Session, entries: Iterable[Entry]) -> set[Pair]:

@@ -77,6 +77,17 @@ def describe(methods: Mapping[str, Method]) -> dict[str, Any]:
     results = [struct for method in shown for struct in _structs(method.result)]
     schemas, components = msgspec.json.schema_components([*results, *types], ref_template=_REFERENCE)
     by_type = dict(zip(types, schemas[len(results) :], strict=True))
+    listed = [
+        {
+            "name": method.name,
+            "summary": method.summary,
+            "paramStructure": "either",
+            "params": [_parameter(field, by_type) for field in msgspec.structs.fields(method.params)],
+            "result": _result(method),
+            "errors": _references(*method.errors),
+        }
+        for method in shown
+    ]
     return {
         "openrpc": OPENRPC_VERSION,
         "info": {
@@ -84,20 +95,7 @@ def describe(methods: Mapping[str, Method]) -> dict[str, Any]:
             "version": __version__,
             "description": "A durable task pipeline. Send JSON-RPC 2.0 requests, single or batch, to POST /rpc.",
         },
-        "methods": [
-            *(
-                {
-                    "name": method.name,
-                    "summary": method.summary,
-                    "paramStructure": "either",
-                    "params": [_parameter(field, by_type) for field in msgspec.structs.fields(method.params)],
-                    "result": _result(method),
-                    "errors": _references(*method.errors),
-                }
-                for method in shown
-            ),
-            _submit(methods["enqueue"]),
-        ],
+        "methods": [*listed, _submit(methods["enqueue"])],
         "components": {
             "schemas": dict(sorted(components.items(), key=lambda named: _place(_COMPONENTS, named[0]))),
             "errors": {error.__name__: {"code": error.code, "message": text} for error, text in _ERRORS.items()},

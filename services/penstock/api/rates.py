@@ -18,11 +18,10 @@ Found = TypeVar("Found")
 
 
 class Rates:
-    """Buckets by caller.
+    """Buckets by caller, each of them one number: the instant at which it will be full.
 
-    per_second: requests that a bucket gains in a second. burst: how many it holds. More than it holds (a large batch)
-    are taken from a full bucket, which is then in debt; so no batch is impossible, and the rate holds in the long run.
-    A bucket is one number, the instant at which it will be full.
+    More requests than a bucket holds, in a large batch, are taken from a full one, which is then in debt; so no batch
+    is impossible, and the rate holds in the long run.
     """
 
     def __init__(self, per_second: float, burst: float, *, clock: Callable[[], float] = monotonic) -> None:
@@ -33,30 +32,26 @@ class Rates:
 
     def check(self, caller: str) -> None:
         """Refuse a caller whose bucket has not one token, before its body is read. Raises RateLimited."""
-        self._take(caller, 1)
+        self._start(caller, 1)
 
     def charge(self, caller: str, requests: int) -> None:
         """Take tokens for so many requests, all or none. Raises RateLimited."""
-        start = self._take(caller, requests)
+        start = self._start(caller, requests)
         if len(self._full_at) >= _BUCKETS_KEPT and caller not in self._full_at:
-            self._forget()
+            # Full buckets say nothing; where none is full, the one that will be first goes.
+            now = self._clock()
+            self._full_at = {caller: full_at for caller, full_at in self._full_at.items() if full_at > now}
+            if len(self._full_at) >= _BUCKETS_KEPT:
+                del self._full_at[min(self._full_at, key=self._full_at.__getitem__)]
         self._full_at[caller] = start + requests / self._per_second
 
-    def _take(self, caller: str, requests: int) -> float:
+    def _start(self, caller: str, requests: int) -> float:
         now = self._clock()
         start = max(now, self._full_at.get(caller, now))
         lacking = min(requests, self._burst) - (self._burst - (start - now) * self._per_second)
         if lacking > 1e-9:
             raise RateLimited(lacking / self._per_second)
         return start
-
-    def _forget(self) -> None:
-        """Full buckets say nothing; where none is full, the one that will be first goes."""
-        now = self._clock()
-        kept = {caller: full_at for caller, full_at in self._full_at.items() if full_at > now}
-        if len(kept) >= _BUCKETS_KEPT:
-            del kept[min(kept, key=lambda caller: kept[caller])]
-        self._full_at = kept
 
 
 class Lookups:

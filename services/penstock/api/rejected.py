@@ -155,12 +155,10 @@ async def purge(context: Context, which: WhichRejected) -> Purged:
 
 
 async def _choose(session: Session, which: WhichRejected) -> tuple[list[int], str | None]:
-    """Ids of rejected messages, and where the next page of them begins.
-
-    Newest first, so that what a retry rejects again, as a record of its own, is on no later page.
-    """
+    """Ids of rejected messages, and where the next page of them begins."""
     if which.ids is not None:
         return read_ids(which.ids), None
+    # Newest first, so that what a retry rejects again, as a record of its own, is on no later page.
     rows = await session.fetch("list_rejected_ids", read_cursor(which.cursor), which.limit, which.source)
     ids = [row["id"] for row in rows]
     return ids, str(ids[-1]) if len(ids) == which.limit else None
@@ -169,10 +167,7 @@ async def _choose(session: Session, which: WhichRejected) -> tuple[list[int], st
 async def retry_rejected(
     store: Store, ids: Sequence[int], settings: Settings, *, cursor: str | None = None
 ) -> Replayed:
-    """Process these records again, each in a transaction of its own; ``cursor`` is passed on with the answer.
-
-    Raises Unavailable; what was done until then holds.
-    """
+    """Process records again, each in a transaction of its own. Raises Unavailable; what was done until then holds."""
     retried = 0
     still: list[StillRejected] = []
     unknown: list[int] = []

@@ -78,10 +78,7 @@ def each(handle: Callable[[Request], Awaitable[Any]], *, at_once: int = ENTRIES_
 
 
 class _AnyArguments(Signature):
-    """Takes whatever it is asked about: parameters are checked by the handlers, whose errors name the field.
-
-    jsonrpcserver would read a method's signature at every call and answer with the text of Python's TypeError.
-    """
+    """Takes any arguments: jsonrpcserver would read a signature at every call and answer with Python's TypeError."""
 
     def bind(self, *_args: Any, **_kwargs: Any) -> Any:
         return None
@@ -108,10 +105,7 @@ async def _not_found(requests: Sequence[Request]) -> Sequence[Outcome]:
 
 
 class Dispatcher:
-    """Answers bodies.
-
-    handlers: by method name. prefixes: handlers of every method whose name begins so. batch_limit: entries in a body.
-    """
+    """Answers bodies. prefixes: handlers of every method whose name begins so."""
 
     def __init__(
         self, handlers: Mapping[str, Handler], *, prefixes: Mapping[str, Handler] | None = None, batch_limit: int
@@ -208,10 +202,7 @@ def _as_it_is(calls: Any) -> Any:
 
 
 def masked(exc: BaseException, label: str) -> InternalError:
-    """The error to answer instead of an exception, with a reference that the log has too.
-
-    Callers that share a failed insert share its one log line.
-    """
+    """The error to answer instead of an exception, with a reference to its one line in the log."""
     reference: str | None = getattr(exc, "reference", None)
     away = isinstance(exc, Unavailable)
     if reference is None:

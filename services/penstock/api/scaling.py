@@ -21,6 +21,9 @@ _REST = 20  # a count is good for so many times what it took, for it must stay c
 _REST_SECONDS = 30.0  # yet no longer than this
 
 
+_encode = msgspec.json.Encoder().encode
+
+
 class Scaling:
     """Answers from one count for all who ask at about the same time."""
 
@@ -33,14 +36,6 @@ class Scaling:
     async def answer(self, name: str | None, query: Mapping[str, str]) -> bytes:
         """The load of one route, or of all by name, as JSON. Raises InvalidParams, RouteNotFound, Unavailable."""
         drain_seconds = _drain_seconds(query)
-        loads = await self._look()
-        if name is None:
-            return _encode({"routes": {load.name: _figures(load, drain_seconds) for load in loads.values()}})
-        if name not in loads:
-            raise RouteNotFound(name[:200])
-        return _encode(_figures(loads[name], drain_seconds))
-
-    async def _look(self) -> Mapping[str, RouteLoad]:
         async with self._counting:
             if monotonic() >= self._good_until:
                 started = monotonic()
@@ -48,7 +43,12 @@ class Scaling:
                     self._loads = {load.name: load for load in await read_route_loads(session)}
                 took = monotonic() - started
                 self._good_until = started + took + min(_REST_SECONDS, max(_FRESH_SECONDS, _REST * took))
-            return self._loads
+            loads = self._loads
+        if name is None:
+            return _encode({"routes": {load.name: _figures(load, drain_seconds) for load in loads.values()}})
+        if name not in loads:
+            raise RouteNotFound(name[:200])
+        return _encode(_figures(loads[name], drain_seconds))
 
 
 def _drain_seconds(query: Mapping[str, str]) -> float:
@@ -75,6 +75,3 @@ def _figures(load: RouteLoad, drain_seconds: float) -> dict[str, Any]:
         "oldest_seconds": round(load.oldest_seconds, 3),
         "slots": round(load.slots(drain_seconds), 3),
     }
-
-
-_encode = msgspec.json.Encoder().encode

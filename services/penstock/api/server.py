@@ -30,9 +30,8 @@ _HEADERS = [
 class HttpServer:
     """Serves an ASGI application; ``bind`` and ``listen`` first, then ``run`` until ``stop``.
 
-    One connection more than the settings allow closes the idlest, or, where none is idle, is answered 503. Four times
-    the largest body may be sent for one, chunk sizes and all. port_setting: the one to change when the port cannot be
-    had.
+    One connection more than the settings allow closes the idlest, or, where none is idle, is answered 503.
+    port_setting: the one to change when the port cannot be had.
     """
 
     def __init__(self, app: Any, settings: Settings, port: int, *, port_setting: str = "HTTP_PORT") -> None:
@@ -42,6 +41,7 @@ class HttpServer:
         self._socket: socket.socket | None = None
         # Its warnings about bad requests and refused connections can be caused by any client; they are counted instead.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        # Chunk sizes and trailers take room too.
         wire_limit_bytes = 4 * settings.largest_request_bytes + HEAD_BYTES
         config = uvicorn.Config(
             app,

@@ -1,7 +1,4 @@
-"""The load of each route, and the number of handlers that it needs, for autoscaling of workers.
-
-Tasks without a route, which are sent to the outbound queue, count as a route of their own.
-"""
+"""The load of each route, and the number of handlers that it needs, for autoscaling of workers."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 
 from penstock.db.session import Session
 
-OUTBOUND = "_default"  # stands for the outbound queue; no route can have this name
+OUTBOUND = "_default"  # of tasks without a route; no route can have this name
 COUNTED = 50_000  # counting stops there
 DRAIN_SECONDS = 60.0  # default time to drain a backlog
 _LEVELS = 100
@@ -22,10 +19,7 @@ _ROUNDS = 10  # if fewer attempts ended within the look back, tasks in flight ar
 
 @dataclass(frozen=True, slots=True)
 class ActionLoad:
-    """The tasks of one action and route.
-
-    running: concurrent handlers, on the average of the last minute. run_seconds: of one attempt; None: unknown.
-    """
+    """The tasks of one action and route. running: concurrent handlers, on the average of the last minute."""
 
     action: str
     waiting: int
@@ -84,33 +78,29 @@ class RouteLoad:
 async def read_route_loads(session: Session) -> list[RouteLoad]:
     """The outbound queue first, then routes by name."""
     names = [row["name"] for row in await session.fetch("list_route_names")]
-    counted = await session.fetch("read_lanes", COUNTED, _LEVELS)
+    counted: list[Any] = await session.fetch("read_lanes", COUNTED, _LEVELS)
     timed = {row["action"]: row for row in await session.fetch("read_run_times", _LOOK_BACK_SECONDS)}
     tasks: Counter[str] = Counter()
     for row in counted:
         tasks[row["action"]] += row["waiting"] + row["in_flight"]
+    # Those that run, but have no task at this instant.
+    counted += [
+        {"action": action, "route": row["route"], "waiting": 0, "in_flight": 0, "oldest_seconds": None}
+        for action, row in timed.items()
+        if action not in tasks and row["seconds"]
+    ]
     loads: dict[str | None, list[ActionLoad]] = {route: [] for route in (None, *names)}
     for row in counted:
+        action, waiting, in_flight = row["action"], row["waiting"], row["in_flight"]
+        run_seconds, running = None, 0.0
+        if action in timed:
+            # Of the action's attempts, this route has its share of the tasks.
+            share = (waiting + in_flight) / tasks[action] if action in tasks else 1.0
+            run_seconds = timed[action]["mean_seconds"]
+            running = share * timed[action]["seconds"] / _LOOK_BACK_SECONDS
+            if run_seconds * _ROUNDS > _LOOK_BACK_SECONDS:
+                running = min(running, in_flight)
         # A route may just have been deleted; its tasks are routed again.
         load = loads.get(row["route"], loads[None])
-        here = row["waiting"] + row["in_flight"]
-        load.append(_action_load(row, timed.get(row["action"]), here / tasks[row["action"]]))
-    for action, row in timed.items():
-        if action not in tasks and row["seconds"]:  # it runs, but has no task at this instant
-            nothing = {"action": action, "waiting": 0, "in_flight": 0, "oldest_seconds": None}
-            loads.get(row["route"], loads[None]).append(_action_load(nothing, row, 1.0))
+        load.append(ActionLoad(action, waiting, in_flight, row["oldest_seconds"] or 0.0, running, run_seconds))
     return [RouteLoad(OUTBOUND if route is None else route, actions) for route, actions in loads.items()]
-
-
-def _action_load(counted: Any, timed: Any, share: float) -> ActionLoad:
-    """counted, timed: rows of the two statements. share: of the action's attempts that is attributed to this route."""
-    run_seconds, running = None, 0.0
-    if timed is not None:
-        run_seconds = timed["mean_seconds"]
-        running = share * timed["seconds"] / _LOOK_BACK_SECONDS
-        if run_seconds * _ROUNDS > _LOOK_BACK_SECONDS:
-            running = min(running, counted["in_flight"])
-    return ActionLoad(
-        counted["action"], counted["waiting"], counted["in_flight"], counted["oldest_seconds"] or 0.0, running,
-        run_seconds,
-    )  # fmt: skip

@@ -19,10 +19,7 @@ _LEFT_OUT = ("payload", "schedules", "result")
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """A call that is about to be carried out.
-
-    who: name of the API key, empty where none is needed. source: the API that it came by, `door` on the wire.
-    """
+    """A call that is about to be carried out. who: name of the API key. source: the API, `door` on the wire."""
 
     who: str
     address: str
@@ -38,7 +35,8 @@ async def begin_audit(session: Session, entries: Sequence[AuditEntry]) -> list[i
 
 
 async def end_audit(session: Session, outcomes: Mapping[int, str]) -> None:
-    await session.fetch("end_audit", list(outcomes), list(outcomes.values()))
+    texts = [outcome[:OUTCOME_MAX_CHARS].replace("\0", "\ufffd") for outcome in outcomes.values()]
+    await session.fetch("end_audit", list(outcomes), texts)
 
 
 def shown_params(params: bytes) -> str:

@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.db.context import within
 from penstock.db.session import OpenSession, Session
-from penstock.methods.audit import OUTCOME_MAX_CHARS, AuditEntry, begin_audit, end_audit, shown_params
+from penstock.methods.audit import AuditEntry, begin_audit, end_audit, shown_params
 from penstock.methods.table import API_ONLY, METHODS, read_command
 from penstock.payloads.codec import PayloadCodec, offered_aad, payload_aad
 from penstock.protocol import errors
@@ -171,7 +171,7 @@ async def _take_in_task(task: NewTask, codec: PayloadCodec, settings: Settings, 
 async def accept_inbound(session: Session, inbound: Inbound, settings: Settings, *, source: str) -> list[Enqueued]:
     """Carry out what a body asked for, inside a transaction; ``inbound.refused`` gains what could not be done.
 
-    The caller keeps what was refused. Raises Refused when Postgres will not have the values.
+    Raises Refused when Postgres will not have the values.
     """
     enqueued = await enqueue.enqueue(session, inbound.tasks)
     count_enqueued(inbound.tasks, enqueued, source=source)
@@ -189,7 +189,7 @@ async def accept_inbound(session: Session, inbound: Inbound, settings: Settings,
         except errors.RpcError as exc:
             inbound.refused.append((text, exc.message))
             if place in noted:
-                outcomes[noted[place]] = exc.message[:OUTCOME_MAX_CHARS].replace("\0", "\ufffd")
+                outcomes[noted[place]] = exc.message
     if outcomes:
         await end_audit(session, outcomes)
     return enqueued

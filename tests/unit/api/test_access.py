@@ -10,7 +10,7 @@ from penstock.api import key_cache
 from penstock.api.access import Authenticator, Caller
 from penstock.api.key_cache import KeyCache
 from penstock.api.table import METHODS, method_of
-from penstock.protocol.api_key import Permission, implied, parse_entries
+from penstock.protocol.api_key import Permission, digest_of, implied, parse_entries
 from penstock.protocol.errors import AccessDenied
 
 MAY = {
@@ -68,10 +68,10 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
         key_cache.hmac, "compare_digest", lambda one, two: compared.append((one, two)) or real(one, two)
     )
     ring = KeyCache(parse_entries(["first", "second"]), None)
-    found = ring.find(b"second")
+    found = ring.find(digest_of(b"second"))
     assert found is not None
     assert compared == [(found.digest, found.digest)]
-    assert ring.find(b"third") is None
+    assert ring.find(digest_of(b"third")) is None
     assert len(compared) == 1
 
 

@@ -25,6 +25,7 @@ from penstock.api.access import Authenticator, Caller, address_of
 from penstock.api.http_limits import ADMITTED
 from penstock.api.rates import Lookups
 from penstock.db.session import OpenSession
+from penstock.protocol.api_key import digest_of
 from penstock.protocol.errors import AccessDenied
 from penstock.settings.model import Settings
 
@@ -91,10 +92,10 @@ class BrowserSessions:
 
     async def sign_in(self, secret: str) -> tuple[Caller, str] | None:
         """The caller and the token of a new session; None for a key that is not accepted. Raises Unavailable."""
-        admitted = self._authenticator.admit_secret(secret)
-        if admitted is None:
+        key_digest = digest_of(secret.encode())
+        caller = self._authenticator.admit_digest(key_digest)
+        if caller is None:
             return None
-        caller, key_digest = admitted
         token = secrets.token_urlsafe(32)  # always new: a token from before the sign-in may be known to others
         await self._value("begin_session", token, key_digest, self._session_seconds)
         return caller, token
