@@ -191,7 +191,7 @@ async def test_a_client_that_hangs_up_leaves_nothing_behind(store: Store, settin
                 task.cancel()
             await asyncio.wait(asking)
         results = api._methods.long_polls
-        await until(lambda: results._waits == 0 and results._requests == 0)
+        await until(lambda: results._waits == 0 and results._of_callers.total() == 0)
         assert results._waiting == {}
 
 

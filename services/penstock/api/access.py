@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from penstock.api.key_cache import KeyCache
+from penstock.api.keys import KeyCache
 from penstock.api.rates import Rates
 from penstock.api.table import method_of
 from penstock.protocol.api_key import ALL_PERMISSIONS, ApiKey, Permission, digest_of

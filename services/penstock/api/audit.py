@@ -99,10 +99,7 @@ class Audit:
         try:
             yield
             outcome = "ok"
-        except RpcError as exc:
-            outcome = exc.message
-            raise
-        except Declined as exc:
+        except (RpcError, Declined) as exc:
             outcome = str(exc)
             raise
         except Unavailable:

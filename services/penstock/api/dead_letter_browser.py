@@ -22,7 +22,7 @@ class LeasedMessages:
     """Messages that only this caller sees until the block of :func:`lease_messages` ends.
 
     ``total`` and ``elsewhere``: messages in the queue, and those of them held by others, as counted at the beginning
-    where the queue counts them; its counts are approximate. ``seen``: messages taken so far.
+    where the queue counts them; its counts are approximate. ``held``: messages taken and not removed, by id.
     """
 
     def __init__(self, queue: Queue, total: int, elsewhere: int) -> None:
@@ -30,12 +30,12 @@ class LeasedMessages:
         self._total = total
         self.elsewhere = elsewhere
         self._ends_at = monotonic() + LOOK_SECONDS
-        self._held: dict[str, Message] = {}
+        self.held: dict[str, Message] = {}
         self._removed: set[str] = set()
 
     @property
     def seen(self) -> int:
-        return len(self._held) + len(self._removed)
+        return len(self.held) + len(self._removed)
 
     @property
     def removed(self) -> int:
@@ -56,27 +56,24 @@ class LeasedMessages:
             again = [message for message in messages if message.id in self._removed]
             if again:
                 await self._queue.delete(again)  # its first deletion came too late for the queue
-            fresh = [message for message in messages if message.id not in self._held.keys() | self._removed]
+            fresh = [message for message in messages if message.id not in self.held.keys() | self._removed]
             for message in messages:
                 if message.id not in self._removed:
-                    self._held[message.id] = replace(message, body="")  # its receipt is what giving back needs
+                    self.held[message.id] = replace(message, body="")  # its receipt is what giving back needs
             if fresh:
                 return fresh
         return []
 
     async def remove(self, messages: Sequence[Message]) -> list[Message]:
         """Delete from the queue; returns those that could not be deleted."""
-        left = await self._queue.delete([self._held[message.id] for message in messages])
+        left = await self._queue.delete([self.held[message.id] for message in messages])
         for message_id in {message.id for message in messages} - {message.id for message in left}:
-            del self._held[message_id]
+            del self.held[message_id]
             self._removed.add(message_id)
         return left
 
     def not_seen(self, ids: Iterable[str]) -> list[str]:
-        return [wanted for wanted in dict.fromkeys(ids) if wanted not in self._held.keys() | self._removed]
-
-    async def give_back(self) -> None:
-        await self._queue.release(list(self._held.values()))
+        return [wanted for wanted in dict.fromkeys(ids) if wanted not in self.held.keys() | self._removed]
 
 
 @asynccontextmanager
@@ -88,7 +85,7 @@ async def lease_messages(queue: Queue) -> AsyncIterator[LeasedMessages]:
     try:
         yield leased
     finally:
-        await leased.give_back()
+        await queue.release(list(leased.held.values()))
 
 
 @contextmanager

@@ -188,12 +188,9 @@ def refusal(exc: errors.RpcError) -> tuple[int, dict[str, str] | None]:
         case errors.AccessDenied(status=status):
             reason = "key" if status == 401 else "host"
             headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-        case errors.RateLimited(retry_after_seconds=seconds):
-            status, reason = 429, "rate"
-            headers = {"Retry-After": str(max(1, math.ceil(seconds)))}
-        case errors.Overloaded():
-            status, reason = 503, "memory"
-            headers = {"Retry-After": str(math.ceil(exc.retry_after_seconds))}
+        case errors.RateLimited() | errors.Overloaded():
+            status, reason = (429, "rate") if isinstance(exc, errors.RateLimited) else (503, "memory")
+            headers = {"Retry-After": str(max(1, math.ceil(exc.retry_after_seconds)))}
         case errors.TooLarge():
             status, reason = 413, "size"
         case _Refusal(status=status, reason=reason):

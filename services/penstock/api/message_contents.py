@@ -75,7 +75,11 @@ class Contents:
 
     def _read(self, text: str | msgspec.Raw) -> Entry:
         if self._queue == "results":
-            return _read_report(text)
+            report = decode_report(text, bare_ids=True)
+            if isinstance(report, Unreadable):
+                return Entry("", problem=report.reason)
+            task_id, claim = getattr(report, "task_id", None), getattr(report, "claim", None)
+            return Entry(_KINDS[type(report)], task_id, claim, getattr(report, "attempt", None))
         request = decode_request(text)
         if isinstance(request, Invalid):
             return Entry("", problem=request.error.message)
@@ -103,17 +107,7 @@ def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
             return Entry(command.action, key=key)
         case Cancel(task_id) | Retry(task_id) | Reschedule(task_id):
             return Entry(method, task_id=task_id)
-    if is_change(method, command):
-        return Entry(method)
-    return Entry(method, problem=_ONLY_ANSWERS)
-
-
-def _read_report(text: str | msgspec.Raw) -> Entry:
-    report = decode_report(text, bare_ids=True)
-    if isinstance(report, Unreadable):
-        return Entry("", problem=report.reason)
-    task_id, claim = getattr(report, "task_id", None), getattr(report, "claim", None)
-    return Entry(_KINDS[type(report)], task_id, claim, getattr(report, "attempt", None))
+    return Entry(method, problem=None if is_change(method, command) else _ONLY_ANSWERS)
 
 
 async def find_current(session: Session, entries: Iterable[Entry]) -> set[Pair]:

@@ -16,7 +16,7 @@ from penstock.api.dashboard.routes import Dashboard
 from penstock.api.dispatch import Methods
 from penstock.api.downloads import download_routes
 from penstock.api.http import make_app
-from penstock.api.key_cache import KeyCache
+from penstock.api.keys import KeyCache
 from penstock.api.rates import Rates
 from penstock.api.rpc import Dispatcher
 from penstock.api.scaling import Scaling

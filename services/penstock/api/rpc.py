@@ -128,17 +128,12 @@ class Dispatcher:
             metrics.REQUESTS.labels("unknown", str(exc.code)).inc()
             return 200, error_body(exc)
         caller.charge(len(entries))
-        given = iter(await self._dispatch([entry for entry in entries if isinstance(entry, Request)], caller))
+        outcomes = await self._dispatch(entries, caller)
         answers: list[_Response] = []
         counts: Counter[tuple[str, str]] = Counter()
         status = 200
-        outcome: Outcome
-        for entry in entries:
-            if isinstance(entry, Invalid):
-                label, outcome, request_id = "unknown", entry.error, msgspec.Raw(entry.id)
-            else:
-                label, outcome = next(given)
-                request_id = entry.id
+        for entry, (label, outcome) in zip(entries, outcomes, strict=True):
+            request_id = msgspec.Raw(entry.id) if isinstance(entry, Invalid) else entry.id
             if not isinstance(outcome, BaseException):
                 counts[label, "ok"] += 1
                 answer = _Response(result=outcome, id=request_id)
@@ -160,13 +155,16 @@ class Dispatcher:
             return status if status != 200 else 204, None
         return status, _encode(answers[0])
 
-    async def _dispatch(self, requests: Sequence[Request], caller: Caller) -> list[tuple[str, Outcome]]:
-        """Label and outcome of every request, in their order."""
-        outcomes: list[tuple[str, Outcome]] = [("unknown", None)] * len(requests)
-        for start in range(0, len(requests), ENTRIES_AT_ONCE):
+    async def _dispatch(self, entries: Sequence[Request | Invalid], caller: Caller) -> list[tuple[str, Outcome]]:
+        """Label and outcome of every entry, in their order."""
+        outcomes: list[tuple[str, Outcome]] = [("unknown", None)] * len(entries)
+        for start in range(0, len(entries), ENTRIES_AT_ONCE):
             places: dict[str, list[int]] = {}
-            for place in range(start, min(start + ENTRIES_AT_ONCE, len(requests))):
-                places.setdefault(requests[place].method, []).append(place)
+            for place, entry in enumerate(entries[start : start + ENTRIES_AT_ONCE], start):
+                if isinstance(entry, Invalid):
+                    outcomes[place] = "unknown", entry.error
+                else:
+                    places.setdefault(entry.method, []).append(place)
             methods: dict[str, Any] = {name: self._method(name) for name in places}
             for name, method in methods.items():
                 try:
@@ -177,7 +175,7 @@ class Dispatcher:
             if not places:
                 continue
             calls: Any = [
-                {"method": name, "params": [[requests[place] for place in group]], "id": name}
+                {"method": name, "params": [[entries[place] for place in group]], "id": name}
                 for name, group in places.items()
             ]
             responses: Any = await dispatch_to_response(calls, methods, deserializer=_as_it_is, validator=_as_it_is)

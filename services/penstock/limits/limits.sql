@@ -127,7 +127,8 @@ select claimed_at, id from looked order by claimed_at, id offset $3 - 1;
 
 -- name: read_actions
 -- $1 names or null for all. With how many are in flight through their gates, counted up to 100000.
-select a.name, a.paused, a.max_in_flight, a.rate, a.burst, a.key_max_in_flight, a.key_rate, a.key_burst, a.updated_at,
+select a.name as action, a.paused, a.max_in_flight, a.rate, a.burst, a.key_max_in_flight, a.key_rate, a.key_burst,
+       a.updated_at,
        (select count(*) from (select from penstock.task t
                               where t.state = 'ACQUIRED' and t.gate is not null and t.action = a.name
                               limit 100000) held) as in_flight

@@ -39,16 +39,12 @@ async def set_limits(session: Session, action: str, change: Mapping[str, Any]) -
 async def read_action(session: Session, action: str) -> Action:
     """The limits of an action, which may be unlimited."""
     rows = await session.fetch("read_actions", [action])
-    return _action(rows[0]) if rows else Action(action, **asdict(Limits()), in_flight=0, updated_at=None)
+    return view_of(Action, rows[0]) if rows else Action(action, **asdict(Limits()), in_flight=0, updated_at=None)
 
 
 async def list_actions(session: Session) -> list[Action]:
     """The limited and paused actions, by name."""
-    return [_action(row) for row in await session.fetch("read_actions", None)]
-
-
-def _action(row: Any) -> Action:
-    return view_of(Action, row, action=row["name"])
+    return [view_of(Action, row) for row in await session.fetch("read_actions", None)]
 
 
 async def set_route(session: Session, route: RouteSetParams) -> None:
@@ -104,13 +100,13 @@ async def _open_tenant(session: Session, tenant: str) -> None:
 async def read_tenant_limits(session: Session, tenant: str) -> TenantDetail:
     """The limits in effect for a tenant, its own or the default."""
     (row,) = await session.fetch("read_tenant", tenant)
-    return view_of(TenantDetail, row, tenant=row["name"])
+    return view_of(TenantDetail, row)
 
 
 async def list_tenants(session: Session, wanted: TenantListParams) -> list[Tenant]:
     """A page of the tenants with limits of their own, by name, the default first."""
     rows = await session.fetch("list_tenants", wanted.cursor, wanted.limit)
-    return [view_of(Tenant, row, tenant=row["name"]) for row in rows]
+    return [view_of(Tenant, row) for row in rows]
 
 
 async def lock_rules(session: Session) -> None:

@@ -62,7 +62,7 @@ returning t.id;
 -- name: read_tenant
 -- $1 tenant, or * for the default. What is asked of it, its own or by the default, and how many of its tasks are in
 -- flight and wait at gates, each counted up to 100000.
-select w.name, o.name is not null as known, coalesce(o.own, false) as own, o.updated_at, {rules},
+select w.name as tenant, o.name is not null as known, coalesce(o.own, false) as own, o.updated_at, {rules},
        (select count(*) from (select from penstock.task t
                               where t.state = 'ACQUIRED' and t.gate is not null and t.tenant = w.name
                               limit 100000) held) as in_flight,
@@ -76,7 +76,7 @@ left join penstock.tenant o on o.name = w.name left join penstock.tenant d on d.
 
 -- name: list_tenants
 -- $1 behind this name or null, $2 how many. Every tenant with a rule of its own, the default first.
-select o.name, true as known, o.own, o.updated_at, {rules}, 0::bigint as in_flight, 0::bigint as waiting
+select o.name as tenant, true as known, o.own, o.updated_at, {rules}, 0::bigint as in_flight, 0::bigint as waiting
 from penstock.tenant o left join penstock.tenant d on d.name = '*'
 where $1::text is null or (o.name <> '*' and ($1 = '*' or o.name > $1))
 order by o.name <> '*', o.name limit $2;

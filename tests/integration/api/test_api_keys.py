@@ -13,7 +13,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from penstock.api import key_cache
+from penstock.api import keys as api_keys
 from penstock.api.keys import CreateKey, Key, KeysListParams, active_keys, create_key, find_key, list_keys, revoke_key
 from penstock.api.process import Api
 from penstock.api.table import METHODS
@@ -154,13 +154,13 @@ async def test_revoked_key_stops_within_ten_seconds(store: Store, settings: Sett
             return await holder.status() == 401
 
         await until(refused, seconds=10)
-    assert key_cache.REFRESH_SECONDS + key_cache.BELIEVED_SECONDS <= 10
+    assert api_keys.REFRESH_SECONDS + api_keys.BELIEVED_SECONDS <= 10
 
 
 async def test_key_made_elsewhere_is_accepted_within_seconds_and_until_it_expires(
     store: Store, settings: Settings, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_cache, "REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(api_keys, "REFRESH_SECONDS", 0.05)
     async with running(store, settings) as api, client(api) as http:
         key_id, secret = await make(store, "new", Permission.READ, expires_in=3600)
         holder = Holder(http, secret)
@@ -198,7 +198,7 @@ async def test_keys_of_settings_and_of_postgres_are_accepted_beside_each_other(
 async def test_use_is_noted_once_a_minute_and_not_by_the_request(
     store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_cache, "REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(api_keys, "REFRESH_SECONDS", 0.05)
     _, used = await make(store, "used", Permission.READ)
     _, spare = await make(store, "unused", Permission.READ)
     async with running(store, settings) as api, client(api) as http:
@@ -310,8 +310,8 @@ async def test_keys_of_postgres_are_not_believed_for_long_without_postgres(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whether a key was revoked is unknown then: such a request is put off, not taken for one without a key."""
-    monkeypatch.setattr(key_cache, "REFRESH_SECONDS", 0.05)
-    monkeypatch.setattr(key_cache, "BELIEVED_SECONDS", 0.5)
+    monkeypatch.setattr(api_keys, "REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(api_keys, "BELIEVED_SECONDS", 0.5)
     logged = captured_log(monkeypatch)
     _, secret = await make(store, "kept", Permission.READ)
     settings = settings.model_copy(update={"api_keys": (SecretStr("fixed"),)})

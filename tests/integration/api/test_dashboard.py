@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from penstock.api import key_cache
+from penstock.api import keys as api_keys
 from penstock.api.dashboard import overview
 from penstock.api.dashboard.form_actions import FORM_ACTIONS
 from penstock.api.dashboard.live import STREAMS_OF_ONE, Streams
@@ -611,7 +611,7 @@ async def test_a_session_ends_with_its_time_and_with_its_key(
     await sql.execute("update penstock.api_key set revoked_at = now() where name = 'read'")
     async with asyncio.timeout(60):
         while (await browser.http.get("/")).status_code == 200:
-            await asyncio.sleep(key_cache.REFRESH_SECONDS / 4)
+            await asyncio.sleep(api_keys.REFRESH_SECONDS / 4)
 
 
 async def test_who_may_read_sees_no_buttons_and_is_refused_what_changes_things(
@@ -1112,6 +1112,6 @@ async def test_a_session_is_bound_as_soon_as_its_key_is(
     await sql.execute("update penstock.api_key set tenant = 'acme' where name = 'read'")
     async with asyncio.timeout(60):
         while (await browser.http.get(f"/tasks/{one}")).status_code == 200:
-            await asyncio.sleep(key_cache.REFRESH_SECONDS / 4)
+            await asyncio.sleep(api_keys.REFRESH_SECONDS / 4)
     await browser.get("/queues", 403)
     assert "only acme" in await browser.get("/")

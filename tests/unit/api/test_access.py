@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 
-from penstock.api import key_cache
+from penstock.api import keys as api_keys
 from penstock.api.access import Authenticator, Caller
-from penstock.api.key_cache import KeyCache
+from penstock.api.keys import KeyCache
 from penstock.api.table import METHODS, method_of
 from penstock.protocol.api_key import Permission, digest_of, implied, parse_entries
 from penstock.protocol.errors import AccessDenied
@@ -63,10 +63,8 @@ def test_caller_may_what_its_permissions_imply_and_nothing_else(permission: Perm
 
 def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[Any, Any]] = []
-    real = key_cache.hmac.compare_digest
-    monkeypatch.setattr(
-        key_cache.hmac, "compare_digest", lambda one, two: compared.append((one, two)) or real(one, two)
-    )
+    real = api_keys.hmac.compare_digest
+    monkeypatch.setattr(api_keys.hmac, "compare_digest", lambda one, two: compared.append((one, two)) or real(one, two))
     ring = KeyCache(parse_entries(["first", "second"]), None)
     found = ring.find(digest_of(b"second"))
     assert found is not None
@@ -96,8 +94,8 @@ def test_guard_without_keys_counts_callers_by_address_and_with_keys_by_key() -> 
 @pytest.mark.parametrize("steps", range(6))
 async def test_a_stop_that_meets_the_end_of_a_refresh_is_not_lost(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lost, it would keep the api from stopping."""
-    monkeypatch.setattr(key_cache, "REFRESH_SECONDS", 0.0)
-    ring = key_cache.KeyCache((), None)
+    monkeypatch.setattr(api_keys, "REFRESH_SECONDS", 0.0)
+    ring = api_keys.KeyCache((), None)
     begun, end = asyncio.Event(), asyncio.Event()
 
     async def refresh() -> None:
