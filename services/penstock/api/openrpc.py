@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from types import NoneType
 from typing import Any, get_args, get_origin
 
 import msgspec
+from msgspec.structs import fields
 
 from penstock.methods.table import SUBMIT_PREFIX
 from penstock.protocol import errors
@@ -72,18 +72,21 @@ _RESULT_NAMES = {"status": "tasks", "result": "outcome", "rpc.discover": "docume
 def describe(methods: Mapping[str, Method]) -> dict[str, Any]:
     """The OpenRPC document."""
     shown = sorted(methods.values(), key=lambda method: _place(_FAMILIES, method.name.rpartition(".")[0]))
-    fields = [field for method in shown for field in msgspec.structs.fields(method.params)]
-    types = list({kind for kind, _ in (described(field.type) for field in fields) if kind is not msgspec.Raw})
-    results = [struct for method in shown for struct in _structs(method.result)]
-    schemas, components = msgspec.json.schema_components([*results, *types], ref_template=_REFERENCE)
-    by_type = dict(zip(types, schemas[len(results) :], strict=True))
+    kinds = {
+        kind
+        for method in shown
+        for kind in (*_plain_types(method.result), *(described(field.type)[0] for field in fields(method.params)))
+    }
+    known = list(kinds - {msgspec.Raw})
+    found, components = msgspec.json.schema_components(known, ref_template=_REFERENCE)
+    schemas: dict[Any, dict[str, Any]] = {msgspec.Raw: {"type": "object"}, **dict(zip(known, found, strict=True))}
     listed = [
         {
             "name": method.name,
             "summary": method.summary,
             "paramStructure": "either",
-            "params": [_parameter(field, by_type) for field in msgspec.structs.fields(method.params)],
-            "result": _result(method),
+            "params": [_parameter(field, schemas) for field in fields(method.params)],
+            "result": _result(method, schemas),
             "errors": _references(*method.errors),
         }
         for method in shown
@@ -95,7 +98,7 @@ def describe(methods: Mapping[str, Method]) -> dict[str, Any]:
             "version": __version__,
             "description": "A durable task pipeline. Send JSON-RPC 2.0 requests, single or batch, to POST /rpc.",
         },
-        "methods": [*listed, _submit(methods["enqueue"])],
+        "methods": [*listed, _submit(_result(methods["enqueue"], schemas))],
         "components": {
             "schemas": dict(sorted(components.items(), key=lambda named: _place(_COMPONENTS, named[0]))),
             "errors": {error.__name__: {"code": error.code, "message": text} for error, text in _ERRORS.items()},
@@ -108,7 +111,7 @@ def _place(order: Sequence[str], name: str) -> int:
     return order.index(name) if name in order else len(order) if name else -1
 
 
-def _parameter(field: Any, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+def _parameter(field: Any, schemas: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
     kind, description = described(field.type)
     schema = _RAW[field.name] if kind is msgspec.Raw else schemas[kind]
     default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
@@ -117,33 +120,26 @@ def _parameter(field: Any, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]
     return {"name": field.name, "description": description, "required": field.required, "schema": schema}
 
 
-def _result(method: Method) -> dict[str, Any]:
-    schema = _schema(method.result)
+def _result(method: Method, schemas: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
+    schema = _schema(method.result, schemas)
     name = schema["$ref"].rpartition("/")[2] if "$ref" in schema else method.name
     return {"name": _RESULT_NAMES.get(method.name, name), "schema": schema}
 
 
-def _schema(kind: Any) -> dict[str, Any]:
-    """Of what a method returns."""
-    if kind is msgspec.Raw:
-        return {"type": "object"}
-    if kind is NoneType:
-        return {"type": "null"}
+def _schema(kind: Any, schemas: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
+    """Of a result: msgspec describes no union of structs."""
+    inner = [_schema(one, schemas) for one in get_args(kind)]
     if get_origin(kind) is list:
-        return {"type": "array", "items": _schema(get_args(kind)[0])}
-    if get_args(kind):
-        return {"anyOf": [_schema(one) for one in get_args(kind)]}
-    return {"$ref": _REFERENCE.format(name=kind.__name__)}
+        return {"type": "array", "items": inner[0]}
+    return {"anyOf": inner} if inner else schemas[kind]
 
 
-def _structs(kind: Any) -> list[type[msgspec.Struct]]:
-    """The structs in what a method returns."""
-    if get_args(kind):
-        return [struct for one in get_args(kind) for struct in _structs(one)]
-    return [] if kind in (msgspec.Raw, NoneType) else [kind]
+def _plain_types(kind: Any) -> list[Any]:
+    """Those in a result, out of lists and unions."""
+    return [plain for one in get_args(kind) for plain in _plain_types(one)] or [kind]
 
 
-def _submit(enqueue: Method) -> dict[str, Any]:
+def _submit(result: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": f"{SUBMIT_PREFIX}<action>",
         "summary": "Add a task of the action that stands behind the colon; the parameters are its payload.",
@@ -163,7 +159,7 @@ def _submit(enqueue: Method) -> dict[str, Any]:
                 "schema": {"type": ["string", "number", "null"]},
             }
         ],
-        "result": _result(enqueue),
+        "result": result,
         "errors": _references(errors.TooLarge),
     }
 

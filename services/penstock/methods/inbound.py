@@ -83,22 +83,28 @@ def read_inbound(body: str, settings: Settings, *, sender: str = "") -> Inbound:
         if isinstance(entry, Invalid):
             inbound.refused.append((entry.text, entry.error.message))
             continue
+        reason = ""
         try:
             command = read_command(entry.method, entry.params, settings)
+        except errors.MethodNotFound:
+            reason = f"unknown method {entry.method[:200]!r}{did_you_mean(entry.method, METHODS)}"
+            if entry.method.startswith(API_ONLY):
+                reason = _ONLY_ANSWERS.format(method=entry.method)
         except errors.RpcError as exc:
-            inbound.refused.append((_text_of(entry), _reason(entry, exc)))
-            continue
-        if not _is_allowed(entry.method, settings.inbound_methods):
-            reason = f"{entry.method} is not among PENSTOCK_INBOUND_METHODS: ask over HTTP, with a key that may"
-            inbound.refused.append((_text_of(entry), reason))
-        elif isinstance(command, NewTask):
-            inbound.tasks.append(command)
-            may_be_refused = command.on_duplicate == "error" or command.offered is not None
-            inbound.texts.append(_text_of(entry) if may_be_refused else "")
-        elif is_change(entry.method, command):
-            inbound.changes.append(Wanted(entry.method, command, _text_of(entry), sender))
+            reason = exc.message
         else:
-            inbound.refused.append((_text_of(entry), _ONLY_ANSWERS.format(method=entry.method)))
+            if not _is_allowed(entry.method, settings.inbound_methods):
+                reason = f"{entry.method} is not among PENSTOCK_INBOUND_METHODS: ask over HTTP, with a key that may"
+            elif isinstance(command, NewTask):
+                inbound.tasks.append(command)
+                may_be_refused = command.on_duplicate == "error" or command.offered is not None
+                inbound.texts.append(_text_of(entry) if may_be_refused else "")
+            elif is_change(entry.method, command):
+                inbound.changes.append(Wanted(entry.method, command, _text_of(entry), sender))
+            else:
+                reason = _ONLY_ANSWERS.format(method=entry.method)
+        if reason:
+            inbound.refused.append((_text_of(entry), reason))
     return inbound
 
 
@@ -213,14 +219,6 @@ def count_enqueued(tasks: Iterable[NewTask], enqueued: Iterable[Enqueued], *, so
             metrics.DUPLICATES.labels(action).inc(count)
         else:
             metrics.ENQUEUED.labels(action, source).inc(count)
-
-
-def _reason(request: Request, exc: errors.RpcError) -> str:
-    if isinstance(exc, errors.MethodNotFound):
-        if request.method.startswith(API_ONLY):
-            return _ONLY_ANSWERS.format(method=request.method)
-        return f"unknown method {request.method[:200]!r}{did_you_mean(request.method, METHODS)}"
-    return exc.message
 
 
 def _text_of(request: Request) -> str:
