@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.api.audit import AuditListParams, list_audit
+from penstock.api.audit import Audited
 from penstock.brokers.base import MAX_RECEIVES, Depth
 from penstock.brokers.sqs import SqsQueue
 from penstock.db.pool import Store
@@ -15,6 +15,7 @@ from penstock.limits.store import list_routes
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import NewTask, State
+from penstock.protocol.views import view_of
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.tasks import enqueue, settle
@@ -309,7 +310,7 @@ async def test_what_changes_more_than_the_senders_own_is_refused_unless_the_sett
     assert [(task["action"], task["state"]) for task in await tasks(store)] == [("a", "SCHEDULED"), ("b", "SCHEDULED")]
     async with store.session() as session:
         assert await list_routes(session) == []
-        assert await list_audit(session, AuditListParams(10)) == []
+        assert await session.fetch("list_audit", None, 10) == []
     kept = await rejected(store)
     assert [json.loads(body)["method"] for _, body, _ in kept] == [json.loads(one)["method"] for one in asked]
     assert all("PENSTOCK_INBOUND_METHODS" in reason for _, _, reason in kept)
@@ -326,7 +327,8 @@ async def test_what_the_setting_takes_beyond_enqueue_is_noted_with_its_sender_an
     (message,) = await inbound.receive(wait_seconds=0, visibility_seconds=0)
     assert await drained(submitter) == 1
     async with store.session() as session:
-        cancelled, routed = await list_audit(session, AuditListParams(10))
+        rows = await session.fetch("list_audit", None, 10)
+    cancelled, routed = (view_of(Audited, row) for row in rows)
     assert (routed.method, routed.door, routed.outcome) == ("route.set", "inbound", "ok")
     assert json.loads(routed.params) == {"name": "r", "queue": "q"}
     assert (cancelled.method, cancelled.door, cancelled.outcome) == ("cancel", "inbound", "No such task: 987654")

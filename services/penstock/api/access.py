@@ -64,11 +64,6 @@ class Caller:
             return False
         return found.permission in self.permissions
 
-    def check_rate(self) -> None:
-        """Raises RateLimited when not even one request may come now."""
-        if self.rates is not None:
-            self.rates.check(self.name)
-
     def charge(self, requests: int) -> None:
         """Count requests of this caller. Raises RateLimited when they are too many."""
         if self.rates is not None:

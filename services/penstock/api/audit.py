@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from penstock.db.context import Context
-from penstock.db.session import OpenSession, Session
+from penstock.db.session import OpenSession
 from penstock.methods.audit import AuditEntry, begin_audit, end_audit, shown_params
 from penstock.protocol.api_key import Permission
 from penstock.protocol.checks import MAX_LIST, check_page, read_cursor
@@ -60,14 +60,9 @@ class AuditListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def list_(context: Context, page: AuditListParams) -> AuditPage:
     """List what was changed by hand and by whom, newest first."""
     async with context.session() as session:
-        records = await list_audit(session, page)
+        rows = await session.fetch("list_audit", read_cursor(page.cursor), page.limit)
+    records = [view_of(Audited, row) for row in rows]
     return AuditPage(records, str(records[-1].id) if len(records) == page.limit else None)
-
-
-async def list_audit(session: Session, page: AuditListParams) -> list[Audited]:
-    """Newest first."""
-    rows = await session.fetch("list_audit", read_cursor(page.cursor), page.limit)
-    return [view_of(Audited, row) for row in rows]
 
 
 class Declined(Exception):

@@ -43,23 +43,19 @@ def download_routes(
 ) -> Sequence[BaseRoute]:
     """One answer is one object, fetched and decrypted for callers who may read tasks."""
 
-    async def admit(request: Request) -> None:
-        """Raises AccessDenied, RateLimited."""
-        authenticator.check_host(request.headers)
-        bind(None)
-        signed_in = None if may_read is None else await may_read(request)  # which binds
-        if signed_in is None:
-            caller = authenticator.admit(request.headers, address_of(request))
-            caller.charge(1)
-            bind(caller.tenant, caller.actions)
-            signed_in = caller.may("status")
-        if not signed_in:
-            raise errors.AccessDenied(403, "this API key may not read tasks")
-
     async def answer(what: str, request: Request) -> Response:
         headers: dict[str, str] | None = None
         try:
-            await admit(request)
+            authenticator.check_host(request.headers)
+            bind(None)
+            signed_in = None if may_read is None else await may_read(request)  # which binds
+            if signed_in is None:
+                caller = authenticator.admit(request.headers, address_of(request))
+                caller.charge(1)
+                bind(caller.tenant, caller.actions)
+                signed_in = caller.may("status")
+            if not signed_in:
+                raise errors.AccessDenied(403, "this API key may not read tasks")
             task_id = read_id(request.path_params["id"], "id")
             body: str | bytes = await _read(methods, task_id, what)
             status = 200

@@ -82,7 +82,8 @@ def make_app(
         try:
             caller = authenticator.admit_request(request)
             request.scope[ADMITTED] = True
-            caller.check_rate()
+            if caller.rates is not None:
+                caller.rates.check(caller.name)
             audit.set_actor(caller.key, address_of(request), "http")
             bind(caller.tenant, caller.actions)
             in_hand().caller = caller.name if caller.key else None

@@ -46,14 +46,9 @@ class Parts:
 class Addition(Protocol):
     """Another HTTP API, added to the api process. apps: served on a port of their own, by name."""
 
-    @property
-    def routes(self) -> Sequence[BaseRoute]: ...
-
-    @property
-    def apps(self) -> Mapping[str, tuple[int, ASGIApp]]: ...
-
-    @property
-    def side_tasks(self) -> Mapping[str, SideTask]: ...
+    routes: list[BaseRoute]
+    apps: dict[str, tuple[int, ASGIApp]]
+    side_tasks: Mapping[str, SideTask]
 
     def stop(self) -> None:
         """Answer long-running requests now."""

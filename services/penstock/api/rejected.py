@@ -18,7 +18,7 @@ from penstock.protocol.checks import MAX_IDS, MAX_LIST, TaskId, check_page, read
 from penstock.protocol.errors import InvalidParams, MessageNotFound, Refused
 from penstock.protocol.method import Scope, method
 from penstock.protocol.reports import decode_reports
-from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about, timestamp
+from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about, view_of
 from penstock.results.apply import apply_reports
 from penstock.runtime.logs import get_logger
 from penstock.settings.model import Settings
@@ -109,8 +109,7 @@ async def show(context: Context, rejected_id: int) -> Rejected:
 
 
 def _shown(row: Any) -> Rejected:
-    body = bytes(row["body"]).decode("utf-8", "backslashreplace")
-    return Rejected(row["id"], row["source"], body, row["reason"], timestamp(row["at"]))
+    return view_of(Rejected, row, body=bytes(row["body"]).decode("utf-8", "backslashreplace"))
 
 
 class WhichRejected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,9 +138,9 @@ async def retry(context: ApiContext, which: WhichRejected) -> Replayed:
     async with context.session() as session:
         ids, cursor = await _choose(session, which)
     async with context.turns:
-        replayed = await retry_rejected(context.store, ids, context.settings, cursor=cursor)
+        replayed = await retry_rejected(context.store, ids, context.settings)
     context.wake()
-    return replayed
+    return msgspec.structs.replace(replayed, cursor=cursor)
 
 
 @method("rejected.purge", permission=Permission.ADMIN, scope=Scope.CLOSED)
@@ -164,9 +163,7 @@ async def _choose(session: Session, which: WhichRejected) -> tuple[list[int], st
     return ids, str(ids[-1]) if len(ids) == which.limit else None
 
 
-async def retry_rejected(
-    store: Store, ids: Sequence[int], settings: Settings, *, cursor: str | None = None
-) -> Replayed:
+async def retry_rejected(store: Store, ids: Sequence[int], settings: Settings) -> Replayed:
     """Process records again, each in a transaction of its own. Raises Unavailable; what was done until then holds."""
     retried = 0
     still: list[StillRejected] = []
@@ -186,7 +183,7 @@ async def retry_rejected(
         else:
             retried += 1
     log.info("rejected_retried", retried=retried, still_rejected=len(still), unknown=len(unknown))
-    return Replayed(retried, still, unknown, cursor)
+    return Replayed(retried, still, unknown, None)
 
 
 async def _retry_one(session: Session, rejected_id: int, settings: Settings) -> list[StillRejected] | None:

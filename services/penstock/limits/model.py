@@ -23,6 +23,8 @@ SECONDS_OF = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 Per = Literal["second", "minute", "hour"]
+NewCount = int | UnsetType | None
+NewRate = float | UnsetType | None
 
 _TENANT = f"The tenant; 1 to {TENANT_MAX_CHARS} characters."
 
@@ -35,19 +37,14 @@ class ActionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ActionSetParams(ActionName, frozen=True, forbid_unknown_fields=True):
-    max_in_flight: Annotated[int | UnsetType | None, about("How many of its tasks may be claimed and unsettled.")] = (
-        UNSET
-    )
-    rate: Annotated[float | UnsetType | None, about("How many may go in each `per`.")] = UNSET
+    max_in_flight: Annotated[NewCount, about("How many of its tasks may be claimed and unsettled.")] = UNSET
+    rate: Annotated[NewRate, about("How many may go in each `per`.")] = UNSET
     burst: Annotated[
-        int | UnsetType | None,
-        about("How many may go at once after a rest; null for what the rate gives in a second."),
+        NewCount, about("How many may go at once after a rest; null for what the rate gives in a second.")
     ] = UNSET
-    key_max_in_flight: Annotated[int | UnsetType | None, about("As max_in_flight, for each limit_key separately.")] = (
-        UNSET
-    )
-    key_rate: Annotated[float | UnsetType | None, about("As rate, for each limit_key separately.")] = UNSET
-    key_burst: Annotated[int | UnsetType | None, about("As burst, for each limit_key separately.")] = UNSET
+    key_max_in_flight: Annotated[NewCount, about("As max_in_flight, for each limit_key separately.")] = UNSET
+    key_rate: Annotated[NewRate, about("As rate, for each limit_key separately.")] = UNSET
+    key_burst: Annotated[NewCount, about("As burst, for each limit_key separately.")] = UNSET
     per: Annotated[Per, about("What the rates of this call are counted in.")] = "second"
 
     def __post_init__(self) -> None:
@@ -61,9 +58,7 @@ class RouteSetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     actions: Annotated[
         list[str], about("Patterns, of which a task's action has to match one; * stands for anything.")
     ] = msgspec.field(default_factory=lambda: ["*"])
-    labels: Annotated[dict[str, str], about("Labels, all of which a task has to have.")] = msgspec.field(
-        default_factory=dict
-    )
+    labels: Annotated[dict[str, str], about("Labels, all of which a task has to have.")] = {}
     position: Annotated[int, about("Of several routes that fit, the lowest counts.")] = 0
 
     def __post_init__(self) -> None:
@@ -102,13 +97,11 @@ class TenantOrAll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class TenantSetParams(TenantOrAll, frozen=True, forbid_unknown_fields=True):
     max_in_flight: Annotated[
-        int | UnsetType | None,
-        about(f"Maximum number of claimed, unsettled tasks of all its actions; 1 to {MOST_IN_FLIGHT}."),
+        NewCount, about(f"Maximum number of claimed, unsettled tasks of all its actions; 1 to {MOST_IN_FLIGHT}.")
     ] = UNSET
-    rate: Annotated[float | UnsetType | None, about("Tasks that may go in each `per`.")] = UNSET
+    rate: Annotated[NewRate, about("Tasks that may go in each `per`.")] = UNSET
     burst: Annotated[
-        int | UnsetType | None,
-        about("Tasks that may go at once after a rest; null: what the rate gives in a second, at least one."),
+        NewCount, about("Tasks that may go at once after a rest; null: what the rate gives in a second, at least one.")
     ] = UNSET
     per: Annotated[Per, about("What the rate counts by.")] = "second"
 
@@ -201,8 +194,7 @@ def limits_of(given: ActionSetParams | TenantSetParams) -> dict[str, Any]:
     """The given limits, by the names of ``token_bucket.Limits``; rates per second. There is at least one."""
     subject, *names, _ = given.__struct_fields__
     change = {name: value for name in names if (value := getattr(given, name)) is not UNSET}
-    for name in sorted(change, key=lambda name: name.endswith("rate")):
-        value = change[name]
+    for name, value in change.items():
         if value is None:
             continue
         if name.endswith("rate"):

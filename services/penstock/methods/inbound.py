@@ -29,6 +29,7 @@ from penstock.tasks import enqueue
 from penstock.tasks.objects import queues_of_kinds
 
 _ONLY_ANSWERS = "{method} only answers, and a queue has no way back: ask over HTTP"
+_encode = msgspec.json.Encoder().encode
 _decode_request = msgspec.json.Decoder(Request).decode
 
 
@@ -98,13 +99,13 @@ def read_inbound(body: str, settings: Settings, *, sender: str = "") -> Inbound:
             elif isinstance(command, NewTask):
                 inbound.tasks.append(command)
                 may_be_refused = command.on_duplicate == "error" or command.offered is not None
-                inbound.texts.append(_text_of(entry) if may_be_refused else "")
+                inbound.texts.append(_encode(entry).decode() if may_be_refused else "")
             elif is_change(entry.method, command):
-                inbound.changes.append(Wanted(entry.method, command, _text_of(entry), sender))
+                inbound.changes.append(Wanted(entry.method, command, _encode(entry).decode(), sender))
             else:
                 reason = _ONLY_ANSWERS.format(method=entry.method)
         if reason:
-            inbound.refused.append((_text_of(entry), reason))
+            inbound.refused.append((_encode(entry).decode(), reason))
     return inbound
 
 
@@ -182,8 +183,7 @@ async def accept_inbound(session: Session, inbound: Inbound, settings: Settings,
     enqueued = await enqueue.enqueue(session, inbound.tasks)
     count_enqueued(inbound.tasks, enqueued, source=source)
     for task, text, answer in zip(inbound.tasks, inbound.texts, enqueued, strict=True):
-        refusal = refusal_of(task, answer)
-        if refusal is not None:
+        if (refusal := refusal_of(task, answer)) is not None:
             inbound.refused.append((text, refusal.message))
     noted = await _note(session, inbound.changes) if source == "inbound" else {}
     outcomes = dict.fromkeys(noted.values(), "ok")
@@ -219,13 +219,3 @@ def count_enqueued(tasks: Iterable[NewTask], enqueued: Iterable[Enqueued], *, so
             metrics.DUPLICATES.labels(action).inc(count)
         else:
             metrics.ENQUEUED.labels(action, source).inc(count)
-
-
-def _text_of(request: Request) -> str:
-    """The request as JSON text again; absent members stay absent."""
-    members: dict[str, Any] = {"jsonrpc": "2.0", "method": request.method}
-    for name in ("params", "id"):
-        raw = getattr(request, name)
-        if bytes(raw):
-            members[name] = raw
-    return msgspec.json.encode(members).decode("utf-8")

@@ -19,7 +19,7 @@ _EMPTY = msgspec.Raw(b"")
 _MARK = MARK.encode()
 
 
-class Request(msgspec.Struct, frozen=True):
+class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     """``params`` and ``id`` are raw JSON, empty if absent; without id it is a notification."""
 
     jsonrpc: Literal["2.0"]
