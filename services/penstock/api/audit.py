@@ -104,8 +104,7 @@ class Audit:
             outcome = f"failed: {type(exc).__name__}"
             raise
         finally:
-            future = self._end.submit_soon((recorded, outcome))
-            future.add_done_callback(_warn_of_loss)
+            self._end.submit_soon((recorded, outcome)).add_done_callback(_warn_of_loss)
 
     async def drain(self) -> None:
         """Wait until every outcome is recorded."""

@@ -15,8 +15,7 @@ from penstock.db.pool import Store
 class ApiContext(ServingContext):
     """store: for transactions of one record each, begun while one of ``turns`` is held, or that must not wait.
 
-    queues: by label, dead-letter queues too. keys_changed: called after a key was made or revoked; None where no keys
-    are needed.
+    queues: by label, dead-letter queues too. keys_changed: called after a key was made or revoked.
     """
 
     store: Store

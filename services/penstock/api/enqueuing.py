@@ -41,8 +41,7 @@ class Enqueuer:
 
     async def enqueue(self, tasks: Sequence[NewTask | RpcError]) -> list[views.Accepted | BaseException]:
         """Store tasks together with those of other callers; the outcomes come after the commit."""
-        spans = active.active()
-        if spans is not None and (trace := trace_context.current()) is not None:
+        if active.active() is not None and (trace := trace_context.current()) is not None:
             tasks = [replace(task, trace=trace.text) if isinstance(task, NewTask) else task for task in tasks]
         # All payloads before any task, as tasks are stored in their order.
         taken = await take_in_tasks(tasks, self._store.codec, self._settings, self._open_session)

@@ -122,13 +122,11 @@ class LongPolls:
             async with self._session() as session:
                 hidden = ids - {row["id"] for row in seen(await session.fetch("read_states", list(ids)))}
         caller = budget.in_hand().caller
-        waits = any(isinstance(command, AwaitResults) and command.timeout_seconds for command in commands)
+        waiting = [isinstance(command, AwaitResults) and command.timeout_seconds > 0 for command in commands]
+        waits = any(waiting)
         if waits and (limit := self._full(caller)):
             refusal = TooManyWaits("requests", limit)
-            commands = [
-                refusal if isinstance(command, AwaitResults) and command.timeout_seconds else command
-                for command in commands
-            ]
+            commands = [refusal if would else command for command, would in zip(commands, waiting, strict=True)]
         self._of_callers[caller] += waits
         answering = asyncio.gather(*(self._one(command, hidden) for command in commands), return_exceptions=True)
         hanging_up = asyncio.ensure_future(_wait_gone() if waits else asyncio.Event().wait())

@@ -76,7 +76,7 @@ class Api(Service):
         self._store = store
         self._notifier = Notifier(store)
         self._key_cache = KeyCache(settings.known_keys, store) if settings.needs_keys else None
-        self._methods = Methods(
+        self._methods = methods = Methods(
             store,
             self._notifier,
             settings,
@@ -84,16 +84,14 @@ class Api(Service):
             dead_letters=dead_letters or {},
             keys_changed=self._key_cache.refresh if self._key_cache is not None else None,
         )
-        dispatcher = Dispatcher(
-            self._methods.handlers, prefixes=self._methods.prefixes, batch_limit=settings.batch_limit
-        )
+        dispatcher = Dispatcher(methods.handlers, prefixes=methods.prefixes, batch_limit=settings.batch_limit)
         rate = settings.api_rate_limit
         rates = None if rate is None else Rates(rate, settings.api_rate_burst or rate)
         authenticator = Authenticator(self._key_cache, rates)
-        parts = Parts(store, settings, authenticator, rates, self._methods.audit)
+        parts = Parts(store, settings, authenticator, rates, methods.audit)
         self._additions = [make(parts) for make in additions]
-        self._dashboard = Dashboard(self._methods, authenticator, settings) if settings.dashboard else None
-        dashboard = self._dashboard
+        self._dashboard = dashboard = Dashboard(methods, authenticator, settings) if settings.dashboard else None
+        may_read = None if dashboard is None else dashboard.may_read
         app = make_app(
             dispatcher,
             authenticator,
@@ -101,9 +99,7 @@ class Api(Service):
             scaling=Scaling(store),
             home=None if dashboard is None else dashboard.home,
             more=(
-                *download_routes(
-                    self._methods, authenticator, may_read=None if dashboard is None else dashboard.may_read
-                ),
+                *download_routes(methods, authenticator, may_read=may_read),
                 *(() if dashboard is None else dashboard.routes),
                 *(route for addition in self._additions for route in addition.routes),
             ),

@@ -108,10 +108,8 @@ class HttpServer:
 
     async def wait_ended(self, seconds: float) -> bool:
         """Wait until the requests in hand are answered; False when the time ran out first."""
-        ended = await is_set_within(self._ended, seconds)
-        if not ended:
-            self._server.force_exit = True
-        return ended
+        self._server.force_exit = not await is_set_within(self._ended, seconds)
+        return not self._server.force_exit
 
     def close(self) -> None:
         if self._socket is not None:
