@@ -37,11 +37,9 @@ class Caller:
     def check_method(self, method: str) -> None:
         """Raises AccessDenied, with the permission that is missing, or because the key is bound to a tenant."""
         found = method_of(method)
-        if found is None:
-            return  # it is answered as unknown
-        if found.scope is Scope.CLOSED:
+        if found is not None and found.scope is Scope.CLOSED:
             self.check(found.permission, f"{method} concerns the whole installation: use a key that is bound to none")
-        else:
+        elif found is not None:  # an unknown one is answered as such
             self._check_permission(found.permission)
 
     def check(self, needed: Permission, reason: str = "this is about all") -> None:

@@ -177,7 +177,6 @@ def _failed(exc: Exception, label: str) -> Response:
 
 
 def _refused(exc: errors.RpcError) -> Response:
-    """The answer to a request that reached no method."""
     status, headers = refusal(exc)
     return _json(error_body(exc), status, headers)
 

@@ -47,7 +47,6 @@ class RouteLoad:
 
     @property
     def in_flight(self) -> int:
-        """Claimed tasks that are not settled."""
         return sum(load.in_flight for load in self.actions)
 
     @property
