@@ -174,9 +174,14 @@ def test_failures_that_differ_in_numbers_alone_are_one_group() -> None:
 
 def test_processes_are_told_apart_by_machine_and_number() -> None:
     names = ("api@web-1:7", "api@web-1:7-listen", "api@web-1:8", "scheduler", "?")
-    rows = [{"name": f"penstock-{name}", "address": "10.0.0.1", "since": NOW, "count": 2} for name in names]
-    assert [(one["process"], one["host"], one["pid"], one["connections"]) for one in overview._processes(rows)] == [
-        ("api", "web-1", "7", 4), ("api", "web-1", "8", 2), ("scheduler", "10.0.0.1", "", 2),
+    starts = [NOW, NOW - timedelta(seconds=9), None, NOW, NOW]
+    rows = [
+        {"name": f"penstock-{name}", "address": "10.0.0.1", "since": since}
+        for name, since in zip(names, starts, strict=True)
+    ]
+    assert overview._processes(rows) == [
+        ("api", "web-1", "7", NOW - timedelta(seconds=9)), ("api", "web-1", "8", None),
+        ("scheduler", "10.0.0.1", "", NOW),
     ]  # fmt: skip
 
 

@@ -71,7 +71,7 @@ from (select claimed_at, heartbeat_at from penstock.task
 
 -- name: read_connections
 -- Connections of our processes to this database.
-select application_name as name, host(client_addr) as address, min(backend_start) as since, count(*)::int as count
+select application_name as name, host(client_addr) as address, min(backend_start) as since
 from pg_stat_activity where datname = current_database() and application_name like 'penstock-%'
 group by 1, 2 order by 1, 2;
 

@@ -231,21 +231,16 @@ def _grouped(failures: Sequence[Any]) -> list[tuple[Any, int]]:
     return [(newest[key], count) for key, count in counts.most_common(6)]
 
 
-def _processes(rows: Iterable[Any]) -> list[dict[str, Any]]:
-    """Processes by their connections to Postgres; those of an older version name no host and are one of each kind."""
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
+def _processes(rows: Iterable[Any]) -> list[tuple[str, str, str, datetime | None]]:
+    """Process, host, pid and start by connections to Postgres; those of an older version are one of each kind."""
+    found: dict[tuple[str, str, str], datetime | None] = {}
     for row in rows:
         match = _NAME.match(row["name"])
-        if match is None:
-            continue
-        key = match["process"], match["host"] or row["address"] or "", match["pid"] or ""
-        entry = found.setdefault(
-            key, {"process": key[0], "host": key[1], "pid": key[2], "connections": 0, "since": row["since"]}
-        )
-        entry["connections"] += row["count"]
-        if row["since"] is not None:
-            entry["since"] = min(entry["since"] or row["since"], row["since"])
-    return [found[key] for key in sorted(found)]
+        if match is not None:
+            key = match["process"], match["host"] or row["address"] or "", match["pid"] or ""
+            known = [since for since in (found.get(key), row["since"]) if since is not None]
+            found[key] = min(known, default=None)
+    return [(*key, found[key]) for key in sorted(found)]
 
 
 class ProcessHealth(NamedTuple):

@@ -65,19 +65,17 @@ class Callbacks:
     def _chunks(self, calls: Sequence[Call[Callback]], places: Sequence[int]) -> Iterator[tuple[list[int], bytes]]:
         """Arrays of jobs within the limit; a job larger than the limit is sent alone."""
         chunk: list[int] = []
-        texts: list[bytes] = []
-        size = 2
+        body = bytearray(b"[")
         for place in places:
             callback = calls[place].params
             executed = {"lastExecutionDate": callback.at, "executionId": execution_id(callback.run)}
             text = msgspec.json.encode(callback.job | executed)
-            if chunk and size + len(text) + 1 > self._settings.scheduler0_payload_limit_bytes:
-                yield chunk, b"[" + b",".join(texts) + b"]"
-                chunk, texts, size = [], [], 2
+            if chunk and len(body) + len(text) + 2 > self._settings.scheduler0_payload_limit_bytes:
+                yield chunk, bytes(body[:-1]) + b"]"
+                chunk, body = [], bytearray(b"[")
             chunk.append(place)
-            texts.append(text)
-            size += len(text) + 1
-        yield chunk, b"[" + b",".join(texts) + b"]"
+            body += text + b","
+        yield chunk, bytes(body[:-1]) + b"]"
 
     async def _post(self, url: str, number: int, body: bytes) -> dict[str, Any] | Exception:
         """The outcome of a chunk's jobs."""

@@ -90,19 +90,27 @@ class Jobs(Records[Job]):
         job_id, given = path_id(request), decode(body, JobGiven, status=400, read=jobs.read)
         async with self._store.transaction() as session:
             before, is_importing = await self._lock(session, job_id)
-            job = replace(
-                before,
-                data=given.data or before.data,
-                callback_url=given.callback_url or before.callback_url,
-                execution_type=given.execution_type or before.execution_type,
-            )
+            changeable = ("data", "callback_url", "execution_type")
+            job = replace(before, **{name: value for name in changeable if (value := getattr(given, name))})
             try:
                 jobs.check_deliverable([job])
                 jobs.schedule_of(job, self._settings)
             except BadJob as exc:
                 raise Problem(400, str(exc)) from None
             await session.fetch("update_callback_job", job.id, job.callback_url, job.data, job.execution_type)
-            await self._change_schedule(session, before, job, is_importing)
+            name = jobs.schedule_name(job.id)
+            # No schedule of a job has a tenant; one with a tenant was created when the name was not reserved yet.
+            locked = await session.fetch("lock_schedules", [name])
+            if locked and locked[0]["tenant"] is not None:
+                raise Problem(409, f"the schedule {name} is for a tenant: delete it, then delete and create the job")
+            params = msgspec.json.encode({"name": name, "payload": msgspec.Raw(jobs.payload_of(job))})
+            try:
+                await update_schedule(session, read_command("schedule.update", params, self._settings))
+                if (job.execution_type == jobs.HTTP) != (before.execution_type == jobs.HTTP):
+                    await pause_schedule(session, name, paused=job.execution_type != jobs.HTTP)
+            except ScheduleNotFound:
+                if is_importing:
+                    raise _too_early() from None
         return await self.get(request, b"")
 
     async def _lock(self, session: Session, job_id: int) -> tuple[Job, bool]:
@@ -110,21 +118,6 @@ class Jobs(Records[Job]):
         rows = [dict(row) for row in await session.fetch("lock_callback_job", job_id)]
         is_importing = any(row.pop("making") for row in rows)
         return self.one([row | {"last_execution_date": jobs.NEVER} for row in rows]), is_importing
-
-    async def _change_schedule(self, session: Session, before: Job, job: Job, is_importing: bool) -> None:
-        name = jobs.schedule_name(job.id)
-        # No schedule of a job has a tenant; one with a tenant was created when the name was not reserved yet.
-        locked = await session.fetch("lock_schedules", [name])
-        if locked and locked[0]["tenant"] is not None:
-            raise Problem(409, f"the schedule {name} is for a tenant: delete it, then delete and create the job")
-        params = msgspec.json.encode({"name": name, "payload": msgspec.Raw(jobs.payload_of(job))})
-        try:
-            await update_schedule(session, read_command("schedule.update", params, self._settings))
-            if (job.execution_type == jobs.HTTP) != (before.execution_type == jobs.HTTP):
-                await pause_schedule(session, name, paused=job.execution_type != jobs.HTTP)
-        except ScheduleNotFound:
-            if is_importing:
-                raise _too_early() from None
 
     async def delete(self, request: Request, body: bytes) -> Response:
         job_id = path_id(request)
