@@ -22,7 +22,7 @@ _TENANT_LIMITS = ("max_in_flight", "rate", "burst")
 _ACTION_LIMITS = (*_TENANT_LIMITS, *(f"key_{name}" for name in _TENANT_LIMITS))
 _EDIT_TEXTS = ("action", "unique_key", "ordering_key", "limit_key", "tenant")
 _EDIT_NUMBERS: dict[str, type[int] | type[float]] = {
-    "priority": int, "max_attempts": int, "timeout": float, "delay": float,
+    "priority": int, "max_attempts": int, "timeout": float, "delay": float,  # in seconds; other forms have minutes
 }  # fmt: skip
 EDIT_FIELDS = ("id", "payload", "labels", *_EDIT_TEXTS, *_EDIT_NUMBERS)
 
