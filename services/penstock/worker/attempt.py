@@ -72,21 +72,15 @@ class Attempt(HandlerCall):
         return self.cancellation.is_set
 
     def context(self, report: Report) -> Context:
-        claim = self.claim
-        redelivered = self.lease.message.receive_count > 1
-        return Context(
-            claim.task_id, claim.claim, self.handler.name, redelivered, report, self.cancellation, self.spawned,
-            self.tenant,
-        )  # fmt: skip
+        again = self.lease.message.receive_count > 1
+        return Context(*self.claim, self.handler.name, again, report, self.cancellation, self.spawned, self.tenant)
 
     def log_fields(self) -> dict[str, Any]:
         return {"task_id": self.claim.task_id, "claim": self.claim.claim, "action": self.handler.name}
 
     def begin_span(self, spans: Spans) -> AttemptSpan:
         redelivered = self.lease.message.receive_count > 1
-        self.span = spans.attempt(
-            self.handler.name, self.claim.task_id, self.claim.claim, self.carried, redelivered=redelivered
-        )
+        self.span = spans.attempt(self.handler.name, *self.claim, self.carried, redelivered=redelivered)
         return self.span
 
     def end_span(self, error: str, answer: str = "") -> str:
