@@ -12,21 +12,15 @@ from typer.core import TyperGroup
 
 from penstock.cli import (
     config,
-    credentials,
     dlq,
-    enqueue,
-    jobs,
     keys,
     limits,
     local,
-    ordering,
-    other_keys,
     processes,
     rejected,
     routes,
     schedules,
     sources,
-    stats,
     task,
     tasks,
     top,
@@ -95,8 +89,8 @@ def _root(
 
 
 for part in (
-    local, enqueue, stats, top, task, tasks, jobs, workflows, schedules, limits, routes, ordering,
-    rejected, dlq, processes, sources, other_keys, command, config, keys, credentials,
+    local, task, top, tasks, workflows, schedules, limits, routes, rejected, dlq, processes, sources, command, config,
+    keys,
 ):  # fmt: skip
     part.add_to(app)
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from penstock.cli.parameters import HELP, Given, ParamsOf
@@ -108,14 +109,17 @@ class Api(Shown):
         return self.client.call(method, given(params))
 
 
-def calling(method: str, params: ParamsOf, help: str, printer: Printer | None = None) -> Callable[..., None]:
+def calling(
+    method: str, params: ParamsOf | type[msgspec.Struct], help: str, printer: Printer | None = None
+) -> Callable[..., None]:
     """A command that calls a method with the parameters that are given, and prints the answer."""
+    shown = params if isinstance(params, ParamsOf) else ParamsOf(params)
 
     def command(*, given: Given, api: Api) -> None:
         api.show(api.client.call(method, given), printer)
 
     command.__doc__ = help
-    command.__annotations__ |= {"given": Annotated[Given, params]}
+    command.__annotations__ |= {"given": Annotated[Given, shown]}
     return command
 
 

@@ -1,7 +1,8 @@
-"""`penstock keys`: API keys, created directly in the database, since the first one cannot come through the api."""
+"""`penstock keys` and `credential`: made in the database, since the first one cannot come through the api."""
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -9,12 +10,13 @@ import typer
 
 from penstock.cli.common import listing, print_fields
 from penstock.cli.database import Database
-from penstock.cli.groups import add_group
+from penstock.cli.groups import Commands, add_group
 from penstock.protocol.api_key import NAME_MAX_CHARS, Permission
 from penstock.protocol.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.api.keys import Key
+    from penstock.compat.scheduler0.store import Credential
     from penstock.db.session import Session
 
 _ALL = 2**31 - 1
@@ -23,6 +25,9 @@ _ALL = 2**31 - 1
 def add_to(app: typer.Typer) -> None:
     help = "API keys: created, listed and revoked in the database, without the api."
     add_group(app, "keys", {"list": list_keys, "create": create, "revoke": revoke}, panel="Set-up", help=help)
+    credentials: Commands = {"list": list_credentials, "create": create_credential, "archive": archive}
+    help = "Credentials of scheduler0's API: created, listed and archived in the database, without the api."
+    add_group(app, "credential", credentials, panel="Set-up", help=help)
 
 
 def create(
@@ -83,7 +88,7 @@ def list_keys(
     page = keys.KeysListParams(_ALL, revoked=with_revoked)
     found = database.run(lambda session: keys.list_keys(session, page))
     members = [_members(record) for record in found]
-    database.show(members, lambda _: _print_page({"keys": members}))
+    database.show(members, lambda _: _print_keys({"keys": members}))
 
 
 def revoke(
@@ -108,7 +113,7 @@ def revoke(
     database.show(shown, lambda _: print_fields(revoked))
 
 
-_print_page = listing(
+_print_keys = listing(
     "keys",
     (
         "id", "name", ("key", lambda key: f"{key['prefix']}…"),
@@ -126,3 +131,61 @@ def _members(key: Key) -> dict[str, Any]:
         name: f"{value[:19]}Z" if name.endswith("_at") and value else value
         for name, value in msgspec.to_builtins(key).items()
     }
+
+
+def create_credential(database: Database) -> None:
+    """Create a credential and print its API key and secret; only a digest of the secret is stored."""
+    from penstock.compat.scheduler0 import store
+
+    readable = database.settings.scheduler0_readable_secrets
+    made = database.run(lambda session: store.create_credential(session, readable=readable))
+
+    def show(_: Any) -> None:
+        typer.echo(f"API_KEY={made.api_key}\nAPI_SECRET={made.api_secret}")
+        typer.echo(f"credential {made.id} is valid now; its secret is not shown again", err=True)
+
+    database.show(_members_of(made) | {"apiSecret": made.api_secret}, show)
+    if not database.settings.scheduler0:
+        note = "with these settings no api serves scheduler0's API; set PENSTOCK_SCHEDULER0=true where it runs"
+        typer.echo(f"note: {note}", err=True)
+
+
+def list_credentials(database: Database) -> None:
+    """List credentials, newest first, including archived ones."""
+    from penstock.compat.scheduler0 import store
+
+    found = database.run(lambda session: store.list_credentials(session, limit=_ALL, offset=0))
+    members = [_members_of(one) for one in found]
+    database.show(members, lambda _: _print_credentials({"credentials": members}))
+
+
+def archive(
+    *,
+    credential: Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 - 1, help="The credential's number.")],
+    database: Database,
+) -> None:
+    """Archive a credential; every api refuses it from then on."""
+    from penstock.compat.scheduler0 import store
+
+    changed = database.run(lambda session: store.archive_credential(session, credential))
+    if changed is None:
+        raise PenstockError(f"no credential {credential}: `penstock credential list` lists the credentials")
+    archived = (("archived", f"credential {changed.id}"), ("api key", changed.api_key))
+    database.show(_members_of(changed), lambda _: print_fields(archived))
+
+
+def _members_of(credential: Credential) -> dict[str, Any]:
+    return {
+        "id": credential.id,
+        "apiKey": credential.api_key,
+        "archived": credential.archived,
+        "dateCreated": credential.date_created.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+    }
+
+
+_print_credentials = listing(
+    "credentials",
+    ("id", ("api key", "apiKey"), ("archived", lambda one: "yes" if one["archived"] else ""),
+     ("created", "dateCreated")),
+    right=("id",),
+)  # fmt: skip

@@ -78,27 +78,22 @@ _print_tenants = _listing("tenant", _TENANT_OPTIONS, ("limits", lambda row: "own
 
 
 def add_to(app: typer.Typer) -> None:
-    action = ParamsOf(ActionName)
     actions: Commands = {
-        "list": calling(
-            "action.list", ParamsOf(NoParams), "List the actions that are limited or paused.", _print_actions
-        ),
-        "show": calling("action.get", action, "Show the limits of an action."),
+        "list": calling("action.list", NoParams, "List the actions that are limited or paused.", _print_actions),
+        "show": calling("action.get", ActionName, "Show the limits of an action."),
         "set": _setting(
             "action", ActionSetParams, _ACTION_OPTIONS, "Limit an action. Limits that are not named stay unchanged."
         ),
-        **_pausing("action", "an action", action),
+        **_pausing("action", "an action", ActionName),
     }
     add_group(app, "actions", actions, panel="Tasks", help="Limit and pause actions, across all schedulers.")
-    page = ParamsOf(TenantListParams)
-    tenant_or_all = ParamsOf(TenantOrAll)
     tenants: Commands = {
         "list": calling(
-            "tenant.list", page, "List the tenants that have limits of their own or are paused, the default first.",
-            _print_tenants,
+            "tenant.list", TenantListParams,
+            "List the tenants that have limits of their own or are paused, the default first.", _print_tenants,
         ),
         "show": calling(
-            "tenant.get", tenant_or_all,
+            "tenant.get", TenantOrAll,
             "Show the limits that apply to a tenant, its own or the default ones, and how many of its tasks are held "
             "back.",
         ),
@@ -106,13 +101,13 @@ def add_to(app: typer.Typer) -> None:
             "tenant", TenantSetParams, _TENANT_OPTIONS,
             "Give a tenant limits of its own instead of the default ones. Limits that are not named stay unchanged.",
         ),
-        "delete": calling("tenant.delete", tenant_or_all, "Remove a tenant's own limits and unpause it."),
-        **_pausing("tenant", "a tenant", ParamsOf(TenantName)),
+        "delete": calling("tenant.delete", TenantOrAll, "Remove a tenant's own limits and unpause it."),
+        **_pausing("tenant", "a tenant", TenantName),
     }  # fmt: skip
     add_group(app, "tenants", tenants, panel="Tasks", help="Limit and pause tenants, across all schedulers.")
 
 
-def _pausing(kind: str, one: str, params: ParamsOf) -> dict[str, Callable[..., None]]:
+def _pausing(kind: str, one: str, params: type[msgspec.Struct]) -> dict[str, Callable[..., None]]:
     pause = f"Stop sending tasks of {one}. New tasks are accepted and wait; tasks in flight go on."
     return {
         "pause": calling(f"{kind}.pause", params, pause),

@@ -1,8 +1,8 @@
-"""`penstock routes`: separate queues, and so separate workers, for some tasks."""
+"""`penstock routes`: separate queues and workers for some tasks; `penstock ordering`: keys that a failed task holds."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import Given, ParamsOf
 from penstock.limits.model import RouteName, RouteSetParams
 from penstock.protocol.method import NoParams
+from penstock.tasks.params import OrderingListParams, OrderingReleaseParams
 
 _print_routes = listing(
     "routes",
@@ -21,21 +22,35 @@ _print_routes = listing(
     ),
     right=("position", "in flight"),
 )  # fmt: skip
+_print_keys = listing(
+    "held ordering keys",
+    ("key", "tenant", "task_id", "action", "since", "waiting"),
+    member="keys",
+    right=("task_id", "waiting"),
+)
 
 
 def add_to(app: typer.Typer) -> None:
-    commands: Commands = {
-        "list": calling(
-            "route.list", ParamsOf(NoParams), "List routes in the order in which they are tried.", _print_routes
-        ),
+    routes: Commands = {
+        "list": calling("route.list", NoParams, "List routes in the order in which they are tried.", _print_routes),
         "set": set_route,
         "delete": calling(
-            "route.delete", ParamsOf(RouteName),
+            "route.delete", RouteName,
             "Delete a route; its waiting tasks take the other routes, or go to the outbound queue.",
             lambda _: typer.echo("deleted"),
         ),
     }  # fmt: skip
-    add_group(app, "routes", commands, panel="Tasks", help="Send some tasks to a queue and workers of their own.")
+    add_group(app, "routes", routes, panel="Tasks", help="Send some tasks to a queue and workers of their own.")
+    key = ParamsOf(OrderingReleaseParams, key="From `penstock ordering`.", tenant="The key's tenant.")
+    release = "Release a held ordering key: the next task of the key may run."
+    ordering: Commands = {
+        "list": calling(
+            "ordering.list", OrderingListParams, "List ordering keys that a failed task (CRITICAL_ERROR) holds.",
+            _print_keys,
+        ),
+        "release": calling("ordering.release", key, release, _print_released),
+    }  # fmt: skip
+    add_group(app, "ordering", ordering, panel="Tasks", help="Ordering keys that a failed task holds.")
 
 
 def set_route(
@@ -58,3 +73,10 @@ def set_route(
     if "actions" not in route and "labels" not in route:
         raise typer.BadParameter("name the tasks of the route: --action PATTERN or --label NAME=TEXT")
     api.show(api.client.call("route.set", route), lambda _: typer.echo(f"{route['name']} set"))
+
+
+def _print_released(answer: dict[str, Any]) -> None:
+    if not answer["released"]:
+        typer.echo("the key is not held")
+    else:
+        typer.echo("released" + (f"; task {answer['next']} may run" if answer["next"] is not None else ""))

@@ -54,7 +54,7 @@ _PAGE = ParamsOf(
 
 def add_to(app: typer.Typer) -> None:
     def one(method: str, help: str, printer: Printer = _print_schedule) -> Callable[..., None]:
-        return calling(f"schedule.{method}", ParamsOf(ScheduleName), help, printer)
+        return calling(f"schedule.{method}", ScheduleName, help, printer)
 
     commands: Commands = {
         "list": calling("schedule.list", _PAGE, "List schedules, newest first.", _print_schedules),
@@ -68,7 +68,7 @@ def add_to(app: typer.Typer) -> None:
         "pause": one("pause", "Pause a schedule; runs in the meantime are not made up."),
         "resume": one("resume", "Resume a schedule, from now on."),
         "runs": calling(
-            "schedule.runs", ParamsOf(ScheduleRunsParams),
+            "schedule.runs", ScheduleRunsParams,
             "List the runs of a schedule and their outcomes, newest first.", _print_runs,
         ),
         "run-now": one("run_now", "Trigger a schedule now, even if paused.", _print_run),

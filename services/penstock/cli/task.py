@@ -1,4 +1,4 @@
-"""`penstock task`: one task, by its id or by the token that it waits for."""
+"""`penstock enqueue`, and `penstock task`: one task, by its id or by the token that it waits for."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ import typer
 from penstock.cli.common import Api, ApiUrlOption, DataDirOption, calling, connect, print_fields, print_json, say
 from penstock.cli.follow import follow
 from penstock.cli.groups import Commands, add_group
-from penstock.cli.parameters import ParamsOf
+from penstock.cli.parameters import Given, ParamsOf, expanded
 from penstock.cli.tasks import print_tasks
 from penstock.cli.values import duration_option, state_label
 from penstock.protocol.errors import NoResult, PenstockError, ResultTimeout
 from penstock.protocol.task import State
-from penstock.tasks.params import CancelParams, RescheduleParams, RetryParams, TaskCompleteParams, TaskFailParams
+from penstock.tasks.params import (
+    CancelParams,
+    EnqueueParams,
+    RescheduleParams,
+    RetryParams,
+    TaskCompleteParams,
+    TaskFailParams,
+)
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
@@ -35,6 +42,7 @@ _WAITING = {
 
 
 def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Tasks")(expanded(enqueue))
     result_json = typer.Argument(metavar="[JSON]", help="The result; - reads standard input.", show_default="null")
     completed = ParamsOf(TaskCompleteParams, **_WAITING, result=result_json)
     failed = ParamsOf(
@@ -45,16 +53,16 @@ def add_to(app: typer.Typer) -> None:
         "show": show,
         "result": result,
         "cancel": calling(
-            "cancel", ParamsOf(CancelParams),
+            "cancel", CancelParams,
             "Cancel a task that has not settled; a later result is ignored, and its handler is asked to stop.",
             _print_change,
         ),
         "retry": calling(
-            "retry", ParamsOf(RetryParams),
+            "retry", RetryParams,
             "Re-run a failed (CRITICAL_ERROR) or CANCELLED task with a fresh attempt counter.", _print_change,
         ),
         "reschedule": calling(
-            "reschedule", ParamsOf(RescheduleParams),
+            "reschedule", RescheduleParams,
             "Move a waiting task (WAITING, SCHEDULED or retrying) to another time or priority.", _print_change,
         ),
         "complete": calling(
@@ -68,6 +76,64 @@ def add_to(app: typer.Typer) -> None:
         ),
     }  # fmt: skip
     add_group(app, "task", commands, panel="Tasks", help="One task: show it, change it, answer its wait.")
+
+
+def enqueue(
+    *,
+    task: Annotated[
+        Given,
+        ParamsOf(
+            EnqueueParams, without=["sealed_payload"],
+            action="The action, which a handler carries out.",
+            payload=typer.Argument(
+                metavar="JSON", help="The payload, an object or array; - reads standard input.", show_default="{}"
+            ),
+            priority="-32768 to 32767, higher first; default 0.",
+            unique_key="At most one task per action and key; a duplicate returns the first task's id.",
+            max_attempts="Attempts before the task fails.",
+            timeout="Time limit of one attempt.",
+            labels="A label. Repeatable.",
+            expires_at="Cancel unless started by then; as --run-at.",
+            expires_in="Cancel unless started within this time.",
+            limit_key="The key that per-key limits of the action count it under.",
+            unique="How long the key stays taken by another task: retained (until its record is deleted, the default), "
+            "live (until it settles), or a duration since that task was added.",
+            on_duplicate="What to do if the key is taken; default return.",
+            tenant="The task's tenant, which scopes its keys.",
+        ),
+    ],
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait",
+            help="Wait until it has settled and print its result, as `penstock task result`, and each failed attempt.",
+        ),
+    ] = False,
+    wait_timeout: Annotated[
+        float | None, duration_option(help="With --wait: how long to wait; default forever.")
+    ] = None,
+    fail_fast: Annotated[
+        bool, typer.Option("--fail-fast", help="With --wait: stop after the first failed attempt, with exit code 3.")
+    ] = False,
+    api: Api,
+) -> None:  # fmt: skip
+    """Add a task; it is stored when this returns. With --wait the exit codes are those of `penstock task result`."""
+    for option, is_given in (("--wait-timeout", wait_timeout is not None), ("--fail-fast", fail_fast)):
+        if is_given and not wait:
+            raise typer.BadParameter("goes with --wait", param_hint=option)
+    result = api.client.call("enqueue", task)
+    if wait:
+        typer.echo(f"task {result['id']}", err=True)
+        _print_result(api.client, result["id"], wait_timeout, show_failures=True, fail_fast=fail_fast)
+    else:
+        api.show(result, _print_enqueued)
+
+
+def _print_enqueued(result: dict[str, Any]) -> None:
+    note = " (already existed)" if result["duplicate"] else ""
+    typer.echo(
+        f"task {result['id']} {state_label(result['state'])}" + (" (replaced)" if result.get("replaced") else note)
+    )
 
 
 def show(
@@ -115,10 +181,10 @@ def result(
     Exit codes: 0 success; 3 it failed, was cancelled, or its result is no longer kept; 4 it did not settle in time; 1
     and 2 as for every command.
     """
-    print_result(connect(api_url, data_dir), task_id, timeout)
+    _print_result(connect(api_url, data_dir), task_id, timeout)
 
 
-def print_result(
+def _print_result(
     client: Client, task_id: int, timeout: float | None, *, show_failures: bool = False, fail_fast: bool = False
 ) -> None:
     """Wait for a result and print it. Raises typer.Exit with the exit code of any other outcome.

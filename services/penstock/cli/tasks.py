@@ -1,4 +1,4 @@
-"""`penstock tasks`: many tasks, listed or changed by a filter."""
+"""`penstock tasks`: many tasks, listed or changed by a filter; `penstock jobs`: the jobs that change them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,25 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from penstock.cli.common import Api, YesOption, calling, confirm, print_cursor, print_table, progress, short
+from penstock.cli.common import (
+    Api,
+    YesOption,
+    calling,
+    confirm,
+    listing,
+    print_cursor,
+    print_fields,
+    print_table,
+    progress,
+    say,
+    short,
+)
 from penstock.cli.groups import Commands, add_group
-from penstock.cli.jobs import print_job
 from penstock.cli.parameters import Given, ParamsOf
 from penstock.cli.values import STATES_HELP, complete_state, state_label
 from penstock.cli.values import state as parse_state
-from penstock.tasks.bulk_params import BulkParams, BulkRescheduleParams
+from penstock.protocol.errors import PenstockError
+from penstock.tasks.bulk_params import BulkParams, BulkRescheduleParams, JobId, JobListParams
 from penstock.tasks.params import ListParams
 
 _LABELS = "Only tasks with this label. Repeatable: all must match."
@@ -66,7 +78,7 @@ class Bulk:
                 started["job"], progress=lambda job: show(job["changed"] + job["refused"], job["total"])
             )
         has_failed = job["state"] != "DONE" or job["refused"]
-        api.show(job, print_job)
+        api.show(job, _print_job)
         if has_failed:
             raise typer.Exit(1)
 
@@ -91,6 +103,12 @@ def add_to(app: typer.Typer) -> None:
         "reschedule": _changing("reschedule", "Move waiting tasks to another time or priority.", BulkRescheduleParams),
     }
     add_group(app, "tasks", commands, panel="Tasks", help="Many tasks: list them, or change all that match a filter.")
+    jobs: Commands = {
+        "list": calling("job.list", JobListParams, "List jobs, newest first.", _print_jobs),
+        "show": calling("job.get", JobId, "Show a job: its progress, and the tasks it refused.", _print_job),
+        "cancel": calling("job.cancel", JobId, "Stop a job; changes already made stay.", _print_job),
+    }
+    add_group(app, "jobs", jobs, panel="Tasks", help="Jobs that change many tasks, as `penstock tasks cancel`.")
 
 
 def _changing(verb: str, help: str, params: type[msgspec.Struct] = BulkParams) -> Callable[..., None]:
@@ -137,3 +155,27 @@ def _number(preview: dict[str, Any]) -> str:
     if preview["exact"]:
         return f"{preview['count']} task{'' if preview['count'] == 1 else 's'}"
     return f"more than {preview['count']} tasks (about {preview['estimate']})"
+
+
+def _print_job(job: dict[str, Any]) -> None:
+    """A job with the tasks it refused. Raises PenstockError for a job that failed."""
+    errors = job.pop("errors")
+    job["total"] = _total(job)
+    job.pop("total_is_exact")
+    print_fields(job.items())
+    for error in errors:
+        say(f"{'job' if error['id'] is None else error['id']}: {error['reason']}", err=True)
+    if job["state"] == "FAILED":
+        raise PenstockError(f"job {job['id']} failed")
+
+
+def _total(job: dict[str, Any]) -> Any:
+    return f"about {job['total']}" if job["total"] and not job["total_is_exact"] else job["total"]
+
+
+_print_jobs = listing(
+    "jobs",
+    ("id", "kind", "state", ("total", _total), "seen", "changed", "refused", ("created", "created_at"),
+     ("finished", "finished_at")),
+    right=("id", "total", "seen", "changed", "refused"),
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""`penstock top`: the pipeline live in a terminal, or as JSON for scripts."""
+"""`penstock stats`: counts, rates and lag; `penstock top`: the same live in a terminal, or as JSON for scripts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.common import ApiUrlOption, DataDirOption, connect, print_json, table_of, wide_console
+from penstock.cli.common import (
+    ApiUrlOption,
+    DataDirOption,
+    calling,
+    connect,
+    print_fields,
+    print_json,
+    print_table,
+    table_of,
+    wide_console,
+)
+from penstock.cli.parameters import expanded
 from penstock.cli.values import state_label
 from penstock.protocol.errors import AccessDenied, Unavailable
 from penstock.protocol.task import State
 from penstock.runtime.logs import printable
+from penstock.tasks.params import StatsParams
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,7 +50,24 @@ _ORDERS = ("in flight", "waiting", "failed", "name")
 
 
 def add_to(app: typer.Typer) -> None:
+    stats = calling("stats", StatsParams, "Show counts per state and action, rates and lag.", _print_stats)
+    app.command("stats", rich_help_panel="Tasks")(expanded(stats))
     app.command(rich_help_panel="Tasks")(top)
+
+
+def _print_stats(result: dict[str, Any]) -> None:
+    for name, value in result.items():
+        if not isinstance(value, dict) or not value:
+            print_fields([(name, value or "none")])
+            continue
+        typer.echo(f"{name}:")
+        if all(isinstance(inner, dict) for inner in value.values()):
+            columns = sorted({column for inner in value.values() for column in inner})
+            rows = [[key, *(inner.get(column) for column in columns)] for key, inner in value.items()]
+            shown = [state_label(column) for column in columns]
+            print_table([name, *shown], rows, right=shown)
+        else:
+            print_fields((f"  {state_label(key)}", inner) for key, inner in value.items())
 
 
 def top(

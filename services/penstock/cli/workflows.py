@@ -56,7 +56,7 @@ _MARKS = {
 def add_to(app: typer.Typer) -> None:
     commands: Commands = {
         "list": calling(
-            "workflow.list", ParamsOf(WorkflowListParams), "List workflows, newest first.", _print_workflows
+            "workflow.list", WorkflowListParams, "List workflows, newest first.", _print_workflows
         ),
         "show": show, "create": create, "cancel": cancel, "retry": retry,
     }  # fmt: skip
