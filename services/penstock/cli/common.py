@@ -1,21 +1,22 @@
-"""What commands share: options, the connection to the api, how errors and answers are printed."""
+"""What commands share: options, the connection to the api or the database, how errors and answers are printed."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
 
 from penstock.cli.parameters import HELP, Given, ParamsOf
-from penstock.protocol.errors import PenstockError, RpcError
+from penstock.client.requests import given
+from penstock.protocol.errors import PenstockError, RpcError, SettingsError
 from penstock.runtime.logs import printable, printable_json
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from penstock.client.client import Client
+    from penstock.db.session import Session
+    from penstock.settings.model import Settings
+
+Result = TypeVar("Result")
 
 EPILOG = (
     "Exit codes: 0 done; 1 the operation failed, the reason is on standard error; "
@@ -41,6 +46,9 @@ ApiUrlOption = Annotated[
         "--api-url",
         help="URL of the api. Default: PENSTOCK_API_URL, else the stack running in --data-dir, else " + DEFAULT_API_URL,
     ),
+]
+DatabaseUrlOption = Annotated[
+    str | None, typer.Option("--database-url", help="Postgres to use; default PENSTOCK_DATABASE_URL.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the api's result as JSON.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -106,7 +114,55 @@ class Api(Shown):
 
     def call(self, method: str, **params: Any) -> Any:
         """Call a method; parameters that are None are left out."""
-        return self.client.call(method, given(params))
+        return self.client.call(method, given(**params))
+
+
+@dataclass(frozen=True)
+class Database(Shown):
+    """The database that a command works on, and how its answer is printed."""
+
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    database_url: DatabaseUrlOption = None
+    data_dir: DataDirOption = None
+
+    @cached_property
+    def settings(self) -> Settings:
+        """Settings whose database is that of --database-url, else of the stack in --data-dir, else of the settings,
+        else of the stack running in the current folder."""
+        from penstock.local.state import DataDir
+        from penstock.settings.model import load_settings
+
+        if self.database_url is not None:
+            return load_settings(database_url=self.database_url)
+        settings = load_settings()
+        if self.data_dir is None and settings.database_url is not None:
+            return settings
+        state = DataDir(self.data_dir).read_state()
+        if state is not None:
+            return load_settings(database_url=state["database_url"])
+        if self.data_dir is not None:
+            raise PenstockError(
+                f"no stack runs in {self.data_dir}: start one with `penstock up --data-dir {self.data_dir}`"
+            )
+        raise SettingsError(
+            "no database is set: set PENSTOCK_DATABASE_URL, pass --database-url, or start `penstock up` in this folder"
+        )
+
+    def run(self, work: Callable[[Session], Awaitable[Result]]) -> Result:
+        """The result of work in a session of its own."""
+        import asyncio
+
+        from penstock.db.pool import Store
+
+        async def run() -> Result:
+            store = Store(self.settings.require_database_url, pool_size=1, application_name="penstock-cli")
+            try:
+                async with store.session() as session:
+                    return await work(session)
+            finally:
+                await store.close()
+
+        return asyncio.run(run())
 
 
 def calling(
@@ -246,11 +302,6 @@ def print_cursor(cursor: str | None) -> None:
     """How to list the next page, on standard error."""
     if cursor is not None:
         typer.echo(f"more: add --cursor {cursor}", err=True)
-
-
-def given(params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters that are not None."""
-    return {name: value for name, value in params.items() if value is not None}
 
 
 def short(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.common import Api, YesOption, confirm, limit_option, print_fields, print_table, say, summed
-from penstock.cli.groups import add_group
+from penstock.cli.groups import Commands, add_group
 from penstock.cli.values import state_label
 from penstock.protocol.errors import PenstockError
 
@@ -51,13 +51,9 @@ class Choice:
 
 
 def add_to(app: typer.Typer) -> None:
-    add_group(
-        app,
-        "dlq",
-        {"list": list_messages, "show": show, "replay": replay, "purge": purge},
-        panel="Tasks",
-        help="Dead letters: messages received too often without success. See docs/operations.md.",
-    )
+    commands: Commands = {"list": list_messages, "show": show, "replay": replay, "purge": purge}
+    help = "Dead letters: messages received too often without success. See docs/operations.md."
+    add_group(app, "dlq", commands, panel="Tasks", help=help)
 
 
 def list_messages(

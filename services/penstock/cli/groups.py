@@ -30,14 +30,14 @@ class Group(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # ctx: of click, or of the click within typer
         if args and args[0].isdecimal() and "show" in self.commands:
-            return super().parse_args(ctx, ["show", *args])
-        if self.default is None:
-            return super().parse_args(ctx, args)
-        if args:
-            is_meant = args[0].startswith("-") and args[0] not in self.get_help_option_names(ctx)
-        else:
-            is_meant = not ctx.resilient_parsing  # while the shell completes, a command may follow
-        return super().parse_args(ctx, [self.default, *args] if is_meant else args)
+            args = ["show", *args]
+        elif self.default is not None:
+            if args:
+                is_meant = args[0].startswith("-") and args[0] not in self.get_help_option_names(ctx)
+            else:
+                is_meant = not ctx.resilient_parsing  # while the shell completes, a command may follow
+            args = [self.default, *args] if is_meant else args
+        return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         found = list(super().shell_complete(ctx, incomplete))

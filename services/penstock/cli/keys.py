@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from penstock.cli.common import listing, print_fields
-from penstock.cli.database import Database
+from penstock.cli.common import Database, listing, print_fields
 from penstock.cli.groups import Commands, add_group
 from penstock.protocol.api_key import NAME_MAX_CHARS, Permission
 from penstock.protocol.errors import PenstockError
@@ -86,8 +85,7 @@ def list_keys(
     from penstock.api import keys
 
     page = keys.KeysListParams(_ALL, revoked=with_revoked)
-    found = database.run(lambda session: keys.list_keys(session, page))
-    members = [_members(record) for record in found]
+    members = [_members(key) for key in database.run(lambda session: keys.list_keys(session, page))]
     database.show(members, lambda _: _print_keys({"keys": members}))
 
 

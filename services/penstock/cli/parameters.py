@@ -50,6 +50,9 @@ HELP = {
     "priority": "-32768 to 32767, higher first.",
     "run_at": "Run no earlier than this: RFC 3339 with a zone, or epoch milliseconds.",
 }
+PAYLOAD = typer.Argument(
+    metavar="JSON", help="The payload, an object or array; - reads standard input.", show_default="{}"
+)
 
 
 class ParamsOf:

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import DataDirOption, given, print_json
-from penstock.cli.database import Database, DatabaseUrlOption
+from penstock.cli.common import Database, DatabaseUrlOption, DataDirOption, print_json
 from penstock.cli.local import running_state
 from penstock.cli.parameters import expanded
+from penstock.client.requests import given
 
 LogLevelOption = Annotated[
     str | None,
@@ -109,7 +109,7 @@ def run(
     from penstock.settings.model import load_settings
 
     overrides |= {} if log_level is None else {"log_level": log_level.lower()}
-    raise typer.Exit(run_process(name, load_settings(**given(overrides)), loops=loops, apps=apps))
+    raise typer.Exit(run_process(name, load_settings(**given(**overrides)), loops=loops, apps=apps))
 
 
 def migrate(
@@ -142,7 +142,7 @@ def migrate(
             raise typer.BadParameter("--sql prints an upgrade; it does not go with --down-to")
         typer.echo(migrations.upgrade_sql(revision))
         return
-    url = load_settings(**given({"database_url": database_url})).require_database_url
+    url = load_settings(**given(database_url=database_url)).require_database_url
     try:
         if down_to is not None:
             migrations.downgrade(url, down_to)

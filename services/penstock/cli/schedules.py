@@ -13,7 +13,7 @@ import typer
 
 from penstock.cli.common import Api, Printer, calling, listing, print_fields, progress
 from penstock.cli.groups import Commands, add_group
-from penstock.cli.parameters import Given, ParamsOf
+from penstock.cli.parameters import PAYLOAD, Given, ParamsOf
 from penstock.protocol.errors import PenstockError
 from penstock.schedules.model import (
     ScheduleCreateParams,
@@ -53,13 +53,20 @@ _PAGE = ParamsOf(
 
 
 def add_to(app: typer.Typer) -> None:
+    created = ParamsOf(
+        ScheduleCreateParams, name=_NAME, payload=PAYLOAD, **_OPTIONS, replace="Replace a schedule of the same name.",
+        expression='"*/5 * * * *", with seconds first "0 */5 * * * *", @daily, "@every 90s".',
+        action="The action of its tasks, which a handler carries out.",
+        paused=typer.Option("--paused", help="Create it paused, until `penstock schedules resume`."),
+    )  # fmt: skip
+
     def one(method: str, help: str, printer: Printer = _print_schedule) -> Callable[..., None]:
         return calling(f"schedule.{method}", ScheduleName, help, printer)
 
     commands: Commands = {
         "list": calling("schedule.list", _PAGE, "List schedules, newest first.", _print_schedules),
         "show": one("get", "Show a schedule, its payload and its next few runs."),
-        "create": create,
+        "create": calling("schedule.create", created, "Create a schedule.", _print_schedule),
         "update": update,
         "delete": one(
             "delete", "Delete a schedule; its tasks stay.",
@@ -75,28 +82,6 @@ def add_to(app: typer.Typer) -> None:
         "import": import_schedules,
     }  # fmt: skip
     add_group(app, "schedules", commands, panel="Tasks", help="Cron schedules, which create tasks at set times.")
-
-
-def create(
-    *,
-    schedule: Annotated[
-        Given,
-        ParamsOf(
-            ScheduleCreateParams, name=_NAME,
-            expression='"*/5 * * * *", with seconds first "0 */5 * * * *", @daily, "@every 90s".',
-            action="The action of its tasks, which a handler carries out.",
-            payload=typer.Argument(
-                metavar="JSON", help="The payload, an object or array; - reads standard input.", show_default="{}"
-            ),
-            **_OPTIONS,
-            paused=typer.Option("--paused", help="Create it paused, until `penstock schedules resume`."),
-            replace="Replace a schedule of the same name.",
-        ),
-    ],
-    api: Api,
-) -> None:  # fmt: skip
-    """Create a schedule."""
-    api.show(api.client.call("schedule.create", schedule), _print_schedule)
 
 
 def update(

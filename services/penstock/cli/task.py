@@ -12,7 +12,7 @@ import typer
 from penstock.cli.common import Api, ApiUrlOption, DataDirOption, calling, connect, print_fields, print_json, say
 from penstock.cli.follow import follow
 from penstock.cli.groups import Commands, add_group
-from penstock.cli.parameters import Given, ParamsOf, expanded
+from penstock.cli.parameters import PAYLOAD, Given, ParamsOf, expanded
 from penstock.cli.tasks import print_tasks
 from penstock.cli.values import duration_option, state_label
 from penstock.protocol.errors import NoResult, PenstockError, ResultTimeout
@@ -85,9 +85,7 @@ def enqueue(
         ParamsOf(
             EnqueueParams, without=["sealed_payload"],
             action="The action, which a handler carries out.",
-            payload=typer.Argument(
-                metavar="JSON", help="The payload, an object or array; - reads standard input.", show_default="{}"
-            ),
+            payload=PAYLOAD,
             priority="-32768 to 32767, higher first; default 0.",
             unique_key="At most one task per action and key; a duplicate returns the first task's id.",
             max_attempts="Attempts before the task fails.",

@@ -46,7 +46,6 @@ _WAITING = (State.WAITING, State.SCHEDULED, State.ERROR)
 _COLOURS: dict[str, str] = {
     State.ACQUIRED: "cyan", State.ERROR: "yellow", State.SUCCESS: "green", State.CRITICAL_ERROR: "red",
 }  # fmt: skip
-_ORDERS = ("in flight", "waiting", "failed", "name")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -109,7 +108,7 @@ def top(
 
 @dataclass
 class Watch:
-    """The last figures and their changes. problem: why the last refresh failed."""
+    """The last figures and their changes. problem: why the last refresh failed. orders: the first is in use."""
 
     client: Client
     processes: Sequence[tuple[str, str]]
@@ -119,7 +118,7 @@ class Watch:
     per_second: dict[str, float] = field(default_factory=dict)
     succeeded: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
     problem: str | None = None
-    order: int = 0
+    orders: deque[str] = field(default_factory=lambda: deque(("in flight", "waiting", "failed", "name")))
     _seen_at: float = 0.0
 
     def look(self, *, must: bool = False) -> None:
@@ -169,13 +168,9 @@ class Watch:
                     "succeeded": tasks[State.SUCCESS], "failed": tasks[State.CRITICAL_ERROR],
                 }
             )  # fmt: skip
-        if self.sorted_by != "name":
-            rows.sort(key=lambda row: -int(row[self.sorted_by.replace(" ", "_")]))  # stable: by name among equals
+        if self.orders[0] != "name":
+            rows.sort(key=lambda row: -int(row[self.orders[0].replace(" ", "_")]))  # stable: by name among equals
         return rows
-
-    @property
-    def sorted_by(self) -> str:
-        return _ORDERS[self.order % len(_ORDERS)]
 
     def as_json(self) -> dict[str, Any]:
         """The figures for scripts."""
@@ -229,7 +224,7 @@ def _show(watch: Watch, interval: float) -> None:
             if key == "q":
                 return
             if key == "s":
-                watch.order += 1
+                watch.orders.rotate(-1)
             else:
                 watch.look()
 
@@ -267,7 +262,7 @@ def _page(watch: Watch, rows: int | None) -> RenderableType:
 
     parts: list[RenderableType] = [Text()]
     if rows is not None:
-        keys = f"q quit   s sort (by {watch.sorted_by})   space refresh"
+        keys = f"q quit   s sort (by {watch.orders[0]})   space refresh"
         parts = [Text.assemble(("penstock top", "bold"), "  ", time.strftime("%H:%M:%S"), "   ", (keys, "dim"), "\n")]
     if watch.problem is not None:
         parts.append(Text(printable(f"the api is unavailable: {watch.problem}"), style="bold red"))

@@ -15,11 +15,10 @@ from typer.testing import CliRunner
 
 from penstock.brokers.sqs import SqsTransport
 from penstock.cli.app import app
-from penstock.cli.doctor.checks import examine
+from penstock.cli.doctor.checks import examine, examine_payloads
 from penstock.cli.doctor.database import PROCESSES
 from penstock.cli.doctor.deliveries import examine_deliveries
 from penstock.cli.doctor.findings import Finding, Report
-from penstock.cli.doctor.payloads import examine_payloads
 from penstock.db.grants import grant
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
