@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from penstock.cli.parameters import HELP, Given, ParamsOf
-from penstock.client.requests import given
+from penstock.client.exchanges import given
 from penstock.protocol.errors import PenstockError, RpcError, SettingsError
 from penstock.runtime.logs import printable, printable_json
 
