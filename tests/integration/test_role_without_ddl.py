@@ -19,7 +19,7 @@ from penstock import Context, action
 from penstock.brokers.sqs import SqsQueue
 from penstock.cli.app import app
 from penstock.compat.duties import DelayedRecords
-from penstock.db.grants import grant
+from penstock.db.migrate import grant
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.errors import Refused

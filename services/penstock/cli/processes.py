@@ -130,7 +130,6 @@ def migrate(
     ] = None,
 ) -> None:
     """Bring the schema in Postgres up to date. Safe to repeat."""
-    from penstock.db import grants
     from penstock.db import migrate as migrations
     from penstock.protocol.errors import Unavailable
     from penstock.settings.model import load_settings
@@ -153,7 +152,7 @@ def migrate(
         raise Unavailable(f"the schema was not changed: {reason}") from exc
     typer.echo(f"schema is at {down_to or revision}")
     if grant is not None:
-        asyncio.run(grants.grant(url, grant))
+        asyncio.run(migrations.grant(url, grant))
         typer.echo(f"role {grant} may do what the processes need")
 
 

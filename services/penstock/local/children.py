@@ -89,7 +89,6 @@ class Child:
     metrics_host: str = "127.0.0.1"
     more_env: Callable[[], Mapping[str, str]] = dict
     restarts: int = 0
-    state: str = "stopped"
     pid: int | None = None
     started: float = 0.0  # epoch seconds
     exit_codes: list[int] = field(default_factory=list)
@@ -120,7 +119,7 @@ class Child:
             raise
         finally:
             os.close(theirs)
-        self.pid, self.started, self.state = process.pid, time.time(), "running"
+        self.pid, self.started = process.pid, time.time()
         on_start()
         reader = asyncio.StreamReader()
         pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -128,7 +127,7 @@ class Child:
         )
         copying = asyncio.create_task(output.copy(self.name, reader), name=f"output-{self.name}")
         code = await process.wait()
-        self.pid, self.state = None, "stopped"
+        self.pid = None
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)  # what it has started and left behind
         await asyncio.wait([copying], timeout=1)  # unless that has left the group and holds the pipe
@@ -183,7 +182,6 @@ class Children:
                 return
             wait = restart_pause(time.monotonic() - began, pauses)
             child.restarts += 1
-            child.state = "restarting"
             log.warning("process_died", name=child.name, code=code, restart_in_seconds=wait)
             await is_set_within(self._stopping, wait)
 

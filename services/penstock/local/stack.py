@@ -340,13 +340,12 @@ class Stack:
     def state(self) -> dict[str, Any]:
         """What `penstock ps --json` prints."""
         processes: list[dict[str, Any]] = []
-        for child in self._children.children:
-            entry = {"name": child.name, "pid": child.pid, "metrics": f"{child.url}/metrics"}
-            processes.append(entry | {"state": child.state, "restarts": child.restarts, "started": child.started})
-        for service in self._services:
-            entry = {"name": service.name, "pid": service.pid, "metrics": None}
-            running = "running" if service.pid else "restarting"
-            processes.append(entry | {"state": running, "restarts": service.restarts, "started": service.started})
+        kept: list[Child | Service] = [*self._children.children, *self._services]
+        for process in kept:
+            metrics = f"{process.url}/metrics" if isinstance(process, Child) else None
+            entry = {"name": process.name, "pid": process.pid, "metrics": metrics}
+            state = "running" if process.pid else "restarting"
+            processes.append(entry | {"state": state, "restarts": process.restarts, "started": process.started})
         key = self.settings.sqs_access_key
         env = self._places | _of_sdks(self._places) | self._example | self._control_environment()
         return {
@@ -421,7 +420,6 @@ def masked(url: str) -> str:
 
 
 def _reachable(host: str) -> str:
-    """The address at which this machine reaches a server bound to ``host``."""
     host = {"0.0.0.0": HOST, "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
 
@@ -448,7 +446,6 @@ def _no_proxy() -> dict[str, str]:
 
 
 def _sources(settings: Settings) -> Iterator[str]:
-    """The processes that read schedules from Kafka, where there is anything to read."""
     if settings.kafka_source_json_topics or settings.kafka_source_avro_topics:
         yield "kafka-source"
     if settings.kafka_brokers is not None and (settings.clockwork_api or settings.clockwork_port is not None):

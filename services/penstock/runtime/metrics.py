@@ -82,9 +82,7 @@ TRANSPORT_CALLS = _counter(
     ["transport", "operation", "queue", "outcome"],
 )
 MESSAGES = _counter(
-    "messages_total",
-    "Messages by queue and direction (received, sent, deleted, released)",
-    ["queue", "direction"],
+    "messages_total", "Messages by queue and direction (received, sent, deleted, released)", ["queue", "direction"]
 )
 STATEMENT_SECONDS = _histogram("statement_seconds", "Time of one statement, its round trip included", ["statement"])
 BATCH_SIZE = _histogram(
@@ -152,9 +150,7 @@ SCALING_OLDEST_SECONDS = _gauge(
     "scaling_oldest_seconds", "Age of the oldest task that waits for the workers of a route", ["route"]
 )
 SCALING_SLOTS = _gauge(
-    "scaling_slots",
-    "Handlers of a route that have to run at once to keep up and drain it within a minute",
-    ["route"],
+    "scaling_slots", "Handlers of a route that have to run at once to keep up and drain it within a minute", ["route"]
 )
 REJECTED_KEPT = _gauge("rejected_kept", "Rejected messages kept for an operator")
 SCHEDULE_RUNS = _counter(
@@ -177,9 +173,7 @@ PAYLOAD_OBJECTS = _counter(
     ["operation", "outcome"],
 )
 PAYLOAD_BYTES = _counter(
-    "payload_bytes_total",
-    "Bytes of large payloads and results put into the bucket and got from it",
-    ["operation"],
+    "payload_bytes_total", "Bytes of large payloads and results put into the bucket and got from it", ["operation"]
 )
 PAYLOADS_POSTPONED = _counter(
     "payloads_postponed_total",
@@ -200,9 +194,7 @@ SOURCE_RECORDS = _counter(
     ["source", "kind"],
 )
 CREATION_LATENCY_SECONDS = _histogram(
-    "creation_latency_seconds",
-    "Time from a request, or a record in Kafka, to the stored delayed record",
-    ["source"],
+    "creation_latency_seconds", "Time from a request, or a record in Kafka, to the stored delayed record", ["source"]
 )
 
 # Api

@@ -88,7 +88,9 @@ class AddressPolicy:
     def refusal(self, address: str) -> str | None:
         """Why an address may not be reached, such as "private"; None where it may. Raises ValueError for no address."""
         found = ipaddress.ip_address(address)
-        forms = [form for form in (found, _carried(found)) if form is not None]
+        forms: list[Address] = [found]
+        if any(found in block for block in _CARRIES_IPV4):
+            forms.append(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF))
         if any(form in network for form in forms for network in self._networks):
             return None
         # The address that it leads to decides.
@@ -106,9 +108,3 @@ def address_of(host: str) -> str | None:
     except ValueError:
         return None
     return bare
-
-
-def _carried(address: Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address that an IPv6 address leads to."""
-    carries = any(address in block for block in _CARRIES_IPV4)
-    return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if carries else None

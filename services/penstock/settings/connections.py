@@ -62,11 +62,11 @@ class DatabaseSettings(Group):
             )
         url = self.database_url.get_secret_value()
         given = query_of(url)
-        more = {name: value for name, value in self._ssl_parameters().items() if name not in given}
+        more = urlencode({name: value for name, value in self._ssl_parameters().items() if name not in given})
         if not more:
             return url
-        bare, _, fragment = url.partition("#")
-        return f"{bare}{'&' if '?' in bare else '?'}{urlencode(more)}" + (f"#{fragment}" if fragment else "")
+        bare, sign, fragment = url.partition("#")
+        return f"{bare}{'&' if '?' in bare else '?'}{more}{sign}{fragment}"
 
     def _ssl_parameters(self) -> dict[str, str]:
         """The settings of TLS as parameters of a URL, where every part of Penstock, Alembic included, finds them."""

@@ -19,7 +19,7 @@ from penstock.cli.doctor.checks import examine, examine_payloads
 from penstock.cli.doctor.database import PROCESSES
 from penstock.cli.doctor.deliveries import examine_deliveries
 from penstock.cli.doctor.findings import Finding, Report
-from penstock.db.grants import grant
+from penstock.db.migrate import grant
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.settings.model import Settings, load_settings
