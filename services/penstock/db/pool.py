@@ -105,14 +105,33 @@ class Store:
         await self.codec.close()
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator[Session]:
-        """Statements that commit one by one."""
-        async with self._connection() as connection:
-            session = self._session_on(connection, commits_each=True)
+    async def session(self, *, commits_each: bool = True) -> AsyncIterator[Session]:
+        """Statements that commit one by one, unless ``transaction`` makes them one."""
+        with Translated():
+            pool = await self.open()
+            try:
+                connection = await pool.acquire(timeout=self._acquire_timeout_seconds)
+            except TimeoutError:
+                if pool.get_size() < self._pool_size or pool.get_idle_size():
+                    raise
+                raise Unavailable(
+                    f"all {self._pool_size} connections of the pool were in use for {self._acquire_timeout_seconds:g} "
+                    "s: is Postgres slow, or is PENSTOCK_DATABASE_POOL_SIZE too small?"
+                ) from None
+            session = Session(connection, self.codec, self.fence)
+            if self._faults is not None:
+                session = FaultySession(connection, self.codec, self.fence)
+                session.faults, session.commits_each = self._faults, commits_each
             try:
                 yield session
+            except Exception as exc:
+                if isinstance(exc, _ANOTHER_SERVER) or isinstance(exc.__cause__, _ANOTHER_SERVER):
+                    await pool.expire_connections()
+                raise
             finally:
-                self._note(session)
+                self.settled_steps |= session.settled_steps
+                self.left_keys |= session.left_keys
+                await pool.release(connection)
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
         """As ``Session.fetch``, in a session of its own."""
@@ -132,50 +151,12 @@ class Store:
 
         hurried: they wait only shortly, see ``in_halves``. lock_wait_seconds: None for LOCK_WAIT_SECONDS.
         """
-        async with self._connection() as connection:
-            async with connection.transaction():
-                session = self._session_on(connection, commits_each=False)
-                if hurried:
-                    await session.hurry()
-                elif lock_wait_seconds is not None:
-                    await session.fetch("limit_lock_wait_to", round(lock_wait_seconds * 1000))
-                yield session
-            self._note(session)
+        async with self.session(commits_each=False) as session, session.savepoint(hurried=hurried):
+            if lock_wait_seconds is not None and not hurried:
+                await session.fetch("limit_lock_wait_to", round(lock_wait_seconds * 1000))
+            yield session
         if self._faults is not None:
             self._faults.fail("commit", LOST_REPLY)
-
-    def _session_on(self, connection: Any, *, commits_each: bool) -> Session:
-        if self._faults is None:
-            return Session(connection, self.codec, self.fence)
-        session = FaultySession(connection, self.codec, self.fence)
-        session.faults, session.commits_each = self._faults, commits_each
-        return session
-
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Any]:
-        with Translated():
-            pool = await self.open()
-            try:
-                connection = await pool.acquire(timeout=self._acquire_timeout_seconds)
-            except TimeoutError:
-                if pool.get_size() < self._pool_size or pool.get_idle_size():
-                    raise
-                raise Unavailable(
-                    f"all {self._pool_size} connections of the pool were in use for {self._acquire_timeout_seconds:g} "
-                    "s: is Postgres slow, or is PENSTOCK_DATABASE_POOL_SIZE too small?"
-                ) from None
-            try:
-                yield connection
-            except Exception as exc:
-                if isinstance(exc, _ANOTHER_SERVER) or isinstance(exc.__cause__, _ANOTHER_SERVER):
-                    await pool.expire_connections()
-                raise
-            finally:
-                await pool.release(connection)
-
-    def _note(self, session: Session) -> None:
-        self.settled_steps |= session.settled_steps
-        self.left_keys |= session.left_keys
 
     async def read_fence(self, *, older_than_seconds: float = _FENCE_SECONDS) -> Fence:
         """The fence with the keys that count now, read again when it is older than that. Raises Unavailable."""

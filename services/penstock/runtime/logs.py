@@ -9,17 +9,16 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from functools import cache
 from typing import Any
 
 from penstock.protocol import trace_context
 
 _TREE = "penstock"
-_NAMES = ("task_id", "claim", "action")
-_TASK: ContextVar[tuple[int | None, int | None, str | None]] = ContextVar("task", default=(None, None, None))
+_NO_TASK = {"task_id": None, "claim": None, "action": None}
+_TASK: ContextVar[Mapping[str, int | str | None]] = ContextVar("task", default=_NO_TASK)
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"asctime", "message", "taskName"}
 # Penstock's own libraries: below warning they log every request, and at debug its content.
 _QUIET = ("aiobotocore", "aiohttp", "aiormq", "asyncio", "botocore", "httpcore", "httpx", "urllib3", "uvicorn")
@@ -62,7 +61,7 @@ def setup_root(process: str, *, level: str = "warning", form: str = "logfmt") ->
 
 def bind_task(task_id: int | None, claim: int | None, action: str) -> None:
     """Have lines that are logged in this context, of the event loop or a thread, name a task; None in a batch."""
-    _TASK.set((task_id, claim, action))
+    _TASK.set({"task_id": task_id, "claim": claim, "action": action})
 
 
 def get_logger() -> Any:
@@ -77,7 +76,7 @@ class TaskLogFilter(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        for name, value in zip(_NAMES, _TASK.get(), strict=True):
+        for name, value in _TASK.get().items():
             if not hasattr(record, name):
                 setattr(record, name, value)
         return True
@@ -87,20 +86,17 @@ class _Lazy:
     """The logger, made when it first logs: its library takes longer to import than all else that an action needs."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(_logger(), name)
+        import structlog
 
-
-@cache
-def _logger() -> Any:
-    import structlog
-
-    return structlog.wrap_logger(
-        logging.getLogger(_TREE),
-        processors=[structlog.stdlib.filter_by_level, _to_record],
-        wrapper_class=structlog.stdlib.BoundLogger,
-        context_class=dict,
-        cache_logger_on_first_use=True,
-    )
+        logger = structlog.wrap_logger(
+            logging.getLogger(_TREE),
+            processors=[structlog.stdlib.filter_by_level, _to_record],
+            wrapper_class=structlog.stdlib.BoundLogger,
+            context_class=dict,
+        )
+        method = getattr(logger, name)
+        setattr(self, name, method)  # so that it is asked for once
+        return method
 
 
 class _Event(dict[str, Any]):
@@ -131,25 +127,20 @@ class _Lines(logging.Formatter):
         super().__init__()
         self._process = process
         self._form = form
-        self._render: Any = (
-            structlog.processors.JSONRenderer(default=str)
-            if form == "json"
-            else structlog.processors.LogfmtRenderer(
-                key_order=["timestamp", "level", "event", "process"], drop_missing=True, bool_as_flag=False
-            )
-        )
+        self._render: Any = structlog.processors.JSONRenderer(default=str)
+        if form != "json":
+            order = ["timestamp", "level", "event", "process"]
+            self._render = structlog.processors.LogfmtRenderer(key_order=order, drop_missing=True, bool_as_flag=False)
 
     def format(self, record: logging.LogRecord) -> str:
-        message = record.msg
-        event: dict[str, Any] = (
-            dict(message)
-            if isinstance(message, _Event)
-            else {"event": "log", "logger": record.name, "message": record.getMessage()}
-        )
+        if isinstance(record.msg, _Event):
+            event: dict[str, Any] = dict(record.msg)
+        else:
+            event = {"event": "log", "logger": record.name, "message": record.getMessage()}
         event["timestamp"] = datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
         event["level"] = record.levelname.lower()
         event["process"] = self._process
-        bound = {name: value for name, value in zip(_NAMES, _TASK.get(), strict=True) if value is not None}
+        bound = {name: value for name, value in _TASK.get().items() if value is not None}
         added = {name: value for name, value in vars(record).items() if name not in _STANDARD and name.isidentifier()}
         trace = trace_context.current()
         ids = {} if trace is None else {"trace_id": trace.trace_id, "span_id": trace.span_id}

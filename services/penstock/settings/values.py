@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import os
 import re
@@ -136,7 +135,7 @@ def read_key(text: str) -> bytes:
     """Raises ValueError, which does not repeat the text."""
     try:
         key = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
         raise ValueError("a key is 32 bytes in base64; `penstock payload-key` makes one")

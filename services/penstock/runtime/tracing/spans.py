@@ -15,8 +15,8 @@ from typing import Any
 
 from opentelemetry import context as contexts
 from opentelemetry import trace
-from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
-from opentelemetry.trace.span import TraceState
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from penstock.protocol import trace_context
 from penstock.protocol.message_attributes import CarriedTrace
@@ -26,6 +26,7 @@ from penstock.protocol.version import __version__
 
 _LINKS = 128  # of one span; more are dropped by the library
 _ROOT = contexts.Context()
+_PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class AttemptSpan:
@@ -149,7 +150,7 @@ class Spans:
         links = []
         if len(hops) > 1:
             attributes = {**_about(operation, kind), "messaging.batch.message_count": count}
-            to_all = [Link(_context(hop.parent)) for hop in hops[:_LINKS]]
+            to_all = [_link(hop.parent) for hop in hops[:_LINKS]]
             batch = self._tracer.start_span(
                 f"{operation} batch", _ROOT, SpanKind.CLIENT, attributes, to_all, start_time=started_ns
             )
@@ -219,18 +220,12 @@ def _about(operation: str, kind: str, action: str | None = None, task_id: int | 
     return attributes
 
 
-def _context(of: TraceContext) -> SpanContext:
-    return SpanContext(
-        int(of.trace_id, 16),
-        int(of.span_id, 16),
-        is_remote=True,
-        trace_flags=TraceFlags(of.flags),
-        trace_state=TraceState.from_header([of.state]) if of.state else None,
-    )
-
-
 def _under(parent: TraceContext | None) -> contexts.Context:
-    return _ROOT if parent is None else trace.set_span_in_context(NonRecordingSpan(_context(parent)), _ROOT)
+    return _ROOT if parent is None else _PROPAGATOR.extract(parent.headers, _ROOT)
+
+
+def _link(to: TraceContext, attributes: dict[str, str] | None = None) -> Link:
+    return Link(trace.get_current_span(_under(to)).get_span_context(), attributes)
 
 
 def _trace_context(span: Span) -> TraceContext | None:
@@ -245,7 +240,7 @@ def _trace_context(span: Span) -> TraceContext | None:
 def _former(carried: CarriedTrace | None) -> list[Link]:
     if carried is None or carried.former is None:
         return []
-    return [Link(_context(carried.former), {"penstock.link": "former_attempt"})]
+    return [_link(carried.former, {"penstock.link": "former_attempt"})]
 
 
 def _fail(span: Span, error: str, why: str = "") -> None:
