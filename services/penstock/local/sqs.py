@@ -22,12 +22,10 @@ class EmbeddedSqs(Service):
 
     data_dir: holds `state` (queues and messages) and `sqs.log`.
     access_key_id: requests must be signed with it, by any secret; None makes a random one.
-    Durability: messages live in memory. They are written on a graceful stop, and every few seconds while they change;
-    so after a kill -9 the last seconds are lost, and messages deleted in them come back. Postgres, not this, is what
-    keeps tasks; AWS SQS loses nothing.
-    The port is held by this process, not by the child. No other process can take it while the child is down, and calls
-    made meanwhile wait for its return: queues are named alike in every stack, and a stack that met another one's
-    endpoint under its URL would take its messages.
+    Messages live in memory. They are written on a graceful stop, and every few seconds while they change; so a kill -9
+    loses the last seconds, and messages deleted in them come back.
+    The port is held by this process, not by the child: calls wait while the child is down, and no other stack, whose
+    queues have the same names, takes the port and with it the messages.
     """
 
     name = "sqs"

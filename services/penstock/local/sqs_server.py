@@ -1,8 +1,7 @@
-"""The program that runs as the embedded SQS: ministack in one process, its messages saved while they change.
+"""The embedded SQS, `python -m penstock.local.sqs_server DESCRIPTOR`, of a listening socket that its parent holds.
 
-`python -m penstock.local.sqs_server DESCRIPTOR`, of a listening socket that its parent holds. ministack's own launchers
-either start a second process, which would outlive a killed first one, or listen on every address; and they save only
-on a graceful stop.
+ministack's own launchers start a second process, which would outlive a killed first one, or listen on every address;
+and they save messages only on a graceful stop.
 """
 
 from __future__ import annotations
@@ -77,10 +76,9 @@ class GuardedApp:
 
 
 class SqsApp:
-    """ministack's ASGI app, whose long polls end when a message comes; ministack itself looks every 100 ms.
+    """ministack's ASGI app, whose long polls end when a message is sent; ministack itself looks every 100 ms.
 
-    A long poll is passed on as looks without a wait; between two of them it waits for a message to be sent. A message
-    that becomes visible again by time is found by looking now and then.
+    A long poll is passed on as looks without a wait, now and then also for messages that become visible by time.
     changed: a request may have changed messages since the last save.
     """
 

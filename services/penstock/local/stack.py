@@ -190,10 +190,8 @@ class Stack:
         return free_port() if wanted == 0 else self._next_http_port(user.http_port)
 
     def _next_http_port(self, first: int) -> int:
-        for port in range(first, min(first + 100, 65536)):
-            if is_free(port, self._http_host):
-                return port
-        return free_port()
+        near = range(first, min(first + 100, 65536))
+        return next((port for port in near if is_free(port, self._http_host)), None) or free_port()
 
     def _api_environment(self) -> dict[str, str]:
         """Where the api listens, and the workers that its dashboard checks, which have no connection to Postgres.
@@ -250,10 +248,8 @@ class Stack:
         path = "public" if is_new else f"public, {DATABASE}"
         if is_new or not postgres.fetch_value(_HAS_SEARCH_PATH, DATABASE):
             postgres.execute(f"alter role {SUPERUSER} in database {DATABASE} set search_path = {path}")
-        if (
-            any(f"{app}.".startswith(f"{EXAMPLE_APP}.") for app in self.apps)
-            and "EXPORT_DATABASE_URL" not in os.environ
-        ):
+        runs_example = any(f"{app}.".startswith(f"{EXAMPLE_APP}.") for app in self.apps)
+        if runs_example and "EXPORT_DATABASE_URL" not in os.environ:
             self._example["EXPORT_DATABASE_URL"] = postgres.own_database("export")
 
     async def _migrate(self, database_url: str) -> None:

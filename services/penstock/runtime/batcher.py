@@ -1,4 +1,4 @@
-"""Batcher: calls that arrive while one is under way share the next one."""
+"""Calls that arrive while one is under way share the next one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ Answer = TypeVar("Answer")
 
 
 class Batcher(Generic[Item, Answer]):
-    """Gather single items into batches for a function that takes many at once.
+    """Gathers single items into batches. One that finds nothing under way goes at once, later ones form the next batch.
 
-    An item that finds nothing under way goes at once, so an idle caller does not wait; items that come while
-    a batch runs form the next. ``run(items)`` returns one answer per item, in order; an answer that is an
-    exception is raised at its item. If ``run`` itself raises, every item of that batch raises it.
-
+    ``run(items)`` returns one answer per item, in order; an answer that is an exception is raised at its item. If
+    ``run`` itself raises, every item of that batch raises it.
     max_items: maximum items in one batch. max_parallel: maximum batches under way.
     """
 
@@ -73,24 +71,22 @@ class Batcher(Generic[Item, Answer]):
             self._start()
 
     async def _run_batch(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
+        raised: BaseException | None = None
         try:
-            answers = await self._run([item for item, _ in batch])
+            answers: Sequence[Answer | BaseException] = await self._run([item for item, _ in batch])
             if len(answers) != len(batch):
                 raise RuntimeError(f"{len(batch)} items got {len(answers)} answers")
         except BaseException as exc:
-            for _, future in batch:
-                if not future.done():
-                    if isinstance(exc, asyncio.CancelledError):
-                        future.cancel()
-                    else:
-                        future.set_exception(exc)
-            if not isinstance(exc, Exception):
-                raise
-            return
+            raised = exc
+            answers = [exc] * len(batch)
         for (_, future), answer in zip(batch, answers, strict=True):
             if future.done():
                 continue  # its caller gave up
-            if isinstance(answer, Exception):
-                future.set_exception(answer)
-            else:
+            if not isinstance(answer, BaseException):
                 future.set_result(answer)
+            elif isinstance(answer, asyncio.CancelledError):
+                future.cancel()
+            else:
+                future.set_exception(answer)
+        if raised is not None and not isinstance(raised, Exception):
+            raise raised

@@ -22,10 +22,9 @@ log = get_logger()
 
 
 class Faults:
-    """Draws the faults of one process.
+    """Draws the faults of one process: chances by edge, 0 to 1; each call waits a random time up to delay_seconds.
 
-    chances: probability by edge, 0 to 1. delay_seconds: each call waits a random time up to this. seed: the same seed
-    draws the same series in a process of the same name; None draws another each time.
+    seed: the same one draws the same series in a process of the same name; None draws another each time.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """What every process shares: start, repeat, stop.
 
-A process is a :class:`Service`. ``run_once`` does one bounded pass; the loop only repeats it, waits between passes,
-backs off while Postgres or SQS is unavailable, and stops on a signal: the first lets the pass under way finish within
-the grace, the second leaves at once. Side tasks are named and watched; one that dies takes the process down loudly.
+The loop repeats the passes of a :class:`Service`, backs off while Postgres or SQS is unavailable, and stops on a
+signal: the first lets the pass under way finish within the grace, the second leaves at once.
 """
 
 from __future__ import annotations

@@ -80,10 +80,9 @@ class AddressPolicy:
     def trusts(self, host: str) -> bool:
         """Whether a host may be reached wherever its name leads."""
         name = host.lower().rstrip(".")
-        if name in self._hosts:
-            return True
         parents = name.split(".")[1:]
-        return any("*." + ".".join(parents[start:]) in self._hosts for start in range(len(parents)))
+        domains = {"*." + ".".join(parents[start:]) for start in range(len(parents))}
+        return not self._hosts.isdisjoint({name, *domains})
 
     def refusal(self, address: str) -> str | None:
         """Why an address may not be reached, such as "private"; None where it may. Raises ValueError for no address."""

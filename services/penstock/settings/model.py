@@ -114,15 +114,10 @@ def load_settings(**overrides: Any) -> Settings:
 
 def sources_of(settings: Settings) -> dict[str, str]:
     """Where each value comes from: "environment", the path of the file, or "default"."""
-    in_file = toml_source(type(settings))()
+    sources = dict.fromkeys(type(settings).model_fields, "default")
+    sources |= dict.fromkeys(toml_source(type(settings))(), str(toml_path()))
     in_environment = {name.upper() for name in os.environ}
-    sources = {}
-    for name in type(settings).model_fields:
-        if PREFIX + name.upper() in in_environment:
-            sources[name] = "environment"
-        else:
-            sources[name] = str(toml_path()) if name in in_file else "default"
-    return sources
+    return sources | {name: "environment" for name in sources if PREFIX + name.upper() in in_environment}
 
 
 def misspelt_variables(environ: dict[str, str] | os._Environ[str] = os.environ) -> list[tuple[str, str]]:

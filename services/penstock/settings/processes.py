@@ -17,6 +17,7 @@ from penstock.settings.values import (
     Count,
     Group,
     HttpUrl,
+    Listed,
     Names,
     OrUnset,
     Port,
@@ -227,10 +228,9 @@ def _readable_entries(value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
     return value
 
 
-def _process_urls(value: tuple[str, ...]) -> tuple[str, ...]:
-    for entry in value:
-        named_url(entry)
-    return tuple(entry.rstrip("/") for entry in value)
+def _process_url(entry: str) -> str:
+    named_url(entry)
+    return entry.rstrip("/")
 
 
 class HttpSettings(Group):
@@ -269,7 +269,7 @@ class HttpSettings(Group):
     dashboard_session_seconds: float = setting(
         12 * 3600, "Lifetime of a dashboard session that was opened with an API key.", ge=60, le=30 * DAY
     )
-    dashboard_processes: Annotated[Names, AfterValidator(_process_urls)] = setting(
+    dashboard_processes: Listed[Annotated[str, AfterValidator(_process_url)]] = setting(
         (),
         "Comma-separated base URLs of /readyz of processes, such as workers, whose state the dashboard shows; "
         "`http://host:9464`, or `worker-1=http://host:9464` to name one.",

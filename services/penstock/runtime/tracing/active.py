@@ -58,11 +58,7 @@ def stop_tracing() -> None:
 
 
 def _open_provider(process: str) -> Any:
-    """The application's tracer provider, or else a new one, which becomes the global one.
-
-    Exporter, sampler and name are set by OpenTelemetry's own variables, ``OTEL_*``. Raises SettingsError: no library,
-    or an invalid variable.
-    """
+    """The application's tracer provider, or a new global one by OpenTelemetry's ``OTEL_*``. Raises SettingsError."""
     try:
         from opentelemetry import trace
         from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
