@@ -274,10 +274,7 @@ def make_private(folder: Path) -> None:
 def tail(path: Path, lines: int = 12, *, since: int = 0) -> str:
     """The last lines of a log file behind byte ``since``, for an error message."""
     try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(since, file.tell() - 8192))
-            text = file.read().decode("utf-8", "replace")
+        text = path.read_bytes()[since:][-8192:].decode("utf-8", "replace")
     except OSError:
         return "(no log)"
     return "\n".join("  " + line for line in text.splitlines()[-lines:]) or "(empty)"

@@ -15,8 +15,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Generator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import MutableMapping
+from contextlib import nullcontext
 from typing import Any
 
 import uvicorn
@@ -173,7 +173,7 @@ async def run(listener: socket.socket) -> None:
     # At its end the app imports this service only to stop it, which costs a second; it takes a failed import lightly.
     sys.modules["ministack.services.transfer"] = None  # type: ignore[assignment]
     sqs = SqsApp(app)
-    server = _Server(
+    server = uvicorn.Server(
         uvicorn.Config(
             GuardedApp(sqs, os.environ.pop(ACCESS_KEY_ID)),
             lifespan="on",
@@ -183,6 +183,9 @@ async def run(listener: socket.socket) -> None:
             timeout_graceful_shutdown=1,  # a long poll is not worth waiting for
         )
     )
+
+    # The signals are ours: a server asked to stop has done its work and leaves with 0.
+    server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
 
     def stop(*_: object) -> None:
         server.should_exit = True
@@ -197,13 +200,6 @@ async def run(listener: socket.socket) -> None:
         if saving.done() and not saving.cancelled():
             saving.result()
         saving.cancel()
-
-
-class _Server(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """The signals are ours: a server asked to stop has done its work and leaves with 0."""
-        yield
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -167,7 +167,13 @@ class Stack:
             child = Child(name, command, worker_env, free_port(), metrics_host, self._control_environment)
             self._workers.append(child)
 
-        processes = {name: name for name in (*SINGLE_PROCESSES, *_sources(self.settings))}
+        names = [*SINGLE_PROCESSES]
+        if self.settings.kafka_source_json_topics or self.settings.kafka_source_avro_topics:
+            names.append("kafka-source")
+        has_clockwork = self.settings.clockwork_api or self.settings.clockwork_port is not None
+        if self.settings.kafka_brokers is not None and has_clockwork:
+            names.append("clockwork-source")
+        processes = {name: name for name in names}
         processes |= {f"scheduler-{number}": "scheduler" for number in range(2, self.schedulers + 1)}
         for name, process in processes.items():
             more = self._api_environment if name == "api" else dict
@@ -439,10 +445,3 @@ def _no_proxy() -> dict[str, str]:
     given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     hosts = ",".join(filter(None, (given, HOST, "localhost")))
     return {"NO_PROXY": hosts, "no_proxy": hosts}
-
-
-def _sources(settings: Settings) -> Iterator[str]:
-    if settings.kafka_source_json_topics or settings.kafka_source_avro_topics:
-        yield "kafka-source"
-    if settings.kafka_brokers is not None and (settings.clockwork_api or settings.clockwork_port is not None):
-        yield "clockwork-source"

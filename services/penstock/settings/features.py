@@ -275,9 +275,7 @@ class Scheduler0Settings(Group):
     )
     scheduler0_retry_max: int = setting(5, "How often a failed callback is tried again; for new jobs.", ge=0, le=999)
     scheduler0_retry_delay_seconds: OrUnset[Seconds] = setting(
-        None,
-        "Delay before each retry; unset: as PENSTOCK_RETRY_BASE_SECONDS and the related settings say.",
-        le=86_400,
+        None, "Delay before each retry; unset: as PENSTOCK_RETRY_BASE_SECONDS and the related settings say.", le=86_400
     )
     scheduler0_timeout_seconds: PositiveSeconds = setting(
         30, "Time for one callback, including redirects and the answer.", le=3600

@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 
 _EXTRA = 'PENSTOCK_TRACES is on and OpenTelemetry is not installed: pip install "penstock[otel]"'
 _EXPORTERS = ("otlp", "console", "none")
-_PROTOCOLS = {
-    "http/protobuf": (
-        "opentelemetry.exporter.otlp.proto.http.trace_exporter",
-        "opentelemetry-exporter-otlp-proto-http",
-    ),
-    "grpc": ("opentelemetry.exporter.otlp.proto.grpc.trace_exporter", "opentelemetry-exporter-otlp-proto-grpc"),
-}
+_PROTOCOLS = {"http/protobuf": "http", "grpc": "grpc"}  # as the packages of their exporters are named
 
 _active: Spans | None = None
 
@@ -91,10 +85,12 @@ def _otlp() -> Any:
     )
     if protocol not in _PROTOCOLS:
         raise SettingsError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}: choose of {', '.join(_PROTOCOLS)}")
-    module, package = _PROTOCOLS[protocol]
+    kind = _PROTOCOLS[protocol]
     try:
-        return import_module(module).OTLPSpanExporter()
+        return import_module(f"opentelemetry.exporter.otlp.proto.{kind}.trace_exporter").OTLPSpanExporter()
     except ImportError as exc:
         if protocol == "http/protobuf":
             raise SettingsError(_EXTRA) from exc
-        raise SettingsError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}: pip install {package}") from exc
+        raise SettingsError(
+            f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}: pip install opentelemetry-exporter-otlp-proto-{kind}"
+        ) from exc
