@@ -37,7 +37,6 @@ class Recent:
         self._kept: defaultdict[str, dict[str, tuple[float, Any]]] = defaultdict(dict)
 
     async def get(self, kind: str, key: str, make: Callable[[], Awaitable[Any]]) -> Any:
-        """An answer that is at most a second old."""
         async with self._making[kind]:
             kept = self._kept[kind]
             at, answer = kept.get(key, (float("-inf"), None))

@@ -77,7 +77,6 @@ def downgrade(database_url: str, revision: str, *, lock_seconds: float = LOCK_SE
 
 
 async def _read_revision(database_url: str) -> str | None:
-    """The revision that a database is at, None for one without our schema."""
     connection = await asyncpg.connect(database_url)
     try:
         found: str | None = await connection.fetchval("select version_num from penstock.alembic_version")

@@ -170,7 +170,6 @@ class Store:
         return self.fence
 
     async def ping(self) -> None:
-        """Ask the database for an answer. Raises Unavailable."""
         async with self.session() as session:
             await session.fetch("read_clock")
 

@@ -44,7 +44,6 @@ class Output:
         self._recent: defaultdict[str, deque[bytes]] = defaultdict(lambda: deque(maxlen=RECENT_LINES))
 
     def recent(self, name: str) -> str:
-        """The last lines of one process, for an error message."""
         return "\n".join("  " + line.decode("utf-8", "replace") for line in self._recent[name])
 
     def line(self, name: str, text: bytes) -> None:
@@ -96,7 +95,6 @@ class Child:
 
     @property
     def url(self) -> str:
-        """Of /metrics and /readyz."""
         return f"http://{self.metrics_host}:{self.metrics_port}"
 
     async def run_once(self, output: Output, on_start: Callable[[], None]) -> int:

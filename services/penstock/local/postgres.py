@@ -19,14 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from penstock.local.service import (
-    HOST,
-    Service,
-    make_private,
-    plain_environment,
-    tail,
-    write_private,
-)
+from penstock.local.service import HOST, Service, make_private, plain_environment, tail, write_private
 from penstock.local.state import processes
 from penstock.protocol.errors import StackError
 from penstock.runtime.logs import get_logger
@@ -97,7 +90,6 @@ class EmbeddedPostgres(Service):
         return f"postgresql://{name}:{password}@{HOST}:{self.port}/{name}"
 
     def drop_database(self, name: str) -> None:
-        """Drop a database if it exists, ending the sessions in it."""
         self.execute(f"DROP DATABASE IF EXISTS {_quoted(name)} WITH (FORCE)")
 
     def execute(self, statement: str, database: str = "postgres") -> None:
@@ -127,20 +119,19 @@ class EmbeddedPostgres(Service):
         if self._owner is not None:
             _let_through(self._owner, self._bin.parent, self.data_dir / "pgdata")
             _let_read(self._bin.parent)
-        if (self.pgdata / "PG_VERSION").exists():
-            found = (self.pgdata / "PG_VERSION").read_text("ascii").strip()
-            if found != str(self.version):
-                raise StackError(
-                    f"{self.pgdata} was made by PostgreSQL {found}, this is {self.version}: choose another --data-dir, "
-                    "or dump it with the old version and load it into the new one"
-                )
-            if not self._password_path.exists():
-                raise StackError(f"{self._password_path} is missing: restore it, or choose another --data-dir")
-            if self._owner is not None and self.pgdata.stat().st_uid != self._owner.pw_uid:
-                for path in (self.pgdata, *self.pgdata.rglob("*")):
-                    os.chown(path, self._owner.pw_uid, self._owner.pw_gid, follow_symlinks=False)
-        else:
+        if not (self.pgdata / "PG_VERSION").exists():
             self._initdb()
+        found = (self.pgdata / "PG_VERSION").read_text("ascii").strip()
+        if found != str(self.version):
+            raise StackError(
+                f"{self.pgdata} was made by PostgreSQL {found}, this is {self.version}: choose another --data-dir, "
+                "or dump it with the old version and load it into the new one"
+            )
+        if not self._password_path.exists():
+            raise StackError(f"{self._password_path} is missing: restore it, or choose another --data-dir")
+        if self._owner is not None and self.pgdata.stat().st_uid != self._owner.pw_uid:
+            for path in (self.pgdata, *self.pgdata.rglob("*")):
+                os.chown(path, self._owner.pw_uid, self._owner.pw_gid, follow_symlinks=False)
         self._end_leftover()
 
     def launch(self) -> tuple[list[str], dict[str, Any]]:
@@ -152,11 +143,10 @@ class EmbeddedPostgres(Service):
 
     def is_ready(self) -> bool:
         """Postgres says so in its own pid file, on the line that pg_ctl reads too."""
-        try:
+        with contextlib.suppress(OSError, IndexError, ValueError):
             lines = (self.pgdata / "postmaster.pid").read_text("utf-8", "replace").splitlines()
             return int(lines[0]) == self.pid and lines[7].strip() == "ready"
-        except (OSError, IndexError, ValueError):
-            return False
+        return False
 
     def _process_options(self) -> dict[str, Any]:
         """Of the server and initdb: messages in English, and as root the user to become."""

@@ -101,7 +101,6 @@ class Service(ABC):
                 return
 
     def spawn(self) -> None:
-        """Start the child and return at once."""
         if self.pid is not None:
             raise StackError(f"{self.name} runs already as process {self.pid}")
         self.take_port()
@@ -113,9 +112,10 @@ class Service(ABC):
 
     def run_logged(self, command: Sequence[str], options: Mapping[str, Any]) -> subprocess.Popen[bytes]:
         """Start a command in the folder, its output going to the log. options: more arguments of Popen."""
-        places: dict[str, Any] = {"cwd": self.data_dir, "stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
         with open_log(self.log_path) as output:
-            return subprocess.Popen(command, stdout=output, **places, **options)
+            return subprocess.Popen(
+                command, cwd=self.data_dir, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, **options
+            )
 
     def wait_ready(self, tries_left: int = 0) -> bool:
         """Block until the child serves; False when it exited and another try may succeed.
@@ -206,22 +206,19 @@ def free_port(preferred: int | None = None) -> int:
 
 def is_free(port: int, host: str = HOST) -> bool:
     """Whether ``port`` can be listened on now; ports in TIME_WAIT count as free."""
-    with socket.socket() as probe:
+    with socket.socket() as probe, contextlib.suppress(OSError):
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
+        probe.bind((host, port))
+        return True
+    return False
 
 
 def answers(url: str, **headers: str) -> bool:
     """Whether a GET of the URL is answered with 200 within two seconds; blocks."""
-    try:
-        with _direct.open(urllib.request.Request(url, headers=headers), timeout=2) as response:
-            return bool(response.status == 200)
-    except (OSError, HTTPException):
-        return False
+    request = urllib.request.Request(url, headers=headers)
+    with contextlib.suppress(OSError, HTTPException), _direct.open(request, timeout=2) as response:
+        return bool(response.status == 200)
+    return False
 
 
 def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:

@@ -38,7 +38,6 @@ class EmbeddedSqs(Service):
 
     @property
     def url(self) -> str:
-        """The endpoint URL."""
         return f"http://{HOST}:{self.port}"
 
     def prepare(self) -> None:

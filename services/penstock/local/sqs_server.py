@@ -58,7 +58,6 @@ class GuardedApp:
             await self._app(scope, receive, send)
 
     def _refusal(self, scope: Any) -> tuple[str, str] | None:
-        """Error code and message; None for a request that may pass."""
         headers = dict(scope["headers"])
         if any(name in headers for name in _OF_BROWSERS):
             return "AccessDeniedException", "the embedded SQS does not serve web pages"

@@ -134,9 +134,8 @@ class Stack:
         settings = self._places | {"PENSTOCK_DATABASE_URL": database_url}
         if self._outside_database is None:  # the embedded one has no TLS, and is not reached over a network
             settings |= dict.fromkeys(("PENSTOCK_DATABASE_SSL_MODE", "PENSTOCK_DATABASE_SSL_ROOT_CERT"), "")
-        self.settings = load_settings(
-            **{name.removeprefix("PENSTOCK_").lower(): value for name, value in settings.items()}
-        )
+        overrides = {name.removeprefix("PENSTOCK_").lower(): value for name, value in settings.items()}
+        self.settings = load_settings(**overrides)
         await asyncio.gather(self._migrate(self.settings.require_database_url), self._create_queues())
         log.info("queues_ready", **self._queues)
         await self._start_processes(settings)
@@ -167,7 +166,7 @@ class Stack:
             child = Child(name, command, worker_env, free_port(), metrics_host, self._control_environment)
             self._workers.append(child)
 
-        names = [*SINGLE_PROCESSES]
+        names = list(SINGLE_PROCESSES)
         if self.settings.kafka_source_json_topics or self.settings.kafka_source_avro_topics:
             names.append("kafka-source")
         has_clockwork = self.settings.clockwork_api or self.settings.clockwork_port is not None

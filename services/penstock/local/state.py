@@ -49,11 +49,10 @@ class DataDir:
 
     def read_any_state(self) -> dict[str, Any] | None:
         """The state file, be its stack alive or not."""
-        try:
+        with contextlib.suppress(OSError, ValueError):
             state = json.loads(self.state.read_text("utf-8"))
-        except (OSError, ValueError):
-            return None
-        return state if isinstance(state, dict) else None
+            return state if isinstance(state, dict) else None
+        return None
 
     def write_state(self, state: dict[str, Any]) -> None:
         """Replace the state file whole; 0600, since it holds the database's password."""
@@ -62,7 +61,6 @@ class DataDir:
         new.replace(self.state)
 
     def prepare(self) -> None:
-        """Make the folder; raises StackError when that cannot be."""
         try:
             make_private(self.path)
             with contextlib.suppress(FileExistsError), (self.path / ".gitignore").open("x") as file:

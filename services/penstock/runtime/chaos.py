@@ -42,7 +42,6 @@ class Faults:
         return True
 
     def is_even(self) -> bool:
-        """Heads or tails, for what a fault looks like."""
         return self._random.random() < 0.5
 
     def victims(self, count: int) -> list[int]:

@@ -42,7 +42,6 @@ class Health:
         metrics.READY.labels(self._process).set(0)
 
     async def pulse(self) -> None:
-        """Note that the event loop turns; runs beside the passes."""
         while True:
             self._last_turn = time.monotonic()
             await asyncio.sleep(1)

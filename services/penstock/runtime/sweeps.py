@@ -18,8 +18,6 @@ _REST = 50  # a sweep is followed by so many times its time without one
 
 
 class Sweeps:
-    """The sweeps of one kind of scan, in one process."""
-
     def __init__(self) -> None:
         self._next_at = float("-inf")
 

@@ -102,8 +102,7 @@ class AddressPolicy:
 def address_of(host: str) -> str | None:
     """A host that is an address, without the brackets of a URL; None for a name."""
     bare = host.strip("[]")
-    try:
+    with suppress(ValueError):
         ipaddress.ip_address(bare)
-    except ValueError:
-        return None
-    return bare
+        return bare
+    return None

@@ -16,8 +16,6 @@ _FORMS = {
 }
 _SECRET = re.compile("password|secret|key|token", re.IGNORECASE)  # in the name of an option
 _PORTS = {"amqp": 5672, "amqps": 5671, "kafka": 9092}
-
-
 DEAD_LETTER_SUFFIX = "-dlq"  # a queue's dead-letter queue is named as the queue is, and labelled so
 
 

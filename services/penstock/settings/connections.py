@@ -1,4 +1,4 @@
-"""Settings of what Penstock connects to: Postgres, the queues, Kafka."""
+"""Settings of what Penstock connects to: the sections Postgres, Queues and Kafka of docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ _VERIFYING = ("verify-ca", "verify-full")
 
 
 class DatabaseSettings(Group):
-    """The section Postgres of docs/configuration.md."""
-
     database_url: OrUnset[Annotated[SecretStr, checked(check_database_url)]] = setting(
         None,
         "Postgres that stores the tasks, `postgresql://user:password@host:port/name`, directly or through a pooler "
@@ -100,8 +98,6 @@ def _id_and_secret(key: str) -> None:
 
 
 class QueueSettings(Group):
-    """The section Queues of docs/configuration.md."""
-
     transport_url: OrUnset[Annotated[SecretStr, checked(parse_broker_url)]] = setting(
         None,
         "Transport between the processes: `sqs://`, also the meaning of unset, "
@@ -169,8 +165,6 @@ class QueueSettings(Group):
 
 
 class KafkaSettings(Group):
-    """The section Kafka of docs/configuration.md."""
-
     kafka_brokers: OrUnset[str] = setting(None, "Kafka's bootstrap brokers, `host:port,host:port`; unset: no Kafka.")
     kafka_security_protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = setting(
         "plaintext", "Protocol to the brokers; `sasl_ssl` and `ssl` are safe on any network."

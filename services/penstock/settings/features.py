@@ -156,8 +156,6 @@ def _named_host(entry: str) -> None:
 
 
 class DeliverySettings(Group):
-    """The section Deliveries of docs/configuration.md."""
-
     deliveries: Names = setting(
         (),
         "Comma-separated built-in actions that workers run, such as `http.request`; none by default, because each "
@@ -212,7 +210,6 @@ class DeliverySettings(Group):
 
     @property
     def signing_secrets(self) -> dict[str, tuple[str, ...]]:
-        """The secrets of ``http_signing_secrets`` in clear, by name."""
         found: dict[str, tuple[str, ...]] = {}
         for entry in self.http_signing_secrets:
             name, _, secret = entry.get_secret_value().partition(":")

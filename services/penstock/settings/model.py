@@ -16,12 +16,9 @@ from penstock.protocol.spelling import did_you_mean, nearest
 from penstock.settings import connections, features, processes
 from penstock.settings.values import PREFIX
 
-_CONFIG_FILE = "penstock.toml"
-
 
 def toml_path() -> Path:
-    """The TOML file that is read if it exists."""
-    return Path(os.environ.get(PREFIX + "CONFIG") or _CONFIG_FILE)
+    return Path(os.environ.get(PREFIX + "CONFIG") or "penstock.toml")
 
 
 def toml_source(settings_cls: type[BaseSettings]) -> TomlConfigSettingsSource:

@@ -1,9 +1,10 @@
-"""Settings of processes: all of them, the scheduler, workers, the supervisor, attempts, HTTP, chaos."""
+"""Settings of processes. A class is the section of docs/configuration.md with its name, if it names no other."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, SecretStr
@@ -59,8 +60,6 @@ class ProcessSettings(Group):
 
 
 class SchedulerSettings(Group):
-    """The section Scheduler of docs/configuration.md."""
-
     in_flight_seconds: PositiveSeconds = setting(
         1,
         "The window of claimed, unsettled tasks is the number settled in this time, plus the running ones; the rest "
@@ -88,8 +87,6 @@ class SchedulerSettings(Group):
 
 
 class WorkerSettings(Group):
-    """The section Worker of docs/configuration.md."""
-
     worker_concurrency: Count = setting(100, "Tasks that one worker process runs at once.")
     worker_name: OrUnset[Annotated[str, checked(check_worker_name)]] = setting(
         None, "Name of this worker in what is shown of its tasks; unset: `host:pid`."
@@ -125,8 +122,6 @@ class WorkerSettings(Group):
 
 
 class SupervisorSettings(Group):
-    """The section Supervisor of docs/configuration.md."""
-
     supervisor_interval_seconds: PositiveSeconds = setting(5, "Pause between two rounds of upkeep.")
     retention_success_seconds: Seconds = setting(7 * DAY, "Retention of SUCCESS records.")
     retention_critical_error_seconds: Seconds = setting(30 * DAY, "Retention of CRITICAL_ERROR records.")
@@ -158,8 +153,6 @@ class SupervisorSettings(Group):
 
 
 class AttemptSettings(Group):
-    """The section Attempts of docs/configuration.md."""
-
     max_attempts: Count = setting(
         10, "Attempts before CRITICAL_ERROR, for tasks that set no number of their own.", le=1000
     )
@@ -213,12 +206,9 @@ class AttemptSettings(Group):
 
 def is_loopback(host: str) -> bool:
     """Whether an address or name means this machine only."""
-    if host == "localhost":
-        return True
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+    return host == "localhost"
 
 
 def _readable_entries(value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
@@ -234,8 +224,6 @@ def _process_url(entry: str) -> str:
 
 
 class HttpSettings(Group):
-    """The section HTTP of docs/configuration.md."""
-
     http_host: str = setting("127.0.0.1", "Address of the api; an address other than loopback requires API keys.")
     http_port: Port = setting(8080, "Port of the api; 0 takes a free one.")
     api_keys: Annotated[Secrets, AfterValidator(_readable_entries)] = setting(
@@ -285,12 +273,10 @@ class HttpSettings(Group):
 
     @property
     def needs_keys(self) -> bool:
-        """Whether the api asks for a key."""
         return bool(self.api_keys) or self.api_require_keys
 
     @property
     def known_keys(self) -> tuple[ApiKey, ...]:
-        """The keys of ``api_keys``."""
         return parse_entries(entry.get_secret_value() for entry in self.api_keys)
 
     def _http_problems(self) -> Iterator[str]:
@@ -304,8 +290,6 @@ class HttpSettings(Group):
 
 
 class ChaosSettings(Group):
-    """The section Chaos of docs/configuration.md."""
-
     chaos_postgres: Share = setting(0, "Chance that a statement is refused before it runs.")
     chaos_commit: Share = setting(0, "Chance that the reply is lost after a commit.")
     chaos_send: Share = setting(

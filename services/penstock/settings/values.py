@@ -98,7 +98,6 @@ def check_database_url(url: str) -> None:
 
 
 def query_of(url: str) -> dict[str, str]:
-    """The parameters behind the question mark."""
     return dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
 
 

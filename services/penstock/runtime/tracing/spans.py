@@ -30,8 +30,6 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class AttemptSpan:
-    """The span of one attempt."""
-
     __slots__ = ("_span",)
 
     def __init__(self, span: Span) -> None:
@@ -44,7 +42,6 @@ class AttemptSpan:
 
     @property
     def context(self) -> TraceContext | None:
-        """The context for spans that follow."""
         return _trace_context(self._span)
 
     def activate(self) -> None:
@@ -63,14 +60,11 @@ class AttemptSpan:
 
 
 class Spans:
-    """Makes the spans of this process, by one provider of tracers."""
-
     def __init__(self, provider: Any) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("penstock", __version__)
 
     def shutdown(self) -> None:
-        """Export what is left."""
         self._provider.shutdown()
 
     @contextmanager
