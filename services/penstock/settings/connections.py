@@ -14,6 +14,7 @@ from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX, BrokerUrl, parse_b
 from penstock.settings.values import (
     PREFIX,
     Count,
+    DatabaseUrl,
     Group,
     HttpUrl,
     Name,
@@ -21,7 +22,6 @@ from penstock.settings.values import (
     OrUnset,
     PositiveSeconds,
     ReadableFile,
-    check_database_url,
     checked,
     query_of,
     setting,
@@ -31,7 +31,7 @@ _VERIFYING = ("verify-ca", "verify-full")
 
 
 class DatabaseSettings(Group):
-    database_url: OrUnset[Annotated[SecretStr, checked(check_database_url)]] = setting(
+    database_url: OrUnset[DatabaseUrl] = setting(
         None,
         "Postgres that stores the tasks, `postgresql://user:password@host:port/name`, directly or through a pooler "
         "in session mode; workers need none.",

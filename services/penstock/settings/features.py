@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr
 
 from penstock.protocol.webhook_signatures import signing_key
 from penstock.settings.address_policy import AddressPolicy
@@ -15,6 +15,7 @@ from penstock.settings.broker_urls import parse_broker_url
 from penstock.settings.values import (
     DAY,
     Count,
+    DatabaseUrl,
     Group,
     Listed,
     Name,
@@ -25,7 +26,6 @@ from penstock.settings.values import (
     ReadableFile,
     Seconds,
     Secrets,
-    check_database_url,
     checked,
     parse_bucket_url,
     read_key,
@@ -112,10 +112,8 @@ class NamedStatement(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    dsn: Annotated[SecretStr, checked(check_database_url)] = Field(
-        description="Postgres, `postgresql://user:password@host:port/name`."
-    )
-    statement: str = Field(min_length=1, description="One SQL statement, its parameters written as $1, $2 and so on.")
+    dsn: DatabaseUrl = setting(..., "Postgres, `postgresql://user:password@host:port/name`.")
+    statement: Name = setting(..., "One SQL statement, its parameters written as $1, $2 and so on.")
     timeout_seconds: PositiveSeconds = setting(30, "The server stops it after this.", le=3600)
     max_rows: int = setting(100, "Of its rows, so many are kept as the result.", ge=0, le=100_000)
     with_tenant: bool = setting(

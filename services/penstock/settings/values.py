@@ -63,23 +63,7 @@ def _http_url(url: str) -> None:
         raise ValueError("must hold no user and no password, for it is shown in logs")
 
 
-# Types of settings
-
-OrUnset = Annotated[T | None, BeforeValidator(lambda value: None if value == "" else value)]
-Listed = Annotated[tuple[T, ...], NoDecode, BeforeValidator(split_commas)]
-Names = Listed[str]
-Secrets = Listed[SecretStr]
-Seconds = Annotated[float, Field(ge=0)]
-PositiveSeconds = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Name = Annotated[str, Field(min_length=1)]
-HttpUrl = Annotated[str, checked(_http_url)]
-ReadableFile = Annotated[str, checked(_readable_file)]
-
-
-def check_database_url(url: str) -> None:
+def _database_url(url: str) -> None:
     """Raises ValueError for what the driver would refuse with a text that may hold a part of the password."""
     if not url.startswith(("postgresql://", "postgres://")):
         raise ValueError("must begin with postgresql://")
@@ -95,6 +79,23 @@ def check_database_url(url: str) -> None:
             "must be postgresql://user:password@host:port/name, the characters : / ? # [ ] @ and % of a password "
             "written as %3A %2F %3F %23 %5B %5D %40 %25"
         )
+
+
+# Types of settings
+
+OrUnset = Annotated[T | None, BeforeValidator(lambda value: None if value == "" else value)]
+Listed = Annotated[tuple[T, ...], NoDecode, BeforeValidator(split_commas)]
+Names = Listed[str]
+Secrets = Listed[SecretStr]
+Seconds = Annotated[float, Field(ge=0)]
+PositiveSeconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Name = Annotated[str, Field(min_length=1)]
+HttpUrl = Annotated[str, checked(_http_url)]
+ReadableFile = Annotated[str, checked(_readable_file)]
+DatabaseUrl = Annotated[SecretStr, checked(_database_url)]
 
 
 def query_of(url: str) -> dict[str, str]:
