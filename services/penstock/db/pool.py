@@ -161,8 +161,7 @@ class Store:
     async def read_fence(self, *, older_than_seconds: float = _FENCE_SECONDS) -> Fence:
         """The fence with the keys that count now, read again when it is older than that. Raises Unavailable."""
         if monotonic() - self._fence_read_at >= older_than_seconds:
-            async with self.session() as session:
-                keys = [ClaimKey(*row) for row in await session.fetch("read_claim_keys")]
+            keys = [ClaimKey(*row) for row in await self.fetch("read_claim_keys")]
             if not any(key.signs for key in keys):
                 raise Unavailable("no key makes claim ids: run `penstock claim-key`, which makes one")
             self.fence.set(keys)
@@ -170,8 +169,7 @@ class Store:
         return self.fence
 
     async def ping(self) -> None:
-        async with self.session() as session:
-            await session.fetch("read_clock")
+        await self.fetch("read_clock")
 
     async def connect(self) -> Any:
         """A connection of its own beside the pool, for LISTEN; the caller closes it."""

@@ -60,8 +60,7 @@ class Faults:
 
 def faults_of(settings: Settings, process: str) -> Faults | None:
     """The faults that the settings ask for, with a warning in the log; None when they ask for none."""
-    chances: dict[Edge, float] = {edge: getattr(settings, f"chaos_{edge}") for edge in EDGES}
-    active = {edge: chance for edge, chance in chances.items() if chance}
+    active: dict[Edge, float] = {edge: chance for edge in EDGES if (chance := getattr(settings, f"chaos_{edge}"))}
     if not active and not settings.chaos_delay_seconds:
         return None
     log.warning(
