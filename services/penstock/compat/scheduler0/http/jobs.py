@@ -1,8 +1,9 @@
-"""Jobs: created by the thousand in one call, by an import of their schedules; listed, changed, deleted."""
+"""Jobs: created by the thousand in one call, by an import of their schedules; listed, changed, deleted; their runs."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -14,14 +15,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.compat.scheduler0 import jobs
-from penstock.compat.scheduler0.http.messages import Problem, answer, decode, nothing, number, path_id, required_text
+from penstock.compat.scheduler0.http import messages
+from penstock.compat.scheduler0.http.messages import Problem, answer, decode, nothing, number, path_id
 from penstock.compat.scheduler0.http.records import Records
 from penstock.compat.scheduler0.jobs import BadJob, Job, JobGiven
 from penstock.db.session import Session
 from penstock.methods.table import read_command
 from penstock.protocol.errors import Refused, ScheduleNotFound
+from penstock.protocol.task import State
 from penstock.runtime.logs import get_logger
+from penstock.schedules.cron import CronError, timing
 from penstock.schedules.model import import_parts
+from penstock.schedules.policy import run_name
 from penstock.schedules.robfig import is_shifted
 from penstock.schedules.store import pause_schedule, start_import, update_schedule
 from penstock.settings.model import Settings
@@ -31,6 +36,10 @@ _COLUMNS = (
     "id", "project_id", "spec", "timezone", "timezone_offset", "callback_url", "data", "execution_type", "start_date",
     "end_date",
 )  # fmt: skip
+_COUNTED = 10_000  # a larger total is given as this
+_LIVE = tuple(state.value for state in State if not state.final)
+_FAILED = (State.CRITICAL_ERROR.value, State.CANCELLED.value)
+_STATES = {"scheduled": _LIVE, "success": (State.SUCCESS.value,), "failed": _FAILED}  # of executions -> of tasks
 
 log = get_logger()
 
@@ -43,7 +52,7 @@ class Jobs(Records[Job]):
     clamps_offset = True
 
     def scope(self, query: QueryParams) -> tuple[int, ...]:
-        return (number(required_text(query, "projectId")),)
+        return (number(messages.required_text(query, "projectId")),)
 
     async def create(self, request: Request, body: bytes) -> Response:
         """Answer 202 once the jobs are stored; the supervisor creates their schedules."""
@@ -130,6 +139,32 @@ class Jobs(Records[Job]):
             await session.fetch("delete_callback_job", job_id)
         return nothing()
 
+    async def executions(self, request: Request, body: bytes) -> Response:
+        """List runs of jobs with their outcomes, as newer servers do."""
+        query = request.query_params
+        limit, offset = messages.page(query)
+        state = query.get("state", "")
+        if state and state not in _STATES:
+            raise Problem(400, f"state must be {', '.join(_STATES)}, not {state[:60]!r}")
+        wanted = (
+            messages.optional_instant(query, "startDate"), messages.optional_instant(query, "endDate"),
+            messages.optional_number(query, "projectId"), _STATES.get(state),
+        )  # fmt: skip
+        job_id = messages.optional_number(query, "jobId")
+        select, count, of_job = "list_executions", "count_executions", []
+        if job_id is not None:
+            select, count, of_job = "list_executions_of_job", "count_executions_of_job", [job_id]
+        async with self._store.session() as session:
+            rows = await session.fetch(select, *wanted, limit, offset, *of_job)
+            total = offset + len(rows) if rows else 0
+            if len(rows) == limit or (offset and not rows):  # not the last page
+                total = max(total, await session.value(count, *wanted, _COUNTED, *of_job))
+        # A newer client names its account, which is sent back; there is one account here.
+        account = request.headers.get("x-account-id", "")
+        account_id = int(account) if re.fullmatch(r"[0-9]{1,18}", account, re.ASCII) else 0
+        runs = [{"accountId": account_id, **_execution(row)} for row in rows]
+        return answer({"total": total, "offset": offset, "limit": limit, "executions": runs})
+
 
 def _prepare(
     given: Sequence[JobGiven], reserved: Sequence[Any], settings: Settings
@@ -142,3 +177,25 @@ def _prepare(
 
 def _too_early() -> Problem:
     return Problem(503, "the job is still being made: ask again when its async task is done")
+
+
+def _execution(row: Any) -> dict[str, Any]:
+    """A run of a job. id: of its task. state: 0 for a live task, 1 for success, 2 for failure."""
+    scheduled_at, is_live = row["scheduled_at"], row["state"] in _LIVE
+    try:
+        following = timing(row["expression"], row["timezone"], row["anchor"]).next_after(scheduled_at)
+    except CronError:  # a time zone that is unknown by now
+        following = None
+    return {
+        "id": row["task_id"],
+        "uniqueId": jobs.execution_id(run_name(row["schedule_id"], scheduled_at)),
+        "state": 0 if is_live else 2 if row["state"] in _FAILED else 1,
+        "nodeId": 1,
+        "jobId": row["job_id"],
+        "lastExecutionDatetime": scheduled_at,
+        "nextExecutionDatetime": following or jobs.NEVER,
+        "jobQueueVersion": 1,
+        "executionVersion": int(scheduled_at.timestamp()),  # grows with each run
+        "dateCreated": row["fired_at"],
+        "dateModified": None if is_live else row["updated_at"],
+    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,7 +18,6 @@ from penstock.api.http import read_body, refusal
 from penstock.api.http_limits import ADMITTED
 from penstock.api.process import Parts
 from penstock.compat.scheduler0.http.access import UNAUTHORIZED, CredentialAuthenticator
-from penstock.compat.scheduler0.http.executions import list_executions
 from penstock.compat.scheduler0.http.jobs import Jobs
 from penstock.compat.scheduler0.http.messages import Problem, answer
 from penstock.compat.scheduler0.http.records import Credentials, Projects
@@ -56,7 +54,7 @@ class Scheduler0:
             self._route("/jobs", GET=jobs.list, POST=jobs.create),
             self._route("/jobs/{id}", GET=jobs.get, PUT=jobs.update, DELETE=jobs.delete),
             self._route("/async-tasks/{id}", GET=self._tasks.get),
-            self._route("/executions", GET=partial(list_executions, store)),
+            self._route("/executions", GET=jobs.executions),
             self._route("/healthcheck", is_open=True, GET=self._health),
             self._route("/start-jobs", changes=False, POST=_accept),
             self._route("/stop-jobs", changes=False, POST=_accept),
