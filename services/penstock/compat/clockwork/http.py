@@ -64,7 +64,6 @@ class Clockwork:
         return PlainTextResponse(text, status, {"Cache-Control": "no-store"})
 
     async def _admit(self, request: Request) -> bytes:
-        """Check access and read the body."""
         address = address_of(request)
         if not self._needs_no_key(request.headers, address):
             self._authenticator.check_host(request.headers)

@@ -78,7 +78,6 @@ class Callbacks:
         yield chunk, bytes(body[:-1]) + b"]"
 
     async def _post(self, url: str, number: int, body: bytes) -> dict[str, Any] | Exception:
-        """The outcome of a chunk's jobs."""
         delay_seconds = self._settings.scheduler0_retry_delay_seconds
         try:
             response = await self._client.request(

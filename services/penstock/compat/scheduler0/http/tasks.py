@@ -81,7 +81,6 @@ class AsyncTasks:
             self._waits -= 1
 
     async def _look(self, request_id: str) -> Progress:
-        """Raises Problem, 404."""
         row = await self._row("find_request", request_id)
         if not row["known"]:  # a deleted import had finished
             return Progress.SUCCESS
