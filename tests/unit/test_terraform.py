@@ -190,7 +190,7 @@ CALLERS: dict[Place, list[tuple[str, set[str]]]] = {
     ("supervisor/repair.py", "queue"): [("supervisor", {"outbound"} | ROUTES)],
     ("cli/doctor/queues.py", "queue"): [("supervisor", ROLES | DEAD_LETTERS)],
     ("api/dispatch.py", "queue"): [("api", ROLES)],
-    ("api/dead_letters.py", "_dead_queue(context, label)"): [("dlq_operator", DEAD_LETTERS)],
+    ("api/dead_letters.py", "_queue(context, label + DEAD_LETTER_SUFFIX)"): [("dlq_operator", DEAD_LETTERS)],
     ("api/dead_letters.py", "queue"): [("dlq_operator", ROLES)],
     ("api/dead_letter_browser.py", "self._queue"): [("dlq_operator", DEAD_LETTERS)],
     ("api/dead_letter_browser.py", "queue"): [("dlq_operator", DEAD_LETTERS)],

@@ -154,10 +154,7 @@ class Transport(Protocol):
     def queue(self, name: str, *, label: str) -> Queue: ...
 
     async def make_queues(self, names: Mapping[str, str]) -> dict[str, str]:
-        """Make queues, given by label, each with its dead-letter queue; existing ones keep their messages.
-
-        Returns where each can be reached, by label. Raises Unavailable.
-        """
+        """Make missing queues, given by label, with dead-letter queues; returns their URLs. Raises Unavailable."""
 
     async def greet(self) -> str:
         """What the broker is, for an operator. Raises Unavailable."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from penstock.brokers.base import Depth, Limits, Message, Outgoing, Queue, SendReport
+from penstock.brokers.base import Depth, Message, Outgoing, Queue, SendReport
 from penstock.runtime.chaos import Edge, Faults
 
 _REASON = "injected by PENSTOCK_CHAOS_SEND"
@@ -13,9 +13,6 @@ _REASON = "injected by PENSTOCK_CHAOS_SEND"
 
 class FaultyQueue:
     """A queue with injected faults. An entry that fails may have had its effect: SQS loses replies as well."""
-
-    label: str
-    limits: Limits
 
     def __init__(self, queue: Queue, faults: Faults) -> None:
         self.label = queue.label

@@ -70,10 +70,7 @@ class Consumer(Service):
         self.idle_seconds = 0.0 if settings.receive_wait_seconds else 0.1
 
     async def commit(self, messages: Sequence[Message]) -> Uncommitted:
-        """Store what the messages say; they are deleted then, except those returned.
-
-        Raises Unavailable when no single message causes the failure.
-        """
+        """Store messages; they are deleted then, except those returned. Raises Unavailable when no single one fails."""
         raise NotImplementedError  # abstract
 
     def forget(self, messages: Sequence[Message]) -> None:
@@ -162,9 +159,8 @@ class Consumer(Service):
 
     async def drain(self, seconds: float) -> None:
         """Give back kept messages; the passes have ended."""
-        kept, self._kept = [*self._kept, self._locked], []
-        self._locked = []
-        for messages in kept:
+        for messages in (*self._kept, self._locked):
             if messages:
                 self.forget(messages)
                 await self._queue.release(messages)
+        self._kept, self._locked = [], []

@@ -12,8 +12,7 @@ from penstock.settings.model import Settings
 def open_transport(settings: Settings, *, makes_queues: bool = True) -> Transport:
     """The transport of PENSTOCK_TRANSPORT_URL, which connects when it is first used.
 
-    makes_queues: missing queues are made at their first use, where the broker's limits say so.
-    Raises SettingsError when the broker's library is not installed.
+    makes_queues: missing ones, when first used. Raises SettingsError when the broker's library is not installed.
     """
     kind = settings.transport.kind
     if kind == "sqs":

@@ -19,8 +19,7 @@ class Receiver:
 
     def __init__(self, queue: Queue, settings: Settings) -> None:
         self._queue = queue
-        self._wait_seconds = settings.receive_wait_seconds
-        self._visibility_seconds = settings.visibility_timeout_seconds
+        self._settings = settings
         self._polls: set[asyncio.Timeout] = set()
         self._stopped = False
 
@@ -33,8 +32,8 @@ class Receiver:
             async with poll:
                 self._polls.add(poll)
                 return await self._queue.receive(
-                    wait_seconds=self._wait_seconds if wait_seconds is None else wait_seconds,
-                    visibility_seconds=self._visibility_seconds,
+                    wait_seconds=self._settings.receive_wait_seconds if wait_seconds is None else wait_seconds,
+                    visibility_seconds=self._settings.visibility_timeout_seconds,
                 )
         except TimeoutError:
             if not poll.expired():

@@ -253,7 +253,9 @@ class SqsQueue:
             MessageAttributeNames=["All"],
         )
         messages = [_message(raw) for raw in reply.get("Messages", ())]
-        self._bill("receive_message", [utf8_size(message.body) for message in messages])
+        metrics.SQS_BILLED_UNITS.labels("receive_message", self.label).inc(
+            billed_units([utf8_size(message.body) for message in messages])
+        )
         metrics.MESSAGES.labels(self.label, "received").inc(len(messages))
         return messages
 
@@ -284,7 +286,7 @@ class SqsQueue:
     async def describe(self, names: Sequence[str] = ("All",)) -> tuple[dict[str, str], datetime | None]:
         """Attributes by their names at SQS, and when it says that it answered. Raises Unavailable."""
         reply = await self._call("get_queue_attributes", QueueUrl=await self.url(), AttributeNames=names)
-        self._bill("get_queue_attributes", [])
+        metrics.SQS_BILLED_UNITS.labels("get_queue_attributes", self.label).inc(billed_units([]))
         answered = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
         return dict(reply.get("Attributes", {})), None if answered is None else parsedate_to_datetime(answered)
 
@@ -315,7 +317,7 @@ class SqsQueue:
             except Unavailable as exc:
                 failed.update({int(entry["Id"]): (str(exc), False) for entry in batch})
                 return
-            self._bill(operation, [bytes_in_call])
+            metrics.SQS_BILLED_UNITS.labels(operation, self.label).inc(billed_units([bytes_in_call]))
             # An entry in neither list may not be done: a proxy may answer 200 instead of SQS.
             done = {item["Id"] for item in reply.get("Successful", ())}
             if len(done) == len(batch):
@@ -367,9 +369,6 @@ class SqsQueue:
             raise Unavailable(f"SQS is unavailable or rejected {operation}: {exc}") from exc
         metrics.SQS_CALLS.labels(operation, self.label, "ok").inc()
         return reply
-
-    def _bill(self, operation: str, sizes: Sequence[int]) -> None:
-        metrics.SQS_BILLED_UNITS.labels(operation, self.label).inc(billed_units(sizes))
 
 
 def _is_final(code: str, message: str) -> bool:

@@ -22,8 +22,7 @@ class Client(Methods[Answer, Answers, Value]):
     url: base of the api, or its ``/rpc``; None for PENSTOCK_API_URL, else http://127.0.0.1:8080. api_key: None for
     PENSTOCK_API_KEY, "" to send none. timeout: seconds for one call. Use it in a ``with`` block, or call ``close``.
     Every method raises RpcError (or TaskNotFound, InvalidParams and the like) for an error that the api answers, and
-    Unavailable when the api cannot be reached or has lost its database. schedules: the methods of cron schedules;
-    workflows: those of workflows.
+    Unavailable when the api cannot be reached or has lost its database.
     """
 
     def __init__(self, url: str | None = None, api_key: str | None = None, timeout: float = 30) -> None:

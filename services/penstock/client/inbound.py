@@ -35,7 +35,6 @@ class InboundClient:
     A send that timed out may have arrived, and is repeated: give tasks a ``unique_key`` if none may run twice.
     payloads: settings with the bucket for payloads over its threshold, so that no message has to hold them, and with
     the keys that encrypt payloads before they are sent.
-    schedules: changes of cron schedules; workflows: of workflows.
     """
 
     def __init__(

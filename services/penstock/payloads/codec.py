@@ -107,10 +107,7 @@ class PayloadCodec:
         return self._decrypted(found, aad)
 
     async def store(self, text: str, aad: str | TenantAad, *, queue: str | None = None) -> str:
-        """Encode a text, a large one as an object. Raises PayloadUnavailable.
-
-        queue: that its task's workers receive from, by name or URL; None: the outbound queue of the settings.
-        """
+        """Encode a text, a large one as an object of the task's queue, by name or URL. Raises PayloadUnavailable."""
         if not self.is_large(text):
             return self.encode(text, aad)
         return await self._put(text, aad, self._own_folder if queue is None else folder_of(queue))

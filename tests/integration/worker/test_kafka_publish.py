@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.brokers.kafka.topics import topic_problem
+from penstock.brokers.kafka.messages import topic_problem
 from penstock.protocol.errors import InvalidParams, SettingsError
 from penstock.settings.model import load_settings
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable

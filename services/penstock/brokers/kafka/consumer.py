@@ -75,10 +75,7 @@ class KafkaConsumer:
         )
 
     async def receive(self, *, max_records: int, wait_seconds: float) -> list[Received]:
-        """Up to so many records, at once when there are any; none after ``wait_seconds``.
-
-        Raises Unavailable when the brokers, or a topic, cannot be reached; the next call may work.
-        """
+        """Up to so many records, at once when there are any. Raises Unavailable; the next call may work."""
         if self._fatal:
             await self.close()
             await self.open()
@@ -135,16 +132,13 @@ class KafkaConsumer:
         """The partitions that are this member's as far as it knows."""
         return _partitions(await self._ask("assignment"))
 
-    async def pause(self, partitions: Sequence[Partition]) -> None:
-        """Receive nothing of these until they are resumed; the membership is kept by further receives."""
-        await self._ask("pause", _topic_partitions(partitions))
+    async def pause(self) -> None:
+        """Receive nothing of the partitions that are this member's now; the membership is kept by further receives."""
+        await self._call(lambda: self._consumer.pause(self._consumer.assignment()))
 
-    async def resume(self, partitions: Sequence[Partition]) -> None:
-        """Resume paused partitions; those of other members by now are ignored."""
-        mine = set(await self.assignment())
-        wanted = [partition for partition in partitions if partition in mine]
-        if wanted:
-            await self._ask("resume", _topic_partitions(wanted))
+    async def resume(self) -> None:
+        """Resume all partitions."""
+        await self._call(lambda: self._consumer.resume(self._consumer.assignment()))
 
     async def seek(self, position: Position) -> None:
         """Read this partition from here on. Raises Unavailable."""
@@ -152,14 +146,14 @@ class KafkaConsumer:
 
     async def bounds(self, partition: Partition) -> tuple[int, int]:
         """The offsets of the first record and of the one that will be written next. Raises Unavailable."""
-        (at,) = _topic_partitions([partition])
-        failure = f"Kafka does not say how far {partition} goes"
+        at, failure = confluent().TopicPartition(*partition), f"Kafka does not say how far {partition} goes"
         low, high = await self._ask("get_watermark_offsets", at, timeout=_POSITIONS_SECONDS, failure=failure)
         return low, high
 
     async def committed(self, partitions: Sequence[Partition]) -> list[Position]:
         """The group's positions, of those partitions that have one. Raises Unavailable."""
-        asked, failure = _topic_partitions(partitions), "Kafka does not say the positions of the group"
+        failure = "Kafka does not say the positions of the group"
+        asked = [confluent().TopicPartition(*partition) for partition in partitions]
         found = await self._ask("committed", asked, timeout=_POSITIONS_SECONDS, failure=failure)
         return [Position(one.topic, one.partition, one.offset, one.metadata or "") for one in found if one.offset >= 0]
 
@@ -257,10 +251,6 @@ class KafkaConsumer:
 
 def _partitions(given: Sequence[Any]) -> list[Partition]:
     return [Partition(one.topic, one.partition) for one in given]
-
-
-def _topic_partitions(partitions: Sequence[Partition]) -> list[Any]:
-    return [confluent().TopicPartition(*partition) for partition in partitions]
 
 
 def received_from(message: Any) -> Received:

@@ -230,8 +230,7 @@ class GroupReader:
             try:
                 is_full = len(self._ahead) >= _AHEAD_RECORDS or self._ahead_bytes >= _AHEAD_BYTES
                 if is_full != self._paused:
-                    change = self._consumer.pause if is_full else self._consumer.resume
-                    await change([one for one in await self._consumer.assignment() if one in self._mine])
+                    await (self._consumer.pause() if is_full else self._consumer.resume())
                     self._paused = is_full
                 # Membership ends without calls, so a full reader goes on calling, of partitions that give nothing.
                 some = await self._consumer.receive(max_records=_AHEAD_RECORDS, wait_seconds=_POLL_SECONDS)

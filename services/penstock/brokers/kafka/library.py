@@ -14,7 +14,7 @@ ANSWER_SECONDS = 10.0
 
 # No later attempt succeeds with these. All other errors may pass: brokers down, leaders that move, topics that are
 # being made, rights that are being given.
-_REFUSALS = ("MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_RECORD", "TOPIC_EXCEPTION", "RECORD_LIST_TOO_LARGE")
+REFUSALS = ("MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_RECORD", "TOPIC_EXCEPTION", "RECORD_LIST_TOO_LARGE")
 
 LOGGER = logging.getLogger(
     "librdkafka"
@@ -117,8 +117,3 @@ def error_text(error: Any) -> str:
         error = error.args[0] if error.args else error
     name, text = getattr(error, "name", None), getattr(error, "str", None)
     return f"{text()} ({name()})" if callable(name) and callable(text) else str(error)
-
-
-def is_refusal(error: Any) -> bool:
-    """Whether the same record will always be refused."""
-    return error.name() in _REFUSALS

@@ -1,21 +1,26 @@
-"""Records of Kafka, and messages as records."""
+"""Records of Kafka, messages as records, and the topics that tasks may publish to."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from penstock.brokers.base import MESSAGE_ID, Message, Outgoing
+from penstock.settings.model import Settings
 
 ID_HEADER = "penstock_id"
 SENT_HEADER = "penstock_sent_ms"  # epoch
 RECEIVES_HEADER = "penstock_receives"  # of a record that was written again: how often the message was received before
 _OURS = (ID_HEADER, SENT_HEADER, RECEIVES_HEADER)
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_SHOWN_CHARS = 300
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -131,3 +136,20 @@ def _sent_ms(received: Received) -> int | None:
 def _number(received: Received, header: str) -> int | None:
     digits = dict(received.headers).get(header) or b""
     return int(digits) if digits.isdigit() and len(digits) < 18 else None
+
+
+def topic_problem(topic: str, settings: Settings) -> str | None:
+    """Why tasks and schedules may not publish to a topic, and what to do; None where they may."""
+    if not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
+        return (
+            f"topic {topic[:_SHOWN_CHARS]!r} is no name of a topic: use letters, digits, dots, dashes, underscores, "
+            "up to 249 of them"
+        )
+    if topic.startswith("__"):
+        return f"topic {topic!r} is one of Kafka's own: name another"
+    if settings.is_own_queue(topic):
+        return f"topic {topic!r} is Penstock's own: a right to enqueue is none to write it"
+    allowed = settings.kafka_publish_topics
+    if allowed and not any(fnmatchcase(topic, pattern) for pattern in allowed):
+        return f"topic {topic!r} is not among PENSTOCK_KAFKA_PUBLISH_TOPICS: name another, or add it there"
+    return None

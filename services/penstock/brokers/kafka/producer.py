@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from penstock.brokers.kafka.library import error_text, is_refusal, open_client
+from penstock.brokers.kafka.library import REFUSALS, error_text, open_client
 from penstock.brokers.kafka.messages import Delivery, Record
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import get_logger
@@ -107,7 +107,7 @@ class _Engine:
             return False
         except Exception as exc:  # the client refuses this record at once: its size, the name of its topic
             error = exc.args[0] if exc.args and hasattr(exc.args[0], "name") else None
-            refused = is_refusal(error) if error is not None else isinstance(exc, TypeError | ValueError)
+            refused = error.name() in REFUSALS if error is not None else isinstance(exc, TypeError | ValueError)
             future.set_result(Delivery(error=error_text(exc), refused=refused))
         return True
 
@@ -116,7 +116,7 @@ class _Engine:
         if error is None:
             delivery = Delivery(message.partition(), message.offset())
         else:
-            delivery = Delivery(error=error_text(error), refused=is_refusal(error))
+            delivery = Delivery(error=error_text(error), refused=error.name() in REFUSALS)
         self._reported.append((future, delivery))
 
     def _poll(self) -> None:

@@ -210,13 +210,13 @@ class Link:
         self, name: str, body: bytes, properties: spec.Basic.Properties, *, exchange: str = "", mandatory: bool = True
     ) -> Unavailable | None:
         """Publish to a queue, or by an exchange, and wait for the confirmation; returns why there is none."""
-        what = f"queue {name!r}" if not exchange else f"exchange {exchange!r}"
+        what = f"a message for exchange {exchange!r}" if exchange else f"a message for queue {name!r}"
         try:
             channel = await self._publisher(exchange)
             published = channel.basic_publish(
                 body, exchange=exchange, routing_key=name, properties=properties, mandatory=mandatory
             )
-            await self.call(published, f"a message for {what}")
+            await self.call(published, what)
         except Unavailable as exc:
             if isinstance(exc, QueueMissing):
                 self.unknown(name)

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 from aiormq import spec
@@ -133,7 +134,7 @@ class _Reader:
         self._any_came = asyncio.Event()
         self.leases: MessageLeases[int] = MessageLeases(partial(self._say, delete=False))
         self._seconds = 30.0
-        self._numbers = 0
+        self._numbers = count(1)
         self._late: deque[str] = deque()
         self._fetches: set[asyncio.Task[None]] = set()
 
@@ -165,8 +166,7 @@ class _Reader:
         return messages
 
     async def _fetch(self, wait_seconds: float) -> None:
-        self._numbers += 1
-        tag = f"{self._token}-{self._numbers}"
+        tag = f"{self._token}-{next(self._numbers)}"
         self._any_came.clear()
         try:
             consume = self._channel.basic_consume(self._name, self._deliver, consumer_tag=tag)

@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from penstock.brokers.kafka.topics import topic_problem
+from penstock.brokers.kafka.messages import topic_problem
 from penstock.compat import delayed_records
 from penstock.compat.delayed_records import DelayedRecord, instant_of, key_of, ordering_key_of
 from penstock.db.session import Session

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
-from penstock.brokers.kafka.messages import Received
-from penstock.brokers.kafka.topics import topic_problem
+from penstock.brokers.kafka.messages import Received, topic_problem
 from penstock.compat.delayed_records import DelayedRecord, instant_of, key_of, ordering_key_of
 from penstock.protocol.errors import PenstockError, SettingsError
 from penstock.settings.model import Settings

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 import msgspec
 
 from penstock.brokers.kafka.library import confluent, producer_config
-from penstock.brokers.kafka.messages import Delivery, Record
+from penstock.brokers.kafka.messages import Delivery, Record, topic_problem
 from penstock.brokers.kafka.producer import KafkaProducer
-from penstock.brokers.kafka.topics import topic_problem
 from penstock.runtime import metrics
 from penstock.settings.model import Settings
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
