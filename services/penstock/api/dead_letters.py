@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.api.context import ApiContext
 from penstock.api.dead_letter_browser import LeasedMessages, lease_messages, queue_away
-from penstock.api.message_contents import Contents, find_current, find_states
+from penstock.api.message_contents import Contents, find_states, read_contents
 from penstock.brokers.base import ORIGINAL_ID_ATTRIBUTE, Message, Outgoing, Queue
 from penstock.methods.inbound import accept_inbound, read_inbound, take_in
 from penstock.protocol.api_key import Permission
@@ -264,16 +264,14 @@ async def _choose(leased: LeasedMessages, command: WhichDead) -> AsyncIterator[l
 
 
 async def _describe(context: ApiContext, label: str, messages: Sequence[Message]) -> list[DeadMessage]:
-    contents = [Contents(label, message, context.settings) for message in messages]
     # A request names no claim, so of the inbound queue the first few entries are enough.
-    listed = [content.entries(_FIRST_SHOWN if label == "inbound" else None) for content in contents]
+    limit = _FIRST_SHOWN if label == "inbound" else None
     async with context.session() as session:
-        current = await find_current(session, [entry for entries in listed for entry in entries])
+        contents = await read_contents(session, context.settings, label, messages, limit)
     accepted = await _find_accepted(context, messages) if label == "inbound" else {}
     shown = []
-    for message, content, entries in zip(messages, contents, listed, strict=True):
-        first = entries[:_FIRST_SHOWN]
-        standing = [entry.holder in current for entry in entries if entry.holder is not None]
+    for message, content in zip(messages, contents, strict=True):
+        standing = [entry.current for entry in content.entries]
         shown.append(
             DeadMessage(
                 id=message.id,
@@ -281,11 +279,11 @@ async def _describe(context: ApiContext, label: str, messages: Sequence[Message]
                 receives=message.receive_count,
                 bytes=utf8_size(message.body),
                 entries=len(content.texts),
-                first=[entry.shown for entry in first],
+                first=[entry.shown for entry in content.entries[:_FIRST_SHOWN]],
                 current=None if label == "inbound" else standing.count(True),
                 stale=None if label == "inbound" else standing.count(False),
                 accepted=accepted.get(message.id),
-                problem=content.problem or next((entry.problem for entry in first if entry.problem is not None), None),
+                problem=content.problem(_FIRST_SHOWN),
             )
         )
     return shown
@@ -293,14 +291,13 @@ async def _describe(context: ApiContext, label: str, messages: Sequence[Message]
 
 async def _describe_whole(context: ApiContext, label: str, message: Message) -> DeadMessageDetail:
     (summary,) = await _describe(context, label, [message])
-    entries = Contents(label, message, context.settings).entries()
     async with context.session() as session:
-        current = await find_current(session, entries)
-        states = await find_states(session, entries)
-    contents = []
-    for entry, (task_id, state) in zip(entries, states, strict=True):
-        holds_task = None if entry.holder is None else entry.holder in current
-        contents.append(DeadEntry(entry.what, task_id, entry.claim, state, holds_task, entry.problem))
+        (content,) = await read_contents(session, context.settings, label, [message])
+        tasks = await find_states(session, content.entries)
+    contents = [
+        DeadEntry(entry.what, task_id, entry.claim, state, entry.current, entry.problem)
+        for entry, (task_id, state) in zip(content.entries, tasks, strict=True)
+    ]
     return DeadMessageDetail(
         **msgspec.structs.asdict(summary), body=message.body, attributes=dict(message.attributes), contents=contents
     )
@@ -332,12 +329,13 @@ class _Plan(NamedTuple):
 
 
 async def _plan(context: ApiContext, command: ReplayDead, messages: Sequence[Message]) -> list[_Plan]:
-    contents = [Contents(command.queue, message, context.settings) for message in messages]
     if command.queue == "outbound":
-        return await _plan_outbound(context, messages, contents)
+        async with context.session() as session:
+            contents = await read_contents(session, context.settings, command.queue, messages)
+        return [_plan_outbound(content) for content in contents]
     accepted = await _find_accepted(context, messages) if command.queue == "inbound" else {}
     plans = []
-    for message, content in zip(messages, contents, strict=True):
+    for message in messages:
         is_accepted = accepted.get(message.id, False)
         if is_accepted:
             plans.append(_Plan(message))
@@ -347,28 +345,23 @@ async def _plan(context: ApiContext, command: ReplayDead, messages: Sequence[Mes
         else:
             first_id = {ORIGINAL_ID_ATTRIBUTE: message.original_id} if command.queue == "inbound" else {}
             outgoing = Outgoing(message.body, {**message.attributes, **first_id}, message.group)
-            plans.append(_Plan(message, [outgoing], entries=len(content.texts)))
+            entries = len(Contents(command.queue, message, context.settings, limit=0).texts)
+            plans.append(_Plan(message, [outgoing], entries))
     return plans
 
 
-async def _plan_outbound(context: ApiContext, messages: Sequence[Message], contents: Sequence[Contents]) -> list[_Plan]:
+def _plan_outbound(content: Contents) -> _Plan:
     """Each entry that still counts goes in a message of its own: one of them may have killed its workers."""
-    listed = [content.entries() for content in contents]
-    async with context.session() as session:
-        current = await find_current(session, [entry for entries in listed for entry in entries])
-    plans = []
-    for message, content, entries in zip(messages, contents, listed, strict=True):
-        problem = content.problem or next((entry.problem for entry in entries if entry.problem is not None), None)
-        if problem is not None:
-            plans.append(_Plan(message, obstacle=f"it holds what no worker understands ({problem}): purge it"))
-            continue
-        outgoing = [
-            Outgoing(entry_text(text), message.attributes, message.group)
-            for text, entry in zip(content.texts, entries, strict=True)
-            if entry.holder in current
-        ]
-        plans.append(_Plan(message, outgoing, entries=len(outgoing), stale=len(entries) - len(outgoing)))
-    return plans
+    message = content.message
+    problem = content.problem()
+    if problem is not None:
+        return _Plan(message, obstacle=f"it holds what no worker understands ({problem}): purge it")
+    outgoing = [
+        Outgoing(entry_text(text), message.attributes, message.group)
+        for text, entry in zip(content.texts, content.entries, strict=True)
+        if entry.current
+    ]
+    return _Plan(message, outgoing, entries=len(outgoing), stale=len(content.entries) - len(outgoing))
 
 
 async def _send(context: ApiContext, queue: Queue, plans: Sequence[_Plan]) -> dict[str, str]:

@@ -19,18 +19,18 @@ from penstock.protocol.tenant import stored_key
 from penstock.settings.model import Settings
 from penstock.tasks import settle
 from penstock.tasks.methods import Cancel, Reschedule, Retry
-from penstock.tasks.records import Pair
 
 _SHOWN_CHARS = 100
 _ONLY_ANSWERS = "it only answers, and a queue has no way back"
 _KINDS = {Succeeded: "result", Failed: "error", Progress: "progress", Waiting: "wait", RunTimes: "run_times"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Entry:
     """One entry. ``what``: action, method or kind of report. ``key``: action and unique key of a task to be added.
 
-    attempt: instead of the claim, in the legacy result id. problem: why it is of no use, or None.
+    attempt: instead of the claim, in the legacy result id. problem: why it is of no use, or None. current: whether its
+    claim or attempt holds its task now; None if it names none.
     """
 
     what: str
@@ -39,12 +39,7 @@ class Entry:
     attempt: int | None = None
     key: tuple[str, str] | None = None
     problem: str | None = None
-
-    @property
-    def holder(self) -> Pair | None:
-        """The claim that the entry names, or, in a legacy result id, the attempt, written as a negative claim."""
-        claim = self.claim if self.claim is not None or self.attempt is None else -self.attempt
-        return None if self.task_id is None or claim is None else (self.task_id, claim)
+    current: bool | None = None
 
     @property
     def shown(self) -> str:
@@ -56,22 +51,24 @@ class Entry:
 
 
 class Contents:
-    """The entries of one message, each read when asked for. ``problem``: why the body as a whole cannot be read."""
+    """One message: the texts of its entries, of which up to ``limit`` are read."""
 
-    def __init__(self, queue: str, message: Message, settings: Settings) -> None:
+    def __init__(self, queue: str, message: Message, settings: Settings, limit: int | None = None) -> None:
+        self.message = message
         self._queue = queue
         self._settings = settings
-        self.problem: str | None = None
+        self._problem: str | None = None
         self.texts: Sequence[str | msgspec.Raw] = []
         try:
-            limit = settings.batch_limit if queue == "inbound" else settings.packed_limit
-            _, self.texts = split_body(message.body, batch_limit=limit)
+            batch_limit = settings.batch_limit if queue == "inbound" else settings.packed_limit
+            _, self.texts = split_body(message.body, batch_limit=batch_limit)
         except RpcError as exc:
-            self.problem = exc.message
+            self._problem = exc.message
+        self.entries = [self._read(text) for text in self.texts[:limit]]
 
-    def entries(self, limit: int | None = None) -> list[Entry]:
-        """All of them, or the first so many."""
-        return [self._read(text) for text in self.texts[:limit]]
+    def problem(self, first: int | None = None) -> str | None:
+        """Why the body as a whole is of no use, or one of the first entries."""
+        return self._problem or next((entry.problem for entry in self.entries[:first] if entry.problem), None)
 
     def _read(self, text: str | msgspec.Raw) -> Entry:
         if self._queue == "results":
@@ -110,12 +107,24 @@ def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
     return Entry(method, problem=None if is_change(method, command) else _ONLY_ANSWERS)
 
 
-async def find_current(session: Session, entries: Iterable[Entry]) -> set[Pair]:
-    """The holders that these entries name and that hold their task now."""
-    holders = {entry.holder for entry in entries if entry.holder is not None}
-    claims = await settle.read_attempts(session, [holder for holder in holders if holder[1] >= 0])
-    attempts = [(task_id, -claim) for task_id, claim in holders if claim < 0]
-    return {*claims, *((task_id, -attempt) for task_id, attempt in await settle.find_claims(session, attempts))}
+async def read_contents(
+    session: Session, settings: Settings, queue: str, messages: Iterable[Message], limit: int | None = None
+) -> list[Contents]:
+    """The contents of messages, up to so many entries of each, with whether their claims hold their tasks now."""
+    contents = [Contents(queue, message, settings, limit) for message in messages]
+    entries = [entry for content in contents for entry in content.entries]
+    claims = await settle.read_attempts(
+        session, {(one.task_id, one.claim) for one in entries if one.task_id is not None and one.claim is not None}
+    )
+    attempts = await settle.find_claims(
+        session, {(one.task_id, one.attempt) for one in entries if one.task_id is not None and one.attempt is not None}
+    )
+    for entry in entries:
+        if entry.claim is not None:
+            entry.current = (entry.task_id, entry.claim) in claims
+        elif entry.attempt is not None:
+            entry.current = (entry.task_id, entry.attempt) in attempts
+    return contents
 
 
 async def find_states(session: Session, entries: Sequence[Entry]) -> list[tuple[int | None, State | None]]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,8 +16,7 @@ OUTCOME_MAX_CHARS = 500
 _LEFT_OUT = ("payload", "schedules", "result")
 
 
-@dataclass(frozen=True, slots=True)
-class AuditEntry:
+class AuditEntry(NamedTuple):
     """A call that is about to be carried out. who: name of the API key. source: the API, `door` on the wire."""
 
     who: str
@@ -30,7 +28,7 @@ class AuditEntry:
 
 async def begin_audit(session: Session, entries: Sequence[AuditEntry]) -> list[int]:
     """Record calls before they are carried out; ids in their order."""
-    columns = zip(*(astuple(entry) for entry in entries), strict=True)
+    columns = zip(*entries, strict=True)
     return sorted(row["id"] for row in await session.fetch("begin_audit", *map(list, columns)))
 
 
