@@ -31,15 +31,11 @@ class LeasedMessages:
         self.elsewhere = elsewhere
         self._ends_at = monotonic() + LOOK_SECONDS
         self.held: dict[str, Message] = {}
-        self._removed: set[str] = set()
+        self.removed: set[str] = set()
 
     @property
     def seen(self) -> int:
-        return len(self.held) + len(self._removed)
-
-    @property
-    def removed(self) -> int:
-        return len(self._removed)
+        return len(self.held) + len(self.removed)
 
     @property
     def total(self) -> int:
@@ -53,12 +49,12 @@ class LeasedMessages:
                 messages = await self._queue.receive(wait_seconds=1, visibility_seconds=LEASE_SECONDS)
             if not messages:
                 break
-            again = [message for message in messages if message.id in self._removed]
+            again = [message for message in messages if message.id in self.removed]
             if again:
                 await self._queue.delete(again)  # its first deletion came too late for the queue
-            fresh = [message for message in messages if message.id not in self.held.keys() | self._removed]
+            fresh = [message for message in messages if message.id not in self.held.keys() | self.removed]
             for message in messages:
-                if message.id not in self._removed:
+                if message.id not in self.removed:
                     self.held[message.id] = replace(message, body="")  # its receipt is what giving back needs
             if fresh:
                 return fresh
@@ -69,11 +65,11 @@ class LeasedMessages:
         left = await self._queue.delete([self.held[message.id] for message in messages])
         for message_id in {message.id for message in messages} - {message.id for message in left}:
             del self.held[message_id]
-            self._removed.add(message_id)
+            self.removed.add(message_id)
         return left
 
     def not_seen(self, ids: Iterable[str]) -> list[str]:
-        return [wanted for wanted in dict.fromkeys(ids) if wanted not in self.held.keys() | self._removed]
+        return [wanted for wanted in dict.fromkeys(ids) if wanted not in self.held.keys() | self.removed]
 
 
 @asynccontextmanager

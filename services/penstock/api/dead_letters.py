@@ -238,8 +238,8 @@ async def purge(context: ApiContext, command: WhichDead) -> DeadPurged:
     async with lease_messages(_queue(context, command.queue + DEAD_LETTER_SUFFIX)) as leased:
         async for messages in _choose(leased, command):
             await leased.remove(messages)
-    log.info("dead_letters_purged", queue=command.queue, purged=leased.removed)
-    return DeadPurged(leased.removed, leased.not_seen(command.ids or ()), leased.seen, leased.total)
+    log.info("dead_letters_purged", queue=command.queue, purged=len(leased.removed))
+    return DeadPurged(len(leased.removed), leased.not_seen(command.ids or ()), leased.seen, leased.total)
 
 
 def _queue(context: ApiContext, name: str) -> Queue:
@@ -252,12 +252,12 @@ def _queue(context: ApiContext, name: str) -> Queue:
 async def _choose(leased: LeasedMessages, command: WhichDead) -> AsyncIterator[list[Message]]:
     """The messages of the ids, or so many that no more than ``limit`` are removed by the caller."""
     left = set(command.ids or ())
-    while left if command.limit is None else leased.removed < command.limit:
+    while left if command.limit is None else len(leased.removed) < command.limit:
         messages = await leased.take()
         if not messages:
             return
         if command.limit is not None:
-            yield messages[: command.limit - leased.removed]
+            yield messages[: command.limit - len(leased.removed)]
         elif wanted := [message for message in messages if message.id in left]:
             left -= {message.id for message in wanted}
             yield wanted
