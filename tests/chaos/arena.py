@@ -121,8 +121,8 @@ class Arena:
             self.folder / "stack", port=0, workers=2, apps=["tests.chaos.app"],
             worker_env={LEDGER_VARIABLE: str(self.ledger.folder)}, output=output, **broker,
         )  # fmt: skip
-        await self.stack.start()
         self._exit.push_async_callback(self.stack.stop)
+        await self.stack.start()
         state = self.stack.state()
         self.database_url: str = state["database_url"]
         self._connection: Any = None

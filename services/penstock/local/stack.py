@@ -58,7 +58,7 @@ class Stack:
     transport_url: use this broker instead of SQS.
     worker_env: variables for the workers alone.
     settings: what the processes run with, once started.
-    Raises StackError or SettingsError from ``start``, with the next step; what was started is stopped again.
+    Raises StackError or SettingsError from ``start``, with the next step.
     """
 
     settings: Settings
@@ -105,14 +105,7 @@ class Stack:
         self._held = contextlib.ExitStack()
 
     async def start(self) -> None:
-        """Bring everything up and wait until every process is ready."""
-        try:
-            await self._start()
-        except BaseException:
-            await self.stop()
-            raise
-
-    async def _start(self) -> None:
+        """Bring everything up and wait until every process is ready. Call ``stop`` also after a start that failed."""
         try:
             broker = parse_broker_url(self._transport_url)
         except ValueError as exc:
