@@ -49,7 +49,7 @@ class Root(TyperGroup):
 
 
 def _serves_scheduler0() -> bool:
-    if "PENSTOCK_SCHEDULER0" not in os.environ and "PENSTOCK_CONFIG" not in os.environ and not _TOML.exists():
+    if not (os.environ.keys() & {"PENSTOCK_SCHEDULER0", "PENSTOCK_CONFIG"} or Path("penstock.toml").exists()):
         return False  # without the half second that reading settings takes
     from penstock.settings.model import load_settings
 
@@ -58,8 +58,6 @@ def _serves_scheduler0() -> bool:
     except SettingsError:
         return True
 
-
-_TOML = Path("penstock.toml")
 
 app = typer.Typer(
     name="penstock",

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.5
 _SETTLED = frozenset((State.SUCCESS, State.CRITICAL_ERROR, State.CANCELLED))
-NOT_DONE = 3  # exit code, as of `penstock task result`
 
 
 def follow(client: Client, ids: Sequence[int], *, as_json: bool) -> int:
@@ -51,7 +50,9 @@ def follow(client: Client, ids: Sequence[int], *, as_json: bool) -> int:
             known[task_id] = task
         left = [task_id for task_id in left if known[task_id]["state"] not in _SETTLED]
         if not left:
-            return 0 if all(task["state"] == State.SUCCESS for task in known.values()) else NOT_DONE
+            return (
+                0 if all(task["state"] == State.SUCCESS for task in known.values()) else 3
+            )  # as of `penstock task result`
         time.sleep(LOOK_SECONDS)
 
 
@@ -60,9 +61,9 @@ def changes(before: dict[str, Any] | None, task: dict[str, Any]) -> Iterator[str
     known = {failure["claim"] for failure in before["failures"]} if before else set()
     for failure in task["failures"]:
         if failure["claim"] not in known:
-            yield _line(
-                task, failure["at"], f"attempt {failure['attempt']} failed{_on(failure)}: {_message(failure['error'])}"
-            )
+            error = failure["error"]
+            message = " ".join(str(error.get("message") if isinstance(error, dict) else error).split())
+            yield _line(task, failure["at"], f"attempt {failure['attempt']} failed{_on(failure)}: {message}")
     state = task["state"]
     if before is None or (before["state"], before["attempts"]) != (state, task["attempts"]):
         yield _line(task, task["updated_at"], _standing(task))
@@ -93,11 +94,6 @@ def _standing(task: dict[str, Any]) -> str:
 def _on(ran: dict[str, Any]) -> str:
     """The worker of a task or a failed attempt; older apis leave it out."""
     return f" on {ran['worker']}" if ran.get("worker") else ""
-
-
-def _message(error: Any) -> str:
-    message = error.get("message") if isinstance(error, dict) else error
-    return " ".join(str(message).split())
 
 
 def _line(task: dict[str, Any], at: str, text: str) -> str:

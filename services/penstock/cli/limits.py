@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from types import GenericAlias
 from typing import Annotated, Any, NamedTuple
 
@@ -44,25 +45,19 @@ def parse_rate(text: str) -> Rate:
         raise typer.BadParameter(f"{text!r} is not a rate: give a number, or 10/s, 10/m, 10/h") from None
 
 
-def _rate(help: str) -> Any:
-    return typer.Option(parser=parse_rate, metavar="N[/s|/m|/h]", help=help)
-
-
-def _count(help: str) -> Any:
-    return typer.Option(min=1, help=help)
-
-
+_rate = partial(typer.Option, parser=parse_rate, metavar="N[/s|/m|/h]")
+_count = partial(typer.Option, min=1)
 # Options of the parameters that set limits, and the names of these limits.
 _TENANT_OPTIONS = {
-    "max_in_flight": _count("Tasks that may be claimed and unsettled at a time."),
-    "rate": _rate("Tasks that may start per unit of time: 10/m; a plain number is per --per."),
-    "burst": _count("Burst size; default: one second's worth of --rate."),
+    "max_in_flight": _count(help="Tasks that may be claimed and unsettled at a time."),
+    "rate": _rate(help="Tasks that may start per unit of time: 10/m; a plain number is per --per."),
+    "burst": _count(help="Burst size; default: one second's worth of --rate."),
 }
 _ACTION_OPTIONS = {
     **_TENANT_OPTIONS,
-    "key_max_in_flight": _count("As --max-in-flight, for each limit key."),
-    "key_rate": _rate("As --rate, for each limit key."),
-    "key_burst": _count("As --burst, for each limit key."),
+    "key_max_in_flight": _count(help="As --max-in-flight, for each limit key."),
+    "key_rate": _rate(help="As --rate, for each limit key."),
+    "key_burst": _count(help="As --burst, for each limit key."),
 }
 _PER = typer.Option(help="The unit of rates that are given without one.")
 

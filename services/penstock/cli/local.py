@@ -218,11 +218,10 @@ def logs(
 
 
 def _example() -> list[str]:
-    found = None
     if Path(*EXAMPLE_APP.split(".")).exists():
         with contextlib.suppress(ImportError, ValueError):
-            found = importlib.util.find_spec(EXAMPLE_APP)
-    return [EXAMPLE_APP] if found else []
+            return [EXAMPLE_APP] if importlib.util.find_spec(EXAMPLE_APP) else []
+    return []
 
 
 @contextlib.contextmanager

@@ -33,10 +33,8 @@ def add_to(app: typer.Typer) -> None:
     for name, text in _LOOPS.items():
         app.command(name, help=text, rich_help_panel="Processes")(_process_command(name))
     app.command("worker", rich_help_panel="Processes")(worker)
-    app.command("migrate", rich_help_panel="Set-up")(migrate)
-    app.command("create-queues", rich_help_panel="Set-up")(create_queues)
-    app.command("payload-key", rich_help_panel="Set-up")(payload_key)
-    app.command("claim-key", rich_help_panel="Set-up")(expanded(claim_key))
+    for command in (migrate, create_queues, payload_key, expanded(claim_key)):
+        app.command(rich_help_panel="Set-up")(command)
 
 
 def _process_command(name: str) -> Callable[..., None]:

@@ -124,14 +124,7 @@ def enqueue(
         typer.echo(f"task {result['id']}", err=True)
         _print_result(api.client, result["id"], wait_timeout, show_failures=True, fail_fast=fail_fast)
     else:
-        api.show(result, _print_enqueued)
-
-
-def _print_enqueued(result: dict[str, Any]) -> None:
-    note = " (already existed)" if result["duplicate"] else ""
-    typer.echo(
-        f"task {result['id']} {state_label(result['state'])}" + (" (replaced)" if result.get("replaced") else note)
-    )
+        api.show(result, _print_change)
 
 
 def show(
@@ -261,7 +254,10 @@ def _print_task(task: dict[str, Any], detail: bool) -> None:
 
 
 def _print_change(result: dict[str, Any]) -> None:
-    say(f"task {result['id']} {state_label(result['state'])}")
+    note = " (already existed)" if result.get("duplicate") else ""
+    if result.get("replaced"):
+        note = " (replaced)"
+    say(f"task {result['id']} {state_label(result['state'])}{note}")
 
 
 def _print_answered(answer: dict[str, Any]) -> None:

@@ -24,9 +24,10 @@ from penstock.cli.common import (
 )
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import Given, ParamsOf
-from penstock.cli.values import STATES_HELP, complete_state, state_label
+from penstock.cli.values import STATES_HELP, state_label
 from penstock.cli.values import state as parse_state
 from penstock.protocol.errors import PenstockError
+from penstock.protocol.task import SHOWN_STATES, State
 from penstock.tasks.bulk_params import BulkParams, BulkRescheduleParams, JobId, JobListParams
 from penstock.tasks.params import ListParams
 
@@ -85,7 +86,7 @@ class Bulk:
 
 def add_to(app: typer.Typer) -> None:
     state = typer.Option(
-        parser=parse_state, metavar="STATE", autocompletion=complete_state,
+        parser=parse_state, metavar="STATE", autocompletion=lambda: [*State, *SHOWN_STATES.values()],
         help=f"Only tasks in this state: {STATES_HELP}.",
     )  # fmt: skip
     sought = ParamsOf(

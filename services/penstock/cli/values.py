@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+from functools import partial
 from typing import Any, NoReturn
 
 import typer
@@ -30,11 +31,7 @@ def duration(text: str) -> float:
     return seconds
 
 
-def duration_option(*names: str, help: str) -> Any:
-    """An option that takes a duration."""
-    return typer.Option(*names, parser=duration, metavar="DURATION", help=help)
-
-
+duration_option = partial(typer.Option, parser=duration, metavar="DURATION")
 _STATES = {shown.upper(): State(state) for state, shown in SHOWN_STATES.items()} | {
     state.value: state for state in State
 }
@@ -47,11 +44,6 @@ def state(text: str) -> str:
     if found is None:
         raise typer.BadParameter(f"{text!r} is not a state: give one of {STATES_HELP}")
     return found.value
-
-
-def complete_state() -> list[str]:
-    """The values of --state, for completion."""
-    return [*State, *SHOWN_STATES.values()]
 
 
 def state_label(state: str) -> str:

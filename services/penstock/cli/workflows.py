@@ -94,7 +94,7 @@ def create(
     if not isinstance(found, dict | list):
         raise typer.BadParameter("must be an array of steps, or an object", param_hint="JSON")
     params = {"chain": found} if isinstance(found, list) else found
-    api.show(api.client.workflows.create(**params | options), _print_created)
+    api.show(api.client.workflows.create(**params | options), _print_state)
 
 
 def show(
@@ -111,12 +111,12 @@ def cancel(
     api: Api,
 ) -> None:
     """Cancel all steps that have not ended."""
-    api.show(api.call("workflow.cancel", **which.params, reason=reason), _print_changed)
+    api.show(api.call("workflow.cancel", **which.params, reason=reason), _print_state)
 
 
 def retry(*, which: Which, api: Api) -> None:
     """Run the steps that have not succeeded again."""
-    api.show(api.call("workflow.retry", **which.params), _print_changed)
+    api.show(api.call("workflow.retry", **which.params), _print_state)
 
 
 _print_workflows = listing(
@@ -126,14 +126,11 @@ _print_workflows = listing(
 )
 
 
-def _print_created(answer: dict[str, Any]) -> None:
-    known = " (already existed)" if answer["duplicate"] else ""
-    say(f"workflow {answer['id']} is {answer['state']}{known}")
-
-
-def _print_changed(answer: dict[str, Any]) -> None:
-    again = f", {answer['restarted']} steps run again" if answer["restarted"] else ""
-    say(f"workflow {answer['id']} is {answer['state']}{again}")
+def _print_state(answer: dict[str, Any]) -> None:
+    note = " (already existed)" if answer.get("duplicate") else ""
+    if answer.get("restarted"):
+        note = f", {answer['restarted']} steps run again"
+    say(f"workflow {answer['id']} is {answer['state']}{note}")
 
 
 def _print_workflow(found: dict[str, Any]) -> None:

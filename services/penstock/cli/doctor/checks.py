@@ -1,7 +1,4 @@
-"""`penstock doctor`: checks the live settings, Postgres, queues and api, and suggests a fix for each problem.
-
-It changes nothing. Checks are independent: one that fails is a finding and hides no other.
-"""
+"""Checks of the live settings, Postgres, queues and api. They change nothing; one that fails hides no other."""
 
 from __future__ import annotations
 
