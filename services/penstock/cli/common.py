@@ -219,11 +219,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right:
 
 
 @contextmanager
-def progress(label: str, total: int | None) -> Iterator[Callable[[int, int | None], None]]:
-    """A progress bar on standard error if that is a terminal: a function of what is done, and the total.
-
-    total: None if it is not known yet.
-    """
+def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A progress bar on standard error if that is a terminal: a function of what is done, and the total if known."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress
 
@@ -232,7 +229,7 @@ def progress(label: str, total: int | None) -> Iterator[Callable[[int, int | Non
         *Progress.get_default_columns(), MofNCompleteColumn(), console=console, transient=True,
         disable=not console.is_terminal,
     ) as bar:  # fmt: skip
-        task = bar.add_task(label, total=total)
+        task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
@@ -245,7 +242,8 @@ def summed(
     """
     sums: dict[str, Any] = {}
     done = 0
-    with progress(label, total) as show:
+    with progress(label) as show:
+        show(0, total)
         for answer in answers:
             for name, value in answer.items():
                 sums[name] = sums[name] + value if name in sums else value

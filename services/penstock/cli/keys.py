@@ -183,11 +183,7 @@ def _members_of(credential: Credential) -> dict[str, Any]:
 
 _print_credentials = listing(
     "credentials",
-    (
-        "id",
-        ("api key", "apiKey"),
-        ("archived", lambda one: "yes" if one["archived"] else ""),
-        ("created", "dateCreated"),
-    ),
+    ("id", ("api key", "apiKey"), ("archived", lambda one: "yes" if one["archived"] else ""),
+     ("created", "dateCreated")),
     right=("id",),
-)
+)  # fmt: skip

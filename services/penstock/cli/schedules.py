@@ -123,7 +123,7 @@ def import_schedules(
     """Create many schedules, wait until all are read, and fail if any was refused."""
     entries = _entries(path)
     statuses = []
-    with progress("schedules", len(entries)) as show:
+    with progress("schedules") as show:
         for start in range(0, len(entries), IMPORT_ENTRIES):
             started = api.client.schedules.create_many(entries[start : start + IMPORT_ENTRIES], replace=replace)
             while True:

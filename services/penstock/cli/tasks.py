@@ -74,7 +74,7 @@ class Bulk:
         if not self.wait:
             api.show(started, lambda _: typer.echo(f"job {started['job']}: see `penstock jobs show {started['job']}`"))
             return
-        with progress(method, None) as show:  # its length is known once a supervisor has counted the tasks
+        with progress(method) as show:  # its length is known once a supervisor has counted the tasks
             job = api.client.wait_job(
                 started["job"], progress=lambda job: show(job["changed"] + job["refused"], job["total"])
             )
