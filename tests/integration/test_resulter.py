@@ -28,11 +28,10 @@ from penstock.protocol.reports import (
     encode_progress,
     encode_result,
     encode_run_times,
-    encode_sealed_result,
     encode_wait,
 )
 from penstock.protocol.retry import Backoff
-from penstock.protocol.sealed import Reference, Sealed, encode_reference, encode_sealed
+from penstock.protocol.sealed import SEALED_ENCODING, Reference, Sealed, encode_reference, encode_sealed
 from penstock.protocol.task import Claimed, NewTask
 from penstock.resulter import Resulter
 from penstock.results.apply import ERROR_LIMIT_BYTES, delay_after
@@ -542,7 +541,7 @@ async def test_ids_of_schedulers_before_the_keys_are_taken_until_their_time_is_o
 
 def kept_as_object(task: Claimed, size: int, name: str = f"20260101/{'a' * 32}") -> str:
     reference = encode_reference(Reference(name, None, size, "b" * 64))
-    return encode_sealed_result(claim_id(task.id, task.claim), reference)
+    return encode_result(claim_id(task.id, task.claim), reference, encoding=SEALED_ENCODING)
 
 
 async def test_a_sealed_result_is_measured_here_and_not_by_its_worker(
@@ -552,7 +551,7 @@ async def test_a_sealed_result_is_measured_here_and_not_by_its_worker(
     resulter = Resulter(store=store, results=results, settings=settings.model_copy(update=limits))
     fits, huge, sealed_fits, sealed_large = await claimed(store, *(NewTask("a") for _ in range(4)))
     sealed = {
-        task: encode_sealed_result(name(task), encode_sealed(Sealed("0" * 16, "A" * length)))
+        task: encode_result(name(task), encode_sealed(Sealed("0" * 16, "A" * length)), encoding=SEALED_ENCODING)
         for task, length in ((sealed_fits, 1300), (sealed_large, 2000))
     }
     bodies = kept_as_object(fits, 5000), kept_as_object(huge, 10**12 - 1, f"20260101/{'c' * 32}")

@@ -25,10 +25,9 @@ from penstock.db.pool import Store
 from penstock.db.statements import SQL
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.methods.inbound import read_inbound
-from penstock.protocol.compression import pack_result
+from penstock.protocol.compression import ENCODING, pack_result
 from penstock.protocol.errors import (
     InvalidParams,
-    PayloadGone,
     ResultCancelled,
     ResultGone,
     ResultTimeout,
@@ -37,7 +36,7 @@ from penstock.protocol.errors import (
     TaskNotFound,
     Unavailable,
 )
-from penstock.protocol.reports import encode_packed_result
+from penstock.protocol.reports import encode_result
 from penstock.protocol.task import Failure, NewTask
 from penstock.resulter import Resulter
 from penstock.settings.model import Settings, load_settings
@@ -508,6 +507,10 @@ async def test_the_command_prints_the_result_and_tells_by_its_exit_code(store: S
 # Packed results on their way
 
 
+def packed(name: str, text: str) -> str:
+    return encode_result(name, f'"{text}"', encoding=ENCODING)
+
+
 async def test_a_packed_result_is_stored_as_it_was_and_a_bomb_is_a_failed_attempt(
     store: Store, results: SqsQueue, settings: Settings, sql: Any
 ) -> None:
@@ -516,11 +519,11 @@ async def test_a_packed_result_is_stored_as_it_was_and_a_bomb_is_a_failed_attemp
     text = json.dumps({"rows": ["ü\u20ac", 1.0] * 10_000}, ensure_ascii=False)
     bomb = pack_result("[" + "0," * 2_000_000 + "0]")
     bodies = [
-        encode_packed_result(claim_id(ids[0], claimed), pack_result(text)),
-        encode_packed_result(claim_id(ids[1], claimed), bomb),
-        encode_packed_result(claim_id(ids[2], claimed), "AAAA"),
+        packed(claim_id(ids[0], claimed), pack_result(text)),
+        packed(claim_id(ids[1], claimed), bomb),
+        packed(claim_id(ids[2], claimed), "AAAA"),
         json.dumps({"jsonrpc": "2.0", "encoding": "br", "result": "AAAA", "id": claim_id(ids[3], claimed)}),
-        encode_packed_result(claim_id(ids[4], claimed), pack_result("{not json")),
+        packed(claim_id(ids[4], claimed), pack_result("{not json")),
     ]
     await put(results, bodies[0], "[" + ",".join(bodies[1:]) + "]")
     resulter = Resulter(store=store, results=results, settings=settings)
@@ -596,7 +599,7 @@ async def test_results_go_before_payloads_and_payloads_before_records(
             assert refused.value.data == {"id": failed, "state": "CRITICAL_ERROR", "payload_gone": True}
     async with store.transaction() as session:
         assert await reschedule.restart(session, [failed, cancelled]) == {}
-        with pytest.raises(PayloadGone):
+        with pytest.raises(StateConflict, match="its payload is gone"):
             await retry.carry_out(within(session, settings), Retry(cancelled))
 
 

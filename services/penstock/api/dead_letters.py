@@ -174,7 +174,7 @@ async def show(context: ApiContext, command: DlqShowParams) -> DeadMessageDetail
                     return await _describe_whole(context, command.queue, message)
     elsewhere = f", {leased.elsewhere} of them held by another caller" if leased.elsewhere else ""
     looked_at = f"{leased.seen} of about {leased.total} were looked at{elsewhere}"
-    raise MessageNotFound(command.id, f"in {name}: {looked_at}")
+    raise MessageNotFound(command.id, f" in {name}: {looked_at}")
 
 
 class WhichDead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -104,7 +104,7 @@ async def show(context: Context, rejected_id: int) -> Rejected:
     async with context.session() as session:
         rows = await session.fetch("read_rejected", rejected_id)
     if not rows:
-        raise MessageNotFound(rejected_id, "among the rejected")
+        raise MessageNotFound(rejected_id, " among the rejected")
     return _shown(rows[0])
 
 

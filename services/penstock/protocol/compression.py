@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
+from dataclasses import dataclass
 
 import msgspec
 
@@ -31,13 +32,11 @@ class Unpackable(Exception):
         self.code = code
 
 
+@dataclass(slots=True)
 class Room:
     """Bytes that the results of one message may still unpack to."""
 
-    __slots__ = ("left",)
-
-    def __init__(self, left: int = UNPACKED_BODY_BYTES) -> None:
-        self.left = left
+    left: int = UNPACKED_BODY_BYTES
 
 
 def pack_result(text: str) -> str:

@@ -120,24 +120,19 @@ class NotFound(RpcError):
     what = "object"
     called = "id"
 
-    def __init__(self, key: int | str) -> None:
-        super().__init__(f"No such {self.what}: {key}", {"id" if isinstance(key, int) else self.called: key})
+    def __init__(self, key: int | str, where: str = "") -> None:
+        name = "id" if isinstance(key, int) else self.called
+        super().__init__(f"No such {self.what}: {key}{where}", {name: key})
 
 
 class TaskNotFound(NotFound):
-    """Unknown task; ``data["id"]`` is the id."""
-
     code = -32004
     what = "task"
 
 
 class MessageNotFound(NotFound):
-    """Unknown message; ``where``: the places that were searched."""
-
     code = -32005
-
-    def __init__(self, message_id: int | str, where: str) -> None:
-        RpcError.__init__(self, f"No such message: {message_id} {where}", {"id": message_id})
+    what = "message"
 
 
 class KeyNotFound(NotFound):
@@ -152,8 +147,6 @@ class RouteNotFound(NotFound):
 
 
 class JobNotFound(NotFound):
-    """Unknown bulk job; ``data["id"]`` is the id."""
-
     code = -32008
     what = "job"
 
@@ -162,7 +155,6 @@ class ScheduleNotFound(NotFound):
     """Unknown schedule, by its name, or import of schedules, by its number."""
 
     code = -32020
-
     called = "name"
 
     def __init__(self, key: str | int) -> None:
@@ -207,29 +199,6 @@ class StateConflict(RpcError):
     def __init__(self, task_id: int, state: str, verb: str, reason: str = "", **more: Any) -> None:
         message = f"Task {task_id} is {state}; it cannot be {verb}{reason}"
         super().__init__(message, {"id": task_id, "state": state, **more})
-
-
-class PartOfWorkflow(StateConflict):
-    """``data["workflow"]`` is the workflow that the task is a step of."""
-
-    def __init__(self, task_id: int, state: str, workflow_id: int) -> None:
-        reason = f" alone, as it is a step of workflow {workflow_id}: use workflow.retry"
-        super().__init__(task_id, state, "retried", reason, workflow=workflow_id)
-
-
-class UniqueKeyTaken(StateConflict):
-    """Another task now has the unique key: ``data["holder"]``."""
-
-    def __init__(self, task_id: int, state: str, holder: int) -> None:
-        super().__init__(task_id, state, "retried", f", as task {holder} now has its unique key", holder=holder)
-
-
-class PayloadGone(StateConflict):
-    """Retention has deleted the payload; ``data["payload_gone"]`` is true."""
-
-    def __init__(self, task_id: int, state: str) -> None:
-        reason = ", as its payload is gone (PENSTOCK_PAYLOAD_RETENTION_SECONDS): enqueue it again"
-        super().__init__(task_id, state, "retried", reason, payload_gone=True)
 
 
 class AnsweredAlready(StateConflict):

@@ -23,13 +23,13 @@ _decode_any = msgspec.json.Decoder().decode
 _DIGITS = 4300  # of an integer that Python converts
 
 
-def _no_constant(name: str) -> Any:
+def no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
 # By the standard library, which is slower: a number beyond a double is infinite.
 _decode_large = json.JSONDecoder(
-    parse_int=lambda text: int(text) if len(text) <= _DIGITS else float(text), parse_constant=_no_constant
+    parse_int=lambda text: int(text) if len(text) <= _DIGITS else float(text), parse_constant=no_constant
 ).decode
 # Every escape of JSON text in order, so that text after an escaped backslash is not mistaken for one.
 # Group 1: what jsonb cannot store, NUL and half a surrogate pair.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
 from penstock.protocol.checks import CONTROL
-from penstock.protocol.compression import ENCODING, Room, Unpackable, unpack_result
+from penstock.protocol.compression import Room, Unpackable, unpack_result
 from penstock.protocol.errors import HANDLER_ERROR, INVALID_PARAMS, RpcError
 from penstock.protocol.fence import Fence
 from penstock.protocol.json_text import entry_text, replace_unstorable, short_reason, text_of
@@ -46,7 +47,7 @@ class Succeeded(msgspec.Struct, frozen=True, gc=False):
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
-    """An error as JSON text, with the hints of its ``data``; the rest as of ``Succeeded``."""
+    """An error as JSON text; the rest as of ``Succeeded``."""
 
     task_id: int
     claim: int | None
@@ -67,10 +68,9 @@ class Progress(msgspec.Struct, frozen=True, gc=False):
 
 
 class Waiting(msgspec.Struct, frozen=True, gc=False):
-    """A handler has ended, and its task waits for an outside event, by token.
+    """A handler has ended, and its task waits for an outside event. timeout: seconds; None for the setting.
 
-    timeout: seconds; None for the setting. policy: how a failure of the wait is retried; ``final`` applies only to a
-    timeout.
+    policy: how a failure of the wait is retried; ``final`` applies only to a timeout.
     """
 
     task_id: int
@@ -218,16 +218,14 @@ def decode_report(entry: str | msgspec.Raw, *, bare_ids: bool = False) -> Report
     return _Decoder(None, None, bare_ids).decode(entry)
 
 
+@dataclass(slots=True)
 class _Decoder:
     """Decodes the entries of one body."""
 
-    __slots__ = ("_bare_ids", "_fence", "_room", "_worker")
-
-    def __init__(self, worker: str | None, fence: Fence | None, bare_ids: bool) -> None:
-        self._worker = worker
-        self._fence = fence
-        self._bare_ids = bare_ids
-        self._room = Room()
+    worker: str | None
+    fence: Fence | None
+    bare_ids: bool
+    room: Room = field(default_factory=Room)
 
     def decode(self, entry: str | msgspec.Raw, response: _Response | None = None) -> Report:
         try:
@@ -241,7 +239,12 @@ class _Decoder:
                 case "wait":
                     return self._wait(response.params)
                 case "run_times":
-                    return _run_times(response.params)
+                    times = _decode_run_times(response.params)
+                    for action, (count, seconds) in times.actions.items():
+                        are_sane = 0 <= count <= _MOST_RUNS and 0 <= seconds <= _MOST_SECONDS
+                        if len(action) > ACTION_MAX_CHARS or not are_sane:
+                            raise _EntryError(f"run times of {action[:100]!r} make no sense: {count}, {seconds} s")
+                    return times
             raise _EntryError(f"unknown notification {response.method!r}; progress, wait and run_times are known")
         except _EntryError as exc:
             return Unreadable(entry_text(entry), str(exc), exc.is_foreign)
@@ -258,34 +261,24 @@ class _Decoder:
             raise _EntryError("holds both result and error")
         if not result and not error:
             raise _EntryError("holds neither result nor error")
-        name = response.id
-        if name is None:
+        if response.id is None:
             raise _EntryError("holds no id")
-        claim_id = parse_claim_id(name) if isinstance(name, str) else None
-        task_id: int
-        claim: int | None
-        attempt: int | None
-        if claim_id is None:
-            task_id, claim, attempt = self._legacy_id(str(name), result or error)
-        else:
-            self._check_fence(str(name))
-            (task_id, claim), attempt = claim_id, None
+        whose = self._whose(response.id, result or error)
         trace = _trace(response) if bytes(response.traceparent) else None
         if error:
             decoded = _decode_error(error)
             text = error.decode() if isinstance(decoded.code, int) else _with_number(error, decoded.code)
-            return Failed(task_id, claim, attempt, text, _hints(decoded), trace, self._worker)
+            return Failed(*whose, text, _hints(decoded), trace, self.worker)
         try:
-            plain = response.encoding is None
-            text = escape_plain(result.decode()) if plain else self._decoded(result, response.encoding)
+            encoding = response.encoding
+            text = escape_plain(result.decode()) if encoding is None else self._decoded(result, encoding)
         except (ValueError, Unpackable) as exc:
             # The worker has answered and will not answer again, so the attempt has failed.
             code = exc.code if isinstance(exc, Unpackable) else HANDLER_ERROR
             fault = error_text(code, str(exc), type="BadEncoding")
-            return Failed(task_id, claim, attempt, fault, NO_HINTS, None, self._worker)
+            return Failed(*whose, fault, NO_HINTS, None, self.worker)
         spawn = bytes(response.spawn)
-        spawned = "" if spawn == b"null" else spawn.decode()
-        return Succeeded(task_id, claim, attempt, text, spawned, trace, self._worker)
+        return Succeeded(*whose, text, "" if spawn == b"null" else spawn.decode(), trace, self.worker)
 
     def _claim_of(self, name: str) -> ClaimId:
         claim_id = parse_claim_id(name)
@@ -295,25 +288,30 @@ class _Decoder:
         return claim_id
 
     def _check_fence(self, name: str) -> None:
-        problem = None if self._fence is None else self._fence.problem(name)
+        problem = None if self.fence is None else self.fence.problem(name)
         if problem is not None:
             raise _EntryError(problem, is_foreign=True)
 
-    def _legacy_id(self, name: str, raw: bytes) -> tuple[int, None, int]:
-        """Task and attempt of a result whose id is a bare task id."""
+    def _whose(self, given: int | str, raw: bytes) -> tuple[int, int | None, int | None]:
+        """Task and claim, or for a result whose id is a bare task id, task and attempt."""
+        claim_id = parse_claim_id(given) if isinstance(given, str) else None
+        name = str(given)
+        if claim_id is not None:
+            self._check_fence(name)
+            return claim_id.task_id, claim_id.claim, None
         if not _BARE_ID.fullmatch(name) or int(name) > INT8_MAX:
             raise _EntryError(f"id {name[:100]!r} is not <task id>:<claim>")
-        if not self._bare_ids:
+        if not self.bare_ids:
             raise _EntryError(f"id {name} is a bare task id, taken with PENSTOCK_RESULTS_BARE_IDS=true alone")
         attempt = _attempt_in(raw)
         if attempt is None:
             raise _EntryError(f"bare id {int(name)} needs an attempt inside result or error")
         return int(name), None, attempt
 
-    def _decoded(self, result: bytes, encoding: str | None) -> str:
+    def _decoded(self, result: bytes, encoding: str) -> str:
         """A packed or sealed result as it is stored. Raises ValueError, Unpackable."""
         if encoding != SEALED_ENCODING:
-            return escape_plain(replace_unstorable(unpack_result(result, encoding or "", self._room)))
+            return escape_plain(replace_unstorable(unpack_result(result, encoding, self.room)))
         sealed = decode_sealed(result.decode())
         if isinstance(sealed, Reference) and sealed.is_offered:
             raise ValueError("a result is no object that was offered")
@@ -327,7 +325,7 @@ class _Decoder:
             note = note[:PROGRESS_NOTE_CHARS]
         is_bare = params.percent is None and note is None
         detail = None if is_bare else msgspec.json.encode({"percent": params.percent, "note": note}).decode()
-        return Progress(*claim_id, detail, self._worker)
+        return Progress(*claim_id, detail, self.worker)
 
     def _wait(self, raw: msgspec.Raw) -> Waiting | Failed:
         """An invalid wait is a failed attempt: its worker has ended it and will not report again."""
@@ -340,9 +338,9 @@ class _Decoder:
         except ValueError as exc:
             problem = f"the worker's wait makes no sense: {short_reason(exc)}"
             error = error_text(INVALID_PARAMS, problem, type="BadWait", message=problem)
-            return Failed(*claim_id, None, error, NO_HINTS, None, self._worker)
+            return Failed(*claim_id, None, error, NO_HINTS, None, self.worker)
         policy = Hints(None, params.on_timeout == "fail", params.max_attempts, params.backoff)
-        return Waiting(*claim_id, params.token, params.timeout, policy, self._worker)
+        return Waiting(*claim_id, params.token, params.timeout, policy, self.worker)
 
 
 def check_token(token: object) -> str:
@@ -361,14 +359,6 @@ def check_wait_seconds(seconds: object) -> float:
     if not is_number or not 0 < seconds <= LONGEST_WAIT_SECONDS:  # type: ignore[operator]
         raise ValueError(f"a wait lasts above 0 and at most {LONGEST_WAIT_SECONDS:.0f} seconds, not {seconds!r}")
     return float(seconds)  # type: ignore[arg-type]
-
-
-def _run_times(raw: msgspec.Raw) -> RunTimes:
-    times = _decode_run_times(raw)
-    for action, (count, seconds) in times.actions.items():
-        if not (len(action) <= ACTION_MAX_CHARS and 0 <= count <= _MOST_RUNS and 0 <= seconds <= _MOST_SECONDS):
-            raise _EntryError(f"run times of {action[:100]!r} make no sense: {count}, {seconds} s")
-    return times
 
 
 def _attempt_in(raw: bytes) -> int | None:
@@ -406,24 +396,15 @@ def _trace(response: _Response) -> TraceContext | None:
         return None
 
 
-def encode_result(claim_id: str, result: str, spawn: Sequence[str] = ()) -> str:
-    """The response of a success. result: JSON text. spawn: JSON text of each spawned task."""
-    return _encode_result(claim_id, result, f"[{','.join(spawn)}]" if spawn else "")
+def encode_result(claim_id: str, result: str, spawn: Sequence[str] | str = (), *, encoding: str | None = None) -> str:
+    """The response of a success.
 
-
-def encode_packed_result(claim_id: str, packed: str, spawn: Sequence[str] = ()) -> str:
-    """packed: by ``pack_result``; the rest as of ``encode_result``."""
-    return _encode_result(claim_id, f'"{packed}"', f"[{','.join(spawn)}]" if spawn else "", ENCODING)
-
-
-def encode_sealed_result(claim_id: str, sealed: str, spawn: str = "") -> str:
-    """sealed: JSON text of the sealed result. spawn: sealed too, or empty."""
-    return _encode_result(claim_id, sealed, spawn, SEALED_ENCODING)
-
-
-def _encode_result(claim_id: str, result: str, spawn: str, encoding: str | None = None) -> str:
+    result: JSON text; with an encoding, of what ``pack_result`` made or of a sealed result. spawn: JSON text of each
+    spawned task, or of all of them sealed.
+    """
     encoded = f',"encoding":"{encoding}"' if encoding else ""
-    spawned = f',"spawn":{spawn}' if spawn else ""
+    children = spawn if isinstance(spawn, str) else f"[{','.join(spawn)}]"
+    spawned = f',"spawn":{children}' if spawn else ""
     return f'{{"jsonrpc":"2.0"{encoded},"result":{result}{spawned},"id":"{claim_id}"}}'
 
 

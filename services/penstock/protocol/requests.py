@@ -12,7 +12,14 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from penstock.protocol.errors import InvalidRequest, ParseError, RpcError
-from penstock.protocol.json_text import entry_text, holds_unstorable, replace_unstorable, short_reason, text_of
+from penstock.protocol.json_text import (
+    entry_text,
+    holds_unstorable,
+    no_constant,
+    replace_unstorable,
+    short_reason,
+    text_of,
+)
 from penstock.protocol.sealed import MARK
 
 _EMPTY = msgspec.Raw(b"")
@@ -49,17 +56,13 @@ _decode_request = msgspec.json.Decoder(Request).decode
 _decode_only_id = msgspec.json.Decoder(_OnlyId).decode
 _decode_batch = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_requests = msgspec.json.Decoder(list[Request]).decode
-_strict_json = json.JSONDecoder(parse_constant=lambda name: _no_json(f"{name} is not JSON"))
+_decode_strictly = json.JSONDecoder(parse_constant=no_constant).decode
+_WHITESPACE = " \t\n\r"
 _NO_ID = frozenset((b"{", b"[", b"t", b"f"))
 _NO_PARAMS = frozenset(bytes((first,)) for first in b'"-0123456789ntf')
-_WHITESPACE = re.compile(r"[ \t\n\r]*")
 # A string that does not end is a match too, up to the end of the text. As a failed match it would be scanned again from
 # each of its quotes: in quadratic time.
 _STRUCTURE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[][{},]', re.DOTALL)
-
-
-def _no_json(text: str) -> Any:
-    raise ValueError(text)
 
 
 def split_body(body: bytes | str, *, batch_limit: int) -> tuple[bool, list[str | msgspec.Raw]]:
@@ -68,14 +71,12 @@ def split_body(body: bytes | str, *, batch_limit: int) -> tuple[bool, list[str |
     Raises ParseError (not JSON, too deep) or InvalidRequest (an empty batch, or one above ``batch_limit``).
     """
     text = text_of(body)
-    if not text.lstrip(" \t\n\r").startswith("["):
+    if not text.lstrip(_WHITESPACE).startswith("["):
         return False, [text]
     entries: list[str | msgspec.Raw]
     try:
         entries = list(_decode_batch(text))
-    except RecursionError:
-        entries = list(_split_flat(text))
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         entries = list(_split_slowly(text))
     if not entries:
         raise InvalidRequest("Invalid Request: an empty batch")
@@ -85,33 +86,7 @@ def split_body(body: bytes | str, *, batch_limit: int) -> tuple[bool, list[str |
 
 
 def _split_slowly(text: str) -> list[str]:
-    """Split with the standard library, which accepts lone surrogates, so that such an entry fails alone."""
-    entries = []
-    position = text.index("[") + 1
-    try:
-        while True:
-            start = _skip(text, position)
-            _, end = _strict_json.raw_decode(text, start)
-            entries.append(text[start:end])
-            position = _skip(text, end)
-            if text[position] == "]":
-                break
-            if text[position] != ",":
-                raise ValueError(f"expected , or ] at character {position}")
-            position += 1
-        if _skip(text, position + 1) != len(text):
-            raise ValueError(f"more text after the array at character {position + 1}")
-    except RecursionError:
-        return _split_flat(text)
-    except IndexError:
-        raise ParseError("Parse error: the array does not end") from None
-    except ValueError as exc:
-        raise ParseError(f"Parse error: {short_reason(exc)}") from None
-    return entries
-
-
-def _split_flat(text: str) -> list[str]:
-    """Split by brackets and commas, without recursion, so that an entry nested too deeply fails alone."""
+    """Split by brackets and commas, so that an entry nested too deeply or with a lone surrogate fails alone."""
     entries = []
     depth, start, end = 0, 0, 0
     for match in _STRUCTURE.finditer(text):
@@ -123,18 +98,22 @@ def _split_flat(text: str) -> list[str]:
         elif mark in "]}":
             depth -= 1
         if depth == 0 or (mark == "," and depth == 1):
-            entries.append(text[start : match.start()].strip(" \t\n\r"))
+            entries.append(text[start : match.start()].strip(_WHITESPACE))
             start = end = match.end()
         if depth == 0:
             break
-    if depth or text[end:].strip(" \t\n\r"):
-        raise ParseError("Parse error: nested too deeply")
+    if depth or mark != "]":
+        raise ParseError("Parse error: the array does not end")
+    if text[end:].strip(_WHITESPACE):
+        raise ParseError(f"Parse error: more text after the array at character {end}")
+    for entry in entries:
+        try:
+            _decode_strictly(entry)
+        except RecursionError:
+            continue  # decoding it alone says so
+        except ValueError as exc:
+            raise ParseError(f"Parse error: {short_reason(exc)}") from None
     return entries
-
-
-def _skip(text: str, position: int) -> int:
-    match = _WHITESPACE.match(text, position)
-    return match.end() if match else position
 
 
 def decode_body(body: bytes | str, *, batch_limit: int, may_be_sealed: bool = False) -> Body:

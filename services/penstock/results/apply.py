@@ -27,11 +27,11 @@ from penstock.protocol.reports import (
     Succeeded,
     Unreadable,
     Waiting,
-    encode_sealed_result,
+    encode_result,
     error_text,
 )
 from penstock.protocol.retry import Backoff
-from penstock.protocol.sealed import MARK, is_sealed, reference_of
+from penstock.protocol.sealed import MARK, SEALED_ENCODING, is_sealed, reference_of
 from penstock.protocol.task import Failure
 from penstock.protocol.trace_context import TraceContext
 from penstock.results.spawn import Spawner, hold_spawners, read_spawner, refuse_strays, spawn_children
@@ -261,7 +261,7 @@ def _message_of(error: str) -> str:
 
 def _not_opened(report: Succeeded, claim_id: str, exc: Exception) -> Unreadable:
     """A result whose spawned tasks cannot be read here: it is kept, and its task runs again unless it is replayed."""
-    text = encode_sealed_result(claim_id, report.result, report.spawn)
+    text = encode_result(claim_id, report.result, report.spawn, encoding=SEALED_ENCODING)
     return Unreadable(text, f"its spawned tasks cannot be read: {exc}")
 
 

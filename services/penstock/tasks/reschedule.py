@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from penstock.db.session import Session
-from penstock.protocol.errors import PartOfWorkflow, PayloadGone, StateConflict, UniqueKeyTaken
+from penstock.protocol.errors import StateConflict
 from penstock.protocol.task import State
 from penstock.runtime import metrics
 
@@ -37,13 +38,16 @@ async def restart(session: Session, ids: Sequence[int]) -> dict[int, State]:
 
 async def why_not_restarted(session: Session, task_id: int, state: State, *, payload_gone: bool) -> StateConflict:
     """Why ``restart`` leaves a task unchanged, by its state and whether its payload was removed."""
-    if state in (State.CRITICAL_ERROR, State.CANCELLED):
-        if payload_gone:
-            return PayloadGone(task_id, state)
-        workflow = await session.value("find_workflow_of", task_id)
-        if workflow is not None:
-            return PartOfWorkflow(task_id, state, workflow)
-        holder = await session.value("find_key_holder", task_id)
-        if holder is not None:
-            return UniqueKeyTaken(task_id, state, holder)
-    return StateConflict(task_id, state, "retried")
+    reason, more = "", dict[str, Any]()
+    if state not in (State.CRITICAL_ERROR, State.CANCELLED):
+        pass
+    elif payload_gone:
+        reason = ", as its payload is gone (PENSTOCK_PAYLOAD_RETENTION_SECONDS): enqueue it again"
+        more = {"payload_gone": True}
+    elif (workflow := await session.value("find_workflow_of", task_id)) is not None:
+        reason = f" alone, as it is a step of workflow {workflow}: use workflow.retry"
+        more = {"workflow": workflow}
+    elif (holder := await session.value("find_key_holder", task_id)) is not None:
+        reason = f", as task {holder} now has its unique key"
+        more = {"holder": holder}
+    return StateConflict(task_id, state, "retried", reason, **more)

@@ -11,9 +11,9 @@ import msgspec
 from penstock.payloads.codec import PayloadCodec, error_aad, payload_aad, result_aad, spawn_aad
 from penstock.payloads.records import encrypt_error
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
-from penstock.protocol.reports import add_trace, encode_sealed_result
+from penstock.protocol.reports import add_trace, encode_result
 from penstock.protocol.requests import ClaimId
-from penstock.protocol.sealed import escape_plain
+from penstock.protocol.sealed import SEALED_ENCODING, escape_plain
 from penstock.protocol.trace_context import of_headers
 from penstock.runtime.logs import get_logger
 from penstock.runtime.periodic import Pauses
@@ -63,7 +63,7 @@ async def store_result(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
                 log.warning("result_not_kept", task_id=claim.task_id, failures=pauses.failures + 1, reason=str(exc))
             await asyncio.sleep(pauses.next_seconds())
         else:
-            return encode_sealed_result(decoded.id, kept, bytes(decoded.spawn).decode())
+            return encode_result(decoded.id, kept, bytes(decoded.spawn).decode(), encoding=SEALED_ENCODING)
 
 
 def encrypt_answer(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
@@ -78,7 +78,8 @@ def encrypt_answer(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
         result, spawn = bytes(decoded.result).decode(), bytes(decoded.spawn).decode()
         if decoded.encoding is None:
             result = codec.encode(escape_plain(result), result_aad(claim.task_id))
-        sealed = encode_sealed_result(decoded.id, result, spawn and codec.encode(spawn, spawn_aad(claim.task_id)))
+        spawned = spawn and codec.encode(spawn, spawn_aad(claim.task_id))
+        sealed = encode_result(decoded.id, result, spawned, encoding=SEALED_ENCODING)
     trace = of_headers({"traceparent": decoded.traceparent, "tracestate": decoded.tracestate})
     return sealed if trace is None else add_trace(sealed, trace)
 

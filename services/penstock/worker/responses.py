@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.protocol.compression import pack_result
+from penstock.protocol.compression import ENCODING, pack_result
 from penstock.protocol.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TOO_LARGE
 from penstock.protocol.json_text import MAX_DEPTH, escape_for_sqs, json_depth
 from penstock.protocol.jsonable import dumps, foreign
-from penstock.protocol.reports import encode_error, encode_packed_result, encode_result, encode_wait
+from penstock.protocol.reports import encode_error, encode_result, encode_wait
 from penstock.protocol.requests import Invalid, Request
 from penstock.protocol.spelling import nearest
 from penstock.protocol.task import BUILT_IN_ACTIONS
@@ -110,7 +110,7 @@ def answer_of(attempt: Attempt, result: Any, *, limit_bytes: int, compress_bytes
     if compress_bytes is not None and size > compress_bytes:
         packed = pack_result(text)
         if len(packed) < size:
-            return encode_packed_result(claim_id, packed, spawned)
+            return encode_result(claim_id, f'"{packed}"', spawned, encoding=ENCODING)
     return encode_result(claim_id, text, spawned)
 
 

@@ -458,7 +458,7 @@ async def test_retry_of_a_failed_child_runs_the_child_alone(lives: Lives) -> Non
 
 
 async def test_a_step_cancelled_by_hand_counts_as_failed_and_is_not_retried_alone(lives: Lives) -> None:
-    from penstock.protocol.errors import PartOfWorkflow
+    from penstock.protocol.errors import StateConflict
     from penstock.tasks.methods import Retry, retry
 
     flow = await lives.create(chain=[{"action": "a"}, {"action": "b"}])
@@ -469,7 +469,7 @@ async def test_a_step_cancelled_by_hand_counts_as_failed_and_is_not_retried_alon
     await lives.live()
     assert (await lives.look(flow)).state == "FAILED"
     async with lives.store.transaction() as session:
-        with pytest.raises(PartOfWorkflow, match=r"use workflow\.retry"):
+        with pytest.raises(StateConflict, match=r"use workflow\.retry"):
             await retry.carry_out(within(session, lives.settings), Retry(step.task_id))
 
 

@@ -20,9 +20,17 @@ from penstock.payloads.codec import PayloadCodec, payload_aad
 from penstock.payloads.records import decrypt_error, encrypt_error
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable, SettingsError
 from penstock.protocol.json_text import replace_unstorable
-from penstock.protocol.reports import Succeeded, add_trace, decode_reports, encode_result, encode_sealed_result
+from penstock.protocol.reports import Succeeded, add_trace, decode_reports, encode_result
 from penstock.protocol.requests import Invalid, decode_body, encode_call
-from penstock.protocol.sealed import Reference, Sealed, decode_sealed, encode_reference, encode_sealed, escape_plain
+from penstock.protocol.sealed import (
+    SEALED_ENCODING,
+    Reference,
+    Sealed,
+    decode_sealed,
+    encode_reference,
+    encode_sealed,
+    escape_plain,
+)
 from penstock.protocol.trace_context import TraceContext
 from penstock.settings.model import load_settings
 from penstock.settings.values import fingerprint, new_key, parse_bucket_url, read_key
@@ -62,7 +70,7 @@ def test_a_plain_result_is_never_taken_for_a_sealed_one(value: Any) -> None:
 def test_a_sealed_result_keeps_the_trace_of_its_attempt() -> None:
     trace = TraceContext("a" * 32, "b" * 16, 1, "vendor=x")
     sealed = encode_sealed(Sealed("0" * 16, "AAAA"))
-    (report,) = decode_reports(add_trace(encode_sealed_result("1:2", sealed), trace), batch_limit=10)
+    (report,) = decode_reports(add_trace(encode_result("1:2", sealed, encoding=SEALED_ENCODING), trace), batch_limit=10)
     assert report == Succeeded(1, 2, None, sealed, trace=trace)
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol.compression import (
+    ENCODING,
     UNPACKED_BODY_BYTES,
     UNPACKED_RESULT_BYTES,
     Room,
@@ -19,7 +20,7 @@ from penstock.protocol.compression import (
     pack_result,
     unpack_result,
 )
-from penstock.protocol.reports import Failed, Succeeded, decode_reports, encode_packed_result
+from penstock.protocol.reports import Failed, Succeeded, decode_reports, encode_result
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8", exclude_characters="\0")),
@@ -32,7 +33,7 @@ JSON = st.recursive(
 @given(JSON)
 def test_what_is_packed_comes_out_as_it_was(value: object) -> None:
     text = json.dumps(value, ensure_ascii=False)
-    (report,) = decode_reports(encode_packed_result("1:2", pack_result(text)), batch_limit=10)
+    (report,) = decode_reports(encode_result("1:2", f'"{pack_result(text)}"', encoding=ENCODING), batch_limit=10)
     assert report == Succeeded(1, 2, None, text)
 
 
@@ -67,7 +68,7 @@ def test_what_cannot_be_unpacked_says_why(result: str, told: str) -> None:
 def test_a_message_of_bombs_gets_no_more_room_than_one_may_have() -> None:
     bomb = pack_result("[" + "0," * 10_000_000 + "0]")
     fair = pack_result('"' + "x" * (UNPACKED_RESULT_BYTES - 2) + '"')
-    entries = [encode_packed_result(f"{n}:1", bomb if n % 2 else fair) for n in range(1, 61)]
+    entries = [encode_result(f"{n}:1", f'"{bomb if n % 2 else fair}"', encoding=ENCODING) for n in range(1, 61)]
     body = "[" + ",".join(entries) + "]"
     tracemalloc.start()
     reports = decode_reports(body, batch_limit=100)

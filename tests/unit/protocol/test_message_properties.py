@@ -32,7 +32,7 @@ from penstock.protocol.reports import (
     encode_result,
     encode_run_times,
 )
-from penstock.protocol.requests import Invalid, Request, _split_flat, decode_body, encode_call, parse_claim_id
+from penstock.protocol.requests import Invalid, Request, _split_slowly, decode_body, encode_call, parse_claim_id
 from penstock.protocol.task import ACTION_MAX_CHARS
 
 BATCH_LIMIT = 50
@@ -216,7 +216,7 @@ def test_an_entry_nested_too_deeply_is_split_as_json_is(text: str, ends: bool) -
     except ValueError:
         return
     if meant:
-        assert [json.loads(entry) for entry in _split_flat(body)] == [json.loads(bytes(raw)) for raw in meant]
+        assert [json.loads(entry) for entry in _split_slowly(body)] == [json.loads(bytes(raw)) for raw in meant]
 
 
 @given(body=bodies)
