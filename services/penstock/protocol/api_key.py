@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -111,62 +110,47 @@ def parse_entry(entry: str, position: int) -> ApiKey:
     ValueError, whose text names the position and never the entry.
     """
     if ":" not in entry:
+        if len(entry) < PLAIN_MIN_CHARS:
+            raise ValueError(
+                f"entry {position} is a key of {len(entry)} characters, which can be guessed; it needs "
+                f"{PLAIN_MIN_CHARS} or more, such as openssl rand -hex 32 prints"
+            )
         return ApiKey(f"entry {position}", digest_of(entry.encode("utf-8")), ALL_PERMISSIONS)
     parts = entry.split(":", 4)
     if len(parts) < 3:
         raise ValueError(f"entry {position} must be a key without colons, or name:permissions:sha256")
     name, permissions, digest, *bound = parts
-    with _named(f"entry {position}: its name"):
+    member = "name"
+    try:
         name = check_name(name)
+        member = "tenant"
+        tenant = check_tenant(bound[0].strip()) if bound and (bound[0].strip() or len(bound) == 1) else None
+        member = "actions"
+        actions = check_patterns(bound[1].split("+")) if len(bound) > 1 else None
+    except ValueError as exc:
+        raise ValueError(f"entry {position}: its {member} {exc}") from None
     try:
         allowed = implied(part.strip() for part in permissions.split("+"))
     except ValueError:
         raise ValueError(f"entry {position}: its permissions must be of {', '.join(Permission)}, joined by +") from None
     if not _DIGEST.fullmatch(digest.strip()):
         raise ValueError(f"entry {position}: behind its second colon must stand the 64 digits of the key's SHA-256")
-    with _named(f"entry {position}: its tenant"):
-        tenant = check_tenant(bound[0].strip()) if bound and (bound[0].strip() or len(bound) == 1) else None
-    with _named(f"entry {position}: its actions"):
-        actions = check_patterns(bound[1].split("+")) if len(bound) > 1 else None
     return ApiKey(name, bytes.fromhex(digest.strip()), allowed, tenant=tenant, actions=actions)
-
-
-@contextmanager
-def _named(what: str) -> Iterator[None]:
-    """Begin the text of a ValueError with what it is about."""
-    try:
-        yield
-    except ValueError as exc:
-        raise ValueError(f"{what} {exc}") from None
 
 
 def parse_entries(entries: Iterable[str]) -> tuple[ApiKey, ...]:
     """The keys of PENSTOCK_API_KEYS. Raises ValueError naming the position of every invalid entry."""
-    keys: dict[bytes, ApiKey] = {}
+    keys: list[ApiKey] = []
     places: dict[bytes, int] = {}
     problems = []
     for position, entry in enumerate(entries, 1):
         try:
             key = parse_entry(entry, position)
+            if places.setdefault(key.digest, position) != position:
+                raise ValueError(f"entry {position} is the key of entry {places[key.digest]} again")
+            keys.append(key)
         except ValueError as exc:
             problems.append(str(exc))
-            continue
-        if key.digest in keys:
-            problems.append(f"entry {position} is the key of entry {places[key.digest]} again")
-        keys[key.digest] = key
-        places.setdefault(key.digest, position)
     if problems:
         raise ValueError("; ".join(problems))
-    return tuple(keys.values())
-
-
-def check_plain_lengths(entries: Iterable[str]) -> None:
-    """Raises ValueError naming plain keys of PENSTOCK_API_KEYS that are too short, by their position."""
-    problems = [
-        f"entry {position} is a key of {len(entry)} characters, which can be guessed; it needs {PLAIN_MIN_CHARS} "
-        "or more, such as openssl rand -hex 32 prints"
-        for position, entry in enumerate(entries, 1)
-        if ":" not in entry and len(entry) < PLAIN_MIN_CHARS
-    ]
-    if problems:
-        raise ValueError("; ".join(problems))
+    return tuple(keys)

@@ -17,10 +17,7 @@ _patterns: ContextVar[tuple[str, ...] | None] = ContextVar("patterns", default=N
 
 
 def bind(tenant: str | None, actions: tuple[str, ...] | None = None) -> None:
-    """Remember what the key of the request in hand is limited to, for all that is done for it.
-
-    tenant: to which it is bound. actions: patterns of those that it may enqueue.
-    """
+    """Remember what the key of the request in hand is limited to: a tenant, and patterns of actions to enqueue."""
     _tenant.set(tenant)
     _patterns.set(actions)
 

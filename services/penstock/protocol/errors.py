@@ -1,7 +1,4 @@
-"""The errors that Penstock raises on purpose, with the JSON-RPC codes of those that are answered to callers.
-
-Expected outcomes (duplicate, stale, empty) are return values, not errors.
-"""
+"""The errors that Penstock raises on purpose; expected outcomes (duplicate, stale, empty) are return values."""
 
 from __future__ import annotations
 

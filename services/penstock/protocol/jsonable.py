@@ -1,7 +1,4 @@
-"""Values as JSON: by msgspec, or by pydantic for types that msgspec does not know.
-
-Used for payloads and results, so that a value that can be enqueued can be returned too.
-"""
+"""Payloads and results as JSON: by msgspec, or by pydantic for types that msgspec does not know."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Attributes of messages: what travels beside the body.
+"""Attributes of messages. A strict JSON-RPC server as worker refuses unknown members in a body, so these are beside it.
 
-It is not in the body, for a worker is any JSON-RPC server, and a strict one refuses unknown members of a request. A
-trace context that all tasks of a message share is in the standard attributes; otherwise ``traces`` has those of each.
+A trace context that all tasks of a message share is in the standard attributes; otherwise ``traces`` has those of each.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""What a JSON-RPC method is: one decorated function declares it, and all else about it is derived."""
+"""What a JSON-RPC method is: one decorated function declares it, and all else is derived; how parameters are read."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from inspect import signature
 from types import ModuleType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -12,8 +14,14 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from penstock.protocol.api_key import Permission
-from penstock.protocol.errors import RpcError
-from penstock.protocol.params import decode
+from penstock.protocol.errors import InvalidParams, RpcError
+from penstock.protocol.spelling import did_you_mean
+
+_decoder = cache(msgspec.json.Decoder)
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_PLACE = " - at `$"
+_SHOWN_CHARS = 200  # of a message of msgspec, which quotes the caller's text
+_QUOTED = re.compile(r"`([^`]*)`")
 
 
 class Scope(StrEnum):
@@ -62,17 +70,30 @@ class Method:
         return self.read(decode(self.params, raw or b"{}"), settings)
 
 
-def _as_given(given: Any) -> Any:
-    return given
+def decode(kind: type[msgspec.Struct], raw: bytes) -> Any:
+    names = kind.__struct_fields__
+    try:
+        if raw.startswith(b"["):
+            given = _decode_list(raw)
+            if len(given) > len(names):
+                raise InvalidParams("params", f"has {len(given)} positions; at most {len(names)}: {', '.join(names)}")
+            pairs = (b'"%s":%s' % (n.encode(), bytes(v)) for n, v in zip(names, given, strict=False))
+            raw = b"{" + b",".join(pairs) + b"}"
+        return _decoder(kind).decode(raw)
+    except msgspec.ValidationError as exc:
+        raise _mistake(str(exc), names) from None
+    except (ValueError, RecursionError) as exc:
+        raise InvalidParams("params", f"cannot be read: {str(exc)[:_SHOWN_CHARS]}") from None
 
 
-def _with_settings(read: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    """``read`` as a function of parameters and settings, also if it takes parameters alone."""
-    return read if len(signature(read).parameters) == 2 else lambda given, _settings: read(given)
-
-
-def _never(_command: Any) -> bool:
-    return False
+def _mistake(text: str, names: Iterable[str]) -> InvalidParams:
+    quoted = _QUOTED.findall(text)
+    if "unknown field" in text and quoted:
+        return InvalidParams(quoted[0][:100], f"is unknown{did_you_mean(quoted[0], names)}")
+    if "missing required field" in text and quoted:
+        return InvalidParams(quoted[0], "is missing")
+    said, _, at = text.rpartition(_PLACE) if _PLACE in text else (text, "", "")
+    return InvalidParams(at.removeprefix(".").removesuffix("`") or "params", f"is wrong: {said[:_SHOWN_CHARS]}")
 
 
 def method(
@@ -82,10 +103,10 @@ def method(
     scope: Scope,
     errors: tuple[type[RpcError], ...] = (),
     read: Callable[..., Any] | None = None,
-    narrow: Callable[[Any], Any] = _as_given,
+    narrow: Callable[[Any], Any] = lambda command: command,
     audited: bool | None = None,
     by_queue: bool = False,
-    dry: Callable[[Any], bool] = _never,
+    dry: Callable[[Any], bool] = lambda _command: False,
     savepoint: bool = False,
     together: bool = False,
 ) -> Callable[[Callable[[Any, Any], Awaitable[Any]]], Method]:
@@ -99,6 +120,8 @@ def method(
         hints = get_type_hints(function)
         (returned,) = get_args(hints["return"]) if together else (hints["return"],)
         taken = list(hints.values())[1] if read is None else next(iter(get_type_hints(read).values()))
+        checked: Callable[..., Any] = read or (lambda given: given)
+        takes_settings = len(signature(checked).parameters) == 2
         return Method(
             name,
             " ".join((function.__doc__ or "").split()),
@@ -107,7 +130,7 @@ def method(
             permission,
             scope,
             errors,
-            _with_settings(read or _as_given),
+            checked if takes_settings else lambda given, _settings: checked(given),
             narrow,
             permission is Permission.ADMIN if audited is None else audited,
             by_queue,

@@ -13,9 +13,8 @@ from penstock.protocol.errors import SettingsError
 class Backoff:
     """Exponential delay with jitter; after attempt n it is ``base * factor**(n-1)``, at most ``cap``.
 
-    factor: at least 1. jitter: random share of the delay, 0..1; the result lies in ``[(1-jitter)*delay, delay]``, so
-    with jitter below ``1 - 1/factor`` each delay is longer than the one before, up to the cap.
-    Raises SettingsError for values outside these ranges.
+    jitter: random share of the delay, 0..1; the result lies in ``[(1-jitter)*delay, delay]``, so with jitter below
+    ``1 - 1/factor`` each delay is longer than the one before, up to the cap. Raises SettingsError.
     """
 
     base_seconds: float = 5.0

@@ -1,7 +1,6 @@
 """Sealed texts, which replace a payload, a result or an error that is encrypted, or stored as an object in a bucket.
 
-Each is a JSON string that begins with a mark. Payloads are objects or arrays, so none can be mistaken for one; a result
-or an error that begins with the mark is escaped on arrival.
+Each is a JSON string that begins with a mark; a result or an error that begins with it is escaped on arrival.
 """
 
 from __future__ import annotations
@@ -13,12 +12,10 @@ MARK = '"penstock+'
 _PLAIN = f"{MARK}plain:"
 _SEALED = f"{MARK}sealed:"
 _OBJECT = f"{MARK}object:"
-SEALED_ENCODING = "penstock"
-"""``encoding`` of a response whose result the worker has sealed."""
-
+SEALED_ENCODING = "penstock"  # of a response whose result the worker has sealed
 _KEY_ID = r"[0-9a-f]{16}"
+# The folder, a day and 128 random bits; earlier versions used no folder but offered/.
 OBJECT_NAME = r"(?:offered/|queues/(?!\.{1,2}/)[A-Za-z0-9._~%-]{1,800}/)?[0-9]{8}/[0-9a-f]{32}"
-"""Names of objects: the folder, a day and 128 random bits; earlier versions used no folder but ``offered/``."""
 _SEALED_HEAD = re.compile(rf'"penstock\+sealed:({_KEY_ID}):')  # the rest may be long, and is decoded anyway
 _OBJECT_TEXT = re.compile(rf'"penstock\+object:({OBJECT_NAME}):({_KEY_ID}|-):([0-9]{{1,12}}):([0-9a-f]{{64}})"')
 
@@ -33,10 +30,9 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """An object in the bucket of the settings.
+    """An object in the bucket. name: without bucket and prefix. key_id: None if it is not encrypted.
 
-    name: without bucket and prefix. key_id: of the encryption key, None if it is not encrypted. size: bytes of the
-    text. digest: SHA-256 of the object, in hexadecimal.
+    size: bytes of the text. digest: SHA-256 of the object, in hexadecimal.
     """
 
     name: str
@@ -75,11 +71,9 @@ def decode_sealed(text: str) -> str | Sealed | Reference:
         return text
     if text.startswith(_PLAIN):
         return f'"{text[len(_PLAIN) :]}'
-    match = _SEALED_HEAD.match(text)
-    if match is not None:
+    if match := _SEALED_HEAD.match(text):
         return Sealed(match[1], text[match.end() : -1])
-    match = _OBJECT_TEXT.fullmatch(text)
-    if match is not None:
+    if match := _OBJECT_TEXT.fullmatch(text):
         return Reference(match[1], None if match[2] == "-" else match[2], int(match[3]), match[4])
     raise ValueError(f"{text[:60]!r} is no text that Penstock has sealed")
 

@@ -23,10 +23,10 @@ EXPIRED = "expired"  # the reason of a task that was not started by its expires_
 
 OnDuplicate = Literal["return", "replace", "error"]
 
+# Deliveries: actions that workers run without a handler of the user's, where PENSTOCK_DELIVERIES names them.
 BUILT_IN_ACTIONS = frozenset(
     ("amqp.publish", "http.request", "kafka.publish", "sqs.send", "sql.execute", "scheduler0.callback")
 )
-"""Deliveries: actions that workers run without a handler of the user's, where PENSTOCK_DELIVERIES names them."""
 
 
 class State(StrEnum):
@@ -125,10 +125,7 @@ class NewTask:
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """The outcome of a NewTask. id: its own, or that of the task with its unique key.
-
-    replaced: whether that task's payload was replaced; None unless requested.
-    """
+    """The outcome of a NewTask. id: its own, or that of the task with its unique key, whose payload may be replaced."""
 
     id: int
     state: State
@@ -137,10 +134,9 @@ class Enqueued:
 
 
 class Claimed(NamedTuple):
-    """A task that a scheduler has claimed and must now send or release.
+    """A claimed task. waited_seconds: from due to claimed. route: None: the outbound queue.
 
-    waited_seconds: from due to claimed. suspect: a worker stopped heartbeating while running it, so it is isolated.
-    route: None: the outbound queue. trace: see ``message_attributes.read_carried``.
+    suspect: a worker stopped heartbeating while running it, so it is isolated. trace: see ``read_carried``.
     """
 
     id: int
@@ -156,7 +152,7 @@ class Claimed(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A position in the order of due tasks, within one priority."""
+    """In the order of due tasks, within one priority."""
 
     run_at: datetime
     id: int
@@ -166,10 +162,7 @@ BEGINNING = Position(datetime(1, 1, 2, tzinfo=UTC), 0)  # before every task of a
 
 
 class Stretch(NamedTuple):
-    """A part of the order of due tasks: the priorities from ``low`` to ``high``.
-
-    after: a position, which applies only if the two are one priority.
-    """
+    """The due tasks with priorities from ``low`` to ``high``, after a position if the two are one priority."""
 
     low: int
     high: int

@@ -1,7 +1,6 @@
-"""Tenants, the owners of tasks: their names, and keys with a name before them; without I/O.
+"""Names of tenants. Keys of a tenant's tasks and workflows are stored with its name before them.
 
-Unique and ordering keys of a tenant's tasks, and keys of its workflows, are stored with its name before them, so that
-equal keys of two tenants differ. Statements add the name, and ``own_key`` removes it.
+Statements add the name, and ``own_key`` removes it.
 """
 
 from __future__ import annotations

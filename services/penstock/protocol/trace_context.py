@@ -1,8 +1,4 @@
-"""Trace contexts by W3C Trace Context, without a tracing library.
-
-A context travels in the headers ``traceparent`` and ``tracestate``, and in a column as one text of both. An invalid one
-is ignored and never an error: a trace is not worth a task.
-"""
+"""W3C Trace Context without a tracing library. An invalid context is ignored: a trace is not worth a task."""
 
 from __future__ import annotations
 
@@ -35,12 +31,10 @@ class TraceContext(NamedTuple):
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the span is recorded."""
         return bool(self.flags & _SAMPLED)
 
     @property
     def traceparent(self) -> str:
-        """The header's value, in version 00."""
         return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
 
     @property
@@ -51,7 +45,6 @@ class TraceContext(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As one text, for a row."""
         return f"{self.traceparent} {self.state}" if self.state else self.traceparent
 
 
@@ -60,19 +53,12 @@ def parse(traceparent: object, tracestate: object = None) -> TraceContext | None
     match = _PARENT.fullmatch(traceparent.strip(" \t")) if isinstance(traceparent, str) else None
     if match is None or (match[1] == "00" and match[5] is not None):
         return None
+    given = tracestate if isinstance(tracestate, str) and len(tracestate) <= TRACESTATE_MAX_CHARS else ""
+    members = [member for part in given.split(",") if (member := part.strip(" \t"))]
+    names = {member.partition("=")[0] for member in members if _MEMBER.fullmatch(member)}
+    is_valid = len(names) == len(members) <= _STATE_MEMBERS
     # Two flags are known; a newer version may define others.
-    return TraceContext(match[2], match[3], int(match[4], 16) & 3, _state(tracestate))
-
-
-def _state(tracestate: object) -> str:
-    if not isinstance(tracestate, str) or not tracestate or len(tracestate) > TRACESTATE_MAX_CHARS:
-        return ""
-    members = [member for part in tracestate.split(",") if (member := part.strip(" \t"))]
-    if len(members) > _STATE_MEMBERS or not all(map(_MEMBER.fullmatch, members)):
-        return ""
-    if len({member.partition("=")[0] for member in members}) < len(members):
-        return ""
-    return ",".join(members)
+    return TraceContext(match[2], match[3], int(match[4], 16) & 3, ",".join(members) if is_valid else "")
 
 
 def of_headers(headers: Mapping[str, str]) -> TraceContext | None:

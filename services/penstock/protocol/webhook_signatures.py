@@ -1,8 +1,4 @@
-"""Signatures of HTTP requests by Standard Webhooks 1.0.0 (standardwebhooks.com).
-
-The signed content is ``<id>.<timestamp>.<body>``, the signature its HMAC-SHA256 in base64; receivers verify it with
-any library for that specification.
-"""
+"""Signatures of HTTP requests by Standard Webhooks 1.0.0 (standardwebhooks.com)."""
 
 from __future__ import annotations
 

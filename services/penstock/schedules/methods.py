@@ -20,8 +20,7 @@ from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import actions_of_caller, bound_to, check_actions, narrow_tenant, own_tenant
 from penstock.protocol.checks import HIGHEST_ID, check_page, read_cursor, read_id
 from penstock.protocol.errors import AccessDenied, InvalidParams, ScheduleNotFound, TooLarge
-from penstock.protocol.method import Scope, method
-from penstock.protocol.params import decode
+from penstock.protocol.method import Scope, decode, method
 from penstock.protocol.task import BEGINNING, NewTask
 from penstock.protocol.tenant import own_key, read_tenant, stored_key
 from penstock.protocol.views import timestamp, view_of

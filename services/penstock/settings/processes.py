@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, SecretStr
 
-from penstock.protocol.api_key import ApiKey, check_plain_lengths, parse_entries
+from penstock.protocol.api_key import ApiKey, parse_entries
 from penstock.protocol.message_attributes import check_worker_name
 from penstock.protocol.retry import Backoff
 from penstock.settings.values import (
@@ -212,9 +212,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _readable_entries(value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-    entries = [entry.get_secret_value() for entry in value]
-    parse_entries(entries)
-    check_plain_lengths(entries)
+    parse_entries(entry.get_secret_value() for entry in value)
     return value
 
 

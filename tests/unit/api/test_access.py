@@ -65,8 +65,8 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
     compared: list[tuple[Any, Any]] = []
     real = api_keys.hmac.compare_digest
     monkeypatch.setattr(api_keys.hmac, "compare_digest", lambda one, two: compared.append((one, two)) or real(one, two))
-    ring = KeyCache(parse_entries(["first", "second"]), None)
-    found = ring.find(digest_of(b"second"))
+    ring = KeyCache(parse_entries(["the-first-of-keys", "second-of-the-keys"]), None)
+    found = ring.find(digest_of(b"second-of-the-keys"))
     assert found is not None
     assert compared == [(found.digest, found.digest)]
     assert ring.find(digest_of(b"third")) is None
@@ -75,11 +75,12 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     "headers",
-    [{}, {"authorization": "Bearer "}, {"authorization": "Bearer second-"}, {"authorization": "Basic second"},
-     {"x-api-key": ""}, {"x-api-key": "secon"}, {"authorization": "second"}],
+    [{}, {"authorization": "Bearer "}, {"authorization": "Bearer second-of-the-keys-"},
+     {"authorization": "Basic second-of-the-keys"}, {"x-api-key": ""}, {"x-api-key": "second-of-the-key"},
+     {"authorization": "second-of-the-keys"}],
 )  # fmt: skip
 def test_anything_but_a_key_is_refused(headers: dict[str, str]) -> None:
-    authenticator = Authenticator(KeyCache(parse_entries(["first", "second"]), None))
+    authenticator = Authenticator(KeyCache(parse_entries(["the-first-of-keys", "second-of-the-keys"]), None))
     with pytest.raises(AccessDenied) as caught:
         authenticator.admit(Headers(headers), "127.0.0.1")
     assert caught.value.status == 401
@@ -87,8 +88,8 @@ def test_anything_but_a_key_is_refused(headers: dict[str, str]) -> None:
 
 def test_guard_without_keys_counts_callers_by_address_and_with_keys_by_key() -> None:
     assert Authenticator().admit(Headers({}), "127.0.0.9").name == "127.0.0.9"
-    ring = KeyCache(parse_entries(["first", f"ci:read:{'ab' * 32}"]), None)
-    assert Authenticator(ring).admit(Headers({"x-api-key": "first"}), "127.0.0.9").name == ":entry 1"
+    ring = KeyCache(parse_entries(["the-first-of-keys", f"ci:read:{'ab' * 32}"]), None)
+    assert Authenticator(ring).admit(Headers({"x-api-key": "the-first-of-keys"}), "127.0.0.9").name == ":entry 1"
 
 
 @pytest.mark.parametrize("steps", range(6))

@@ -20,7 +20,7 @@ from penstock.protocol.api_key import (
 )
 from penstock.protocol.task import BUILT_IN_ACTIONS
 
-DIGEST = hashlib.sha256(b"the-key").hexdigest()
+DIGEST = hashlib.sha256(b"the-key-of-tests").hexdigest()
 
 
 def problem_of(*entries: str) -> str:
@@ -41,16 +41,16 @@ def test_admin_implies_the_other_permissions_and_no_other_does() -> None:
 
 
 def test_plain_key_may_do_all_and_only_its_digest_is_kept() -> None:
-    [key] = parse_entries(["the-key"])
+    [key] = parse_entries(["the-key-of-tests"])
     assert (key.digest.hex(), key.permissions, key.id) == (DIGEST, ALL_PERMISSIONS, None)
-    assert "the-key" not in repr(key)
+    assert "the-key-of-tests" not in repr(key)
     assert DIGEST not in repr(key)
 
 
 def test_entry_names_a_key_by_its_digest_with_its_permissions() -> None:
     [lower, upper] = parse_entries([f"ci:enqueue+read:{DIGEST}", f"ops:admin:{'AB' * 32}"])
     assert (lower.name, lower.digest, lower.permissions) == (
-        "ci", digest_of(b"the-key"), implied(["enqueue", "read"]),
+        "ci", digest_of(b"the-key-of-tests"), implied(["enqueue", "read"]),
     )  # fmt: skip
     assert (upper.name, upper.permissions) == ("ops", ALL_PERMISSIONS)
 
@@ -119,7 +119,7 @@ def test_misspelt_digest_does_not_become_a_plain_key() -> None:
 
 
 def test_all_wrong_entries_are_told_at_once_and_repetitions_too() -> None:
-    text = problem_of("a:b", "the-key", f"same:read:{DIGEST}", "c:d")
+    text = problem_of("a:b", "the-key-of-tests", f"same:read:{DIGEST}", "c:d")
     assert "entry 1" in text
     assert "entry 3 is the key of entry 2 again" in text
     assert "entry 4" in text

@@ -125,7 +125,7 @@ def test_keys_are_read_from_their_entries(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_wrong_entry_is_a_mistake_that_names_its_position_only() -> None:
-    text = mistakes(api_keys="good,hush:nothing", max_attempts=0)
+    text = mistakes(api_keys="good-and-long-enough,hush:nothing", max_attempts=0)
     assert "PENSTOCK_API_KEYS: entry 2" in text
     assert "PENSTOCK_MAX_ATTEMPTS" in text
     assert "hush" not in text
