@@ -28,8 +28,7 @@ from penstock.cli.values import STATES_HELP, state_label
 from penstock.cli.values import state as parse_state
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.task import SHOWN_STATES, State
-from penstock.tasks.bulk_params import BulkParams, BulkRescheduleParams, JobId, JobListParams
-from penstock.tasks.params import ListParams
+from penstock.tasks.params import BulkParams, BulkRescheduleParams, JobId, JobListParams, ListParams
 
 _LABELS = "Only tasks with this label. Repeatable: all must match."
 _FILTER_HELP = {

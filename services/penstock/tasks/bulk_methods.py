@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import msgspec
@@ -24,28 +23,19 @@ from penstock.protocol.checks import (
     read_instant,
 )
 from penstock.protocol.errors import InvalidParams, JobNotFound
-from penstock.protocol.method import Scope, method
+from penstock.protocol.method import Method, Scope, method
 from penstock.protocol.tenant import read_tenant
 from penstock.protocol.views import NEXT_CURSOR, Instant, about, view_of
 from penstock.runtime.logs import get_logger
 from penstock.tasks import bulk, bulk_jobs
-from penstock.tasks.bulk_params import BulkParams, BulkRescheduleParams, JobId, JobListParams
-from penstock.tasks.filters import BulkWork, NewTimes, Operation, Selection
+from penstock.tasks.bulk import BulkWork, NewTimes, Operation, Selection
+from penstock.tasks.params import BulkParams, BulkRescheduleParams, JobId, JobListParams
 
 log = get_logger()
 
 
 class BulkStarted(msgspec.Struct, frozen=True):
     job: Annotated[int, about("Of the job that does it; see job.get.")]
-
-
-class BulkPreview(msgspec.Struct, frozen=True):
-    """With `dry_run`: what a job would be about."""
-
-    count: Annotated[int, about("Tasks found.")]
-    exact: Annotated[bool, about("False: there were too many records to look at them all, and there may be more.")]
-    estimate: Annotated[int, about("How many there may be in all; the count where that is exact.")]
-    sample: Annotated[list[int], about("The lowest ids of them.")]
 
 
 class JobError(msgspec.Struct, frozen=True):
@@ -73,14 +63,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class JobPage(msgspec.Struct, frozen=True):
     jobs: list[Job]
     cursor: Annotated[str | None, NEXT_CURSOR]
-
-
-@dataclass(frozen=True, slots=True)
-class Bulk:
-    """Work on tasks by a filter. dry_run: only count them."""
-
-    work: BulkWork
-    dry_run: bool
 
 
 def _selection(operation: Operation, given: BulkParams) -> Selection:
@@ -134,67 +116,43 @@ def _new_times(given: BulkRescheduleParams) -> NewTimes:
     return NewTimes(run_at, given.delay, given.spread, given.priority)
 
 
-def _narrow(command: Bulk) -> Bulk:
-    select = command.work.select
-    select = msgspec.structs.replace(select, tenant=own_tenant(select.tenant))
-    return Bulk(msgspec.structs.replace(command.work, select=select), command.dry_run)
+def _narrow(work: BulkWork) -> BulkWork:
+    tenant = own_tenant(work.select.tenant)
+    return msgspec.structs.replace(work, select=msgspec.structs.replace(work.select, tenant=tenant))
 
 
-async def _carry_out(context: Context, operation: Operation, command: Bulk) -> BulkStarted | BulkPreview:
-    """Count, or make the job; the work itself is the supervisor's."""
-    async with context.transaction() as session:
-        if command.dry_run:
-            found = await bulk.preview(session, command.work)
-            return BulkPreview(found.count, found.exact, found.estimate, list(found.sample))
-        job = await bulk_jobs.create_job(session, operation, msgspec.json.encode(command.work))
-    log.info("job_made", job=job.id, kind=job.kind)
-    return BulkStarted(job.id)
+def _bulk_method(operation: Operation, summary: str, read: Callable[..., BulkWork] | None = None) -> Method:
+    """The method of an operation; the work itself is the supervisor's."""
+
+    def read_filter(given: BulkParams) -> BulkWork:
+        return BulkWork(_selection(operation, given), dry_run=given.dry_run)
+
+    async def carry_out(context: Context, work: BulkWork) -> BulkStarted | bulk.BulkPreview:
+        async with context.transaction() as session:
+            if work.dry_run:
+                return await bulk.preview(session, work)
+            job = await bulk_jobs.create_job(session, operation, msgspec.json.encode(work))
+        log.info("job_made", job=job.id, kind=job.kind)
+        return BulkStarted(job.id)
+
+    carry_out.__doc__ = summary
+    return method(
+        operation, permission=Permission.ADMIN, scope=Scope.OWN, read=read or read_filter, narrow=_narrow,
+        by_queue=True, dry=lambda work: work.dry_run,
+    )(carry_out)  # fmt: skip
 
 
-def _reader(operation: Operation) -> Callable[[BulkParams], Bulk]:
-    def read(given: BulkParams) -> Bulk:
-        return Bulk(BulkWork(_selection(operation, given)), given.dry_run)
-
-    return read
-
-
-def _read_reschedule(given: BulkRescheduleParams) -> Bulk:
+def _read_reschedule(given: BulkRescheduleParams) -> BulkWork:
     how = _new_times(given)
-    return Bulk(BulkWork(_selection(Operation.RESCHEDULE, given), how), given.dry_run)
+    return BulkWork(_selection(Operation.RESCHEDULE, given), how, dry_run=given.dry_run)
 
 
-_bulk_method = partial(
-    method,
-    permission=Permission.ADMIN,
-    scope=Scope.OWN,
-    narrow=_narrow,
-    by_queue=True,
-    dry=lambda command: command.dry_run,
+cancel = _bulk_method(Operation.CANCEL, "Cancel tasks by a filter, as `cancel` does one.")
+retry = _bulk_method(Operation.RETRY, "Re-run CRITICAL_ERROR and CANCELLED tasks by a filter.")
+delete = _bulk_method(Operation.DELETE, "Delete records of settled tasks by a filter, permanently.")
+reschedule = _bulk_method(
+    Operation.RESCHEDULE, "Change by a filter when tasks that wait may run, and their priority.", _read_reschedule
 )
-
-
-@_bulk_method(Operation.CANCEL, read=_reader(Operation.CANCEL))
-async def cancel(context: Context, command: Bulk) -> BulkStarted | BulkPreview:
-    """Cancel tasks by a filter, as `cancel` does one."""
-    return await _carry_out(context, Operation.CANCEL, command)
-
-
-@_bulk_method(Operation.RETRY, read=_reader(Operation.RETRY))
-async def retry(context: Context, command: Bulk) -> BulkStarted | BulkPreview:
-    """Re-run CRITICAL_ERROR and CANCELLED tasks by a filter."""
-    return await _carry_out(context, Operation.RETRY, command)
-
-
-@_bulk_method(Operation.DELETE, read=_reader(Operation.DELETE))
-async def delete(context: Context, command: Bulk) -> BulkStarted | BulkPreview:
-    """Delete records of settled tasks by a filter, permanently."""
-    return await _carry_out(context, Operation.DELETE, command)
-
-
-@_bulk_method(Operation.RESCHEDULE, read=_read_reschedule)
-async def reschedule(context: Context, command: Bulk) -> BulkStarted | BulkPreview:
-    """Change by a filter when tasks that wait may run, and their priority."""
-    return await _carry_out(context, Operation.RESCHEDULE, command)
 
 
 def _read_job(given: JobId) -> int:

@@ -308,10 +308,10 @@ async def test_tasks_added_later_are_not_touched(store: Store, sql: Any, setting
     assert [row[0] for row in await sql.fetch("select id from penstock.task order by id")] == later
 
 
-async def dry_run(store: Store, method: str, settings: Settings, **params: Any) -> bulk.Count:
+async def dry_run(store: Store, method: str, settings: Settings, **params: Any) -> bulk.BulkPreview:
     command = read_command(method, json.dumps(params | {"dry_run": True}).encode(), settings)
     async with store.transaction() as session:
-        return await preview(session, command.work)
+        return await preview(session, command)
 
 
 async def test_a_dry_run_changes_nothing_and_makes_no_job(store: Store, sql: Any, settings: Settings) -> None:

@@ -12,7 +12,7 @@ from penstock.methods.table import read_command
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import FINAL_STATES, State
 from penstock.settings.model import Settings, load_settings
-from penstock.tasks.filters import BulkWork, Operation, Selection
+from penstock.tasks.bulk import BulkWork, Operation, Selection
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +38,13 @@ def test_an_empty_filter_is_refused_and_all_must_be_said(limits: Settings, opera
         assert refused.value.data["field"] == "all"
     command = read(limits, operation, {"all": True} | more)
     assert not command.dry_run
-    assert command.work.select == Selection(states=operation.states)
+    assert command.select == Selection(states=operation.states)
 
 
 def test_a_dry_run_is_another_command(limits: Settings) -> None:
     command = read(limits, "bulk.delete", {"states": ["SUCCESS", "SUCCESS"], "dry_run": True})
     assert command.dry_run
-    assert command.work.select.states == (State.SUCCESS,)
+    assert command.select.states == (State.SUCCESS,)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import InvalidParams, QueueAway
 from penstock.protocol.task import State
 from penstock.protocol.tenant import EVERY_TENANT
-from penstock.tasks.bulk import COUNTED
-from penstock.tasks.filters import Operation
+from penstock.tasks.bulk import COUNTED, Operation
 from penstock.workflows.model import WorkflowState
 
 GRAPH_STEPS = 150
