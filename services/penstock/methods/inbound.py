@@ -26,7 +26,7 @@ from penstock.protocol.task import Enqueued, NewTask
 from penstock.runtime import metrics
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue
-from penstock.tasks.objects import queues_of_kinds
+from penstock.tasks.enqueue import queues_of_kinds
 
 _ONLY_ANSWERS = "{method} only answers, and a queue has no way back: ask over HTTP"
 _encode = msgspec.json.Encoder().encode

@@ -40,7 +40,7 @@ from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 from penstock.settings.model import Settings
 from penstock.tasks import settle
-from penstock.tasks.objects import reference_objects
+from penstock.tasks.enqueue import reference_objects
 from penstock.tasks.records import Pair, columns
 
 ERROR_LIMIT_BYTES = 32_768  # of one attempt's error; a task may keep as many as it has attempts

@@ -1,8 +1,8 @@
-"""Store new tasks, receipts and rejected messages."""
+"""Store new tasks, receipts and rejected messages; note which objects of the bucket tasks name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from penstock.protocol.sealed import reference_of
 from penstock.protocol.task import Enqueued, NewTask, State
 from penstock.runtime import metrics
 from penstock.runtime.tracing import active
-from penstock.tasks.objects import delete_objects_later, reference_objects
 
 _DEADLOCK_TRIES = 3
 
@@ -51,24 +50,30 @@ async def insert(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
     metrics.BATCH_SIZE.labels("enqueue").observe(len(tasks))
     traced = active.active() is not None
     if all(t.is_plain for t in tasks):
+        columns = _plain_columns(tasks)
         if traced:
-            rows = await session.fetch("enqueue_traced_tasks", *_plain_columns(tasks), [t.trace for t in tasks])
+            rows = await session.fetch("enqueue_traced_tasks", *columns, [t.trace for t in tasks])
         else:
-            rows = await session.fetch("enqueue_plain_tasks", *_plain_columns(tasks))
+            rows = await session.fetch("enqueue_plain_tasks", *columns)
         return [Enqueued(row[0], State.SCHEDULED, False) for row in rows]
+    if all(t.unique == "retained" and t.on_duplicate != "replace" for t in tasks):
+        # One statement can store them: of a repeated key the first task keeps it.
+        return await _insert_in_parts(session, tasks, [tasks], traced=traced)
     times = _times_named(tasks)
     if not any(times):
-        return await _insert_in_parts(session, tasks, traced=traced)
+        return await _insert_in_parts(session, tasks, _cut_at_repeated_keys(tasks), traced=traced)
     # The first task of each key comes before its duplicates: so the first statement takes all keys, in the one order
     # that every transaction uses, and no two such batches can deadlock.
     order = sorted(range(len(tasks)), key=times.__getitem__)
     given = [replace(tasks[n], unique="retained") if times[n] else tasks[n] for n in order]
-    answers = dict(zip(order, await _insert_in_parts(session, given, traced=traced), strict=True))
+    stored = await _insert_in_parts(session, given, _cut_at_repeated_keys(given), traced=traced)
+    answers = dict(zip(order, stored, strict=True))
     return [answers[n] for n in range(len(tasks))]
 
 
-async def _insert_in_parts(session: Session, tasks: Sequence[NewTask], *, traced: bool) -> list[Enqueued]:
-    parts = _cut_at_repeated_keys(tasks)
+async def _insert_in_parts(
+    session: Session, tasks: Sequence[NewTask], parts: Sequence[Sequence[NewTask]], *, traced: bool
+) -> list[Enqueued]:
     tries = _DEADLOCK_TRIES
     while True:
         tries -= 1
@@ -76,8 +81,10 @@ async def _insert_in_parts(session: Session, tasks: Sequence[NewTask], *, traced
             async with session._connection.transaction():
                 await session.plan_for(len(tasks))
                 enqueued = [answer for part in parts for answer in await _enqueue_keyed(session, part)]
-                if traced:
-                    await _note_traces(session, tasks, enqueued)
+                made = zip(tasks, enqueued, strict=True) if traced else ()
+                traces = {one.id: task.trace for task, one in made if task.trace and not one.duplicate}
+                if traces:
+                    await session.fetch("note_traces", list(traces), list(traces.values()))
                 return enqueued
         except (asyncpg.DeadlockDetectedError, asyncpg.LockNotAvailableError) as exc:
             # Each statement takes its keys in sorted order, but several together do not, and the transaction may hold
@@ -85,16 +92,6 @@ async def _insert_in_parts(session: Session, tasks: Sequence[NewTask], *, traced
             is_held = isinstance(exc, asyncpg.LockNotAvailableError) and len(parts) == 1
             if not tries or is_held:
                 raise
-
-
-async def _note_traces(session: Session, tasks: Sequence[NewTask], enqueued: Sequence[Enqueued]) -> None:
-    traces = {
-        made.id: task.trace
-        for task, made in zip(tasks, enqueued, strict=True)
-        if task.trace is not None and not made.duplicate
-    }
-    if traces:
-        await session.fetch("note_traces", list(traces), list(traces.values()))
 
 
 async def _enqueue_keyed(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
@@ -176,18 +173,11 @@ def _key_of(task: NewTask) -> tuple[str, str | None, str | None]:
     return task.action, task.tenant, task.unique_key
 
 
-def _is_usual(tasks: Sequence[NewTask]) -> bool:
-    """Whether one statement can store them: of a repeated key the first task keeps it."""
-    return all(task.unique == "retained" and task.on_duplicate != "replace" for task in tasks)
-
-
 def _times_named(tasks: Sequence[NewTask]) -> list[int]:
     """How often the unique key of each was used before it, where that decides their order; otherwise empty.
 
     Tasks of one key with different ``unique``, whose answers may differ, stay in their order.
     """
-    if _is_usual(tasks):
-        return []
     seen: dict[tuple[str, str | None, str | None], tuple[int, str | float]] = {}
     times: list[int] = []
     for task in tasks:
@@ -204,8 +194,6 @@ def _times_named(tasks: Sequence[NewTask]) -> list[int]:
 
 def _cut_at_repeated_keys(tasks: Sequence[NewTask]) -> list[Sequence[NewTask]]:
     """Cut tasks into consecutive parts without repeated keys: a statement does not see the rows that it inserts."""
-    if _is_usual(tasks):
-        return [tasks]
     parts: list[Sequence[NewTask]] = []
     seen: set[tuple[str, str | None, str | None]] = set()
     start = 0
@@ -218,3 +206,32 @@ def _cut_at_repeated_keys(tasks: Sequence[NewTask]) -> list[Sequence[NewTask]]:
             seen, start = set(), place
         seen.add(key)
     return [*parts, tasks[start:]]
+
+
+async def reference_objects(session: Session, stored: Iterable[tuple[str, int]]) -> None:
+    """Note the objects named by (stored text, task id) pairs as theirs."""
+    found = [(reference.name, task_id) for text, task_id in stored if (reference := reference_of(text)) is not None]
+    if found:
+        await session.fetch("reference_objects", [name for name, _ in found], [task_id for _, task_id in found])
+
+
+async def delete_objects_later(session: Session, texts: Iterable[str]) -> None:
+    """Schedule the objects that these texts name for deletion."""
+    names = [reference.name for text in texts if (reference := reference_of(text)) is not None]
+    if names:
+        await session.fetch("delete_objects_later", names)
+
+
+async def queues_of_kinds(
+    session: Session, kinds: Collection[tuple[str, str | None]]
+) -> dict[tuple[str, str | None], str | None]:
+    """The queue to which tasks of each (action, labels as JSON text) would go now; None: the outbound queue."""
+    rows = await session.fetch("find_routes", [action for action, _ in kinds], [labels for _, labels in kinds])
+    return {kind: row["queue"] for kind, row in zip(kinds, rows, strict=True)}
+
+
+async def queues_of_tasks(session: Session, task_ids: Collection[int]) -> dict[int, str]:
+    """The queue to which waiting tasks would go now, without those of the outbound queue."""
+    if not task_ids:
+        return {}
+    return {row["id"]: row["queue"] for row in await session.fetch("find_queues", list(task_ids))}

@@ -6,8 +6,8 @@ of the connection's class identifies the driver, so no driver is imported that t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from penstock.protocol.errors import DuplicateTask, InvalidParams
 from penstock.protocol.jsonable import dumps
 from penstock.protocol.method import decode
 from penstock.protocol.requests import prepared, task_params
-from penstock.protocol.task import Enqueued, NewTask, State
+from penstock.protocol.task import NewTask
 from penstock.settings.model import Settings, load_settings
 from penstock.tasks.new_task import new_task
 from penstock.tasks.params import EnqueueParams
@@ -26,8 +26,12 @@ from penstock.tasks.params import EnqueueParams
 _STATEMENT = "select id, state, duplicate, replaced from public.penstock_enqueue_many({}, {}) order by place"
 _ASYNC = "asyncpg Connection, SQLAlchemy AsyncConnection or AsyncSession, psycopg AsyncConnection or AsyncCursor"
 _SYNC = "SQLAlchemy Connection or Session, psycopg Connection or Cursor"
-_SQLALCHEMY_ASYNC = {"AsyncConnection", "AsyncSession", "async_scoped_session"}
-_SQLALCHEMY_SYNC = {"Connection", "Session", "scoped_session"}
+_ASYNC_CLASSES = {
+    "asyncpg": {"Connection", "PoolConnectionProxy"},
+    "sqlalchemy": {"AsyncConnection", "AsyncSession", "async_scoped_session"},
+    "psycopg": {"AsyncConnection", "AsyncCursor"},
+}
+_SYNC_CLASSES = {"sqlalchemy": {"Connection", "Session", "scoped_session"}, "psycopg": {"Connection", "Cursor"}}
 # What to do about an error, by its SQLSTATE
 _ADVICE = {
     "42883": "the database lacks penstock_enqueue_many: run `penstock migrate` against it",
@@ -45,9 +49,7 @@ async def enqueue(
     kind of connection, InvalidParams and TooLarge before anything is sent, DuplicateTask; what the database refuses
     comes as the driver's own error.
     """
-    tasks = [_read(task_params(action, payload, options), settings)]
-    (answer,) = await _ask(connection, tasks, settings)
-    return _or_raise(answer)
+    return _only(await enqueue_many(connection, [task_params(action, payload, options)], settings=settings))
 
 
 async def enqueue_many(
@@ -57,39 +59,55 @@ async def enqueue_many(
 
     Returns their answers in order, DuplicateTask standing for a task that asked to be refused. Raises as `enqueue`.
     """
-    read = [_read(prepared(task), settings) for task in tasks]
-    return await _ask(connection, read, settings)
+    read, arguments = _read(tasks, settings or _settings())
+    rows: Iterable[Any]
+    with _advice():
+        match _driver(connection, _ASYNC_CLASSES):
+            case "asyncpg":
+                rows = await connection.fetch(_STATEMENT.format("$1::text", "$2::int"), *arguments)
+            case "sqlalchemy":
+                rows = (await connection.execute(*_for_sqlalchemy(connection, *arguments))).all()
+            case "psycopg":
+                async with _psycopg_cursor(connection) as cursor:
+                    await cursor.execute(_STATEMENT.format("%s::text", "%s::int"), arguments)
+                    rows = await cursor.fetchall()
+            case _:
+                raise _wrong(connection, _ASYNC, "enqueue_sync", _SYNC)
+    return _answers(read, rows)
 
 
 def enqueue_sync(
     connection: Any, action: str, payload: Any = None, *, settings: Settings | None = None, **options: Any
 ) -> dict[str, Any]:
     """As `enqueue`, in the transaction of a SQLAlchemy Connection or Session, or a psycopg Connection or Cursor."""
-    tasks = [_read(task_params(action, payload, options), settings)]
-    (answer,) = _ask_sync(connection, tasks, settings)
-    return _or_raise(answer)
+    return _only(enqueue_many_sync(connection, [task_params(action, payload, options)], settings=settings))
 
 
 def enqueue_many_sync(
     connection: Any, tasks: Iterable[Mapping[str, Any]], *, settings: Settings | None = None
 ) -> list[Any]:
     """As `enqueue_many`, on the connections that `enqueue_sync` takes."""
-    read = [_read(prepared(task), settings) for task in tasks]
-    return _ask_sync(connection, read, settings)
+    read, arguments = _read(tasks, settings or _settings())
+    rows: Iterable[Any]
+    with _advice():
+        match _driver(connection, _SYNC_CLASSES):
+            case "sqlalchemy":
+                rows = connection.execute(*_for_sqlalchemy(connection, *arguments)).all()
+            case "psycopg":
+                with _psycopg_cursor(connection) as cursor:
+                    cursor.execute(_STATEMENT.format("%s::text", "%s::int"), arguments)
+                    rows = cursor.fetchall()
+            case _:
+                raise _wrong(connection, _SYNC, "enqueue", _ASYNC)
+    return _answers(read, rows)
 
 
-def _or_raise(answer: Any) -> dict[str, Any]:
+def _only(answers: list[Any]) -> dict[str, Any]:
+    (answer,) = answers
     if isinstance(answer, DuplicateTask):
         raise answer
     stored: dict[str, Any] = answer
     return stored
-
-
-def _read(params: Mapping[str, Any], settings: Settings | None) -> NewTask:
-    task = new_task(decode(EnqueueParams, dumps(params).encode()), settings or _settings(), large=True)
-    if task.offered is not None:
-        raise InvalidParams("sealed_payload", "cannot be taken in a transaction of yours: give the payload itself")
-    return task
 
 
 @cache
@@ -97,57 +115,26 @@ def _settings() -> Settings:
     return load_settings()
 
 
-async def _ask(connection: Any, tasks: Sequence[NewTask], settings: Settings | None) -> list[Any]:
-    family, kind = _kind_of(connection)
-    body, limit_bytes = _parameters(tasks, settings or _settings())
-    rows: Iterable[Any]
+@contextmanager
+def _advice() -> Iterator[None]:
+    """Add advice to an error of a missing function or grant."""
     try:
-        if family == "asyncpg" and hasattr(connection, "fetch"):
-            rows = await connection.fetch(_STATEMENT.format("$1::text", "$2::int"), body, limit_bytes)
-        elif family == "sqlalchemy" and kind in _SQLALCHEMY_ASYNC:
-            rows = (await connection.execute(*_for_sqlalchemy(connection, body, limit_bytes))).all()
-        elif family == "psycopg" and kind.startswith("Async"):
-            async with _psycopg_cursor(connection) as cursor:
-                await cursor.execute(_STATEMENT.format("%s::text", "%s::int"), (body, limit_bytes))
-                rows = await cursor.fetchall()
-        else:
-            raise _wrong(connection, _ASYNC, "enqueue_sync", _SYNC)
+        yield
     except Exception as exc:
-        _advise(exc)
+        cause = getattr(exc, "orig", exc)  # of SQLAlchemy
+        advice = _ADVICE.get(getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or "")
+        if advice is not None:
+            exc.add_note(advice)
         raise
-    return _answers(tasks, rows)
 
 
-def _ask_sync(connection: Any, tasks: Sequence[NewTask], settings: Settings | None) -> list[Any]:
-    family, kind = _kind_of(connection)
-    body, limit_bytes = _parameters(tasks, settings or _settings())
-    rows: Iterable[Any]
-    try:
-        if family == "sqlalchemy" and kind in _SQLALCHEMY_SYNC:
-            rows = connection.execute(*_for_sqlalchemy(connection, body, limit_bytes)).all()
-        elif family == "psycopg" and not kind.startswith("Async"):
-            with _psycopg_cursor(connection) as cursor:
-                cursor.execute(_STATEMENT.format("%s::text", "%s::int"), (body, limit_bytes))
-                rows = cursor.fetchall()
-        else:
-            raise _wrong(connection, _SYNC, "enqueue", _ASYNC)
-    except Exception as exc:
-        _advise(exc)
-        raise
-    return _answers(tasks, rows)
-
-
-def _kind_of(connection: Any) -> tuple[str, str]:
-    """Driver and class of a connection or of a class it inherits from; two empty texts for anything else."""
+def _driver(connection: Any, classes: Mapping[str, Container[str]]) -> str | None:
+    """The driver of a connection, by its class or one that it inherits from."""
     for base in type(connection).__mro__:
-        family = base.__module__.partition(".")[0]
-        if family == "asyncpg" and base.__name__ in ("Connection", "PoolConnectionProxy"):
-            return family, base.__name__
-        if family == "sqlalchemy" and base.__name__ in _SQLALCHEMY_ASYNC | _SQLALCHEMY_SYNC:
-            return family, base.__name__
-        if family == "psycopg" and base.__name__ in ("AsyncConnection", "AsyncCursor", "Connection", "Cursor"):
-            return family, base.__name__
-    return "", ""
+        driver = base.__module__.partition(".")[0]
+        if base.__name__ in classes.get(driver, ()):
+            return driver
+    return None
 
 
 def _for_sqlalchemy(connection: Any, body: str, limit_bytes: int) -> tuple[Any, dict[str, Any]]:
@@ -176,74 +163,45 @@ def _wrong(connection: Any, taken: str, other: str, taken_by_other: str) -> Type
     )
 
 
-def _advise(exc: Exception) -> None:
-    """Add advice to an error of a missing function or grant."""
-    cause = getattr(exc, "orig", exc)  # of SQLAlchemy
-    advice = _ADVICE.get(getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or "")
-    if advice is not None:
-        exc.add_note(advice)
-
-
-class _Task(msgspec.Struct, omit_defaults=True):
-    """A task as the function takes it; defaults are left out."""
-
-    action: str
-    payload: msgspec.Raw
-    max_attempts: int
-    run_at: str | None = None
-    delay: float | None = None
-    priority: int | None = None
-    unique_key: str | None = None
-    ordering_key: str | None = None
-    timeout: float | None = None
-    labels: msgspec.Raw | None = None
-    expires_at: str | None = None
-    expires_in: float | None = None
-    limit_key: str | None = None
-    unique: str | float = "retained"
-    on_duplicate: str = "return"
-    tenant: str | None = None
-    traceparent: str | None = None
-    tracestate: str | None = None
-
-
-def _parameters(tasks: Sequence[NewTask], settings: Settings) -> tuple[str, int]:
-    """The function's arguments: the tasks, with the caller's trace context if traces are on, and the limit."""
+def _read(tasks: Iterable[Mapping[str, Any]], settings: Settings) -> tuple[list[NewTask], tuple[str, int]]:
+    """The tasks, and the function's arguments: them with the caller's trace context if traces are on, and the limit."""
     trace = trace_context.current() if settings.traces else None
     headers = {} if trace is None else trace.headers
-    entries = [
-        _Task(
-            action=task.action,
-            payload=msgspec.Raw(task.payload.encode()),
-            max_attempts=task.max_attempts,
-            run_at=None if task.run_at is None else task.run_at.astimezone(UTC).isoformat(),
-            delay=task.delay_seconds,
-            priority=task.priority if task.priority or task.replaces_priority else None,
-            unique_key=task.unique_key,
-            ordering_key=task.ordering_key,
-            timeout=task.timeout_seconds,
-            labels=None if task.labels is None else msgspec.Raw(task.labels.encode()),
-            expires_at=None if task.expires_at is None else task.expires_at.astimezone(UTC).isoformat(),
-            expires_in=task.expires_in_seconds,
-            limit_key=task.limit_key,
-            unique=task.unique,
+    read, entries = [], []
+    for given in tasks:
+        task = new_task(decode(EnqueueParams, dumps(prepared(given)).encode()), settings, large=True)
+        if task.offered is not None:
+            raise InvalidParams("sealed_payload", "cannot be taken in a transaction of yours: give the payload itself")
+        entry = {
+            "action": task.action,
+            "payload": msgspec.Raw(task.payload.encode()),
+            "max_attempts": task.max_attempts,
+            "run_at": task.run_at,
+            "delay": task.delay_seconds,
+            "priority": task.priority if task.priority or task.replaces_priority else None,
+            "unique_key": task.unique_key,
+            "ordering_key": task.ordering_key,
+            "timeout": task.timeout_seconds,
+            "labels": None if task.labels is None else msgspec.Raw(task.labels.encode()),
+            "expires_at": task.expires_at,
+            "expires_in": task.expires_in_seconds,
+            "limit_key": task.limit_key,
+            "unique": None if task.unique == "retained" else task.unique,
             # "error" is raised here: by the database, it would end the caller's transaction.
-            on_duplicate="replace" if task.on_duplicate == "replace" else "return",
-            tenant=task.tenant,
-            **headers,
-        )
-        for task in tasks
-    ]
-    return msgspec.json.encode(entries).decode(), settings.payload_limit_bytes
+            "on_duplicate": "replace" if task.on_duplicate == "replace" else None,
+            "tenant": task.tenant,
+        }
+        read.append(task)
+        entries.append({name: value for name, value in entry.items() if value is not None} | headers)
+    return read, (msgspec.json.encode(entries).decode(), settings.payload_limit_bytes)
 
 
 def _answers(tasks: Sequence[NewTask], rows: Iterable[Any]) -> list[Any]:
     answers: list[Any] = []
-    for task, row in zip(tasks, rows, strict=True):
-        enqueued = Enqueued(row[0], State(row[1]), row[2], row[3])
-        if enqueued.duplicate and task.on_duplicate == "error":
-            answers.append(DuplicateTask(enqueued.id, enqueued.state))
+    for task, (task_id, state, is_duplicate, replaced) in zip(tasks, rows, strict=True):
+        if is_duplicate and task.on_duplicate == "error":
+            answers.append(DuplicateTask(task_id, state))
             continue
-        answer = {"id": enqueued.id, "state": str(enqueued.state), "duplicate": enqueued.duplicate}
-        answers.append(answer if enqueued.replaced is None else answer | {"replaced": enqueued.replaced})
+        answer = {"id": task_id, "state": str(state), "duplicate": is_duplicate}
+        answers.append(answer if replaced is None else answer | {"replaced": replaced})
     return answers

@@ -26,7 +26,7 @@ from penstock.runtime.logs import get_logger
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import settle
-from penstock.tasks.objects import queues_of_tasks, reference_objects
+from penstock.tasks.enqueue import queues_of_tasks, reference_objects
 from penstock.workflows.definition import read_children
 from penstock.workflows.model import (
     MAX_CHILDREN,
