@@ -8,17 +8,9 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from penstock.protocol import task
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.json_text import utf8_size
-from penstock.protocol.task import (
-    ACTION_MAX_CHARS,
-    BEGINNING,
-    BYTES_PER_CHAR,
-    KEY_MAX_CHARS,
-    PRIORITY_MAX,
-    PRIORITY_MIN,
-    REASON_MAX_CHARS,
-)
 
 MAX_IDS = 1000
 MAX_LIST = 1000
@@ -64,37 +56,39 @@ def check_page(limit: int, cursor: str | None) -> None:
 def read_action(action: str) -> str:
     if not action:
         raise InvalidParams("action", "is empty")
-    if len(action) > ACTION_MAX_CHARS:
-        raise InvalidParams("action", f"is {len(action)} characters long; the limit is {ACTION_MAX_CHARS}")
+    if len(action) > task.ACTION_MAX_CHARS:
+        raise InvalidParams("action", f"is {len(action)} characters long; the limit is {task.ACTION_MAX_CHARS}")
     if CONTROL.search(action):
         raise InvalidParams("action", "holds a control character")
     if action.startswith("rpc."):
         raise InvalidParams("action", "must not begin with rpc., which JSON-RPC reserves")
-    _check_bytes(action, ACTION_MAX_CHARS, "action")
+    _check_bytes(action, task.ACTION_MAX_CHARS, "action")
     return action
 
 
 def read_key(key: str | None, name: str) -> str | None:
     if key is None:
         return None
-    if not 1 <= len(key) <= KEY_MAX_CHARS:
-        raise InvalidParams(name, f"must have 1 to {KEY_MAX_CHARS} characters, not {len(key)}")
+    if not 1 <= len(key) <= task.KEY_MAX_CHARS:
+        raise InvalidParams(name, f"must have 1 to {task.KEY_MAX_CHARS} characters, not {len(key)}")
     if CONTROL.search(key):
         raise InvalidParams(name, "holds a control character")
-    _check_bytes(key, KEY_MAX_CHARS, name)
+    _check_bytes(key, task.KEY_MAX_CHARS, name)
     return key
 
 
 def _check_bytes(text: str, max_chars: int, name: str) -> None:
     """Indexes hold names and keys, some of them together, and an entry of an index is bounded in bytes."""
     size = utf8_size(text)
-    if size > max_chars * BYTES_PER_CHAR:
-        raise InvalidParams(name, f"has {size} bytes in UTF-8; the limit is {max_chars * BYTES_PER_CHAR}")
+    if size > max_chars * task.BYTES_PER_CHAR:
+        raise InvalidParams(name, f"has {size} bytes in UTF-8; the limit is {max_chars * task.BYTES_PER_CHAR}")
 
 
 def read_reason(reason: str | None) -> str | None:
-    if reason is not None and (not 1 <= len(reason) <= REASON_MAX_CHARS or CONTROL.search(reason)):
-        raise InvalidParams("reason", f"must have 1 to {REASON_MAX_CHARS} characters, none of them a control character")
+    if reason is not None and (not 1 <= len(reason) <= task.REASON_MAX_CHARS or CONTROL.search(reason)):
+        raise InvalidParams(
+            "reason", f"must have 1 to {task.REASON_MAX_CHARS} characters, none of them a control character"
+        )
     return reason
 
 
@@ -111,7 +105,7 @@ def read_instant(value: str | int | None, name: str = "run_at") -> datetime | No
         ) from None
     if instant.tzinfo is None:
         raise InvalidParams(name, f"needs a zone, such as Z or +01:00: {value!r}")
-    if not BEGINNING.run_at <= instant < _END:
+    if not task.BEGINNING.run_at <= instant < _END:
         # The driver writes the first instant of year 1 as minus infinity, before which no claim can begin to look, and
         # the last one there is as infinity, with which Postgres cannot calculate.
         raise InvalidParams(name, f"is out of range: {value!r}")
@@ -129,8 +123,8 @@ def check_span(seconds: float | None, name: str) -> None:
 
 
 def check_priority(priority: int | None) -> None:
-    if priority is not None and not PRIORITY_MIN <= priority <= PRIORITY_MAX:
-        raise InvalidParams("priority", f"must be between {PRIORITY_MIN} and {PRIORITY_MAX}, not {priority}")
+    if priority is not None and not task.PRIORITY_MIN <= priority <= task.PRIORITY_MAX:
+        raise InvalidParams("priority", f"must be between {task.PRIORITY_MIN} and {task.PRIORITY_MAX}, not {priority}")
 
 
 def check_labels(labels: Mapping[str, str], *, most: int, name_chars: int, value_chars: int) -> None:

@@ -10,18 +10,9 @@ import msgspec
 
 from penstock.db.context import Context
 from penstock.db.session import Session
+from penstock.protocol import checks
 from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import bound_to, own_tenant, sees
-from penstock.protocol.checks import (
-    check_labels_sought,
-    check_page,
-    check_priority,
-    check_span,
-    read_action,
-    read_cursor,
-    read_id,
-    read_instant,
-)
 from penstock.protocol.errors import InvalidParams, JobNotFound
 from penstock.protocol.method import Method, Scope, method
 from penstock.protocol.tenant import read_tenant
@@ -76,20 +67,20 @@ def _selection(operation: Operation, given: BulkParams) -> Selection:
         if getattr(given, name) is not None and not getattr(given, name):
             raise InvalidParams(name, "is empty; leave it out, or say what must fit")
     for name in ("older_than", "newer_than"):
-        check_span(getattr(given, name), name)
+        checks.check_span(getattr(given, name), name)
     if given.older_than is not None and given.newer_than is not None and given.newer_than <= given.older_than:
         raise InvalidParams("newer_than", f"must be above older_than, {given.older_than}, not {given.newer_than}")
-    first = None if given.ids_from is None else read_id(given.ids_from, "ids_from")
-    last = None if given.ids_to is None else read_id(given.ids_to, "ids_to")
+    first = None if given.ids_from is None else checks.read_id(given.ids_from, "ids_from")
+    last = None if given.ids_to is None else checks.read_id(given.ids_to, "ids_to")
     if first is not None and last is not None and last < first:
         raise InvalidParams("ids_to", f"must be at least ids_from, {first}, not {last}")
     for place, state in enumerate(given.states or ()):
         if state not in operation.states:
             raise InvalidParams(f"states[{place}]", f"is {state}; {operation} is about {', '.join(operation.states)}")
-    check_labels_sought(given.labels)
+    checks.check_labels_sought(given.labels)
     return Selection(
         states=operation.states if given.states is None else tuple(dict.fromkeys(given.states)),
-        action=None if given.action is None else read_action(given.action),
+        action=None if given.action is None else checks.read_action(given.action),
         labels=given.labels,
         older_than=given.older_than,
         newer_than=given.newer_than,
@@ -107,10 +98,10 @@ def _new_times(given: BulkRescheduleParams) -> NewTimes:
             raise InvalidParams("run_at", "or delay or priority must be given, or nothing would change")
         if given.spread:
             raise InvalidParams("spread", f"needs run_at or delay to begin at, not {given.spread} alone")
-    check_span(given.delay, "delay")
-    check_span(given.spread, "spread")
-    check_priority(given.priority)
-    run_at = read_instant(given.run_at)
+    checks.check_span(given.delay, "delay")
+    checks.check_span(given.spread, "spread")
+    checks.check_priority(given.priority)
+    run_at = checks.read_instant(given.run_at)
     if run_at is not None and given.spread and run_at.year > 9000:
         raise InvalidParams("run_at", f"is out of range for a spread: {given.run_at!r}")
     return NewTimes(run_at, given.delay, given.spread, given.priority)
@@ -156,7 +147,7 @@ reschedule = _bulk_method(
 
 
 def _read_job(given: JobId) -> int:
-    return read_id(given.id, "id")
+    return checks.read_id(given.id, "id")
 
 
 def _shown(job: bulk_jobs.BulkJob) -> Job:
@@ -180,7 +171,7 @@ async def get_job(context: Context, job_id: int) -> Job:
 
 
 def _check_list(given: JobListParams) -> JobListParams:
-    check_page(given.limit, given.cursor)
+    checks.check_page(given.limit, given.cursor)
     return given
 
 
@@ -188,7 +179,7 @@ def _check_list(given: JobListParams) -> JobListParams:
 async def list_jobs(context: Context, page: JobListParams) -> JobPage:
     """List jobs, newest first."""
     async with context.transaction() as session:
-        before = read_cursor(page.cursor)
+        before = checks.read_cursor(page.cursor)
         jobs = await bulk_jobs.list_jobs(session, before=before, limit=page.limit, tenant=bound_to())
     cursor = str(jobs[-1].id) if len(jobs) == page.limit else None
     return JobPage([_shown(job) for job in jobs], cursor)

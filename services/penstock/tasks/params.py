@@ -6,64 +6,49 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from penstock.protocol import task
 from penstock.protocol.checks import MAX_IDS, MAX_LIST, TaskId
-from penstock.protocol.task import (
-    ACTION_MAX_CHARS,
-    KEY_MAX_CHARS,
-    LABEL_NAME_MAX_CHARS,
-    LABEL_VALUE_MAX_CHARS,
-    MAX_ATTEMPTS_LIMIT,
-    MAX_LABELS,
-    PRIORITY_MAX,
-    PRIORITY_MIN,
-    REASON_MAX_CHARS,
-    TOKEN_MAX_CHARS,
-    OnDuplicate,
-    State,
-)
+from penstock.protocol.task import OnDuplicate, State
 from penstock.protocol.tenant import TENANT_MAX_CHARS
 from penstock.protocol.views import CURSOR, about
 
 LONGEST_WAIT_SECONDS = 60.0  # load balancers close a connection that is silent for longer
 
+_PRIORITIES = f"{task.PRIORITY_MIN} to {task.PRIORITY_MAX}"
+_KEY_CHARS = f"1 to {task.KEY_MAX_CHARS} characters."
+_Start = Annotated[str | int | None, about("Not before this instant: RFC 3339 with a zone, or epoch milliseconds.")]
 _Task = Annotated[TaskId, about("The task.")]
 _One = Annotated[TaskId | None, about("One task; the answer is an object.")]
 _Many = Annotated[list[TaskId] | None, about(f"Up to {MAX_IDS} tasks; the answer is an array.")]
-_Token = Annotated[str, about(f"What the task waits for, or will wait for; 1 to {TOKEN_MAX_CHARS} characters.")]
+_Token = Annotated[str, about(f"What the task waits for, or will wait for; 1 to {task.TOKEN_MAX_CHARS} characters.")]
 _WaitingTenant = Annotated[
     str | None,
     about("Of the task, with a token that its handler thought out; null for none. A bound key need not name it."),
 ]
-
 _BulkTenant = Annotated[str | None, about("Tasks of this tenant.")]
 
 
 class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Schedules and steps of workflows are made of it too."""
 
-    action: Annotated[str, about(f"What a worker's handler is registered for; 1 to {ACTION_MAX_CHARS} characters.")]
+    action: Annotated[
+        str, about(f"What a worker's handler is registered for; 1 to {task.ACTION_MAX_CHARS} characters.")
+    ]
     payload: Annotated[
         msgspec.Raw, about("The handler's parameters: an object (by name) or an array (by position).")
     ] = msgspec.Raw(b"{}")
-    run_at: Annotated[
-        str | int | None, about("Not before this instant: RFC 3339 with a zone, or epoch milliseconds.")
-    ] = None
+    run_at: _Start = None
     delay: Annotated[
         float | None, about("Not before so many seconds from now, by the database's clock; excludes run_at.")
     ] = None
-    priority: Annotated[int | None, about(f"Higher first; {PRIORITY_MIN} to {PRIORITY_MAX}, null for 0.")] = None
+    priority: Annotated[int | None, about(f"Higher first; {_PRIORITIES}, null for 0.")] = None
     unique_key: Annotated[
         str | None,
-        about(
-            "One task per action and key, see unique; a second enqueue gets the first's id. "
-            f"1 to {KEY_MAX_CHARS} characters."
-        ),
+        about(f"One task per action and key, see unique; a second enqueue gets the first's id. {_KEY_CHARS}"),
     ] = None
-    ordering_key: Annotated[
-        str | None, about(f"Tasks of one key run one at a time, in order. 1 to {KEY_MAX_CHARS} characters.")
-    ] = None
+    ordering_key: Annotated[str | None, about(f"Tasks of one key run one at a time, in order. {_KEY_CHARS}")] = None
     max_attempts: Annotated[
-        int | None, about(f"Attempts before CRITICAL_ERROR; 1 to {MAX_ATTEMPTS_LIMIT}, null for the server's own.")
+        int | None, about(f"Attempts before CRITICAL_ERROR; 1 to {task.MAX_ATTEMPTS_LIMIT}, null for the server's own.")
     ] = None
     timeout: Annotated[
         float | None, about("Seconds that one attempt may take; null for the action's or worker's own.")
@@ -71,17 +56,17 @@ class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: Annotated[
         dict[str, str] | None,
         about(
-            f"Text by text, to find it and to route it by; up to {MAX_LABELS}, names of 1 to {LABEL_NAME_MAX_CHARS} "
-            f"and values of up to {LABEL_VALUE_MAX_CHARS} characters."
+            f"Text by text, to find it and to route it by; up to {task.MAX_LABELS}, names of 1 to "
+            f"{task.LABEL_NAME_MAX_CHARS} and values of up to {task.LABEL_VALUE_MAX_CHARS} characters."
         ),
     ] = None
     expires_at: Annotated[str | int | None, about("Cancelled unless started before this instant; as run_at.")] = None
     expires_in: Annotated[
         float | None, about("The same, so many seconds from now, by the database's clock; excludes expires_at.")
     ] = None
-    limit_key: Annotated[
-        str | None, about(f"Which of its action's limits by key it counts against. 1 to {KEY_MAX_CHARS} characters.")
-    ] = None
+    limit_key: Annotated[str | None, about(f"Which of its action's limits by key it counts against. {_KEY_CHARS}")] = (
+        None
+    )
     unique: Annotated[
         Literal["retained", "live"] | float,
         about(
@@ -100,8 +85,7 @@ class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str | None, about(f"For whom it is; 1 to {TENANT_MAX_CHARS} characters. Its keys are that tenant's own.")
     ] = None
     sealed_payload: Annotated[
-        str | None,
-        about("Instead of payload: a payload that a client has encrypted or stored in the bucket."),
+        str | None, about("Instead of payload: a payload that a client has encrypted or stored in the bucket.")
     ] = None
 
 
@@ -123,7 +107,7 @@ class ResultParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class CancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: _Task
-    reason: Annotated[str | None, about(f"Shown with the task; 1 to {REASON_MAX_CHARS} characters.")] = None
+    reason: Annotated[str | None, about(f"Shown with the task; 1 to {task.REASON_MAX_CHARS} characters.")] = None
 
 
 class RetryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -203,12 +187,10 @@ class BulkParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BulkRescheduleParams(BulkParams, frozen=True, forbid_unknown_fields=True):
-    run_at: Annotated[
-        str | int | None, about("Not before this instant: RFC 3339 with a zone, or epoch milliseconds.")
-    ] = None
+    run_at: _Start = None
     delay: Annotated[float | None, about("Not before so many seconds from now; excludes run_at.")] = None
     spread: Annotated[float, about("Seconds from then on over which the tasks are spread evenly.")] = 0.0
-    priority: Annotated[int | None, about(f"Higher first; {PRIORITY_MIN} to {PRIORITY_MAX}, null to leave it.")] = None
+    priority: Annotated[int | None, about(f"Higher first; {_PRIORITIES}, null to leave it.")] = None
     tenant: _BulkTenant = None  # once more, for the last position is that of what came last
 
 
