@@ -121,7 +121,7 @@ def method(
         (returned,) = get_args(hints["return"]) if together else (hints["return"],)
         taken = list(hints.values())[1] if read is None else next(iter(get_type_hints(read).values()))
         checked: Callable[..., Any] = read or (lambda given: given)
-        takes_settings = len(signature(checked).parameters) == 2
+        takes_settings = len(signature(checked).parameters) > 1
         return Method(
             name,
             " ".join((function.__doc__ or "").split()),

@@ -53,7 +53,7 @@ def own_key(key: str | None) -> str | None:
     return None if key is None else key.rpartition(_BETWEEN)[2]
 
 
-def read_stored(key: str, read: Callable[[str], str], name: str) -> str:
+def read_stored(key: str, read: Callable[[str], object], name: str) -> str:
     """A key that may be a stored one; ``read`` checks it without the tenant. Raises InvalidParams."""
     tenant = tenant_of_key(key)
     read_tenant(tenant, name)

@@ -51,8 +51,9 @@ def _template(given: model.ScheduleCreateParams, settings: Settings) -> NewTask:
             tenant=given.tenant,
         ),
         settings,
+        large=False,
     )
-    check_task_payload(render(task.payload, given.name, HIGHEST_ID, BEGINNING.run_at), settings)
+    check_task_payload(render(task.payload, given.name, HIGHEST_ID, BEGINNING.run_at), settings, large=False)
     return task
 
 

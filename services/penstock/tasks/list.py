@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 import msgspec
 
 from penstock.db.context import Context
-from penstock.db.session import Session
 from penstock.payloads.records import shown_rows
 from penstock.protocol.caller import seen
 from penstock.protocol.errors import RpcError, TaskNotFound
@@ -70,18 +70,13 @@ async def _read_shown(
     room = load.room_bytes
     async with context.session() as session:
         rows: Sequence[Any] = seen(await session.fetch("show_tasks", ids, detail, room))
-        waits = await _read_waits(session, rows) if detail else {}
+        waiting = [row["id"] for row in rows if detail and row["state"] == State.WAITING and row["attempts"]]
+        waits = await session.fetch("read_waits", waiting) if waiting else []
         codec = session.codec
     load.hold(sum(map(views.task_bytes, rows)))
     rows = await shown_rows(codec, rows, room_bytes=room, payload=detail)
-    return {row["id"]: row for row in rows}, waits
-
-
-async def _read_waits(session: Session, rows: Sequence[Any]) -> dict[int, views.WaitsFor]:
-    """What tasks wait for, of those that do."""
-    ids = [row["id"] for row in rows if row["state"] == State.WAITING and row["attempts"]]
-    found = await session.fetch("read_waits", ids) if ids else []
-    return {row["task_id"]: views.WaitsFor(own_key(row["token"]), timestamp(row["deadline"])) for row in found}
+    waits_for = {row["task_id"]: views.WaitsFor(own_key(row["token"]), timestamp(row["deadline"])) for row in waits}
+    return {row["id"]: row for row in rows}, waits_for
 
 
 def _shown(row: Any, waits: Mapping[int, views.WaitsFor], detail: bool) -> views.Task | None:
@@ -95,10 +90,7 @@ def _shown(row: Any, waits: Mapping[int, views.WaitsFor], detail: bool) -> views
 
 @dataclass(frozen=True, slots=True)
 class ListTasks:
-    """Newest first; ``before`` is the id that the page begins behind.
-
-    labels: among the task's. key: its unique key or its ordering key. since, until: when it was created, without until.
-    """
+    """before: the id that the page begins behind. key: unique or ordering key. since, until: of its creation."""
 
     state: State | None
     action: str | None
@@ -117,62 +109,49 @@ class ListTasks:
 
 
 async def list_tasks(context: Context, command: ListTasks) -> views.TaskPage:
-    """A page, newest first. With a filter that no index serves, a bounded stretch of ids is looked at."""
-    if command.is_search:
-        return await _search(context, command)
+    """A page, newest first. With a filter that no index serves, a bounded stretch of ids is looked at.
+
+    A key is looked up in the indexes first, however old its tasks are.
+    """
     before = _NO_CURSOR if command.before is None else command.before
     served = command.action is None and (command.state is None or command.state in FINAL_STATES)
-    scan = command.limit if served else max(command.limit, SCAN_TASKS)
-    arguments = [before, command.limit, scan, command.action]
-    async with context.session() as session:
-        page = await _fetch_page(session, _LIST, command.state, arguments)
-        ids: list[int] = page[0]["ids"]
-        rows = await _read(session, ids)
-    tasks = sorted((views.task(row) for row in rows), key=lambda task: task.id, reverse=True)
-    return views.TaskPage(tasks, _cursor(ids, command.limit, page[0]["last"], page[0]["count"], scan))
-
-
-async def _search(context: Context, command: ListTasks) -> views.TaskPage:
-    """The same by labels, key and time of creation; a key is looked up in the indexes first, however old it is."""
-    labels = None if command.labels is None else msgspec.json.encode(command.labels).decode("utf-8")
-    before = _NO_CURSOR if command.before is None else command.before
-    first, extra = 0, list[int]()
+    scan = command.limit if served and not command.is_search else max(command.limit, SCAN_TASKS)
+    first, late_ids = 0, list[int]()
+    load = in_hand()
     async with context.session() as session:
         if command.until is not None:
             before = min(before, await session.value("find_first_id", command.until))
         if command.since is not None:
             first = await session.value("find_first_id", command.since)
-        arguments = [before, command.limit, SCAN_TASKS, command.action, first, labels, command.key, command.tenant]
-        page = await _fetch_page(session, _SEARCH, command.state, arguments)
-        ids: list[int] = page[0]["ids"]
+        arguments: list[Any] = [before, command.limit, scan, command.action]
+        if command.is_search:
+            labels = None if command.labels is None else msgspec.json.encode(command.labels).decode("utf-8")
+            arguments += [first, labels, command.key, command.tenant]
+        of_any, of_settled, of_live = _SEARCH if command.is_search else _LIST
+        if command.state is None:
+            (page,) = await session.fetch(of_any, *arguments)
+        else:
+            (page,) = await session.fetch(of_settled if command.state.final else of_live, *arguments, command.state)
+        ids: list[int] = page["ids"]
         if command.key is not None and command.before is None:
             kept = stored_key(command.tenant, command.key)
             found = {row["id"] for row in await session.fetch("find_by_key", kept, command.limit)}
-            extra = sorted(found - set(ids), reverse=True)
-        rows = await _read(session, ids + extra)
-    found_late = [row for row in rows if row["id"] in extra and _fits(row, command)]
-    found_late.sort(key=lambda row: row["id"], reverse=True)
+            late_ids = sorted(found - set(ids), reverse=True)
+        asked = ids + late_ids
+        rows: Sequence[Any] = await session.fetch("show_tasks", asked, False, load.room_bytes) if asked else []
+        load.hold(sum(map(views.task_bytes, rows)))
+        rows = await shown_rows(session.codec, rows, room_bytes=0)
+    late = sorted((row for row in rows if row["id"] in late_ids and _fits(row, command)), key=_id_of, reverse=True)
     # What has no room on the page stands on a later one, for it is among those that were not looked at yet.
-    shown = [row for row in rows if row["id"] not in extra] + found_late[: command.limit - len(ids)]
-    tasks = sorted(map(views.task, shown), key=lambda task: task.id, reverse=True)
-    return views.TaskPage(tasks, _cursor(ids, command.limit, page[0]["last"], page[0]["count"], SCAN_TASKS))
+    shown = [row for row in rows if row["id"] not in late_ids] + late[: command.limit - len(ids)]
+    tasks = [views.task(row) for row in sorted(shown, key=_id_of, reverse=True)]
+    # The next page begins behind the last task of a full page, else behind the last one looked at.
+    last = page["last"]
+    end = ids[-1] if len(ids) >= command.limit else last
+    return views.TaskPage(tasks, str(end) if page["count"] >= scan or end != last else None)
 
 
-async def _fetch_page(
-    session: Session, statements: tuple[str, str, str], state: State | None, arguments: Sequence[Any]
-) -> Sequence[Any]:
-    of_any, of_settled, of_live = statements
-    if state is None:
-        return await session.fetch(of_any, *arguments)
-    return await session.fetch(of_settled if state.final else of_live, *arguments, state)
-
-
-async def _read(session: Session, ids: Sequence[int]) -> Sequence[Any]:
-    """Rows of tasks, with as many bytes of results and errors as the answer has room for."""
-    load = in_hand()
-    rows = await session.fetch("show_tasks", ids, False, load.room_bytes) if ids else []
-    load.hold(sum(map(views.task_bytes, rows)))
-    return await shown_rows(session.codec, rows, room_bytes=0)
+_id_of = itemgetter("id")
 
 
 def _fits(row: Any, command: ListTasks) -> bool:
@@ -186,11 +165,3 @@ def _fits(row: Any, command: ListTasks) -> bool:
         and (command.since is None or row["created_at"] >= command.since)
         and (command.until is None or row["created_at"] < command.until)
     )
-
-
-def _cursor(ids: Sequence[int], limit: int, last: int | None, seen: int, scan: int) -> str | None:
-    """Where the next page begins: behind the last task of a full page, else behind the last one looked at."""
-    if len(ids) >= limit:
-        at_end = seen < scan and ids[-1] == last
-        return None if at_end else str(ids[-1])
-    return str(last) if seen >= scan else None

@@ -26,7 +26,6 @@ from penstock.protocol.method import Scope, method
 from penstock.protocol.task import NewTask, State
 from penstock.protocol.tenant import read_tenant
 from penstock.runtime.budget import in_hand
-from penstock.settings.model import Settings
 from penstock.tasks import reschedule as rescheduling
 from penstock.tasks import settle, stats, views
 from penstock.tasks.list import ListTasks, ShowTasks, list_tasks, show_tasks
@@ -34,7 +33,6 @@ from penstock.tasks.new_task import new_task, read_start
 from penstock.tasks.params import (
     LONGEST_WAIT_SECONDS,
     CancelParams,
-    EnqueueParams,
     ListParams,
     RescheduleParams,
     ResultParams,
@@ -44,10 +42,6 @@ from penstock.tasks.params import (
 )
 
 
-def _read_enqueue(given: EnqueueParams, settings: Settings) -> NewTask:
-    return new_task(given, settings, large=True)
-
-
 def _narrow_new_task(task: NewTask) -> NewTask:
     check_actions({task.action})
     tenant = own_tenant(task.tenant)
@@ -55,7 +49,7 @@ def _narrow_new_task(task: NewTask) -> NewTask:
 
 
 @method(
-    "enqueue", permission=Permission.ENQUEUE, scope=Scope.OWN, errors=(TooLarge, DuplicateTask), read=_read_enqueue,
+    "enqueue", permission=Permission.ENQUEUE, scope=Scope.OWN, errors=(TooLarge, DuplicateTask), read=new_task,
     narrow=_narrow_new_task, by_queue=True, together=True,
 )  # fmt: skip
 async def enqueue(context: ServingContext, tasks: Sequence[NewTask | RpcError]) -> Sequence[views.Accepted | RpcError]:

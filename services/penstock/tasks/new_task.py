@@ -30,7 +30,7 @@ class _Identified(msgspec.Struct, frozen=True):
 _decode_identified = msgspec.json.Decoder(_Identified).decode
 
 
-def new_task(given: EnqueueParams, settings: Settings, *, large: bool = False) -> NewTask:
+def new_task(given: EnqueueParams, settings: Settings, *, large: bool = True) -> NewTask:
     """large: its payload may become an object."""
     payload = bytes(given.payload).decode("utf-8")
     check_task_payload(payload, settings, large=large)
@@ -76,7 +76,7 @@ def read_start(run_at: str | int | None, delay: float | None, priority: int | No
 
 def submitted_task(action: str, raw: bytes, settings: Settings) -> NewTask:
     payload = raw.decode("utf-8")
-    check_task_payload(payload, settings, field="params", large=True)
+    check_task_payload(payload, settings, field="params")
     unique_key = None
     raw_id = bytes(_decode_identified(payload).objectID) if payload.lstrip().startswith("{") else b"null"
     if raw_id != b"null":
@@ -88,7 +88,7 @@ def submitted_task(action: str, raw: bytes, settings: Settings) -> NewTask:
     return NewTask(checks.read_action(action), payload, unique_key=unique_key, max_attempts=settings.max_attempts)
 
 
-def check_task_payload(payload: str, settings: Settings, *, field: str = "payload", large: bool = False) -> None:
+def check_task_payload(payload: str, settings: Settings, *, field: str = "payload", large: bool = True) -> None:
     size = utf8_size(escape_for_sqs(payload))  # as it will travel
     limit = settings.largest_payload_bytes if large else settings.payload_limit_bytes
     if size > limit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -13,7 +13,7 @@ from penstock.protocol.checks import MAX_IDS, read_key, read_limit
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.method import Scope, method
 from penstock.protocol.requests import ClaimId, parse_claim_id
-from penstock.protocol.tenant import own_key, read_tenant, stored_key, tenant_of_key
+from penstock.protocol.tenant import own_key, read_stored, read_tenant, stored_key
 from penstock.protocol.views import NEXT_CURSOR, about
 from penstock.tasks import ordering, settle
 from penstock.tasks.params import ClaimsCheckParams, OrderingListParams, OrderingReleaseParams
@@ -24,29 +24,19 @@ class HeldKeys(msgspec.Struct, frozen=True):
     cursor: Annotated[str | None, NEXT_CURSOR]
 
 
-@dataclass(frozen=True, slots=True)
-class ListHeldKeys:
-    """By key; ``after`` is the key that the page begins behind."""
-
-    limit: int
-    after: str | None
-
-
-def _read_list(given: OrderingListParams) -> ListHeldKeys:
-    limit = read_limit(given.limit)
-    if given.cursor is None:
-        return ListHeldKeys(limit, None)
-    # An ordering key as it is stored, behind the name of its tenant if it has one.
-    tenant, key = tenant_of_key(given.cursor), read_key(own_key(given.cursor), "cursor")
-    return ListHeldKeys(limit, stored_key(read_tenant(tenant, "cursor"), key or ""))
+def _check_list(given: OrderingListParams) -> OrderingListParams:
+    read_limit(given.limit)
+    if given.cursor is not None:
+        read_stored(given.cursor, partial(read_key, name="cursor"), "cursor")
+    return given
 
 
-@method("ordering.list", permission=Permission.READ, scope=Scope.CLOSED, read=_read_list)
-async def list_held_keys(context: Context, command: ListHeldKeys) -> HeldKeys:
+@method("ordering.list", permission=Permission.READ, scope=Scope.CLOSED, read=_check_list)
+async def list_held_keys(context: Context, page: OrderingListParams) -> HeldKeys:
     """List ordering keys that a task in CRITICAL_ERROR holds, by key."""
     async with context.session() as session:
-        keys = await ordering.list_held_keys(session, command.limit, command.after)
-    return HeldKeys(keys, stored_key(keys[-1].tenant, keys[-1].key) if len(keys) == command.limit else None)
+        keys = await ordering.list_held_keys(session, page.limit, page.cursor)
+    return HeldKeys(keys, stored_key(keys[-1].tenant, keys[-1].key) if len(keys) == page.limit else None)
 
 
 class ReleasedKey(msgspec.Struct, frozen=True):

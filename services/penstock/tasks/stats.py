@@ -1,17 +1,15 @@
 """The method `stats`: counts, rates and lag of all tasks; counts of one tenant's tasks.
 
-No index goes by tenant, as every task would have to enter it, and no tally is kept by tenant, as there may be
-thousands. So the newest records are looked at, a bounded number of each kind, one tenant at a time.
+Neither an index nor a tally goes by tenant, so a bounded number of the newest records of each kind is looked at.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from penstock.db.context import Context
-from penstock.protocol.task import OTHER_ACTIONS, State
+from penstock.protocol.task import FINAL_STATES, OTHER_ACTIONS, State
 from penstock.tasks import views
 
 RATES_OVER_SECONDS = 60.0
@@ -34,38 +32,23 @@ async def count_tasks(context: Context) -> views.Statistics:
 
 
 async def count_tasks_of(context: Context, tenant: str) -> views.TenantStatistics:
+    async with context.session() as session:
+        live = [state for state in State if not state.final]
+        parts = [(live, await session.fetch("count_live_of_tenant", tenant, views.TENANT_LOOKED_AT))]
+        for state in FINAL_STATES:
+            rows = await session.fetch("count_settled_of_tenant", tenant, views.TENANT_LOOKED_AT, state)
+            parts.append(([state], rows))
     actions: dict[str, Counter[State]] = defaultdict(Counter)
     more: set[State] = set()
-    async with context.session() as session:
-        live = await session.fetch("count_live_of_tenant", tenant, views.TENANT_LOOKED_AT)
-        settled = {
-            state: await session.fetch("count_settled_of_tenant", tenant, views.TENANT_LOOKED_AT, state)
-            for state in State
-            if state.final
-        }
-    for state, rows in settled.items():
-        for row in _own(rows):
-            actions[row["action"]][state] = row["count"]
-        if _is_part(rows):
-            more.add(state)
-    for row in _own(live):
-        actions[row["action"]][State(row["state"])] = row["count"]
-    if _is_part(live):
-        more |= {state for state in State if not state.final}
-    return views.TenantStatistics(
-        tenant, _by_state(actions), views.by_action(actions), [state for state in State if state in more]
-    )
+    for states, rows in parts:
+        for row in rows:
+            if row["action"] is not None:
+                actions[row["action"]][State(row.get("state", states[0]))] = row["count"]
+        if sum(row["count"] for row in rows) >= views.TENANT_LOOKED_AT:
+            more.update(states)
+    at_least = [state for state in State if state in more]
+    return views.TenantStatistics(tenant, _by_state(actions), views.by_action(actions), at_least)
 
 
 def _by_state(actions: Mapping[str, Counter[State]]) -> dict[State, int]:
     return {state: sum(of_action[state] for of_action in actions.values()) for state in State}
-
-
-def _own(rows: Sequence[Any]) -> Iterable[Any]:
-    return (row for row in rows if row["action"] is not None)
-
-
-def _is_part(rows: Sequence[Any]) -> bool:
-    """Whether there may be more than was looked at."""
-    looked_at: int = sum(row["count"] for row in rows)
-    return looked_at >= views.TENANT_LOOKED_AT

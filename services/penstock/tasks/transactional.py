@@ -169,7 +169,7 @@ def _read(tasks: Iterable[Mapping[str, Any]], settings: Settings) -> tuple[list[
     headers = {} if trace is None else trace.headers
     read, entries = [], []
     for given in tasks:
-        task = new_task(decode(EnqueueParams, dumps(prepared(given)).encode()), settings, large=True)
+        task = new_task(decode(EnqueueParams, dumps(prepared(given)).encode()), settings)
         if task.offered is not None:
             raise InvalidParams("sealed_payload", "cannot be taken in a transaction of yours: give the payload itself")
         entry = {

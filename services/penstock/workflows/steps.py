@@ -145,7 +145,7 @@ def fallback_of(policy: str) -> str | None:
 
 def step_task(step: ChildParams, settings: Settings) -> NewTask:
     """The task of a step or of a spawned child. Raises InvalidParams, TooLarge."""
-    return new_task(EnqueueParams(**{name: getattr(step, name) for name in _OF_A_TASK}), settings)
+    return new_task(EnqueueParams(**{name: getattr(step, name) for name in _OF_A_TASK}), settings, large=False)
 
 
 def named_task(step: ChildParams, at: str, settings: Settings) -> NewTask:

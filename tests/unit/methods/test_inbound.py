@@ -29,7 +29,7 @@ from penstock.runtime import metrics
 from penstock.settings.model import Settings, load_settings
 from penstock.tasks.list import ListTasks, ShowTasks
 from penstock.tasks.methods import AwaitResults, Cancel, Reschedule, Retry
-from penstock.tasks.ordering_methods import ListHeldKeys
+from penstock.tasks.params import OrderingListParams
 from penstock.workflows.model import CreateWorkflow
 
 
@@ -329,7 +329,7 @@ def test_a_wrong_submission_names_the_field(limits: Settings, method: str, paylo
             Reschedule(7, datetime(1970, 1, 1, tzinfo=UTC), None, -3),
         ),
         ("reschedule", {"id": 7, "delay": 1.5}, Reschedule(7, None, 1.5, None)),
-        ("ordering.list", {"limit": 3, "cursor": "k"}, ListHeldKeys(3, "k")),
+        ("ordering.list", {"limit": 3, "cursor": "k"}, OrderingListParams(3, "k")),
         ("ordering.release", ["k"], "k"),
         ("claims.check", {"claims": ["42:7"]}, {"42:7": ClaimId(42, 7)}),
         ("task.complete", ["t"], answer("t", '"result":null')),
