@@ -20,9 +20,8 @@ from penstock.db.pool import Store
 from penstock.protocol.api_key import Permission
 from penstock.protocol.method import Scope
 from penstock.protocol.method import method as declare
-from penstock.protocol.reports import decode_reports, encode_wait
+from penstock.protocol.reports import decode_reports, encode_wait, make_token
 from penstock.protocol.task import NewTask
-from penstock.protocol.wait_tokens import make_token
 from penstock.results.apply import apply_reports
 from penstock.settings.model import Settings
 from penstock.supervisor.bulk_jobs import BulkJobs

@@ -22,9 +22,8 @@ from penstock.methods.table import METHODS, read_command
 from penstock.protocol.api_key import Permission
 from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import AccessDenied, AnsweredAlready, RpcError, StateConflict, TaskNotFound
-from penstock.protocol.reports import decode_reports, encode_result, encode_wait
+from penstock.protocol.reports import decode_reports, encode_result, encode_wait, make_token
 from penstock.protocol.task import Claimed, Failure, NewTask, State
-from penstock.protocol.wait_tokens import make_token
 from penstock.resulter import Resulter
 from penstock.results.apply import ApplySummary, apply_reports
 from penstock.results.wait_answers import give_up_overdue

@@ -77,14 +77,10 @@ class InternalError(RpcError):
 
 
 class ParseError(RpcError):
-    """The body is not JSON."""
-
     code = -32700
 
 
 class InvalidRequest(RpcError):
-    """JSON, but no JSON-RPC 2.0 request."""
-
     code = -32600
 
 
@@ -160,8 +156,6 @@ class ScheduleNotFound(NotFound):
 
 
 class WorkflowNotFound(NotFound):
-    """Unknown workflow, by its id or its key."""
-
     code = -32022
     what = "workflow"
     called = "key"
@@ -182,10 +176,8 @@ class QueueAway(RpcError):
     code = -32010
 
     def __init__(self, queue: str, reference: str) -> None:
-        super().__init__(
-            f"The api cannot use the queue {queue}: it must exist, and the api needs credentials and rights for it",
-            {"queue": queue, "ref": reference},
-        )
+        problem = "it must exist, and the api needs credentials and rights for it"
+        super().__init__(f"The api cannot use the queue {queue}: {problem}", {"queue": queue, "ref": reference})
 
 
 class StateConflict(RpcError):
@@ -230,10 +222,8 @@ class TooManyWaits(RpcError):
     code = -32025
 
     def __init__(self, what: str, limit: int) -> None:
-        super().__init__(
-            f"Too many {what} wait: the limit is {limit} at once; ask again later, or with timeout 0",
-            {"limit": limit, "retry_after": 1},
-        )
+        message = f"Too many {what} wait: the limit is {limit} at once; ask again later, or with timeout 0"
+        super().__init__(message, {"limit": limit, "retry_after": 1})
 
 
 class Overloaded(RpcError):
@@ -243,10 +233,8 @@ class Overloaded(RpcError):
     retry_after_seconds = 1.0
 
     def __init__(self) -> None:
-        super().__init__(
-            "The api is at its limit of bytes in requests and answers: try again later, or send less at once",
-            {"retry_after": self.retry_after_seconds},
-        )
+        message = "The api is at its limit of bytes in requests and answers: try again later, or send less at once"
+        super().__init__(message, {"retry_after": self.retry_after_seconds})
 
 
 class RateLimited(RpcError):

@@ -24,14 +24,13 @@ class Fence:
     """Makes claim ids and verifies them."""
 
     def __init__(self, keys: Sequence[ClaimKey] = ()) -> None:
-        self._signer: Any = None
-        self._checkers: list[tuple[Any, float]] = []
-        self._unsigned_until = 0.0
         self.set(keys)
 
     def set(self, keys: Sequence[ClaimKey]) -> None:
         """keys: newest first; the first one that may sign does."""
-        self._signer, self._checkers, self._unsigned_until = None, [], 0.0
+        self._signer: Any = None
+        self._checkers: list[tuple[Any, float]] = []
+        self._unsigned_until = 0.0
         for key in keys:
             until = math.inf if key.seconds_left is None else monotonic() + key.seconds_left
             if key.secret is None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,6 +20,7 @@ from penstock.protocol.json_text import entry_text, replace_unstorable, short_re
 from penstock.protocol.requests import INT8_MAX, ClaimId, parse_claim_id, split_body
 from penstock.protocol.sealed import SEALED_ENCODING, Reference, decode_sealed, escape_plain, is_sealed
 from penstock.protocol.task import ACTION_MAX_CHARS, TOKEN_MAX_CHARS
+from penstock.protocol.tenant import stored_key
 from penstock.protocol.trace_context import TraceContext, parse
 
 PROGRESS_NOTE_CHARS = 1000  # a longer note is cut
@@ -28,6 +31,7 @@ _MOST_RUNS, _MOST_SECONDS = 10**9, 1e12
 
 _EMPTY = msgspec.Raw(b"")
 _CODE = re.compile(r"-?(?:0|[1-9][0-9]{0,8})")
+_MADE_TOKEN = re.compile(r"wait:([0-9]{1,19}:[0-9]{1,19}):[A-Za-z0-9_-]{22}")
 _BARE_ID = re.compile(r"[0-9]{1,19}")
 
 
@@ -359,6 +363,31 @@ def check_wait_seconds(seconds: object) -> float:
     if not is_number or not 0 < seconds <= LONGEST_WAIT_SECONDS:  # type: ignore[operator]
         raise ValueError(f"a wait lasts above 0 and at most {LONGEST_WAIT_SECONDS:.0f} seconds, not {seconds!r}")
     return float(seconds)  # type: ignore[arg-type]
+
+
+def make_token(task_id: int, claim: int) -> str:
+    """A token of one attempt with 128 random bits, in characters that need no escape in a URL."""
+    return f"wait:{task_id}:{claim}:{secrets.token_urlsafe(16)}"
+
+
+def claim_of_token(token: str) -> ClaimId | None:
+    """The attempt of a token; None for one that a handler chose."""
+    match = _MADE_TOKEN.fullmatch(token)
+    return None if match is None else parse_claim_id(match[1])
+
+
+def stored_token(token: str, tenant: str | None) -> str:
+    """A token as it is stored: one that a handler chose is prefixed with the tenant of its task."""
+    return token if claim_of_token(token) is not None else stored_key(tenant, token)
+
+
+def digest_of_answer(answer: str) -> bytes:
+    """SHA-256 of an answer, regardless of the order of members and white space."""
+    try:
+        text = json.dumps(json.loads(f"{{{answer}}}"), sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError):  # such as a number of 5,000 digits, which is compared as text
+        text = answer
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def _attempt_in(raw: bytes) -> int | None:

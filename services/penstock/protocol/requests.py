@@ -11,15 +11,9 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from penstock.protocol import json_text
 from penstock.protocol.errors import InvalidRequest, ParseError, RpcError
-from penstock.protocol.json_text import (
-    entry_text,
-    holds_unstorable,
-    no_constant,
-    replace_unstorable,
-    short_reason,
-    text_of,
-)
+from penstock.protocol.json_text import entry_text, replace_unstorable, short_reason, text_of
 from penstock.protocol.sealed import MARK
 
 _EMPTY = msgspec.Raw(b"")
@@ -56,7 +50,7 @@ _decode_request = msgspec.json.Decoder(Request).decode
 _decode_only_id = msgspec.json.Decoder(_OnlyId).decode
 _decode_batch = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_requests = msgspec.json.Decoder(list[Request]).decode
-_decode_strictly = json.JSONDecoder(parse_constant=no_constant).decode
+_decode_strictly = json.JSONDecoder(parse_constant=json_text.no_constant).decode
 _WHITESPACE = " \t\n\r"
 _NO_ID = frozenset((b"{", b"[", b"t", b"f"))
 _NO_PARAMS = frozenset(bytes((first,)) for first in b'"-0123456789ntf')
@@ -169,7 +163,7 @@ def decode_request(entry: str | msgspec.Raw, *, may_be_sealed: bool = False) -> 
         return Invalid(InvalidRequest(f"Invalid Request: {short_reason(exc)}"), _salvage_id(entry), entry_text(entry))
     except ValueError as exc:
         text = entry_text(entry)
-        if holds_unstorable(text):
+        if json_text.holds_unstorable(text):
             return Invalid(InvalidRequest("Invalid Request: holds half a surrogate pair"), _salvage_id(entry), text)
         return Invalid(ParseError(f"Parse error: {short_reason(exc)}"), b"null", text)
 

@@ -13,9 +13,8 @@ from penstock.protocol.checks import check_span
 from penstock.protocol.errors import HANDLER_ERROR, InvalidParams, Refused, StateConflict, TaskNotFound, TooLarge
 from penstock.protocol.json_text import check_json, utf8_size
 from penstock.protocol.method import Scope, method
-from penstock.protocol.reports import check_token
+from penstock.protocol.reports import check_token, claim_of_token, digest_of_answer
 from penstock.protocol.tenant import read_tenant
-from penstock.protocol.wait_tokens import claim_of_token, digest_of
 from penstock.results.wait_answers import Answered, AnswerWait, answer_wait
 from penstock.runtime.logs import get_logger
 from penstock.settings.model import Settings
@@ -77,7 +76,7 @@ def _read_answer(given: TaskCompleteParams | TaskFailParams, member: str, text: 
         raise TooLarge(member, size, settings.result_limit_bytes)
     check_json(text, member)
     answer = f'"{member}":{text}'
-    return AnswerWait(given.token, answer, digest_of(answer), read_tenant(given.tenant))
+    return AnswerWait(given.token, answer, digest_of_answer(answer), read_tenant(given.tenant))
 
 
 async def _answer(context: Context, command: AnswerWait) -> Answered:

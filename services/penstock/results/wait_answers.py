@@ -14,10 +14,9 @@ import msgspec
 from penstock.db.session import Session
 from penstock.payloads.codec import answer_aad
 from penstock.protocol.errors import TASK_TIMEOUT, AnsweredAlready, RpcError, StateConflict, TaskNotFound
-from penstock.protocol.reports import Failed, error_text
+from penstock.protocol.reports import Failed, claim_of_token, error_text, stored_token
 from penstock.protocol.task import State
 from penstock.protocol.views import about
-from penstock.protocol.wait_tokens import claim_of_token, stored_token
 from penstock.results.apply import apply_reports
 from penstock.results.waits import (
     Token,

@@ -11,9 +11,17 @@ import msgspec
 from penstock.db.session import Session
 from penstock.payloads.codec import answer_aad
 from penstock.protocol.errors import STATE_CONFLICT, PayloadLost, PayloadUnavailable
-from penstock.protocol.reports import NO_HINTS, Failed, Hints, Succeeded, Waiting, decode_report, error_text
+from penstock.protocol.reports import (
+    NO_HINTS,
+    Failed,
+    Hints,
+    Succeeded,
+    Waiting,
+    claim_of_token,
+    decode_report,
+    error_text,
+)
 from penstock.protocol.task import State
-from penstock.protocol.wait_tokens import claim_of_token
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 from penstock.tasks.records import Pair, columns

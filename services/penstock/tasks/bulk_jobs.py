@@ -7,7 +7,7 @@ Both are committed together, so a kill at any point neither loses nor repeats an
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -29,11 +29,9 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BulkJob:
-    """The state of a job.
+    """cursor: the position, as defined by its kind; None before the first batch. total: how many records match.
 
-    cursor: the position, as defined by its kind; None before the first batch. total: how many records match, None until
-    counted; ``total_is_exact``: counted, not estimated. seen: records looked at. refused: those that could not be
-    changed; the first of them are in ``errors``.
+    seen: records looked at. refused: those that could not be changed; the first of them are in ``errors``.
     """
 
     id: int
@@ -63,24 +61,22 @@ class BulkJob:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What one batch did, and where the next one begins.
+    """What one batch did, and where the next one begins. total: how many records match, if it has counted.
 
-    total: how many records match, if this batch has counted. done: there is no next batch. rest_seconds: until the next
-    batch, because another transaction holds the records.
+    rest_seconds: until the next batch, because another transaction holds the records.
     """
 
     cursor: Mapping[str, Any]
     seen: int = 0
     changed: int = 0
     refused: int = 0
-    errors: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    errors: Sequence[Mapping[str, Any]] = ()
     total: int | None = None
     done: bool = False
     rest_seconds: float = 0.0
 
 
-Batch = Callable[[Session, BulkJob], Awaitable[BatchResult]]
-"""One bounded batch of a job, inside a transaction that its caller commits."""
+Batch = Callable[[Session, BulkJob], Awaitable[BatchResult]]  # inside a transaction that its caller commits
 
 
 async def create_job(session: Session, kind: str, params: bytes) -> BulkJob:

@@ -31,7 +31,7 @@ async def claim(
     ones. Once there are limits or routes, this finds nothing; see ``claim_by_rules``.
     """
     rows = await session.fetch("claim_tasks", limit, now, *_columns_of(stretches), due_seconds)
-    return _batch(rows) if rows else None
+    return _batch(rows)
 
 
 async def claim_by_rules(
@@ -39,8 +39,7 @@ async def claim_by_rules(
 ) -> tuple[ClaimBatch | None, int]:
     """As ``claim``, with limits or routes; also returns how many tasks were diverted to a gate or a route."""
     rows = await session.fetch("claim_tasks_by_rules", limit, None, *_columns_of(stretches), due_seconds)
-    diverted: int = rows[0]["diverted"]
-    return (None if rows[0][0] is None else _batch(rows)), diverted
+    return _batch(rows), rows[0]["diverted"]
 
 
 async def find_candidates(session: Session, limit: int, stretches: Sequence[Stretch], due_seconds: float) -> list[int]:
@@ -60,16 +59,13 @@ async def put_aside(session: Session, limit: int, priority: int, after: Position
 async def claim_by_route(session: Session, limit: int, route: str) -> tuple[ClaimBatch | None, int]:
     """Claim up to ``limit`` due tasks of a route, in the same order; also returns how many were diverted to a gate."""
     rows = await session.fetch("claim_tasks_by_route", limit, route)
-    return (None if rows[0][0] is None else _batch(rows)), rows[0]["diverted"]
+    return _batch(rows), rows[0]["diverted"]
 
 
 async def claim_at_gates(session: Session, limits: Mapping[str, int]) -> tuple[ClaimBatch | None, Counter[str]]:
-    """Claim due tasks at gates, up to a limit for each; also returns how many by gate.
-
-    The gates are locked already, in the same transaction.
-    """
+    """Claim due tasks at gates that are locked, up to a limit for each; also returns how many by gate."""
     rows = await session.fetch("claim_tasks_at_gates", list(limits), list(limits.values()))
-    return (_batch(rows) if rows else None), Counter(row["gate"] for row in rows)
+    return _batch(rows), Counter(row["gate"] for row in rows)
 
 
 async def read_priorities(session: Session, limit: int) -> list[int]:
@@ -78,10 +74,7 @@ async def read_priorities(session: Session, limit: int) -> list[int]:
 
 
 async def read_seconds_to_next(session: Session, stretches: Sequence[Stretch], limit: int) -> float | None:
-    """Seconds until the next task of these stretches becomes due, None for none.
-
-    limit: of the priorities looked through, in stretches that cover several.
-    """
+    """Seconds until the next task of these stretches becomes due, None for none. limit: of priorities looked at."""
     lows, highs, *_ = _columns_of(stretches)
     seconds: float | None = await session.value("read_seconds_to_next", lows, highs, limit)
     return seconds
@@ -102,10 +95,8 @@ async def count_in_flight(
     session: Session, limit: int, *, since: datetime = BEGINNING.run_at, route: str | None = None
 ) -> InFlight:
     """Count up to ``limit`` ACQUIRED tasks of a route, or of none, claimed at ``since`` or later."""
-    if route is None:
-        (row,) = await session.fetch("count_in_flight", limit, since)
-    else:
-        (row,) = await session.fetch("count_in_flight_by_route", limit, since, route)
+    statement, more = ("count_in_flight", ()) if route is None else ("count_in_flight_by_route", (route,))
+    (row,) = await session.fetch(statement, limit, since, *more)
     return InFlight(*row)
 
 
@@ -121,8 +112,10 @@ def _columns_of(stretches: Sequence[Stretch]) -> list[list[Any]]:
     ]  # fmt: skip
 
 
-def _batch(rows: Sequence[asyncpg.Record]) -> ClaimBatch:
-    """The rows of a claim: the members of Claimed, then perhaps priority and last run_at."""
+def _batch(rows: Sequence[asyncpg.Record]) -> ClaimBatch | None:
+    """The rows of a claim: the members of Claimed, or nulls, then perhaps priority and last run_at."""
+    if not rows or rows[0][0] is None:
+        return None
     metrics.BATCH_SIZE.labels("claim").observe(len(rows))
     reached: dict[int, Position] = {}
     if "last_run_at" in rows[0].keys():  # noqa: SIM118 - of a Record, `in` asks for a value

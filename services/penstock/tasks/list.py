@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import itemgetter
@@ -41,7 +41,6 @@ async def show_tasks(
 ) -> list[views.Task | list[views.Task | None] | RpcError]:
     """An outcome for each command; the tasks of all are read together."""
     rows: dict[bool, dict[int, Any]] = {}
-    waits: dict[int, views.WaitsFor] = {}
     for detail in (False, True):
         ids = {
             task_id
@@ -50,22 +49,19 @@ async def show_tasks(
             for task_id in command.ids
         }
         if ids:
-            rows[detail], found = await _read_shown(context, list(ids), detail=detail)
-            waits |= found
+            rows[detail] = await _read_shown(context, list(ids), detail=detail)
     outcomes: list[views.Task | list[views.Task | None] | RpcError] = []
     for command in commands:
         if isinstance(command, RpcError):
             outcomes.append(command)
             continue
-        shown = [_shown(rows[command.detail].get(one), waits, command.detail) for one in command.ids]
+        shown = [_shown(rows[command.detail].get(one), command.detail) for one in command.ids]
         outcomes.append(shown if command.many else shown[0] or TaskNotFound(command.ids[0]))
     return outcomes
 
 
-async def _read_shown(
-    context: Context, ids: Sequence[int], *, detail: bool
-) -> tuple[dict[int, Any], dict[int, views.WaitsFor]]:
-    """Rows of tasks that the caller may see, decoded, and what they wait for."""
+async def _read_shown(context: Context, ids: Sequence[int], *, detail: bool) -> dict[int, Any]:
+    """Rows of tasks that the caller may see, decoded, with what they wait for."""
     load = in_hand()
     room = load.room_bytes
     async with context.session() as session:
@@ -74,18 +70,20 @@ async def _read_shown(
         waits = await session.fetch("read_waits", waiting) if waiting else []
         codec = session.codec
     load.hold(sum(map(views.task_bytes, rows)))
-    rows = await shown_rows(codec, rows, room_bytes=room, payload=detail)
-    waits_for = {row["task_id"]: views.WaitsFor(own_key(row["token"]), timestamp(row["deadline"])) for row in waits}
-    return {row["id"]: row for row in rows}, waits_for
+    shown = {row["id"]: row for row in await shown_rows(codec, rows, room_bytes=room, payload=detail)}
+    for wait in waits:
+        waits_for = views.WaitsFor(own_key(wait["token"]), timestamp(wait["deadline"]))
+        shown[wait["task_id"]] = {**shown[wait["task_id"]], "waits_for": waits_for}
+    return shown
 
 
-def _shown(row: Any, waits: Mapping[int, views.WaitsFor], detail: bool) -> views.Task | None:
+def _shown(row: Any, detail: bool) -> views.Task | None:
     """A task as it is answered; its large values only while the answer has room, as a body may name it often."""
     if row is None:
         return None
     if not row["is_cut"] and not in_hand().answer(views.task_bytes(row)):
         row = {**row, "is_cut": True, "payload": None, "result": None, "failures": None, "error": None}
-    return views.task_detail(row, waits.get(row["id"])) if detail else views.task(row)
+    return views.task_detail(row) if detail else views.task(row)
 
 
 @dataclass(frozen=True, slots=True)

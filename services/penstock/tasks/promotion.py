@@ -1,12 +1,9 @@
 """Promote the next tasks of ordering keys that no scheduler claimed in time.
 
 A resulter that settles tasks of many ordering keys promotes their next tasks in one row, from which a scheduler claims
-them (see finish_tasks). Tasks that are not claimed within a few seconds are promoted one by one here, so that older
-schedulers, claims by rules and queries by state see them. Resulters do this, and supervisors for when the last resulter
-has gone. A resulter that stops ends all promotions, since the version that follows may know of none.
-
-Keys that another transaction held when their task settled are promoted here too: a moment later, and then each second
-until that transaction has ended (see look_later).
+them (see finish_tasks). Those not claimed within a few seconds are promoted one by one here, so that older schedulers,
+claims by rules and queries by state see them. Resulters do this, and supervisors for when the last resulter has gone.
+Keys that another transaction held when their task settled are promoted here too (see look_later).
 """
 
 from __future__ import annotations
@@ -52,7 +49,7 @@ class Promotions:
         return 0.0
 
     async def end_all(self) -> None:
-        """Promote the tasks of all rows, also of those that are not overdue."""
+        """Promote the tasks of all rows, since the version that follows a resulter may know of none."""
         promoted = 1
         while promoted:
             async with self._store.transaction() as session:
@@ -62,9 +59,7 @@ class Promotions:
 
     async def _work_or_wait(self) -> float:
         seconds = await self.run_once()
-        if not seconds:
-            return 0.0
-        if not await is_set_within(self._left, seconds):
+        if not seconds or not await is_set_within(self._left, seconds):
             return 0.0
         self._left.clear()
         return _SOON_SECONDS

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from penstock.protocol.task import Claimed, Position
 
 Pair = tuple[int, int]  # (task id, claim)
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimBatch:
+class ClaimBatch(NamedTuple):
     """One claim. id: its token, by which the sending is confirmed. reached: the last position by priority."""
 
     id: int
@@ -29,8 +29,7 @@ class InFlight:
     aged_before: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class ActionThroughput:
+class ActionThroughput(NamedTuple):
     """Recent attempts of one action. timed: those of known run time, ``seconds`` in total."""
 
     action: str
@@ -39,8 +38,7 @@ class ActionThroughput:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class SettledTask:
+class SettledTask(NamedTuple):
     """A task that has changed state. waited: for an event, when it was cancelled."""
 
     id: int
@@ -48,13 +46,11 @@ class SettledTask:
     waited: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StaleTask:
-    """An ACQUIRED task without a recent heartbeat.
+class StaleTask(NamedTuple):
+    """An ACQUIRED task without a recent heartbeat. held_seconds: since its claim. trace: see ``read_carried``.
 
-    held_seconds: since its claim. silent_seconds: since its last heartbeat, or its claim. taken: a worker has reported
-    it. suspect: it travelled alone, after another silence. route: by which it was sent. worker: which one has reported
-    it, if known. trace: as in ``Claimed``; see ``read_carried``.
+    silent_seconds: since its last heartbeat, or its claim. taken: a worker, perhaps ``worker``, has reported it.
+    suspect: it travelled alone, after another silence.
     """
 
     id: int

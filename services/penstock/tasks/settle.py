@@ -18,10 +18,7 @@ PROMOTIONS_FROM = 16  # tasks promoted at a time from which on one row for all i
 
 
 async def finish(session: Session, results: dict[Pair, str], workers: Mapping[Pair, str | None] | None = None) -> int:
-    """ACQUIRED to SUCCESS for each (id, claim) that still holds; returns how many. Ids are distinct.
-
-    workers: the names of those who ran them, if known.
-    """
+    """ACQUIRED to SUCCESS for each (id, claim) that still holds; returns how many. Ids are distinct."""
     if not results:
         return 0
     ids, claims = columns(results)
@@ -80,23 +77,15 @@ async def fail(session: Session, failures: Sequence[Failure], *, hold_keys: bool
         settled += _count(rows, State.ERROR)
     final = [f for f in failures if f.delay_seconds is None]
     if final:
-        given = [f.id for f in final], [f.claim for f in final], [f.error for f in final]
+        given = [f.id for f in final], [f.claim for f in final], [f.error for f in final], [f.worker for f in final]
         settled += await _settle(
-            session,
-            "fail_tasks_permanently",
-            *given,
-            [f.worker for f in final],
-            into=State.CRITICAL_ERROR,
-            hold_keys=hold_keys,
+            session, "fail_tasks_permanently", *given, into=State.CRITICAL_ERROR, hold_keys=hold_keys
         )
     return settled
 
 
 async def refund(session: Session, failures: Sequence[Failure]) -> set[int]:
-    """Refund lost attempts: record the failure, do not count it, and send the task alone from now on.
-
-    Ids are distinct. Returns those whose claim still held.
-    """
+    """Refund lost attempts: do not count them, and send their tasks alone; returns those whose claim still held."""
     ids, claims = columns((failure.id, failure.claim) for failure in failures)
     rows = await session.fetch("refund_attempts", ids, claims, [failure.error for failure in failures]) if ids else []
     return {row["id"] for row in rows}

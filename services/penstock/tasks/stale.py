@@ -48,10 +48,7 @@ async def find_stale(
     after: StaleTask | None = None,
     since: datetime | None = None,
 ) -> list[StaleTask]:
-    """ACQUIRED tasks without a heartbeat for that long, oldest claim first, from after ``after``.
-
-    since: the instant of the first claim, without ``after``.
-    """
+    """ACQUIRED tasks without a heartbeat for that long, oldest claim first, from after ``after`` or from ``since``."""
     claimed_at, task_id = (after.claimed_at, after.id) if after else (since, 0)
     rows = await session.fetch("find_stale", after_seconds, limit, now, claimed_at, task_id)
-    return [StaleTask(**{name: row[name] for name in StaleTask.__slots__}) for row in rows]
+    return [StaleTask(**{name: row[name] for name in StaleTask._fields}) for row in rows]

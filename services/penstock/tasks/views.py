@@ -1,7 +1,4 @@
-"""What the api's results look like: one struct a result, its members in the order of the wire; and rows made into them.
-
-Payloads, results and errors are the JSON text that Postgres holds, put into the answer unchanged.
-"""
+"""The api's results, one struct each, and rows made into them; JSON text of Postgres is put into them unchanged."""
 
 from __future__ import annotations
 
@@ -170,7 +167,7 @@ def task(row: Any) -> Task:
     return _task(Task, row)
 
 
-def task_detail(row: Any, waits_for: WaitsFor | None) -> TaskDetail:
+def task_detail(row: Any) -> TaskDetail:
     """The same with payload, keys, claim and every failed attempt."""
     return _task(
         TaskDetail,
@@ -186,7 +183,7 @@ def task_detail(row: Any, waits_for: WaitsFor | None) -> TaskDetail:
             Failure(one.attempt, one.claim, timestamp(one.at), one.error, one.worker)
             for one in _decode_failures(row["failures"] or "[]")
         ],
-        waits_for=waits_for,
+        waits_for=row.get("waits_for"),
     )
 
 

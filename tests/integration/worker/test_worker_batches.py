@@ -12,9 +12,8 @@ import msgspec
 import pytest
 
 from penstock.brokers.sqs import SqsQueue
-from penstock.protocol.reports import Failed, Hints, RunTimes, Succeeded, Waiting
+from penstock.protocol.reports import Failed, Hints, RunTimes, Succeeded, Waiting, claim_of_token
 from penstock.protocol.requests import encode_call
-from penstock.protocol.wait_tokens import claim_of_token
 from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.context import Call, Context, Fail, Retry
 from tests.integration.worker import test_worker

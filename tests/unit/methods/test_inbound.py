@@ -21,9 +21,9 @@ from penstock.protocol.api_key import Permission
 from penstock.protocol.checks import LONGEST_DELAY_SECONDS
 from penstock.protocol.errors import InvalidParams, MethodNotFound, RpcError, TooLarge
 from penstock.protocol.method import NoParams
+from penstock.protocol.reports import digest_of_answer
 from penstock.protocol.requests import ClaimId
 from penstock.protocol.task import Enqueued, NewTask, State
-from penstock.protocol.wait_tokens import digest_of
 from penstock.results.wait_answers import AnswerWait
 from penstock.runtime import metrics
 from penstock.settings.model import Settings, load_settings
@@ -44,7 +44,7 @@ def read(limits: Settings, method: str, params: Any = None) -> Any:
 
 
 def answer(token: str, text: str) -> AnswerWait:
-    return AnswerWait(token, text, digest_of(text))
+    return AnswerWait(token, text, digest_of_answer(text))
 
 
 def new_task(limits: Settings, method: str, params: Any = None) -> NewTask:
@@ -486,9 +486,9 @@ def test_an_answer_is_bounded_as_a_result_is(limits: Settings) -> None:
 
 
 def test_an_answer_is_known_again_however_it_is_written() -> None:
-    assert digest_of('"result":{"a":1,"b":[2]}') == digest_of('"result": {"b": [2], "a": 1}')
-    assert digest_of('"result":1') != digest_of('"error":1')
-    assert digest_of(f'"result":{"9" * 5000}') != digest_of(f'"result":{"9" * 5001}')
+    assert digest_of_answer('"result":{"a":1,"b":[2]}') == digest_of_answer('"result": {"b": [2], "a": 1}')
+    assert digest_of_answer('"result":1') != digest_of_answer('"error":1')
+    assert digest_of_answer(f'"result":{"9" * 5000}') != digest_of_answer(f'"result":{"9" * 5001}')
 
 
 @pytest.mark.parametrize("method", ["", "Enqueue", "submit", "rpc.other", "x" * 1000, "enqueue "])

@@ -13,10 +13,9 @@ from datetime import timedelta
 from typing import Any, Generic, Literal, TypeVar
 
 from penstock.protocol.jsonable import dumps
-from penstock.protocol.reports import check_token, check_wait_seconds
+from penstock.protocol.reports import check_token, check_wait_seconds, make_token
 from penstock.protocol.requests import prepared
 from penstock.protocol.task import ACTION_MAX_CHARS
-from penstock.protocol.wait_tokens import make_token
 from penstock.runtime.logs import get_logger
 
 _NOTE_KEPT_CHARS = 1000
