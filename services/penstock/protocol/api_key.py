@@ -91,12 +91,10 @@ def digest_of(secret: bytes) -> bytes:
 
 
 def new_secret() -> str:
-    """A key of 256 random bits."""
     return SECRET_PREFIX + secrets.token_urlsafe(32)
 
 
 def check_name(name: str) -> str:
-    """The name of a key, stripped. Raises ValueError."""
     name = name.strip()
     if not 1 <= len(name) <= NAME_MAX_CHARS or CONTROL.search(name):
         raise ValueError(f"must have 1 to {NAME_MAX_CHARS} characters, none of them a control character")
@@ -110,11 +108,6 @@ def parse_entry(entry: str, position: int) -> ApiKey:
     ValueError, whose text names the position and never the entry.
     """
     if ":" not in entry:
-        if len(entry) < PLAIN_MIN_CHARS:
-            raise ValueError(
-                f"entry {position} is a key of {len(entry)} characters, which can be guessed; it needs "
-                f"{PLAIN_MIN_CHARS} or more, such as openssl rand -hex 32 prints"
-            )
         return ApiKey(f"entry {position}", digest_of(entry.encode("utf-8")), ALL_PERMISSIONS)
     parts = entry.split(":", 4)
     if len(parts) < 3:
@@ -139,12 +132,15 @@ def parse_entry(entry: str, position: int) -> ApiKey:
 
 
 def parse_entries(entries: Iterable[str]) -> tuple[ApiKey, ...]:
-    """The keys of PENSTOCK_API_KEYS. Raises ValueError naming the position of every invalid entry."""
+    """The keys of PENSTOCK_API_KEYS. Raises ValueError naming the position of every invalid or short entry."""
     keys: list[ApiKey] = []
     places: dict[bytes, int] = {}
     problems = []
     for position, entry in enumerate(entries, 1):
         try:
+            if ":" not in entry and len(entry) < PLAIN_MIN_CHARS:
+                need = f"it needs {PLAIN_MIN_CHARS} or more, such as openssl rand -hex 32 prints"
+                raise ValueError(f"entry {position} is a key of {len(entry)} characters, which can be guessed; {need}")
             key = parse_entry(entry, position)
             if places.setdefault(key.digest, position) != position:
                 raise ValueError(f"entry {position} is the key of entry {places[key.digest]} again")

@@ -33,7 +33,6 @@ def actions_of_caller() -> tuple[str, ...] | None:
 
 
 def check_actions(actions: Collection[str]) -> None:
-    """Raises AccessDenied for actions that the caller may not enqueue."""
     bound, patterns = _tenant.get(), _patterns.get()
     if bound is None and patterns is None:
         return
@@ -63,11 +62,9 @@ def narrow_tenant(command: Any) -> Any:
 
 
 def sees(tenant: str | None) -> bool:
-    """Whether the caller may see records of this tenant."""
     bound = _tenant.get()
     return bound is None or tenant == bound
 
 
 def seen(rows: Iterable[Any]) -> list[Any]:
-    """The rows whose tenant the caller may see."""
     return [row for row in rows if sees(row["tenant"])]

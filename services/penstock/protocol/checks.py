@@ -100,9 +100,8 @@ def read_instant(value: str | int | None, name: str = "run_at") -> datetime | No
             datetime.fromtimestamp(value / 1000, UTC) if isinstance(value, int) else msgspec.convert(value, datetime)
         )
     except (ValueError, OverflowError, OSError):
-        raise InvalidParams(
-            name, f"must be RFC 3339 such as 2030-01-31T08:00:00Z, or epoch milliseconds, not {str(value)[:60]!r}"
-        ) from None
+        forms = "RFC 3339 such as 2030-01-31T08:00:00Z, or epoch milliseconds"
+        raise InvalidParams(name, f"must be {forms}, not {str(value)[:60]!r}") from None
     if instant.tzinfo is None:
         raise InvalidParams(name, f"needs a zone, such as Z or +01:00: {value!r}")
     if not task.BEGINNING.run_at <= instant < _END:
@@ -128,22 +127,17 @@ def check_priority(priority: int | None) -> None:
 
 
 def check_labels(labels: Mapping[str, str], *, most: int, name_chars: int, value_chars: int) -> None:
-    """Labels of a new record."""
     if len(labels) > most:
         raise InvalidParams("labels", f"are {len(labels)}; the limit is {most}")
+    no_control = "characters, none of them a control character"
     for name, value in labels.items():
         if not 1 <= len(name) <= name_chars or CONTROL.search(name):
-            raise InvalidParams(
-                "labels", f"need names of 1 to {name_chars} characters, none of them a control character"
-            )
+            raise InvalidParams("labels", f"need names of 1 to {name_chars} {no_control}")
         if len(value) > value_chars or CONTROL.search(value):
-            raise InvalidParams(
-                f"labels.{name}", f"must have at most {value_chars} characters, none of them a control character"
-            )
+            raise InvalidParams(f"labels.{name}", f"must have at most {value_chars} {no_control}")
 
 
 def check_labels_sought(labels: dict[str, str] | None) -> None:
-    """Labels that tasks are looked for by."""
     for name, value in (labels or {}).items():
         if CONTROL.search(name) or CONTROL.search(value):
             raise InvalidParams("labels", f"hold a control character at {name[:60]!r}")

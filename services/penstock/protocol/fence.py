@@ -21,8 +21,6 @@ class ClaimKey(NamedTuple):
 
 
 class Fence:
-    """Makes claim ids and verifies them."""
-
     def __init__(self, keys: Sequence[ClaimKey] = ()) -> None:
         self.set(keys)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.protocol.trace_context import TRACEPARENT, TraceContext, of_headers, of_text, parse
+from penstock.protocol.trace_context import TraceContext, of_headers, of_text, parse
 
 # Of an outbound message
 TIMEOUT_ATTRIBUTE = "timeout_seconds"  # run time limit of each of its tasks
@@ -112,21 +112,19 @@ def encode_traces(tasks: Iterable[tuple[int, str | None]]) -> dict[str, str]:
 
 def decode_traces(attributes: Mapping[str, str], tasks: Iterable[int]) -> dict[int, CarriedTrace]:
     """Traces by task; invalid ones are left out."""
-    if TRACES_ATTRIBUTE in attributes:
-        try:
-            entries = _decode_entries(attributes[TRACES_ATTRIBUTE])
-        except (ValueError, RecursionError):
-            entries = []
-        found: dict[int, CarriedTrace] = {}
-        for entry in entries:
-            context = parse(entry.traceparent, entry.tracestate)
-            if context is not None:
-                found |= dict.fromkeys(entry.tasks, CarriedTrace(context, parse(entry.link)))
-        return found
-    if TRACEPARENT not in attributes:
+    if TRACES_ATTRIBUTE not in attributes:
+        context = of_headers(attributes)
+        return {} if context is None else dict.fromkeys(tasks, CarriedTrace(context))
+    try:
+        entries = _decode_entries(attributes[TRACES_ATTRIBUTE])
+    except (ValueError, RecursionError):
         return {}
-    context = of_headers(attributes)
-    return {} if context is None else dict.fromkeys(tasks, CarriedTrace(context))
+    found: dict[int, CarriedTrace] = {}
+    for entry in entries:
+        context = parse(entry.traceparent, entry.tracestate)
+        if context is not None:
+            found |= dict.fromkeys(entry.tasks, CarriedTrace(context, parse(entry.link)))
+    return found
 
 
 def check_worker_name(name: str) -> str:

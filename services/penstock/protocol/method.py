@@ -25,8 +25,6 @@ _QUOTED = re.compile(r"`([^`]*)`")
 
 
 class Scope(StrEnum):
-    """What a method is to a key that is bound to a tenant."""
-
     OPEN = "open"  # it shows no tenant's records and changes none
     OWN = "own"  # the records of its tenant, no others
     CLOSED = "closed"  # it concerns the whole installation, or the tenant cannot be determined

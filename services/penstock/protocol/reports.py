@@ -224,8 +224,6 @@ def decode_report(entry: str | msgspec.Raw, *, bare_ids: bool = False) -> Report
 
 @dataclass(slots=True)
 class _Decoder:
-    """Decodes the entries of one body."""
-
     worker: str | None
     fence: Fence | None
     bare_ids: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -118,9 +119,10 @@ def decode_body(body: bytes | str, *, batch_limit: int, may_be_sealed: bool = Fa
     """
     text = text_of(body)
     if text.startswith("["):
-        entries = _decode_at_once(text, may_be_sealed)
-        if entries and len(entries) <= batch_limit:
-            return Body(True, entries)
+        with suppress(ValueError, RecursionError):
+            requests = _decode_requests(text)
+            if 0 < len(requests) <= batch_limit and not any(_fault(one, may_be_sealed) for one in requests):
+                return Body(True, [*requests])
     is_batch, parts = split_body(text, batch_limit=batch_limit)
     if is_batch:
         return Body(True, [decode_request(part, may_be_sealed=may_be_sealed) for part in parts])
@@ -130,17 +132,7 @@ def decode_body(body: bytes | str, *, batch_limit: int, may_be_sealed: bool = Fa
     return Body(False, [only])
 
 
-def _decode_at_once(text: str, may_be_sealed: bool) -> list[Request | Invalid] | None:
-    """All entries of a batch; None if one of them is no request."""
-    try:
-        entries: list[Request | Invalid] = list(_decode_requests(text))
-    except (ValueError, RecursionError):
-        return None
-    return entries if all(_fault(entry, may_be_sealed) is None for entry in entries) else None  # type: ignore[arg-type]
-
-
 def _fault(request: Request, may_be_sealed: bool) -> str | None:
-    """A problem with the types of the raw members."""
     if bytes(request.id)[:1] in _NO_ID:
         return "id must be a string, a number or null"
     params = bytes(request.params)
@@ -153,8 +145,7 @@ def decode_request(entry: str | msgspec.Raw, *, may_be_sealed: bool = False) -> 
     """Decode one entry. Raises nothing."""
     try:
         request = _decode_request(entry)
-        fault = _fault(request, may_be_sealed)
-        if fault is not None:
+        if fault := _fault(request, may_be_sealed):
             raise msgspec.ValidationError(fault)
         return request
     except RecursionError:

@@ -6,7 +6,7 @@ Each is a JSON string that begins with a mark; a result or an error that begins 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MARK = '"penstock+'
 _PLAIN = f"{MARK}plain:"
@@ -20,16 +20,14 @@ _SEALED_HEAD = re.compile(rf'"penstock\+sealed:({_KEY_ID}):')  # the rest may be
 _OBJECT_TEXT = re.compile(rf'"penstock\+object:({OBJECT_NAME}):({_KEY_ID}|-):([0-9]{{1,12}}):([0-9a-f]{{64}})"')
 
 
-@dataclass(frozen=True, slots=True)
-class Sealed:
+class Sealed(NamedTuple):
     """An encrypted text. data: nonce and ciphertext in base64."""
 
     key_id: str
     data: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(NamedTuple):
     """An object in the bucket. name: without bucket and prefix. key_id: None if it is not encrypted.
 
     size: bytes of the text. digest: SHA-256 of the object, in hexadecimal.
@@ -42,7 +40,6 @@ class Reference:
 
     @property
     def is_offered(self) -> bool:
-        """Whether a client has put it into the bucket."""
         return self.name.startswith("offered/")
 
 

@@ -49,7 +49,6 @@ def own_key(key: str) -> str: ...
 @overload
 def own_key(key: None) -> None: ...
 def own_key(key: str | None) -> str | None:
-    """A stored key as its tenant gave it."""
     return None if key is None else key.rpartition(_BETWEEN)[2]
 
 
@@ -62,6 +61,5 @@ def read_stored(key: str, read: Callable[[str], object], name: str) -> str:
 
 
 def tenant_of_key(key: str) -> str | None:
-    """The tenant of a stored key."""
     tenant, between, _ = key.rpartition(_BETWEEN)
     return tenant if between else None

@@ -39,7 +39,6 @@ class TraceContext(NamedTuple):
 
     @property
     def headers(self) -> dict[str, str]:
-        """As headers of a request or attributes of a message."""
         given = {TRACEPARENT: self.traceparent}
         return given | {TRACESTATE: self.state} if self.state else given
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, SecretStr
 
-from penstock.protocol.api_key import ApiKey, parse_entries
+from penstock.protocol.api_key import ApiKey, parse_entries, parse_entry
 from penstock.protocol.message_attributes import check_worker_name
 from penstock.protocol.retry import Backoff
 from penstock.settings.values import (
@@ -275,7 +275,7 @@ class HttpSettings(Group):
 
     @property
     def known_keys(self) -> tuple[ApiKey, ...]:
-        return parse_entries(entry.get_secret_value() for entry in self.api_keys)
+        return tuple(parse_entry(entry.get_secret_value(), place) for place, entry in enumerate(self.api_keys, 1))
 
     def _http_problems(self) -> Iterator[str]:
         if not is_loopback(self.http_host) and not self.needs_keys:

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.db.session import Session
 from penstock.protocol.checks import like_pattern
-from penstock.protocol.errors import StateConflict
+from penstock.protocol.errors import TaskNotFound
 from penstock.protocol.task import FINAL_STATES, State
 from penstock.protocol.views import about
 from penstock.tasks import reschedule, settle
@@ -217,20 +217,19 @@ async def _change(session: Session, job: BulkJob, work: BulkWork, ids: Sequence[
             return {row["id"] for row in await session.fetch("spread_tasks", ids, later, base, how.priority)}
 
 
+_VERBS = {
+    "bulk.cancel": "cancelled",
+    "bulk.retry": "retried",
+    "bulk.delete": "deleted",
+    "bulk.reschedule": "rescheduled",
+}
+
+
 async def _reasons(session: Session, job: BulkJob, refused: Sequence[int]) -> list[dict[str, Any]]:
     """Why tasks could not be changed, of as many as the job has room for."""
-    reported = refused[: MAX_ERRORS - len(job.errors)]
-    rows = {row["id"]: row for row in await session.fetch("read_states", reported)} if reported else {}
-    done = {Operation.CANCEL: "cancelled", Operation.DELETE: "deleted", Operation.RESCHEDULE: "rescheduled"}
     errors = []
-    for task_id in reported:
-        row = rows.get(task_id)
-        if row is None:
-            reason = "its record is no longer kept"
-        elif job.kind == Operation.RETRY:
-            state, gone = State(row["state"]), bool(row["payload_gone"])
-            reason = (await reschedule.why_not_restarted(session, task_id, state, payload_gone=gone)).message
-        else:
-            reason = StateConflict(task_id, row["state"], done[Operation(job.kind)]).message
-        errors.append({"id": task_id, "reason": reason})
+    for task_id in refused[: MAX_ERRORS - len(job.errors)]:
+        why = await reschedule.why_unchanged(session, task_id, _VERBS[job.kind])
+        is_gone = isinstance(why, TaskNotFound)
+        errors.append({"id": task_id, "reason": "its record is no longer kept" if is_gone else why.message})
     return errors

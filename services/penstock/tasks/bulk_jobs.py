@@ -48,16 +48,6 @@ class BulkJob:
     updated_at: datetime
     finished_at: datetime | None
 
-    @property
-    def total_is_exact(self) -> bool:
-        return self.cursor is not None and bool(self.cursor.get("exact"))
-
-    @property
-    def rate(self) -> float:
-        """Records changed or refused per second, since the job was made."""
-        seconds = ((self.finished_at or self.updated_at) - self.created_at).total_seconds()
-        return (self.changed + self.refused) / seconds if seconds > 0 else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
@@ -104,7 +94,6 @@ async def take_job(session: Session, *, without: Sequence[int]) -> BulkJob | Non
 
 
 async def advance_job(session: Session, job: BulkJob, result: BatchResult) -> None:
-    """Record a batch, in its transaction."""
     errors = [*job.errors, *result.errors][:MAX_ERRORS]
     await session.fetch(
         "advance_job", job.id, _text(result.cursor), result.total, result.seen, result.changed, result.refused,

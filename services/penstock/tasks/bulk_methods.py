@@ -20,6 +20,7 @@ from penstock.protocol.views import NEXT_CURSOR, Instant, about, view_of
 from penstock.runtime.logs import get_logger
 from penstock.tasks import bulk, bulk_jobs
 from penstock.tasks.bulk import BulkWork, NewTimes, Operation, Selection
+from penstock.tasks.new_task import read_start
 from penstock.tasks.params import BulkParams, BulkRescheduleParams, JobId, JobListParams
 
 log = get_logger()
@@ -78,33 +79,24 @@ def _selection(operation: Operation, given: BulkParams) -> Selection:
         if state not in operation.states:
             raise InvalidParams(f"states[{place}]", f"is {state}; {operation} is about {', '.join(operation.states)}")
     checks.check_labels_sought(given.labels)
-    return Selection(
-        states=operation.states if given.states is None else tuple(dict.fromkeys(given.states)),
-        action=None if given.action is None else checks.read_action(given.action),
-        labels=given.labels,
-        older_than=given.older_than,
-        newer_than=given.newer_than,
-        ids_from=first,
-        ids_to=last,
-        tenant=read_tenant(given.tenant),
-    )
+    states = operation.states if given.states is None else tuple(dict.fromkeys(given.states))
+    action = None if given.action is None else checks.read_action(given.action)
+    tenant = read_tenant(given.tenant)
+    return Selection(states, action, given.labels, given.older_than, given.newer_than, first, last, tenant)
 
 
-def _new_times(given: BulkRescheduleParams) -> NewTimes:
-    if given.run_at is not None and given.delay is not None:
-        raise InvalidParams("delay", "and run_at exclude each other; give one")
+def _read_reschedule(given: BulkRescheduleParams) -> BulkWork:
+    run_at = read_start(given.run_at, given.delay, given.priority)
     if given.run_at is None and given.delay is None:
         if given.priority is None:
             raise InvalidParams("run_at", "or delay or priority must be given, or nothing would change")
         if given.spread:
             raise InvalidParams("spread", f"needs run_at or delay to begin at, not {given.spread} alone")
-    checks.check_span(given.delay, "delay")
     checks.check_span(given.spread, "spread")
-    checks.check_priority(given.priority)
-    run_at = checks.read_instant(given.run_at)
     if run_at is not None and given.spread and run_at.year > 9000:
         raise InvalidParams("run_at", f"is out of range for a spread: {given.run_at!r}")
-    return NewTimes(run_at, given.delay, given.spread, given.priority)
+    how = NewTimes(run_at, given.delay, given.spread, given.priority)
+    return BulkWork(_selection(Operation.RESCHEDULE, given), how, dry_run=given.dry_run)
 
 
 def _narrow(work: BulkWork) -> BulkWork:
@@ -133,11 +125,6 @@ def _bulk_method(operation: Operation, summary: str, read: Callable[..., BulkWor
     )(carry_out)  # fmt: skip
 
 
-def _read_reschedule(given: BulkRescheduleParams) -> BulkWork:
-    how = _new_times(given)
-    return BulkWork(_selection(Operation.RESCHEDULE, given), how, dry_run=given.dry_run)
-
-
 cancel = _bulk_method(Operation.CANCEL, "Cancel tasks by a filter, as `cancel` does one.")
 retry = _bulk_method(Operation.RETRY, "Re-run CRITICAL_ERROR and CANCELLED tasks by a filter.")
 delete = _bulk_method(Operation.DELETE, "Delete records of settled tasks by a filter, permanently.")
@@ -152,7 +139,10 @@ def _read_job(given: JobId) -> int:
 
 def _shown(job: bulk_jobs.BulkJob) -> Job:
     errors = [JobError(error["id"], error["reason"]) for error in job.errors]
-    return view_of(Job, asdict(job), total_is_exact=job.total_is_exact, rate=round(job.rate, 1), errors=errors)
+    is_exact = job.cursor is not None and bool(job.cursor.get("exact"))
+    seconds = ((job.finished_at or job.updated_at) - job.created_at).total_seconds()
+    rate = round((job.changed + job.refused) / seconds, 1) if seconds > 0 else 0.0
+    return view_of(Job, asdict(job), total_is_exact=is_exact, rate=rate, errors=errors)
 
 
 async def _own_job(session: Session, job_id: int) -> bulk_jobs.BulkJob:

@@ -29,8 +29,6 @@ _SEARCH = ("search_tasks", "search_settled_tasks", "search_live_tasks")
 
 @dataclass(frozen=True, slots=True)
 class ShowTasks:
-    """``many``: the answer is a list. ``detail``: with payload, keys and every failed attempt."""
-
     ids: list[int]
     many: bool
     detail: bool
@@ -102,7 +100,6 @@ class ListTasks:
 
     @property
     def is_search(self) -> bool:
-        """Whether it filters by more than a state and an action."""
         return any(value is not None for value in (self.labels, self.key, self.since, self.until, self.tenant))
 
 

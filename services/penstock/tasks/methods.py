@@ -1,8 +1,9 @@
-"""The methods about single tasks."""
+"""The methods about tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -10,36 +11,18 @@ from typing import TypeVar
 
 from penstock.db.context import Context, ServingContext
 from penstock.db.session import Session
-from penstock.protocol import checks
+from penstock.protocol import checks, errors
 from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import bound_to, check_actions, narrow_tenant, own_tenant, seen
-from penstock.protocol.errors import (
-    DuplicateTask,
-    InvalidParams,
-    RpcError,
-    StateConflict,
-    TaskNotFound,
-    TooLarge,
-    TooManyWaits,
-)
+from penstock.protocol.errors import InvalidParams, RpcError, StateConflict, TaskNotFound
 from penstock.protocol.method import Scope, method
-from penstock.protocol.task import NewTask, State
+from penstock.protocol.task import FINAL_STATES, OTHER_ACTIONS, NewTask, State
 from penstock.protocol.tenant import read_tenant
 from penstock.runtime.budget import in_hand
+from penstock.tasks import params, settle, views
 from penstock.tasks import reschedule as rescheduling
-from penstock.tasks import settle, stats, views
 from penstock.tasks.list import ListTasks, ShowTasks, list_tasks, show_tasks
 from penstock.tasks.new_task import new_task, read_start
-from penstock.tasks.params import (
-    LONGEST_WAIT_SECONDS,
-    CancelParams,
-    ListParams,
-    RescheduleParams,
-    ResultParams,
-    RetryParams,
-    StatsParams,
-    StatusParams,
-)
 
 
 def _narrow_new_task(task: NewTask) -> NewTask:
@@ -49,7 +32,7 @@ def _narrow_new_task(task: NewTask) -> NewTask:
 
 
 @method(
-    "enqueue", permission=Permission.ENQUEUE, scope=Scope.OWN, errors=(TooLarge, DuplicateTask), read=new_task,
+    "enqueue", permission=Permission.ENQUEUE, scope=Scope.OWN, errors=(errors.TooLarge, errors.DuplicateTask), read=new_task,
     narrow=_narrow_new_task, by_queue=True, together=True,
 )  # fmt: skip
 async def enqueue(context: ServingContext, tasks: Sequence[NewTask | RpcError]) -> Sequence[views.Accepted | RpcError]:
@@ -57,7 +40,7 @@ async def enqueue(context: ServingContext, tasks: Sequence[NewTask | RpcError]) 
     return await context.enqueue(tasks)
 
 
-def _read_status(given: StatusParams) -> ShowTasks:
+def _read_status(given: params.StatusParams) -> ShowTasks:
     return ShowTasks(_read_id_or_ids(given), given.ids is not None, given.detail)
 
 
@@ -81,14 +64,16 @@ class AwaitResults:
     any_will_do: bool
 
 
-def _read_result(given: ResultParams) -> AwaitResults:
-    if not 0 <= given.timeout <= LONGEST_WAIT_SECONDS:
-        raise InvalidParams("timeout", f"must be between 0 and {LONGEST_WAIT_SECONDS:.0f} seconds, not {given.timeout}")
+def _read_result(given: params.ResultParams) -> AwaitResults:
+    if not 0 <= given.timeout <= params.LONGEST_WAIT_SECONDS:
+        raise InvalidParams(
+            "timeout", f"must be between 0 and {params.LONGEST_WAIT_SECONDS:.0f} seconds, not {given.timeout}"
+        )
     return AwaitResults(_read_id_or_ids(given), given.ids is not None, given.timeout, given.wait == "any")
 
 
 @method(
-    "result", permission=Permission.READ, scope=Scope.OWN, errors=(TaskNotFound, TooManyWaits), read=_read_result,
+    "result", permission=Permission.READ, scope=Scope.OWN, errors=(TaskNotFound, errors.TooManyWaits), read=_read_result,
     together=True,
 )  # fmt: skip
 async def result(
@@ -98,7 +83,7 @@ async def result(
     return await context.await_results(_within_limit(commands))
 
 
-def _read_id_or_ids(given: StatusParams | ResultParams) -> list[int]:
+def _read_id_or_ids(given: params.StatusParams | params.ResultParams) -> list[int]:
     if (given.id is None) == (given.ids is None):
         raise InvalidParams("id", "or ids must be given, not both")
     if given.ids is not None:
@@ -130,7 +115,7 @@ class Cancel:
     reason: str | None = None
 
 
-def _read_cancel(given: CancelParams) -> Cancel:
+def _read_cancel(given: params.CancelParams) -> Cancel:
     return Cancel(checks.read_id(given.id, "id"), checks.read_reason(given.reason))
 
 
@@ -143,8 +128,7 @@ async def cancel(context: Context, command: Cancel) -> views.Changed:
     async with context.transaction() as session:
         await check_own_task(session, command.id)
         if not await settle.cancel(session, [command.id], command.reason):
-            state, _ = await _read_state(session, command.id)
-            raise StateConflict(command.id, state, "cancelled")
+            raise await rescheduling.why_unchanged(session, command.id, "cancelled")
     context.wake()
     return views.Changed(command.id, State.CANCELLED)
 
@@ -154,7 +138,7 @@ class Retry:
     id: int
 
 
-def _read_retry(given: RetryParams) -> Retry:
+def _read_retry(given: params.RetryParams) -> Retry:
     return Retry(checks.read_id(given.id, "id"))
 
 
@@ -168,8 +152,7 @@ async def retry(context: Context, command: Retry) -> views.Changed:
         await check_own_task(session, command.id)
         states = await rescheduling.restart(session, [command.id])
         if not states:
-            state, payload_gone = await _read_state(session, command.id)
-            raise await rescheduling.why_not_restarted(session, command.id, state, payload_gone=payload_gone)
+            raise await rescheduling.why_unchanged(session, command.id, "retried")
     context.wake()
     return views.Changed(command.id, states[command.id])
 
@@ -184,7 +167,7 @@ class Reschedule:
     priority: int | None
 
 
-def _read_reschedule(given: RescheduleParams) -> Reschedule:
+def _read_reschedule(given: params.RescheduleParams) -> Reschedule:
     run_at = read_start(given.run_at, given.delay, given.priority)
     if run_at is None and given.delay is None and given.priority is None:
         raise InvalidParams("run_at", "or delay or priority must be given")
@@ -203,8 +186,7 @@ async def reschedule(context: Context, command: Reschedule) -> views.Changed:
             session, [command.id], run_at=command.run_at, delay_seconds=command.delay_seconds, priority=command.priority
         )
         if not states:
-            state, _ = await _read_state(session, command.id)
-            raise StateConflict(command.id, state, "rescheduled")
+            raise await rescheduling.why_unchanged(session, command.id, "rescheduled")
     context.wake()
     return views.Changed(command.id, states[command.id])
 
@@ -215,15 +197,7 @@ async def check_own_task(session: Session, task_id: int) -> None:
         raise TaskNotFound(task_id)
 
 
-async def _read_state(session: Session, task_id: int) -> tuple[State, bool]:
-    """The task's state, and whether its payload was emptied. Raises TaskNotFound."""
-    rows = await session.fetch("read_states", [task_id])
-    if not rows:
-        raise TaskNotFound(task_id)
-    return State(rows[0]["state"]), bool(rows[0]["payload_gone"])
-
-
-def _read_list(given: ListParams) -> ListTasks:
+def _read_list(given: params.ListParams) -> ListTasks:
     checks.check_labels_sought(given.labels)
     since, until = checks.read_instant(given.since, "since"), checks.read_instant(given.until, "until")
     if since is not None and until is not None and until <= since:
@@ -240,7 +214,7 @@ async def list_(context: Context, command: ListTasks) -> views.TaskPage:
     return await list_tasks(context, command)
 
 
-def _read_stats(given: StatsParams) -> str | None:
+def _read_stats(given: params.StatsParams) -> str | None:
     return read_tenant(given.tenant)
 
 
@@ -250,7 +224,47 @@ async def count(context: ServingContext, tenant: str | None) -> views.Statistics
     second old."""
     found: views.Statistics | views.TenantStatistics
     if tenant is None:
-        found = await context.recent.get("stats", "", partial(stats.count_tasks, context))
+        found = await context.recent.get("stats", "", partial(_count_all, context))
     else:
-        found = await context.recent.get("stats of tenants", tenant, partial(stats.count_tasks_of, context, tenant))
+        found = await context.recent.get("stats of tenants", tenant, partial(_count_of, context, tenant))
     return found
+
+
+async def _count_all(context: Context) -> views.Statistics:
+    async with context.session() as session:
+        counts = await session.fetch("count_live") + await session.fetch("count_settled", OTHER_ACTIONS)
+        counted: dict[str, int] = dict(map(tuple, await session.fetch("read_rates", views.RATES_OVER_SECONDS)))
+        lag = (await session.fetch("read_lag"))[0]
+    actions: dict[str, Counter[State]] = defaultdict(Counter)
+    for row in counts:
+        actions[row["action"]][State(row["state"])] += row["count"]
+    return views.Statistics(
+        _by_state(actions),
+        views.by_action(actions),
+        views.rates(counted),
+        views.Lag(lag["due"], round(max(0.0, lag["oldest_seconds"]), 3)),
+    )
+
+
+async def _count_of(context: Context, tenant: str) -> views.TenantStatistics:
+    # Neither an index nor a tally goes by tenant, so a bounded number of the newest records of each kind is looked at.
+    async with context.session() as session:
+        live = [state for state in State if not state.final]
+        parts = [(live, await session.fetch("count_live_of_tenant", tenant, views.TENANT_LOOKED_AT))]
+        for state in FINAL_STATES:
+            rows = await session.fetch("count_settled_of_tenant", tenant, views.TENANT_LOOKED_AT, state)
+            parts.append(([state], rows))
+    actions: dict[str, Counter[State]] = defaultdict(Counter)
+    more: set[State] = set()
+    for states, rows in parts:
+        for row in rows:
+            if row["action"] is not None:
+                actions[row["action"]][State(row.get("state", states[0]))] = row["count"]
+        if sum(row["count"] for row in rows) >= views.TENANT_LOOKED_AT:
+            more.update(states)
+    at_least = [state for state in State if state in more]
+    return views.TenantStatistics(tenant, _by_state(actions), views.by_action(actions), at_least)
+
+
+def _by_state(actions: Mapping[str, Counter[State]]) -> dict[State, int]:
+    return {state: sum(of_action[state] for of_action in actions.values()) for state in State}

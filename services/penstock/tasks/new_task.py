@@ -22,8 +22,6 @@ LONGEST_TIMEOUT_SECONDS = 43_200.0  # SQS hides a message no longer
 
 
 class _Identified(msgspec.Struct, frozen=True):
-    """The payload of a submission, of which one member is looked at."""
-
     objectID: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -40,9 +38,8 @@ def new_task(given: EnqueueParams, settings: Settings, *, large: bool = True) ->
     if not 1 <= max_attempts <= MAX_ATTEMPTS_LIMIT:
         raise InvalidParams("max_attempts", f"must be between 1 and {MAX_ATTEMPTS_LIMIT}, not {max_attempts}")
     if given.timeout is not None and not 0 < given.timeout <= LONGEST_TIMEOUT_SECONDS:
-        raise InvalidParams(
-            "timeout", f"must be above 0 and at most {LONGEST_TIMEOUT_SECONDS:.0f} seconds, not {given.timeout}"
-        )
+        most = f"{LONGEST_TIMEOUT_SECONDS:.0f} seconds"
+        raise InvalidParams("timeout", f"must be above 0 and at most {most}, not {given.timeout}")
     return NewTask(
         action=checks.read_action(given.action),
         payload=payload,
@@ -135,7 +132,6 @@ def _unique(given: EnqueueParams) -> Literal["retained", "live"] | float:
 
 
 def _labels(labels: dict[str, str] | None) -> str | None:
-    """Labels as JSON text; none at all are None."""
     if not labels:
         return None
     checks.check_labels(labels, most=MAX_LABELS, name_chars=LABEL_NAME_MAX_CHARS, value_chars=LABEL_VALUE_MAX_CHARS)

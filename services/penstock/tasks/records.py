@@ -69,6 +69,5 @@ class StaleTask(NamedTuple):
 
 
 def columns(pairs: Iterable[Pair]) -> tuple[list[int], list[int]]:
-    """Pairs as the two arrays that a statement takes."""
     listed = list(pairs)
     return [pair[0] for pair in listed], [pair[1] for pair in listed]

@@ -15,6 +15,7 @@ from penstock.protocol.task import MAX_ACTIONS_SHOWN, OTHER_ACTIONS, State
 from penstock.protocol.tenant import own_key
 from penstock.protocol.views import Instant, View, about, raw, timestamp, view_of
 
+RATES_OVER_SECONDS = 60.0
 TENANT_LOOKED_AT = 50_000  # of live tasks, and of the records of each final state
 CountsByAction = Annotated[
     dict[str, dict[State, int]],
@@ -188,36 +189,27 @@ def task_detail(row: Any) -> TaskDetail:
 
 
 def _task(kind: type[View], row: Any, **more: Any) -> View:
-    state = State(row["state"])
     trace = trace_context.of_text(row["trace"])
-    return view_of(
-        kind,
-        row,
-        state=state,
-        progress=raw(row["progress"]),
-        result=None if row["result_gone"] else raw(row["result"]),
-        result_gone=bool(row["result_gone"]),
-        result_unread=FULL if row["is_cut"] else row.get("result_unread"),
-        error=None if state is State.SUCCESS else raw(row["error"]),
-        trace_id=None if trace is None else trace.trace_id,
-        **more,
-    )
+    trace_id = None if trace is None else trace.trace_id
+    return view_of(kind, row, progress=raw(row["progress"]), trace_id=trace_id, **_ending(row), **more)
+
+
+def _ending(row: Any) -> dict[str, Any]:
+    state = State(row["state"])
+    return {
+        "state": state,
+        "result": None if row["result_gone"] else raw(row["result"]),
+        "result_gone": bool(row["result_gone"]),
+        "result_unread": FULL if row.get("is_cut") else row.get("result_unread"),
+        "error": None if state is State.SUCCESS else raw(row["error"]),
+    }
 
 
 def outcome(row: Any) -> Outcome:
     """A row of the statement ``read_settled``."""
     if row["state"] is None:
         return unsettled(row["id"], None)
-    state = State(row["state"])
-    return Outcome(
-        id=row["id"],
-        state=state,
-        result=None if row["result_gone"] else raw(row["result"]),
-        error=None if state is State.SUCCESS else raw(row["error"]),
-        reason=row["reason"],
-        result_gone=bool(row["result_gone"]),
-        result_unread=row.get("result_unread"),
-    )
+    return Outcome(id=row["id"], reason=row["reason"], **_ending(row))
 
 
 def unsettled(task_id: int, state: str | None) -> Outcome:
@@ -245,11 +237,10 @@ def by_action(counts: Mapping[str, Counter[State]]) -> dict[str, dict[State, int
     }
 
 
-def rates(counted: Mapping[str, int], seconds: float) -> Rates:
-    """Events counted over so many seconds, as rates."""
+def rates(counted: Mapping[str, int]) -> Rates:
 
     def per_second(*names: str) -> float:
-        return round(sum(counted.get(name, 0) for name in names) / seconds, 3)
+        return round(sum(counted.get(name, 0) for name in names) / RATES_OVER_SECONDS, 3)
 
     return Rates(per_second("ENQUEUED"), per_second(State.SUCCESS), per_second(State.ERROR, State.CRITICAL_ERROR))
 

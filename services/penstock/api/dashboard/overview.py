@@ -19,7 +19,6 @@ from penstock.protocol.task import State
 from penstock.settings.model import Settings
 from penstock.settings.values import named_url
 from penstock.tasks import views
-from penstock.tasks.stats import RATES_OVER_SECONDS
 
 CACHE_SECONDS = 1.0
 FIRST_WITHIN_SECONDS = 0.05  # of a page that no stream follows yet
@@ -73,10 +72,10 @@ class Overview:
         """Values that cost the same however many tasks there are."""
         now = await self._read_now(request)
         async with request.methods.session() as session:
-            counted: dict[str, int] = dict(map(tuple, await session.fetch("read_rates", RATES_OVER_SECONDS)))
+            counted: dict[str, int] = dict(map(tuple, await session.fetch("read_rates", views.RATES_OVER_SECONDS)))
         return now | {
             "is_whole": False,
-            "rates": views.rates(counted, RATES_OVER_SECONDS),
+            "rates": views.rates(counted),
             "lag": {"due": None, "oldest_due_seconds": None},
             "backlog": None,
         }
