@@ -17,8 +17,7 @@ import httpx
 
 from penstock.protocol import errors, trace_context
 from penstock.protocol.batching import pack
-from penstock.protocol.json_text import decode_any
-from penstock.protocol.jsonable import dumps
+from penstock.protocol.json_text import decode_any, dumps
 from penstock.protocol.requests import prepared
 
 BATCH_TASKS = 1000

@@ -14,7 +14,7 @@ from penstock.client.methods import ScheduleChanges, WorkflowChanges
 from penstock.payloads.codec import PayloadCodec, offered_aad
 from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.errors import TooLarge
-from penstock.protocol.jsonable import dumps
+from penstock.protocol.json_text import dumps
 from penstock.protocol.requests import prepared, task_params
 from penstock.runtime.periodic import Pauses
 from penstock.settings.model import Settings, load_settings

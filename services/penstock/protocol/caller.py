@@ -12,28 +12,26 @@ import msgspec
 from penstock.protocol.api_key import may_enqueue
 from penstock.protocol.errors import AccessDenied, InvalidParams
 
-_tenant: ContextVar[str | None] = ContextVar("tenant", default=None)
-_patterns: ContextVar[tuple[str, ...] | None] = ContextVar("patterns", default=None)
+_bound: ContextVar[tuple[str | None, tuple[str, ...] | None]] = ContextVar("bound", default=(None, None))
 
 
 def bind(tenant: str | None, actions: tuple[str, ...] | None = None) -> None:
     """Remember what the key of the request in hand is limited to: a tenant, and patterns of actions to enqueue."""
-    _tenant.set(tenant)
-    _patterns.set(actions)
+    _bound.set((tenant, actions))
 
 
 def bound_to() -> str | None:
     """The tenant that the caller is bound to; None: to no tenant."""
-    return _tenant.get()
+    return _bound.get()[0]
 
 
 def actions_of_caller() -> tuple[str, ...] | None:
     """Patterns of the actions that the caller may enqueue; None: all."""
-    return _patterns.get()
+    return _bound.get()[1]
 
 
 def check_actions(actions: Collection[str]) -> None:
-    bound, patterns = _tenant.get(), _patterns.get()
+    bound, patterns = _bound.get()
     if bound is None and patterns is None:
         return
     refused = sorted(action for action in actions if not may_enqueue(action, patterns, bound))
@@ -47,7 +45,7 @@ def check_actions(actions: Collection[str]) -> None:
 
 def own_tenant(given: str | None) -> str | None:
     """The tenant that the caller means: the one that it is bound to, or any. Raises InvalidParams for another one."""
-    bound = _tenant.get()
+    bound = bound_to()
     if bound is None:
         return given
     if given is not None and given != bound:
@@ -62,7 +60,7 @@ def narrow_tenant(command: Any) -> Any:
 
 
 def sees(tenant: str | None) -> bool:
-    bound = _tenant.get()
+    bound = bound_to()
     return bound is None or tenant == bound
 
 

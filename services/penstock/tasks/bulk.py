@@ -217,19 +217,14 @@ async def _change(session: Session, job: BulkJob, work: BulkWork, ids: Sequence[
             return {row["id"] for row in await session.fetch("spread_tasks", ids, later, base, how.priority)}
 
 
-_VERBS = {
-    "bulk.cancel": "cancelled",
-    "bulk.retry": "retried",
-    "bulk.delete": "deleted",
-    "bulk.reschedule": "rescheduled",
-}
+_VERBS = {"cancel": "cancelled", "retry": "retried", "delete": "deleted", "reschedule": "rescheduled"}
 
 
 async def _reasons(session: Session, job: BulkJob, refused: Sequence[int]) -> list[dict[str, Any]]:
     """Why tasks could not be changed, of as many as the job has room for."""
     errors = []
     for task_id in refused[: MAX_ERRORS - len(job.errors)]:
-        why = await reschedule.why_unchanged(session, task_id, _VERBS[job.kind])
+        why = await reschedule.why_unchanged(session, task_id, _VERBS[job.kind.removeprefix("bulk.")])
         is_gone = isinstance(why, TaskNotFound)
         errors.append({"id": task_id, "reason": "its record is no longer kept" if is_gone else why.message})
     return errors

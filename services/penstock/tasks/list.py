@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,8 +27,7 @@ _LIST = ("list_tasks", "list_settled_tasks", "list_live_tasks")
 _SEARCH = ("search_tasks", "search_settled_tasks", "search_live_tasks")
 
 
-@dataclass(frozen=True, slots=True)
-class ShowTasks:
+class ShowTasks(NamedTuple):
     ids: list[int]
     many: bool
     detail: bool

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from penstock.db.context import Context, ServingContext
 from penstock.db.session import Session
@@ -24,6 +24,11 @@ from penstock.tasks import reschedule as rescheduling
 from penstock.tasks.list import ListTasks, ShowTasks, list_tasks, show_tasks
 from penstock.tasks.new_task import new_task, read_start
 
+_look = partial(method, permission=Permission.READ, scope=Scope.OWN)
+_change = partial(
+    method, permission=Permission.ADMIN, scope=Scope.OWN, errors=(TaskNotFound, StateConflict), by_queue=True
+)
+
 
 def _narrow_new_task(task: NewTask) -> NewTask:
     check_actions({task.action})
@@ -32,8 +37,8 @@ def _narrow_new_task(task: NewTask) -> NewTask:
 
 
 @method(
-    "enqueue", permission=Permission.ENQUEUE, scope=Scope.OWN, errors=(errors.TooLarge, errors.DuplicateTask), read=new_task,
-    narrow=_narrow_new_task, by_queue=True, together=True,
+    "enqueue", permission=Permission.ENQUEUE, scope=Scope.OWN, errors=(errors.TooLarge, errors.DuplicateTask),
+    read=new_task, narrow=_narrow_new_task, by_queue=True, together=True,
 )  # fmt: skip
 async def enqueue(context: ServingContext, tasks: Sequence[NewTask | RpcError]) -> Sequence[views.Accepted | RpcError]:
     """Add a task; it is stored when the answer comes."""
@@ -44,9 +49,7 @@ def _read_status(given: params.StatusParams) -> ShowTasks:
     return ShowTasks(_read_id_or_ids(given), given.ids is not None, given.detail)
 
 
-@method(
-    "status", permission=Permission.READ, scope=Scope.OWN, errors=(TaskNotFound,), read=_read_status, together=True
-)  # fmt: skip
+@_look("status", errors=(TaskNotFound,), read=_read_status, together=True)
 async def status(
     context: ServingContext, commands: Sequence[ShowTasks | RpcError]
 ) -> Sequence[views.Task | views.TaskDetail | list[views.Task | views.TaskDetail | None] | RpcError]:
@@ -54,8 +57,7 @@ async def status(
     return await show_tasks(context, _within_limit(commands))
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitResults:
+class AwaitResults(NamedTuple):
     """``many``: the answer is a list. ``any_will_do``: one that settles is enough; else all are waited for."""
 
     ids: list[int]
@@ -72,10 +74,7 @@ def _read_result(given: params.ResultParams) -> AwaitResults:
     return AwaitResults(_read_id_or_ids(given), given.ids is not None, given.timeout, given.wait == "any")
 
 
-@method(
-    "result", permission=Permission.READ, scope=Scope.OWN, errors=(TaskNotFound, errors.TooManyWaits), read=_read_result,
-    together=True,
-)  # fmt: skip
+@_look("result", errors=(TaskNotFound, errors.TooManyWaits), read=_read_result, together=True)
 async def result(
     context: ServingContext, commands: Sequence[AwaitResults | RpcError]
 ) -> Sequence[views.Outcome | list[views.Outcome] | RpcError]:
@@ -109,8 +108,7 @@ def _within_limit(commands: Sequence[Command | RpcError]) -> list[Command | RpcE
     return checked
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(NamedTuple):
     id: int
     reason: str | None = None
 
@@ -119,10 +117,7 @@ def _read_cancel(given: params.CancelParams) -> Cancel:
     return Cancel(checks.read_id(given.id, "id"), checks.read_reason(given.reason))
 
 
-@method(
-    "cancel", permission=Permission.ADMIN, scope=Scope.OWN, errors=(TaskNotFound, StateConflict), read=_read_cancel,
-    by_queue=True,
-)  # fmt: skip
+@_change("cancel", read=_read_cancel)
 async def cancel(context: Context, command: Cancel) -> views.Changed:
     """Cancel a task that is not settled; a result that comes later is ignored."""
     async with context.transaction() as session:
@@ -133,8 +128,7 @@ async def cancel(context: Context, command: Cancel) -> views.Changed:
     return views.Changed(command.id, State.CANCELLED)
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(NamedTuple):
     id: int
 
 
@@ -142,10 +136,7 @@ def _read_retry(given: params.RetryParams) -> Retry:
     return Retry(checks.read_id(given.id, "id"))
 
 
-@method(
-    "retry", permission=Permission.ADMIN, scope=Scope.OWN, errors=(TaskNotFound, StateConflict), read=_read_retry,
-    by_queue=True,
-)  # fmt: skip
+@_change("retry", read=_read_retry)
 async def retry(context: Context, command: Retry) -> views.Changed:
     """Re-run a CRITICAL_ERROR or CANCELLED task with a fresh attempt counter."""
     async with context.transaction() as session:
@@ -157,8 +148,7 @@ async def retry(context: Context, command: Retry) -> views.Changed:
     return views.Changed(command.id, states[command.id])
 
 
-@dataclass(frozen=True, slots=True)
-class Reschedule:
+class Reschedule(NamedTuple):
     """What is None stays."""
 
     id: int
@@ -174,10 +164,7 @@ def _read_reschedule(given: params.RescheduleParams) -> Reschedule:
     return Reschedule(checks.read_id(given.id, "id"), run_at, given.delay, given.priority)
 
 
-@method(
-    "reschedule", permission=Permission.ADMIN, scope=Scope.OWN, errors=(TaskNotFound, StateConflict),
-    read=_read_reschedule, by_queue=True,
-)  # fmt: skip
+@_change("reschedule", read=_read_reschedule)
 async def reschedule(context: Context, command: Reschedule) -> views.Changed:
     """Move a task that waits (WAITING, SCHEDULED, ERROR) to another time or priority."""
     async with context.transaction() as session:
@@ -208,7 +195,7 @@ def _read_list(given: params.ListParams) -> ListTasks:
     )  # fmt: skip
 
 
-@method("list", permission=Permission.READ, scope=Scope.OWN, read=_read_list, narrow=narrow_tenant)
+@_look("list", read=_read_list, narrow=narrow_tenant)
 async def list_(context: Context, command: ListTasks) -> views.TaskPage:
     """List tasks, newest first."""
     return await list_tasks(context, command)
@@ -218,7 +205,7 @@ def _read_stats(given: params.StatsParams) -> str | None:
     return read_tenant(given.tenant)
 
 
-@method("stats", permission=Permission.READ, scope=Scope.OWN, read=_read_stats, narrow=own_tenant)
+@_look("stats", read=_read_stats, narrow=own_tenant)
 async def count(context: ServingContext, tenant: str | None) -> views.Statistics | views.TenantStatistics:
     """Count tasks by state and action, with rates over the last minute and lag; of one tenant, counts alone. At most a
     second old."""

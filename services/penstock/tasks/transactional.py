@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.protocol import trace_context
 from penstock.protocol.errors import DuplicateTask, InvalidParams
-from penstock.protocol.jsonable import dumps
+from penstock.protocol.json_text import dumps
 from penstock.protocol.method import decode
 from penstock.protocol.requests import prepared, task_params
 from penstock.protocol.task import NewTask

@@ -16,8 +16,7 @@ import msgspec
 
 from penstock.protocol.compression import ENCODING, pack_result
 from penstock.protocol.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TOO_LARGE
-from penstock.protocol.json_text import MAX_DEPTH, escape_for_sqs, json_depth
-from penstock.protocol.jsonable import dumps, foreign
+from penstock.protocol.json_text import MAX_DEPTH, dumps, escape_for_sqs, foreign, json_depth
 from penstock.protocol.reports import encode_error, encode_result, encode_wait
 from penstock.protocol.requests import Invalid, Request
 from penstock.protocol.spelling import nearest

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Generic, Literal, TypeVar
 
-from penstock.protocol.jsonable import dumps
+from penstock.protocol.json_text import dumps
 from penstock.protocol.reports import check_token, check_wait_seconds, make_token
 from penstock.protocol.requests import prepared
 from penstock.protocol.task import ACTION_MAX_CHARS
