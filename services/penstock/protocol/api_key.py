@@ -39,10 +39,7 @@ ALL_PERMISSIONS = frozenset(Permission)
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """id: of its record in Postgres, None for a key from the settings. tenant: that it is bound to; None: no tenant.
-
-    actions: patterns of those that it may enqueue; None: the default.
-    """
+    """id: None for a key of the settings. tenant: that it is bound to. actions: patterns; None: see ``may_enqueue``."""
 
     name: str
     digest: bytes = field(repr=False)
@@ -61,10 +58,9 @@ def implied(permissions: Iterable[str]) -> frozenset[Permission]:
 
 
 def may_enqueue(action: str, patterns: Iterable[str] | None, tenant: str | None) -> bool:
-    """Whether a key with these patterns, bound to this tenant or to none, may enqueue the action.
+    """Whether a key with these patterns, names or prefixes with ``*``, may enqueue the action.
 
-    A pattern is a name, or a prefix and ``*``. Without patterns a key may enqueue every action, except that a key bound
-    to a tenant may enqueue no delivery, which acts with the rights of the workers.
+    Without patterns it may, unless a key bound to a tenant asks for a delivery, which has the rights of the workers.
     """
     if patterns is None:
         return tenant is None or action not in BUILT_IN_ACTIONS

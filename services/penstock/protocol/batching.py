@@ -21,8 +21,7 @@ def pack(
 ) -> Iterator[tuple[int, int]]:
     """Divide entries of these UTF-8 sizes into bodies: (start, end) slices, in order.
 
-    Each body, including brackets and commas, stays within ``max_bytes``, ``max_items`` and ``max_weight``; an entry
-    that exceeds one of these gets a body of its own, even if it is too large to send.
+    Each body, including brackets and commas, stays within the limits; an entry that exceeds one gets a body of its own.
     """
     start, used, carried = 0, 1, 0.0  # one: two brackets, and the first entry has no comma before it
     for position, size in enumerate(sizes):

@@ -37,10 +37,8 @@ def check_actions(actions: Collection[str]) -> None:
     refused = sorted(action for action in actions if not may_enqueue(action, patterns, bound))
     if refused:
         may = "no built-in action" if patterns is None else ", ".join(patterns) + " alone"
-        raise AccessDenied(
-            403, f"Not permitted: this API key may not enqueue {refused[0]!r}; it may enqueue {may}",
-            {"actions": refused[:10]},
-        )  # fmt: skip
+        message = f"Not permitted: this API key may not enqueue {refused[0]!r}; it may enqueue {may}"
+        raise AccessDenied(403, message, {"actions": refused[:10]})
 
 
 def own_tenant(given: str | None) -> str | None:

@@ -35,10 +35,7 @@ class TooSlow(Unavailable):
 
 
 class PayloadUnavailable(Unavailable):
-    """A payload or result cannot be decoded or stored now: S3 is unavailable, or this process lacks the key.
-
-    is_refusal: S3 rejected the request, which an operator has to change.
-    """
+    """S3 or the key of a payload or result is unavailable. is_refusal: S3 rejects it, which an operator must change."""
 
     def __init__(self, text: str, *, is_refusal: bool = False) -> None:
         super().__init__(text)

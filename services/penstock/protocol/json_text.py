@@ -92,10 +92,9 @@ def decode_any(raw: bytes | str) -> Any:
 
 
 def check_payload(raw: str, field: str = "payload") -> None:
-    """Check that JSON text can be stored, sent and read by any worker.
+    """Check that JSON text can be stored, sent and read by any worker. Raises InvalidParams.
 
-    Does not build its values, which take up to fifty times its memory. Raises InvalidParams: no object or array, NUL or
-    half a surrogate pair, too deep.
+    Does not build its values, which take up to fifty times its memory.
     """
     check_json(raw, field)
     first = raw.lstrip()[0]

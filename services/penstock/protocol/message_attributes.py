@@ -88,23 +88,16 @@ def encode_traces(tasks: Iterable[tuple[int, str | None]]) -> dict[str, str]:
     groups: defaultdict[str | None, list[int]] = defaultdict(list)
     for task_id, text in tasks:
         groups[text].append(task_id)
-    read = {text: read_carried(text) for text in groups}
-    carried = [one for one in read.values() if one is not None]
+    carried = {text: one for text in groups if (one := read_carried(text)) is not None}
     if not carried:
         return {}
-    shared = {one.context for one in carried}
-    is_shared = len(shared) == 1 and len(carried) == len(read)
+    shared = {context for context, _ in carried.values()}
+    is_shared = len(shared) == 1 and len(carried) == len(groups)
     attributes = shared.pop().headers if is_shared else {}
-    if not is_shared or any(one.former is not None for one in carried):
+    if not is_shared or any(former is not None for _, former in carried.values()):
         entries = [
-            _TraceEntry(
-                one.context.traceparent,
-                groups[text],
-                one.context.state or None,
-                None if one.former is None else one.former.traceparent,
-            )
-            for text, one in read.items()
-            if one is not None
+            _TraceEntry(context.traceparent, groups[text], context.state or None, former and former.traceparent)
+            for text, (context, former) in carried.items()
         ]
         attributes[TRACES_ATTRIBUTE] = msgspec.json.encode(entries).decode()
     return attributes

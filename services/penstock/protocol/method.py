@@ -36,15 +36,14 @@ class NoParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A declared method.
+    """result: the return annotation. errors: beyond those of every method.
 
-    result: the return annotation. errors: beyond those of every method. read: parameters and settings to the checked
-    command; raises InvalidParams, TooLarge. narrow: limits a command to the tenant and the actions of the caller's
-    key; raises InvalidParams, AccessDenied. audited: who called it is recorded. by_queue: a body of the inbound queue
-    may ask for it. dry: whether a command of it only looks: it is not audited, and the queue takes none. savepoint: it
-    may be refused after it has written something. together: the requests of one body are carried out in one call.
-    carry_out: given a context and the command, or with ``together`` a list of commands and of the errors of those that
-    could not be read, to which it returns a list of outcomes in this order.
+    read: parameters and settings to the checked command; raises InvalidParams, TooLarge. narrow: limits a command to
+    the tenant and the actions of the caller's key; raises InvalidParams, AccessDenied. audited: who called it is
+    recorded. by_queue: the inbound queue takes it. dry: whether a command only looks: it is not audited, and the queue
+    takes none. savepoint: it may be refused after it has written something. together: the requests of one body are
+    carried out in one call. carry_out: given a context and the command, or with ``together`` a list of commands and of
+    the errors of those that could not be read, to which it returns a list of outcomes in this order.
     """
 
     name: str
@@ -117,6 +116,8 @@ def method(
     def declare(function: Callable[[Any, Any], Awaitable[Any]]) -> Method:
         hints = get_type_hints(function)
         (returned,) = get_args(hints["return"]) if together else (hints["return"],)
+        outcomes = get_args(returned) if get_origin(returned) in (Union, UnionType) else (returned,)
+        results = tuple(one for one in outcomes if not (isinstance(one, type) and issubclass(one, Exception)))
         taken = list(hints.values())[1] if read is None else next(iter(get_type_hints(read).values()))
         checked: Callable[..., Any] = read or (lambda given: given)
         takes_settings = len(signature(checked).parameters) > 1
@@ -124,7 +125,7 @@ def method(
             name,
             " ".join((function.__doc__ or "").split()),
             taken,
-            _without_errors(returned),
+            Union[results],  # noqa: UP007 - of types that are known at run time only
             permission,
             scope,
             errors,
@@ -139,14 +140,6 @@ def method(
         )
 
     return declare
-
-
-def _without_errors(kind: Any) -> Any:
-    """Of the outcomes of requests that are carried out together, the results."""
-    if get_origin(kind) not in (Union, UnionType):
-        return kind
-    results = tuple(one for one in get_args(kind) if not (isinstance(one, type) and issubclass(one, Exception)))
-    return Union[results]  # noqa: UP007 - of types that are known at run time only
 
 
 def by_name(*modules: ModuleType) -> dict[str, Method]:

@@ -7,6 +7,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -103,11 +104,10 @@ Report = Succeeded | Failed | Waiting | Progress | RunTimes | Unreadable
 
 
 class Hints(msgspec.Struct, frozen=True):
-    """Members of an error's ``data`` that steer the retry; invalid ones are ignored.
+    """Members of an error's ``data`` that steer the retry; invalid ones are ignored. retry_after: seconds until then.
 
-    retry_after: seconds until the next attempt. final: no more attempts. max_attempts: lowers the task's own cap.
-    backoff: the action's own policy. not_begun: the handler was not called, because its payload was unavailable: the
-    attempt does not count.
+    final: no more attempts. max_attempts: lowers the task's own cap. backoff: the action's own policy. not_begun: the
+    payload was unavailable, so the handler was not called and the attempt does not count.
     """
 
     retry_after: float | None = None
@@ -199,8 +199,8 @@ def decode_reports(
 ) -> list[Report]:
     """Decode a body of the results queue: responses and notifications, single or batch. Raises nothing.
 
-    worker: the sender, see ``worker_of``. fence: the claim ids that are accepted; None: all. bare_ids: accept legacy
-    result ids, a bare task id with ``attempt``, which no fence protects.
+    worker: the sender. fence: the claim ids that are accepted; None: all. bare_ids: accept legacy result ids, a bare
+    task id with ``attempt``, which no fence protects.
     """
     try:
         text = replace_unstorable(text_of(body))
@@ -305,10 +305,14 @@ class _Decoder:
             raise _EntryError(f"id {name[:100]!r} is not <task id>:<claim>")
         if not self.bare_ids:
             raise _EntryError(f"id {name} is a bare task id, taken with PENSTOCK_RESULTS_BARE_IDS=true alone")
-        attempt = _attempt_in(raw)
-        if attempt is None:
-            raise _EntryError(f"bare id {int(name)} needs an attempt inside result or error")
-        return int(name), None, attempt
+        attempt: int | str | None = None
+        with suppress(ValueError):  # a number, or text of one, inside result, error or the error's data
+            attempt = _decode_attempt(raw).attempt
+            if attempt is None:
+                attempt = _decode_attempt(bytes(_decode_error(raw).data) or b"{}").attempt
+            if attempt is not None and int(attempt) >= 0:
+                return int(name), None, int(attempt)
+        raise _EntryError(f"bare id {int(name)} needs an attempt inside result or error")
 
     def _decoded(self, result: bytes, encoding: str) -> str:
         """A packed or sealed result as it is stored. Raises ValueError, Unpackable."""
@@ -388,17 +392,6 @@ def digest_of_answer(answer: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
-def _attempt_in(raw: bytes) -> int | None:
-    """The attempt of a legacy result: a number, or text of one, inside result, error or the error's data."""
-    try:
-        attempt = _decode_attempt(raw).attempt
-        if attempt is None:
-            attempt = _decode_attempt(bytes(_decode_error(raw).data) or b"{}").attempt
-        return None if attempt is None or int(attempt) < 0 else int(attempt)
-    except ValueError:
-        return None
-
-
 def _with_number(error: bytes, code: str) -> str:
     """An error of sqs-scheduler's workers, whose codes are text, with a number as its code."""
     members = _decode_members(error)
@@ -424,10 +417,9 @@ def _trace(response: _Response) -> TraceContext | None:
 
 
 def encode_result(claim_id: str, result: str, spawn: Sequence[str] | str = (), *, encoding: str | None = None) -> str:
-    """The response of a success.
+    """The response of a success. spawn: JSON text of each spawned task, or of all of them sealed.
 
-    result: JSON text; with an encoding, of what ``pack_result`` made or of a sealed result. spawn: JSON text of each
-    spawned task, or of all of them sealed.
+    result: JSON text; with an encoding, of what ``pack_result`` made or of a sealed result.
     """
     encoded = f',"encoding":"{encoding}"' if encoding else ""
     children = spawn if isinstance(spawn, str) else f"[{','.join(spawn)}]"

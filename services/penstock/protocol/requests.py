@@ -112,10 +112,9 @@ def _split_slowly(text: str) -> list[str]:
 
 
 def decode_body(body: bytes | str, *, batch_limit: int, may_be_sealed: bool = False) -> Body:
-    """Decode a body of requests; an entry that is no request becomes an Invalid.
+    """Decode a body of requests; an entry that is no request becomes an Invalid. Raises as ``split_body``.
 
     may_be_sealed: it comes from the scheduler, so params may be a sealed payload.
-    Raises ParseError or InvalidRequest if no entry can be read.
     """
     text = text_of(body)
     if text.startswith("["):

@@ -28,9 +28,8 @@ class Backoff:
         if not 1 <= self.factor < float("inf"):
             raise SettingsError(f"backoff factor must be at least 1, not {self.factor}")
         if not self.base_seconds <= self.cap_seconds < float("inf"):
-            raise SettingsError(
-                f"backoff cap must be at least the base of {self.base_seconds} seconds, not {self.cap_seconds}"
-            )
+            least = f"the base of {self.base_seconds} seconds"
+            raise SettingsError(f"backoff cap must be at least {least}, not {self.cap_seconds}")
         if not 0 <= self.jitter <= 1:
             raise SettingsError(f"backoff jitter must be between 0 and 1, not {self.jitter}")
 

@@ -77,12 +77,11 @@ TRANSITIONS: frozenset[tuple[State, State]] = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A task to enqueue, checked. payload: JSON text of an object or array.
+    """A task to enqueue, checked. payload: JSON text of an object or array. labels: JSON text of text by text.
 
-    run_at: not before this instant; delay_seconds: the same, from the database's clock; never both.
-    timeout_seconds: of one attempt; None: the default of the action or worker.
-    labels: JSON text of an object of text by text. expires_at: not started from then on; expires_in_seconds: the same,
-    from the database's clock; never both. limit_key: selects one of the action's limits by key.
+    run_at: not before this instant; delay_seconds: the same, from the database's clock; never both. expires_at: not
+    started from then on; expires_in_seconds: the same, from the database's clock; never both. timeout_seconds: of one
+    attempt; None: the default of the action or worker. limit_key: selects one of the action's limits by key.
     unique: until when another task keeps the unique key: "retained", until its record is deleted; "live", until it
     settles; or seconds from when it took the key. on_duplicate: what happens if the key is taken;
     replaces_priority: "replace" also replaces the priority. tenant: whose task it is; its unique and ordering keys are
@@ -174,9 +173,8 @@ EVERYTHING = (Stretch(PRIORITY_MIN, PRIORITY_MAX, BEGINNING),)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed attempt to record.
+    """A failed attempt to record. error: JSON text. delay_seconds: until the next attempt; None: CRITICAL_ERROR.
 
-    error: JSON text. delay_seconds: until the next attempt; None: no more attempts, the task becomes CRITICAL_ERROR.
     suspect: a worker stopped heartbeating while running it; it is isolated from now on. worker: that reported it.
     """
 

@@ -6,7 +6,7 @@ Statements add the name, and ``own_key`` removes it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import overload
+from typing import TypeVar
 
 from penstock.protocol.checks import CONTROL
 from penstock.protocol.errors import InvalidParams
@@ -14,6 +14,7 @@ from penstock.protocol.errors import InvalidParams
 TENANT_MAX_CHARS = 128
 TENANT_MAX_BYTES = 3 * TENANT_MAX_CHARS  # in UTF-8: keys stand behind it, and an index holds both
 EVERY_TENANT = "*"  # in rules: every tenant that has no limits of its own
+Key = TypeVar("Key", str, str | None)
 _BETWEEN = "\x1f"  # a tenant and a key; no text of a caller may hold it
 
 
@@ -44,12 +45,8 @@ def stored_key(tenant: str | None, key: str) -> str:
     return key if tenant is None else f"{tenant}{_BETWEEN}{key}"
 
 
-@overload
-def own_key(key: str) -> str: ...
-@overload
-def own_key(key: None) -> None: ...
-def own_key(key: str | None) -> str | None:
-    return None if key is None else key.rpartition(_BETWEEN)[2]
+def own_key(key: Key) -> Key:
+    return key if key is None else key.rpartition(_BETWEEN)[2]
 
 
 def read_stored(key: str, read: Callable[[str], object], name: str) -> str:

@@ -18,7 +18,6 @@ _MEMBER = re.compile(
     r"([a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
     r"=[ -+\--<>-~]{0,255}[!-+\--<>-~]"
 )
-_SAMPLED = 1
 
 
 class TraceContext(NamedTuple):
@@ -31,7 +30,7 @@ class TraceContext(NamedTuple):
 
     @property
     def is_sampled(self) -> bool:
-        return bool(self.flags & _SAMPLED)
+        return bool(self.flags & 1)
 
     @property
     def traceparent(self) -> str:
@@ -82,9 +81,8 @@ def current() -> TraceContext | None:
     if not context.is_valid:
         return None
     # Parsed again, since the program may have put an invalid tracestate into it.
-    return parse(
-        f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}", context.trace_state.to_header()
-    )
+    parent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+    return parse(parent, context.trace_state.to_header())
 
 
 class Hop(NamedTuple):

@@ -1,8 +1,8 @@
 """Bulk operations, batch by batch.
 
-A batch walks the ids of one table, from the job's cursor up to the highest id when the job was made. It reads and
-changes a bounded number of records, so filters need no index and no lock is held for long. A record that another
-transaction holds, such as a claim, is not waited for: the batch ends before it, and the next one begins there.
+A batch walks ids from the job's cursor up to the highest one when the job was made. It reads and changes a bounded
+number of records, so filters need no index and no lock is held for long. A record that another transaction holds, such
+as a claim, is not waited for: the batch ends before it, and the next one begins there.
 """
 
 from __future__ import annotations
@@ -75,10 +75,7 @@ class Selection(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NewTimes(msgspec.Struct, frozen=True, omit_defaults=True):
-    """When tasks are to run: at run_at or after delay, in seconds from the job's creation; neither keeps their time.
-
-    spread: seconds over which they are spread. priority: None keeps it.
-    """
+    """When tasks are to run: at run_at or delay seconds after the job's creation, spread over so many seconds."""
 
     run_at: datetime | None = None
     delay: float | None = None

@@ -1,7 +1,6 @@
-"""Bulk jobs: work on many records that a supervisor does in batches, each in its own transaction.
+"""Bulk jobs: work on many records that a supervisor does in batches.
 
-A kind of job is a :data:`Batch`: it does a bounded part of the work from the job's cursor on and returns the next one.
-Both are committed together, so a kill at any point neither loses nor repeats anything.
+Each commits a bounded part of the work with the next cursor, so a kill at any point neither loses nor repeats anything.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ async def claim(
 ) -> ClaimBatch | None:
     """Claim up to ``limit`` due tasks by priority, run_at, id, out of ``stretches``; None when there is none.
 
-    Tasks promoted in an ordering key are found anywhere. due_seconds: only tasks due for that long, and no promoted
-    ones. Once there are limits or routes, this finds nothing; see ``claim_by_rules``.
+    due_seconds: only tasks due for that long; without it, also tasks promoted in an ordering key, of any priority. Once
+    there are limits or routes, this finds nothing; see ``claim_by_rules``.
     """
     rows = await session.fetch("claim_tasks", limit, now, *_columns_of(stretches), due_seconds)
     return _batch(rows)

@@ -48,32 +48,28 @@ async def _enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]
 async def insert(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
     """As ``enqueue``, of tasks whose payloads are encoded already."""
     metrics.BATCH_SIZE.labels("enqueue").observe(len(tasks))
-    traced = active.active() is not None
     if all(t.is_plain for t in tasks):
         columns = _plain_columns(tasks)
-        if traced:
+        if active.active() is not None:
             rows = await session.fetch("enqueue_traced_tasks", *columns, [t.trace for t in tasks])
         else:
             rows = await session.fetch("enqueue_plain_tasks", *columns)
         return [Enqueued(row[0], State.SCHEDULED, False) for row in rows]
     if all(t.unique == "retained" and t.on_duplicate != "replace" for t in tasks):
         # One statement can store them: of a repeated key the first task keeps it.
-        return await _insert_in_parts(session, tasks, [tasks], traced=traced)
+        return await _insert_in_parts(session, [tasks])
     times = _times_named(tasks)
-    if not any(times):
-        return await _insert_in_parts(session, tasks, _cut_at_repeated_keys(tasks), traced=traced)
     # The first task of each key comes before its duplicates: so the first statement takes all keys, in the one order
     # that every transaction uses, and no two such batches can deadlock.
     order = sorted(range(len(tasks)), key=times.__getitem__)
     given = [replace(tasks[n], unique="retained") if times[n] else tasks[n] for n in order]
-    stored = await _insert_in_parts(session, given, _cut_at_repeated_keys(given), traced=traced)
+    stored = await _insert_in_parts(session, _cut_at_repeated_keys(given))
     answers = dict(zip(order, stored, strict=True))
     return [answers[n] for n in range(len(tasks))]
 
 
-async def _insert_in_parts(
-    session: Session, tasks: Sequence[NewTask], parts: Sequence[Sequence[NewTask]], *, traced: bool
-) -> list[Enqueued]:
+async def _insert_in_parts(session: Session, parts: Sequence[Sequence[NewTask]]) -> list[Enqueued]:
+    tasks = [task for part in parts for task in part]
     tries = _DEADLOCK_TRIES
     while True:
         tries -= 1
@@ -81,7 +77,7 @@ async def _insert_in_parts(
             async with session._connection.transaction():
                 await session.plan_for(len(tasks))
                 enqueued = [answer for part in parts for answer in await _enqueue_keyed(session, part)]
-                made = zip(tasks, enqueued, strict=True) if traced else ()
+                made = () if active.active() is None else zip(tasks, enqueued, strict=True)
                 traces = {one.id: task.trace for task, one in made if task.trace and not one.duplicate}
                 if traces:
                     await session.fetch("note_traces", list(traces), list(traces.values()))
@@ -109,11 +105,8 @@ async def _enqueue_keyed(session: Session, tasks: Sequence[NewTask]) -> list[Enq
         [t.tenant for t in tasks],
     )
     states = {row["id"]: row["state"] for row in rows if row["state"] is not None}
-    replacing = {
-        row["id"]: task
-        for row, task in zip(rows, tasks, strict=True)
-        if task.on_duplicate == "replace" and not row["fresh"]
-    }
+    pairs = zip(rows, tasks, strict=True)
+    replacing = {row["id"]: task for row, task in pairs if task.on_duplicate == "replace" and not row["fresh"]}
     replaced = await _replace(session, replacing)
     states |= replaced
     earlier = {row["id"] for row in rows if not row["fresh"]} - states.keys()
@@ -174,10 +167,7 @@ def _key_of(task: NewTask) -> tuple[str, str | None, str | None]:
 
 
 def _times_named(tasks: Sequence[NewTask]) -> list[int]:
-    """How often the unique key of each was used before it, where that decides their order; otherwise empty.
-
-    Tasks of one key with different ``unique``, whose answers may differ, stay in their order.
-    """
+    """How often the unique key of each was used before it; 0 for all if tasks of one key differ in ``unique``."""
     seen: dict[tuple[str, str | None, str | None], tuple[int, str | float]] = {}
     times: list[int] = []
     for task in tasks:
@@ -186,7 +176,7 @@ def _times_named(tasks: Sequence[NewTask]) -> list[int]:
             continue
         count, unique = seen.get(_key_of(task), (0, task.unique))
         if unique != task.unique:
-            return []
+            return [0] * len(tasks)  # their answers may differ, so they stay in their order
         seen[_key_of(task)] = count + 1, unique
         times.append(count)
     return times
@@ -232,6 +222,5 @@ async def queues_of_kinds(
 
 async def queues_of_tasks(session: Session, task_ids: Collection[int]) -> dict[int, str]:
     """The queue to which waiting tasks would go now, without those of the outbound queue."""
-    if not task_ids:
-        return {}
-    return {row["id"]: row["queue"] for row in await session.fetch("find_queues", list(task_ids))}
+    rows = await session.fetch("find_queues", list(task_ids)) if task_ids else []
+    return {row["id"]: row["queue"] for row in rows}

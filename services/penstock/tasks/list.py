@@ -38,13 +38,9 @@ async def show_tasks(
 ) -> list[views.Task | list[views.Task | None] | RpcError]:
     """An outcome for each command; the tasks of all are read together."""
     rows: dict[bool, dict[int, Any]] = {}
+    valid = [command for command in commands if isinstance(command, ShowTasks)]
     for detail in (False, True):
-        ids = {
-            task_id
-            for command in commands
-            if isinstance(command, ShowTasks) and command.detail == detail
-            for task_id in command.ids
-        }
+        ids = {task_id for command in valid if command.detail == detail for task_id in command.ids}
         if ids:
             rows[detail] = await _read_shown(context, list(ids), detail=detail)
     outcomes: list[views.Task | list[views.Task | None] | RpcError] = []

@@ -40,6 +40,12 @@ def new_task(given: EnqueueParams, settings: Settings, *, large: bool = True) ->
     if given.timeout is not None and not 0 < given.timeout <= LONGEST_TIMEOUT_SECONDS:
         most = f"{LONGEST_TIMEOUT_SECONDS:.0f} seconds"
         raise InvalidParams("timeout", f"must be above 0 and at most {most}, not {given.timeout}")
+    if given.expires_at is not None and given.expires_in is not None:
+        raise InvalidParams("expires_in", "and expires_at exclude each other; give one")
+    checks.check_seconds(given.expires_in, "expires_in")
+    checks.check_labels(
+        given.labels or {}, most=MAX_LABELS, name_chars=LABEL_NAME_MAX_CHARS, value_chars=LABEL_VALUE_MAX_CHARS
+    )
     return NewTask(
         action=checks.read_action(given.action),
         payload=payload,
@@ -50,8 +56,8 @@ def new_task(given: EnqueueParams, settings: Settings, *, large: bool = True) ->
         ordering_key=checks.read_key(given.ordering_key, "ordering_key"),
         max_attempts=max_attempts,
         timeout_seconds=given.timeout,
-        labels=_labels(given.labels),
-        expires_at=_expiry(given),
+        labels=msgspec.json.encode(given.labels).decode("utf-8") if given.labels else None,
+        expires_at=checks.read_instant(given.expires_at, "expires_at"),
         expires_in_seconds=given.expires_in,
         limit_key=checks.read_key(given.limit_key, "limit_key"),
         unique=_unique(given),
@@ -114,13 +120,6 @@ def _offered(given: EnqueueParams, settings: Settings) -> str:
     return text
 
 
-def _expiry(given: EnqueueParams) -> datetime | None:
-    if given.expires_at is not None and given.expires_in is not None:
-        raise InvalidParams("expires_in", "and expires_at exclude each other; give one")
-    checks.check_seconds(given.expires_in, "expires_in")
-    return checks.read_instant(given.expires_at, "expires_at")
-
-
 def _unique(given: EnqueueParams) -> Literal["retained", "live"] | float:
     if given.unique_key is None:
         for name, usual in (("unique", "retained"), ("on_duplicate", "return")):
@@ -129,10 +128,3 @@ def _unique(given: EnqueueParams) -> Literal["retained", "live"] | float:
     if not isinstance(given.unique, str):
         checks.check_seconds(given.unique, "unique")
     return given.unique
-
-
-def _labels(labels: dict[str, str] | None) -> str | None:
-    if not labels:
-        return None
-    checks.check_labels(labels, most=MAX_LABELS, name_chars=LABEL_NAME_MAX_CHARS, value_chars=LABEL_VALUE_MAX_CHARS)
-    return msgspec.json.encode(labels).decode("utf-8")

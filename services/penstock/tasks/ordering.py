@@ -11,7 +11,7 @@ import msgspec
 from penstock.db.session import Session
 from penstock.protocol.task import State
 from penstock.protocol.tenant import own_key, tenant_of_key
-from penstock.protocol.views import about, timestamp, view_of
+from penstock.protocol.views import about, view_of
 from penstock.runtime import metrics
 from penstock.runtime.sweeps import Sweeps
 
@@ -32,13 +32,7 @@ class HeldKey(msgspec.Struct, frozen=True):
 async def list_held_keys(session: Session, limit: int, after: str | None = None) -> list[HeldKey]:
     """Ordering keys held by a task in CRITICAL_ERROR, by key, from after ``after``, a key as it is stored."""
     return [
-        view_of(
-            HeldKey,
-            row,
-            key=own_key(row["key"]),
-            since=row["finished_at"] and timestamp(row["finished_at"]),
-            tenant=tenant_of_key(row["key"]),
-        )
+        view_of(HeldKey, row, key=own_key(row["key"]), since=row["finished_at"], tenant=tenant_of_key(row["key"]))
         for row in await session.fetch("list_held_keys", after, limit, _WAITING_COUNTED)
     ]
 
@@ -51,9 +45,9 @@ async def release_keys(session: Session, keys: Sequence[str]) -> dict[str, int |
 
 
 async def release_orphaned_keys(session: Session, limit: int, after: str = "") -> tuple[int, str | None]:
-    """Release ordering keys whose failed task cannot be retried, among ``limit`` held ones, inside a transaction.
+    """Release held ordering keys whose task cannot be retried; returns how many, and the last key looked at.
 
-    Returns how many, and the last key looked at, None at the end.
+    Must run inside a transaction. limit: of keys looked at; None is returned at their end.
     """
     ((keys, last),) = await session.fetch("release_orphaned_keys", limit, after)
     if keys:
@@ -66,8 +60,7 @@ async def promote_overdue(
 ) -> int:
     """Promote the tasks of up to ``limit`` overdue promotions, inside a transaction; returns how many tasks.
 
-    For a cancelled task, the next of its ordering key is promoted. also_running: of promotions that are not overdue
-    too. sweeps: without it, the look begins at the front.
+    For a cancelled task, the next of its ordering key is promoted. also_running: not only of overdue promotions.
     """
     behind: dict[int, str] = {}
     sweeps = sweeps or Sweeps()
@@ -120,10 +113,7 @@ async def _promote(session: Session, keys: Collection[str]) -> dict[str, int]:
 
 
 async def _forget(session: Session, keys: Sequence[str]) -> list[str]:
-    """Forget keys without waiting tasks; returns those that have one by now.
-
-    A key whose head another transaction holds is looked at later: a task may be coming.
-    """
+    """Forget keys without waiting tasks, or look later if another transaction holds one; returns those with a task."""
     heads = {row["key"]: row["is_held"] for row in await session.fetch("lock_ordering_heads", keys)}
     held = [key for key, is_held in heads.items() if is_held]
     await _look_later(session, [key for key, is_held in heads.items() if not is_held])

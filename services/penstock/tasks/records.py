@@ -47,10 +47,9 @@ class SettledTask(NamedTuple):
 
 
 class StaleTask(NamedTuple):
-    """An ACQUIRED task without a recent heartbeat. held_seconds: since its claim. trace: see ``read_carried``.
+    """An ACQUIRED task without a recent heartbeat. held_seconds: since its claim. taken: a worker has reported it.
 
-    silent_seconds: since its last heartbeat, or its claim. taken: a worker, perhaps ``worker``, has reported it.
-    suspect: it travelled alone, after another silence.
+    silent_seconds: since its last heartbeat, or its claim. suspect: it travelled alone. trace: see ``read_carried``.
     """
 
     id: int

@@ -17,16 +17,13 @@ log = get_logger()
 
 
 async def expire(session: Session, limit: int, *, now: datetime | None = None) -> int:
-    """Cancel up to ``limit`` tasks that were not started in time, inside a transaction; returns how many.
-
-    A task that another transaction blocks is left for the next round.
-    """
+    """Cancel up to ``limit`` tasks that were not started in time, inside a transaction; returns how many."""
 
     async def cancel(ids: Sequence[int], hurried: bool) -> int:
         async with session.savepoint(hurried=hurried):
             return len(await settle.cancel(session, ids, EXPIRED))
 
-    async def leave(task_id: int, error: PenstockError) -> int:
+    async def leave(task_id: int, error: PenstockError) -> int:  # for the next round
         log.warning("expired_task_left", task_id=task_id, reason=str(error))
         return 0
 

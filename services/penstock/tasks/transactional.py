@@ -1,7 +1,7 @@
 """Enqueue inside the caller's own transaction: the task is there if and only if the transaction commits.
 
-The database function ``penstock_enqueue_many`` does it; here the options are checked as the api checks them. The module
-of the connection's class identifies the driver, so no driver is imported that the caller has not imported.
+The database function ``penstock_enqueue_many`` does it; here the options are checked as the api checks them. No driver
+is imported that the caller has not imported: the module of the connection's class identifies it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _ASYNC_CLASSES = {
     "psycopg": {"AsyncConnection", "AsyncCursor"},
 }
 _SYNC_CLASSES = {"sqlalchemy": {"Connection", "Session", "scoped_session"}, "psycopg": {"Connection", "Cursor"}}
+_settings = cache(load_settings)
 # What to do about an error, by its SQLSTATE
 _ADVICE = {
     "42883": "the database lacks penstock_enqueue_many: run `penstock migrate` against it",
@@ -102,17 +103,11 @@ def enqueue_many_sync(
     return _answers(read, rows)
 
 
-def _only(answers: list[Any]) -> dict[str, Any]:
+def _only(answers: list[dict[str, Any] | DuplicateTask]) -> dict[str, Any]:
     (answer,) = answers
     if isinstance(answer, DuplicateTask):
         raise answer
-    stored: dict[str, Any] = answer
-    return stored
-
-
-@cache
-def _settings() -> Settings:
-    return load_settings()
+    return answer
 
 
 @contextmanager

@@ -238,7 +238,6 @@ def by_action(counts: Mapping[str, Counter[State]]) -> dict[str, dict[State, int
 
 
 def rates(counted: Mapping[str, int]) -> Rates:
-
     def per_second(*names: str) -> float:
         return round(sum(counted.get(name, 0) for name in names) / RATES_OVER_SECONDS, 3)
 
