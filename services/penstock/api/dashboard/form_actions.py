@@ -15,7 +15,7 @@ from penstock.methods.table import read_command
 from penstock.protocol.checks import MAX_IDS
 from penstock.protocol.errors import AccessDenied, InvalidParams, MethodNotFound, RpcError
 from penstock.protocol.tenant import EVERY_TENANT
-from penstock.tasks.filters import Operation
+from penstock.tasks.bulk import Operation
 
 _MINUTE, _DAY = 60, 86_400
 _TENANT_LIMITS = ("max_in_flight", "rate", "burst")
