@@ -36,7 +36,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Methods:
-    """Carries out requests; ``handlers`` and ``prefixes`` are what a Dispatcher takes."""
+    """Carries out requests; ``handlers`` are what a Dispatcher takes."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Methods:
             keys_changed=keys_changed,
         )
         self.handlers = {name: self._handler(method) for name, method in METHODS.items()}
-        self.prefixes = {SUBMIT_PREFIX: self.handlers["enqueue"]}
+        self.handlers[SUBMIT_PREFIX] = self.handlers["enqueue"]
 
     def _handler(self, method: Method) -> Handler:
         if method.together:

@@ -84,7 +84,7 @@ class Api(Service):
             dead_letters=dead_letters or {},
             keys_changed=self._key_cache.refresh if self._key_cache is not None else None,
         )
-        dispatcher = Dispatcher(methods.handlers, prefixes=methods.prefixes, batch_limit=settings.batch_limit)
+        dispatcher = Dispatcher(methods.handlers, batch_limit=settings.batch_limit)
         rate = settings.api_rate_limit
         rates = None if rate is None else Rates(rate, settings.api_rate_burst or rate)
         authenticator = Authenticator(self._key_cache, rates)

@@ -105,13 +105,10 @@ async def _not_found(requests: Sequence[Request]) -> Sequence[Outcome]:
 
 
 class Dispatcher:
-    """Answers bodies. prefixes: handlers of every method whose name begins so."""
+    """Answers bodies. A handler whose name ends in a colon is that of every method whose name begins so."""
 
-    def __init__(
-        self, handlers: Mapping[str, Handler], *, prefixes: Mapping[str, Handler] | None = None, batch_limit: int
-    ) -> None:
-        self._methods = {name: _Method(name, handler) for name, handler in handlers.items()}
-        self._prefixes = {prefix: _Method(prefix.rstrip(":"), handler) for prefix, handler in (prefixes or {}).items()}
+    def __init__(self, handlers: Mapping[str, Handler], *, batch_limit: int) -> None:
+        self._methods = {name: _Method(name.removesuffix(":"), handler) for name, handler in handlers.items()}
         self._unknown = _Method("unknown", _not_found)
         self._batch_limit = batch_limit
 
@@ -191,8 +188,8 @@ class Dispatcher:
         return outcomes
 
     def _method(self, name: str) -> _Method:
-        found = (method for prefix, method in self._prefixes.items() if name.startswith(prefix))
-        return self._methods.get(name) or next(found, self._unknown)
+        prefix, colon, _ = name.partition(":")
+        return self._methods.get(name) or self._methods.get(prefix + colon, self._unknown)
 
 
 def _as_it_is(calls: Any) -> Any:
