@@ -102,9 +102,8 @@ class SendReport:
     def of(cls, unsent: Mapping[int, Unsent]) -> SendReport:
         """The report on unsent messages, given by position."""
         reason = next((reason for reason, _ in unsent.values()), None)
-        return cls(
-            sorted(unsent), reason, frozenset(position for position, (_, is_final) in unsent.items() if is_final)
-        )
+        refused = frozenset(position for position, (_, is_final) in unsent.items() if is_final)
+        return cls(sorted(unsent), reason, refused)
 
 
 @dataclass(frozen=True, slots=True)

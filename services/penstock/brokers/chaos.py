@@ -8,8 +8,6 @@ from functools import partial
 from penstock.brokers.base import Depth, Message, Outgoing, Queue, SendReport
 from penstock.runtime.chaos import Edge, Faults
 
-_REASON = "injected by PENSTOCK_CHAOS_SEND"
-
 
 class FaultyQueue:
     """A queue with injected faults. An entry that fails may have had its effect: SQS loses replies as well."""
@@ -29,7 +27,8 @@ class FaultyQueue:
             await self._queue.send(going)
         really = {tried[position] for position in report.failed}
         refused = frozenset(tried[position] for position in report.refused)
-        return SendReport(sorted(really | failed), report.reason or (_REASON if failed else None), refused)
+        reason = report.reason or ("injected by PENSTOCK_CHAOS_SEND" if failed else None)
+        return SendReport(sorted(really | failed), reason, refused)
 
     async def receive(self, *, wait_seconds: int, visibility_seconds: int) -> list[Message]:
         await self._faults.delay()

@@ -28,7 +28,6 @@ ReturnedList = TypeVar("ReturnedList")
 ReturnedAny = TypeVar("ReturnedAny")
 Send = Callable[[str, Params], Returned]
 Run = Callable[[Exchange], Returned]
-_END_STATES = ("SUCCESS", "FAILED", "CANCELLED")
 
 
 class Methods(Generic[Returned, ReturnedList, ReturnedAny]):
@@ -386,7 +385,7 @@ class Workflows(WorkflowChanges[Returned]):
             deadline = math.inf if timeout is None else monotonic() + timeout
             while True:
                 workflow = yield from calling("workflow.status", {"id": workflow_id, "limit": 1})
-                if workflow["state"] in _END_STATES:
+                if workflow["state"] in ("SUCCESS", "FAILED", "CANCELLED"):
                     return (yield from calling("workflow.status", {"id": workflow_id, "limit": 100}))
                 if monotonic() >= deadline:
                     raise Unavailable(f"workflow {workflow['id']} is {workflow['state']} after {timeout} s")

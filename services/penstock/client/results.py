@@ -14,8 +14,6 @@ from penstock.runtime.periodic import Pauses
 
 POLL_TASKS = 1000  # of one long poll
 POLL_SECONDS = 20.0  # of one long poll; load balancers close what is silent for 60
-_FIRST_PAUSE_SECONDS = 0.2
-_LONGEST_PAUSE_SECONDS = 2.0
 _GATHER_SECONDS = 0.01
 _LONGEST_GATHER_SECONDS = 0.16
 
@@ -33,7 +31,7 @@ class PollPauses:
     def __init__(self, outage_seconds: float) -> None:
         self._outage_seconds = outage_seconds
         self._answered_at: float | None = None
-        self._pauses = Pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        self._pauses = Pauses(first_seconds=0.2, longest_seconds=2.0)
 
     def answered(self) -> None:
         """Record an answer of the api."""

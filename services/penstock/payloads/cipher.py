@@ -39,7 +39,7 @@ class TenantAad(NamedTuple):
 class Cipher:
     """Encrypts with the first key and decrypts with any. keys: by fingerprint. Raises SettingsError without library."""
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[str], *, binds_tenants: bool) -> None:
         try:
             from cryptography.exceptions import InvalidTag
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -50,6 +50,7 @@ class Cipher:
         self._invalid = InvalidTag
         read = [read_key(text) for text in keys]
         self._make = AESGCM
+        self._binds_tenants = binds_tenants
         self.keys = {fingerprint(key): key for key in read}
         self.key_id = fingerprint(read[0])
 
@@ -57,8 +58,9 @@ class Cipher:
         """Return magic, salt and ciphertext."""
         salt = os.urandom(_SALT_BYTES)
         key = self.keys[self.key_id]
-        if isinstance(aad, str):
-            return _MAGIC + salt + self._derived(key, salt).encrypt(_NONCE, data, aad.encode())
+        if isinstance(aad, str) or not self._binds_tenants:
+            text = aad if isinstance(aad, str) else aad.older
+            return _MAGIC + salt + self._derived(key, salt).encrypt(_NONCE, data, text.encode())
         head = _TENANT_MAGIC + salt
         return head + self._derived(key, head).encrypt(_NONCE, data, aad.text.encode())
 

@@ -62,9 +62,10 @@ class PayloadCodec:
     """Encrypts or offloads texts by the settings; None: encodes nothing, and decodes plain texts only."""
 
     def __init__(self, settings: Settings | None = None) -> None:
-        keys = () if settings is None else settings.payload_keys
-        self._cipher = Cipher([key.get_secret_value() for key in keys]) if keys else None
-        self._binds_tenants = settings is None or settings.payload_bind_tenants
+        self._cipher: Cipher | None = None
+        if settings is not None and settings.payload_keys:
+            keys = [key.get_secret_value() for key in settings.payload_keys]
+            self._cipher = Cipher(keys, binds_tenants=settings.payload_bind_tenants)
         self.bucket: Bucket | None = None
         self.threshold_bytes = 0
         self._own_folder = ""
@@ -96,7 +97,7 @@ class PayloadCodec:
         plain = decode_sealed(text)
         if not isinstance(plain, str):
             return text
-        data = self._cipher.encrypt(plain.encode(), self._aad_to_write(aad))
+        data = self._cipher.encrypt(plain.encode(), aad)
         return encode_sealed(Sealed(self._cipher.key_id, binascii.b2a_base64(data, newline=False).decode()))
 
     def decode_inline(self, text: str, aad: str | TenantAad) -> str:
@@ -133,8 +134,7 @@ class PayloadCodec:
         metrics.PAYLOAD_BYTES.labels("get").inc(len(data))
         if hashlib.sha256(data).hexdigest() != found.digest:
             raise PayloadLost(f"its object {found.name} is not what was stored: it was changed")
-        if found.key_id is not None:
-            assert self._cipher is not None
+        if found.key_id is not None and self._cipher is not None:
             data = self._cipher.decrypt(found.key_id, data, aad)
         return data.decode()
 
@@ -145,7 +145,7 @@ class PayloadCodec:
     async def _put(self, text: str, aad: str | TenantAad, folder: str) -> str:
         assert self.bucket is not None  # the text is large
         plain = text.encode()
-        data = plain if self._cipher is None else self._cipher.encrypt(plain, self._aad_to_write(aad))
+        data = plain if self._cipher is None else self._cipher.encrypt(plain, aad)
         name = new_name(folder)
         with _counted("put"):
             async with self._calls:
@@ -153,9 +153,6 @@ class PayloadCodec:
         metrics.PAYLOAD_BYTES.labels("put").inc(len(data))
         key_id = None if self._cipher is None else self._cipher.key_id
         return encode_reference(Reference(name, key_id, len(plain), hashlib.sha256(data).hexdigest()))
-
-    def _aad_to_write(self, aad: str | TenantAad) -> str | TenantAad:
-        return aad if isinstance(aad, str) or self._binds_tenants else aad.older
 
     def _decrypted(self, found: str | Sealed, aad: str | TenantAad) -> str:
         if isinstance(found, str):

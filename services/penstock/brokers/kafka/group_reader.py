@@ -28,7 +28,6 @@ _AHEAD_BYTES = 16 * 1024 * 1024
 _POLL_SECONDS = 0.25
 _COMMIT_SECONDS = 0.5
 _AGAIN_SECONDS = 2.0  # until the next try to write a message again
-_LONGEST_PAUSE_SECONDS = 5.0
 
 log = get_logger()
 
@@ -225,7 +224,7 @@ class GroupReader:
             await self._try_to_commit([partition for partition, mine in self._mine.items() if mine.dirty])
 
     async def _read_ahead(self) -> None:
-        pauses = Pauses(0.2, _LONGEST_PAUSE_SECONDS)
+        pauses = Pauses(first_seconds=0.2, longest_seconds=5.0)
         while True:
             try:
                 is_full = len(self._ahead) >= _AHEAD_RECORDS or self._ahead_bytes >= _AHEAD_BYTES
