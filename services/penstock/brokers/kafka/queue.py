@@ -82,6 +82,10 @@ class KafkaTransport(LeasingTransport):
             await asyncio.to_thread(consumer.close)
 
     async def publish(self, name: str, messages: Sequence[Outgoing]) -> list[Unsent | None]:
+        try:
+            await self.ensure(name)
+        except Unavailable as exc:
+            return [(str(exc), False)] * len(messages)
         return await self.write([record_of(name, message) for message in messages])
 
     async def open_reader(self, name: str) -> GroupReader | DeadLetterReader:
@@ -95,8 +99,6 @@ class KafkaTransport(LeasingTransport):
     async def write(self, records: Sequence[Record]) -> list[Unsent | None]:
         """Publish; returns None for each record that the brokers have."""
         try:
-            for topic in {record.topic for record in records}:
-                await self.ensure(topic)
             deliveries = await self._producer.send(records)
         except (Unavailable, SettingsError) as exc:
             return [(str(exc), False)] * len(records)
