@@ -22,6 +22,7 @@ from penstock.settings.model import Settings, load_settings
 MESSAGE_TASKS = 100
 _SEND_TRIES = 4
 _ATTRIBUTES_BYTES = 64  # of a message's attributes, beside their names and values
+_FIRST_PAUSE_SECONDS = 0.1
 
 
 class InboundClient:
@@ -117,7 +118,7 @@ class InboundClient:
         bodies = [(start, end, join_batch(texts[start:end])) for start, end in cuts]
         left = [(start, end, Outgoing(body, headers if len(body) <= room else {})) for start, end, body in bodies]
         reason: str | None = None
-        pauses = Pauses(first_seconds=0.1)
+        pauses = Pauses(_FIRST_PAUSE_SECONDS)
         for attempt in range(_SEND_TRIES):
             if not left:
                 break
