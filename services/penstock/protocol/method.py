@@ -121,23 +121,13 @@ def method(
         taken = list(hints.values())[1] if read is None else next(iter(get_type_hints(read).values()))
         checked: Callable[..., Any] = read or (lambda given: given)
         takes_settings = len(signature(checked).parameters) > 1
+        is_audited = permission is Permission.ADMIN if audited is None else audited
         return Method(
-            name,
-            " ".join((function.__doc__ or "").split()),
-            taken,
+            name, " ".join((function.__doc__ or "").split()), taken,
             Union[results],  # noqa: UP007 - of types that are known at run time only
-            permission,
-            scope,
-            errors,
-            checked if takes_settings else lambda given, _settings: checked(given),
-            narrow,
-            permission is Permission.ADMIN if audited is None else audited,
-            by_queue,
-            dry,
-            savepoint,
-            together,
-            function,
-        )
+            permission, scope, errors, checked if takes_settings else lambda given, _settings: checked(given),
+            narrow, is_audited, by_queue, dry, savepoint, together, function,
+        )  # fmt: skip
 
     return declare
 

@@ -150,14 +150,9 @@ async def run_batch(session: Session, job: BulkJob) -> BatchResult:
     next_look = LOOKED_AT  # to fill a batch, if the next records are like these
     if found["matching"]:
         next_look = min(LOOKED_AT, max(PICKED, PICKED * found["seen"] // found["matching"]))
-    return BatchResult(
-        {"after": after, "exact": job.cursor["exact"], "look": next_look},
-        seen=seen,
-        changed=len(changed),
-        refused=len(refused),
-        errors=await _reasons(session, job, refused),
-        done=done,
-    )
+    cursor = {"after": after, "exact": job.cursor["exact"], "look": next_look}
+    errors = await _reasons(session, job, refused)
+    return BatchResult(cursor, seen, len(changed), len(refused), errors, done=done)
 
 
 BATCHES: Mapping[str, Batch] = dict.fromkeys(Operation, run_batch)

@@ -221,16 +221,12 @@ async def _count_all(context: Context) -> views.Statistics:
     async with context.session() as session:
         counts = await session.fetch("count_live") + await session.fetch("count_settled", OTHER_ACTIONS)
         counted: dict[str, int] = dict(map(tuple, await session.fetch("read_rates", views.RATES_OVER_SECONDS)))
-        lag = (await session.fetch("read_lag"))[0]
+        (row,) = await session.fetch("read_lag")
+    lag = views.Lag(row["due"], round(max(0.0, row["oldest_seconds"]), 3))
     actions: dict[str, Counter[State]] = defaultdict(Counter)
     for row in counts:
         actions[row["action"]][State(row["state"])] += row["count"]
-    return views.Statistics(
-        _by_state(actions),
-        views.by_action(actions),
-        views.rates(counted),
-        views.Lag(lag["due"], round(max(0.0, lag["oldest_seconds"]), 3)),
-    )
+    return views.Statistics(_by_state(actions), views.by_action(actions), views.rates(counted), lag)
 
 
 async def _count_of(context: Context, tenant: str) -> views.TenantStatistics:
