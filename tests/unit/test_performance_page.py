@@ -11,7 +11,7 @@ from penstock.scheduler.packing import _SPREAD
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
 from penstock.worker.result_sender import MAX_ENTRIES
-from tests.unit.scheduler.test_packing import claimed, packed_in, times
+from tests.unit.scheduler.test_packing import claimed, packed_in
 
 PAGE = (Path(__file__).parents[2] / "docs" / "performance.md").read_text("utf-8")
 _BYTES_OF_AN_ANSWER = 60
@@ -32,7 +32,7 @@ def test_the_batches_of_the_model_are_those_that_are_made() -> None:
     told = {step: numbers(at_once) for step, (at_once, _) in rows().items()}
     claim = Settings.model_fields["claim_batch_size"].default
     messages = packed_in(
-        [claimed(number) for number in range(claim)], times(a=_RUN_SECONDS),
+        [claimed(number) for number in range(claim)], {"a": _RUN_SECONDS},
         max_tasks=Settings.model_fields["pack_max_tasks"].default,
         max_seconds=Settings.model_fields["pack_seconds"].default,
     )  # fmt: skip

@@ -1,50 +1,47 @@
-"""Limit gates: where tasks of limited actions wait, and how they are claimed.
+"""Limit gates: where tasks of limited actions and tenants wait, and how they are claimed.
 
-An action's row is locked while its gates are read, so one scheduler at a time counts its tasks in flight and its rate,
-and a limit holds for any number of schedulers. The gate that has waited longest comes first.
+The row of an action or tenant is locked while its gates are read, so one scheduler at a time counts its tasks in flight
+and its rate, and a limit holds for any number of schedulers. Rows of tenants that another scheduler holds are skipped,
+so no two can deadlock. The gate that has waited longest comes first.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
 from penstock.db.pool import Store
 from penstock.db.session import Session
-from penstock.limits.token_bucket import BUSY_SECONDS, Allowance, Gate, Limits, allowance
+from penstock.limits.token_bucket import BUSY_SECONDS, Allowance, Gate, Limits, allowance, share_out
 from penstock.protocol.errors import Refused, Unavailable
 from penstock.runtime.logs import get_logger
 from penstock.scheduler.sending import Sender
-from penstock.scheduler.tenant_limits import TenantLimits, look_at_tenants
 from penstock.tasks import claim
 from penstock.tasks.records import ClaimBatch
 
 _GATES_AT_ONCE = 500
 _PAUSE_SECONDS = 2.0  # after tasks could not be claimed or sent
 _IDLE_SECONDS = 60.0
-_LIMITS = tuple(name for name in Limits.__dataclass_fields__)
+_LIMITS = tuple(Limits.__dataclass_fields__)
 
 log = get_logger()
 
 
+@dataclass(kw_only=True)
 class Gates:
-    """Claims tasks at gates.
+    """Claims tasks at gates."""
 
-    at_once: how many tasks of an action in one claim. claimed: called with each claim before it is sent.
-    """
-
-    def __init__(
-        self, *, store: Store, sender: Sender, at_once: int, claimed: Callable[[ClaimBatch], Awaitable[None]]
-    ) -> None:
-        self._store = store
-        self._sender = sender
-        self._at_once = at_once
-        self._claimed = claimed
-        self._looking = asyncio.Lock()
-        self._rest_until: dict[str, float] = {}
-        self._next_at = float("-inf")
+    store: Store
+    sender: Sender
+    at_once: int  # tasks of an action in one claim
+    claimed: Callable[[ClaimBatch], Awaitable[None]]  # called with each claim before it is sent
+    _looking: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    _rest_until: dict[str, float] = field(init=False, default_factory=dict)
+    _next_at: float = field(init=False, default=float("-inf"))
 
     def idle_seconds(self) -> float:
         """For how long no known gate is worth a look."""
@@ -55,27 +52,23 @@ class Gates:
         if self._looking.locked():
             return 0
         async with self._looking:
-            return await self._look()
-
-    async def _look(self) -> int:
-        (found,) = await self._store.fetch("find_open_gates")
-        now = monotonic()
-        self._rest_until = {action: until for action, until in self._rest_until.items() if until > now}
-        self._next_at = now + (_IDLE_SECONDS if found["seconds"] is None else found["seconds"])
-        went = 0
-        for action in found["actions"]:
-            if action not in self._rest_until:
+            (found,) = await self.store.fetch("find_open_gates")
+            now = monotonic()
+            self._rest_until = {action: until for action, until in self._rest_until.items() if until > now}
+            self._next_at = now + (_IDLE_SECONDS if found["seconds"] is None else found["seconds"])
+            went = 0
+            for action in [action for action in found["actions"] if action not in self._rest_until]:
                 try:
                     went += await self._let_through(action)
                 except Refused as exc:  # other gates and routes must not wait for this action
                     log.error("gate_refused", action=action, reason=str(exc), retry_in_seconds=_PAUSE_SECONDS)
                     self._rest(action, _PAUSE_SECONDS)
-        self._next_at = now if went else min([self._next_at, *self._rest_until.values()])
-        return went
+            self._next_at = now if went else min([self._next_at, *self._rest_until.values()])
+            return went
 
     async def _let_through(self, action: str) -> int:
         batch = None
-        async with self._store.transaction() as session:
+        async with self.store.transaction() as session:
             rows = await session.fetch("lock_action", action)
             if not rows and await session.value("action_is_limited", action):
                 self._rest(action, BUSY_SECONDS)  # another scheduler holds it
@@ -100,8 +93,8 @@ class Gates:
         if batch is None:
             return 0
         try:
-            await self._claimed(batch)
-            return await self._sender.send_batch(batch)
+            await self.claimed(batch)
+            return await self.sender.send_batch(batch)
         except Unavailable as exc:
             log.warning("gate_not_passed", action=action, reason=str(exc), retry_in_seconds=_PAUSE_SECONDS)
             self._rest(action, _PAUSE_SECONDS)
@@ -109,13 +102,13 @@ class Gates:
 
     async def _of_action(self, session: Session, action: str, limits: Limits, row: Any) -> Allowance:
         if row is None:
-            return Allowance(self._at_once, BUSY_SECONDS, None)
+            return Allowance(self.at_once, BUSY_SECONDS, None)
         in_flight = 0
         if limits.max_in_flight is not None:
             in_flight = await session.value("count_gated", action, limits.max_in_flight)
         return allowance(
             max_in_flight=limits.max_in_flight, rate=limits.rate, burst=limits.burst, in_flight=in_flight,
-            tokens=row["tokens"], refilled_at=row["refilled_at"], now=row["at"], room=self._at_once,
+            tokens=row["tokens"], refilled_at=row["refilled_at"], now=row["at"], room=self.at_once,
         )  # fmt: skip
 
     async def _of_gates(
@@ -151,3 +144,83 @@ class Gates:
 
     def _rest(self, action: str, seconds: float) -> None:
         self._rest_until[action] = monotonic() + seconds
+
+
+@dataclass(slots=True)
+class TenantLimits:
+    """Tenants whose tasks wait at some gates."""
+
+    allowances: dict[str, Allowance] = field(default_factory=dict)  # by tenant
+    of: dict[str, str] = field(default_factory=dict)  # the tenant of a gate
+    paused: list[str] = field(default_factory=list)  # gates of tenants that are
+
+    def bound(self, gates: Sequence[Gate]) -> list[Gate]:
+        """The gates whose tenant is not paused, none of them allowing more than its tenant may."""
+        shut = set(self.paused)
+        bound = []
+        for gate in gates:
+            tenant = self.allowances.get(self.of.get(gate.name, ""))
+            if tenant is not None and tenant.tasks < gate.allowance.tasks:  # the tokens stay the gate's own
+                gate = Gate(gate.name, Allowance(tenant.tasks, tenant.retry_seconds, gate.allowance.tokens))
+            if gate.name not in shut:
+                bound.append(gate)
+        return bound
+
+    def share_out(self, room: int, gates: Sequence[Gate]) -> dict[str, int]:
+        """As ``limits.share_out``, first between tenants, then between the gates of each."""
+        groups: dict[str, list[Gate]] = {}
+        for gate in gates:
+            tenant = self.of.get(gate.name)
+            # A gate of no tenant is a group of its own, under a name that no tenant has.
+            groups.setdefault(f"\x1e{gate.name}" if tenant is None else tenant, []).append(gate)
+        wholes = []
+        for name, members in groups.items():
+            most = sum(gate.allowance.tasks for gate in members)
+            limit = self.allowances.get(name)
+            wholes.append(Gate(name, Allowance(most if limit is None else min(most, limit.tasks), 0.0, None)))
+        shares: dict[str, int] = {}
+        for name, share in share_out(room, wholes).items():
+            shares |= share_out(share, groups[name])
+        return shares
+
+    async def note(self, session: Session, went: Mapping[str, int]) -> None:
+        """Store what is left of each tenant's rate after so many claims by gate, and close the gates of paused ones."""
+        if self.paused:
+            await session.fetch("close_gates_of_paused", self.paused)
+        spent = Counter[str]()
+        for gate, count in went.items():
+            if gate in self.of:
+                spent[self.of[gate]] += count
+        rated = {name: limit.spent(spent[name]) for name, limit in self.allowances.items() if limit.tokens is not None}
+        if rated:
+            await session.fetch("note_tenants", list(rated), list(rated.values()))
+
+
+async def look_at_tenants(session: Session, rows: Sequence[Any], room: int) -> TenantLimits:
+    """Lock the tenants of gates, rows of ``lock_gates``, after the action's lock, and count what each may do."""
+    found = TenantLimits(of={row["name"]: row["tenant"] for row in rows if row["tenant"] is not None})
+    if not found.of:
+        return found
+    names = sorted(set(found.of.values()))
+    locked = {row["name"]: row for row in await session.fetch("lock_tenants", names)}
+    missing = [name for name in names if name not in locked]
+    if missing:
+        # New ones get their rows now; those that another scheduler holds are left to it.
+        await session.fetch("add_tenant_paces", missing)
+        locked |= {row["name"]: row for row in await session.fetch("lock_tenants", missing)}
+    bounds = {name: row["max_in_flight"] for name, row in locked.items() if row["max_in_flight"] is not None}
+    in_flight: dict[str, int] = {}
+    if bounds:
+        in_flight = dict(map(tuple, await session.fetch("count_gated_of_tenants", list(bounds), list(bounds.values()))))
+    for name in names:
+        row = locked.get(name)
+        if row is None:
+            found.allowances[name] = Allowance(0, BUSY_SECONDS, None)
+            continue
+        if row["paused"]:
+            found.paused += [gate for gate, tenant in found.of.items() if tenant == name]
+        found.allowances[name] = allowance(
+            max_in_flight=row["max_in_flight"], rate=row["rate"], burst=row["burst"], in_flight=in_flight.get(name, 0),
+            tokens=row["tokens"], refilled_at=row["refilled_at"], now=row["at"], room=room,
+        )  # fmt: skip
+    return found

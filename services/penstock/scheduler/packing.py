@@ -1,7 +1,6 @@
 """Packs claimed tasks into messages, by number, by bytes and by the time that their work takes.
 
-Packing makes the queue cheap and fast. A message holds at most about a second of work, by the run times that workers
-report, so long tasks travel alone and short ones by the hundred.
+A message holds about a second of work, by reported run times: long tasks travel alone, short ones by the hundred.
 """
 
 from __future__ import annotations
@@ -11,22 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.brokers.base import Outgoing
+from penstock.protocol import message_attributes
 from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.fence import Fence
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
-from penstock.protocol.message_attributes import (
-    SUSPECT_ATTRIBUTE,
-    TIMEOUT_ATTRIBUTE,
-    TRACE_ENTRY_BYTES,
-    TRACES_MAX_BYTES,
-    encode_tenants,
-    encode_traces,
-    tenant_bytes,
-)
 from penstock.protocol.requests import encode_call
 from penstock.protocol.task import Claimed
 from penstock.runtime import metrics
-from penstock.tasks.records import ActionThroughput
 
 _SPREAD = 10  # messages that a claim is cut into before any holds many tasks
 _SECONDS_UNKNOWN = 0.1  # the run time of an action that no worker has reported yet
@@ -42,28 +32,9 @@ class PackedMessage:
     tasks: Sequence[Claimed]
 
 
-class RunTimes:
-    """Recent run times of each action, as reported by workers."""
-
-    def __init__(self) -> None:
-        self._means: dict[str, float] = {}
-        self.mean = 0.0
-
-    def learn(self, throughput: Sequence[ActionThroughput]) -> None:
-        """Take over new figures; an action that did not run lately keeps its last ones."""
-        timed = sum(one.timed for one in throughput)
-        if timed:
-            self.mean = sum(one.seconds for one in throughput) / timed
-        self._means |= {one.action: one.seconds / one.timed for one in throughput if one.timed}
-
-    def of(self, action: str) -> float:
-        """Mean run time in seconds."""
-        return self._means.get(action, _SECONDS_UNKNOWN)
-
-
 def pack_messages(
     tasks: Sequence[Claimed],
-    times: RunTimes,
+    run_seconds: Mapping[str, float],
     *,
     max_tasks: int,
     max_bytes: int,
@@ -76,27 +47,22 @@ def pack_messages(
     A small claim travels one task a message, so that idle workers share it; messages grow only once there are
     ``_SPREAD`` of them. Tasks of different time limits travel apart, because the limit is the message's attribute; a
     suspect travels alone, so that a crash of its worker affects no other task. by_tenant: so do the tasks of each
-    tenant, in messages of its group. fence: makes their claim ids.
+    tenant, in messages of its group. run_seconds: mean run time by action. fence: makes their claim ids.
     """
-    groups: dict[tuple[float | None, str | None], list[Claimed]] = defaultdict(list)
-    alone = []
+    groups: dict[tuple[float | None, str | None, int | None], list[Claimed]] = defaultdict(list)
     for task in tasks:
-        if task.suspect:
-            alone.append(task)
-        else:
-            groups[task.timeout_seconds, task.tenant if by_tenant else None].append(task)
+        groups[task.timeout_seconds, task.tenant if by_tenant else None, task.id if task.suspect else None].append(task)
     max_items = min(max_tasks, max(1, len(tasks) // _SPREAD))
-    messages = [message_of([task], task.tenant if by_tenant else None, fence) for task in alone]
-    for (_, tenant), members in groups.items():
+    messages: list[PackedMessage] = []
+    for (_, tenant, _), members in groups.items():
         calls = [call_of(task, fence) for task in members]
-        seconds = {action: times.of(action) for action in {task.action for task in members}}
         sizes = [utf8_size(call) for call in calls]
         # Attributes of single tasks; one tenant for all is counted in _ATTRIBUTES_BYTES.
         beside = any(task.trace is not None or (task.tenant is not None and not by_tenant) for task in members)
         if beside:
             sizes = [size + _bytes_beside(task) for size, task in zip(sizes, members, strict=True)]
         slices = pack(
-            sizes, [seconds[task.action] for task in members],
+            sizes, [run_seconds.get(task.action, _SECONDS_UNKNOWN) for task in members],
             max_bytes=max_bytes - _ATTRIBUTES_BYTES, max_items=max_items, max_weight=max_seconds,
         )  # fmt: skip
         if beside:
@@ -127,20 +93,21 @@ def message_of(tasks: Sequence[Claimed], group: str | None = None, fence: Fence 
 
 def _attributes(tasks: Sequence[Claimed]) -> Mapping[str, str]:
     first = tasks[0]
-    attributes = {} if first.timeout_seconds is None else {TIMEOUT_ATTRIBUTE: repr(first.timeout_seconds)}
+    attributes = (
+        {} if first.timeout_seconds is None else {message_attributes.TIMEOUT_ATTRIBUTE: repr(first.timeout_seconds)}
+    )
     if first.suspect:
-        attributes[SUSPECT_ATTRIBUTE] = "1"
+        attributes[message_attributes.SUSPECT_ATTRIBUTE] = "1"
     if any(task.trace is not None for task in tasks):
-        attributes |= encode_traces((task.id, task.trace) for task in tasks)
+        attributes |= message_attributes.encode_traces((task.id, task.trace) for task in tasks)
     if any(task.tenant is not None for task in tasks):
-        attributes |= encode_tenants((task.id, task.tenant) for task in tasks)
+        attributes |= message_attributes.encode_tenants((task.id, task.tenant) for task in tasks)
     return attributes
 
 
 def _bytes_beside(task: Claimed) -> int:
-    """The bytes that its trace and its tenant may add to the attributes."""
-    size = 0 if task.trace is None else len(task.trace) + TRACE_ENTRY_BYTES
-    return size if task.tenant is None else size + tenant_bytes(task.tenant)
+    size = 0 if task.trace is None else len(task.trace) + message_attributes.TRACE_ENTRY_BYTES
+    return size if task.tenant is None else size + message_attributes.tenant_bytes(task.tenant)
 
 
 def _cut_for_attributes(tasks: Sequence[Claimed], start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -148,7 +115,7 @@ def _cut_for_attributes(tasks: Sequence[Claimed], start: int, end: int) -> Itera
     used = 0
     for place in range(start, end):
         size = _bytes_beside(tasks[place])
-        if used + size > TRACES_MAX_BYTES and place > start:
+        if used + size > message_attributes.TRACES_MAX_BYTES and place > start:
             yield start, place
             start, used = place, 0
         used += size

@@ -1,8 +1,6 @@
 """Scheduler: claims due tasks by priority and sends them, no more than the window allows.
 
-SQS has no priority, so tasks that are not needed yet stay in Postgres. ``scan_bounds`` decides where to look,
-``claim_window`` how much to claim, ``packing`` what travels together. Tasks of limited actions wait at ``gates``;
-``routes`` have windows of their own.
+SQS has no priority, so tasks that are not needed yet stay in Postgres.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 
 from penstock.brokers.base import Queue
@@ -19,13 +18,12 @@ from penstock.protocol.errors import Refused, Unavailable
 from penstock.protocol.task import BEGINNING, Position, Stretch
 from penstock.runtime.loop import Service, SideTask
 from penstock.runtime.periodic import is_set_within
-from penstock.scheduler.claim_window import ClaimWindow, Throughput
-from penstock.scheduler.divert import Diverter
 from penstock.scheduler.gates import Gates
-from penstock.scheduler.routes import Routes
+from penstock.scheduler.routes import Diverter, Routes
 from penstock.scheduler.scan_bounds import LEVELS, ScanBounds
 from penstock.scheduler.sending import Sender
 from penstock.scheduler.unclaimable import give_up_unclaimable
+from penstock.scheduler.window import ClaimWindow, Throughput
 from penstock.settings.model import Settings
 from penstock.tasks import claim
 from penstock.tasks.records import ClaimBatch
@@ -36,41 +34,8 @@ _SOONEST_SECONDS = 0.001
 _RULES_FRESH_SECONDS = 1.0
 
 
-class RulesCache:
-    """The limits and routes as this scheduler knows them.
-
-    limited: any action is limited or paused. gates: any gate exists. routes: (name, queue) of each.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._read_at = float("-inf")
-        self.limited = False
-        self.gates = False
-        self.routes: list[tuple[str, str]] = []
-
-    @property
-    def apply(self) -> bool:
-        """Whether claims must follow them; a plain claim finds no task then."""
-        return self.limited or bool(self.routes)
-
-    async def refresh(self, *, at_once: bool = False) -> bool:
-        """Read them when they are old, or at once; returns whether claims must follow them now and did not before."""
-        if not at_once and monotonic() - self._read_at < _RULES_FRESH_SECONDS:
-            return False
-        applied = self.apply
-        (found,) = await self._store.fetch("read_rules")
-        self._read_at = monotonic()
-        self.limited, self.gates = found["limits"], found["gates"]
-        self.routes = [(name, queue) for name, queue in json.loads(found["routes"])]
-        return self.apply and not applied
-
-
 class Scheduler(Service):
-    """One scheduler process; ``run_once`` is one claim, sent and confirmed, and a look at gates and routes.
-
-    open_queue: makes a queue of a name, or URL, and a label, for routes.
-    """
+    """One scheduler process; ``run_once`` is one claim, sent and confirmed, and a look at gates and routes."""
 
     name = "scheduler"
 
@@ -82,25 +47,26 @@ class Scheduler(Service):
         self._settings = settings
         self._listener = Listener(store)
         self._bounds = ScanBounds()
-        self._rules = RulesCache(store)
+        self._rules_read_at = float("-inf")
+        self._is_limited = False  # any action is limited or paused
+        self._has_gates = False
         self._waiting = asyncio.Lock()
         self._aged_at = float("-inf")
         self._others_first = 0  # tasks to claim by priority before the next that waited too long
-        self._throughput = throughput = Throughput(store)
-        self._window = ClaimWindow(store=store, settings=settings, throughput=throughput, route=None)
+        self._throughput = Throughput(store)
+        window_of = partial(ClaimWindow, store, settings, self._throughput)
+        self._window = window_of(None)
         self._routes = Routes(
-            store=store, settings=settings, throughput=throughput, outbound=outbound, open_queue=open_queue,
-            put_aside=self._note,
-        )  # fmt: skip
-        self._diverter = Diverter(store=store, at_once=settings.claim_batch_size, give_up=self._give_up)
+            store=store, outbound=outbound, open_queue=open_queue, window_of=window_of, put_aside=self._note
+        )
+        self._diverter = Diverter(store, settings)
         self._sender = Sender(
-            store=store, settings=settings, times=throughput.times, queue_of=self._routes.queue_of,
-            released=self._bounds.look_back,
+            store=store, settings=settings, run_seconds=self._throughput.run_seconds,
+            queue_of=self._routes.queue_of, released=self._bounds.look_back,
         )  # fmt: skip
         self._gates = Gates(
-            store=store, sender=self._sender, at_once=settings.claim_batch_size,
-            claimed=self._passed_gates,
-        )  # fmt: skip
+            store=store, sender=self._sender, at_once=settings.claim_batch_size, claimed=self._passed_gates
+        )
 
     async def open(self) -> None:
         await self._store.open()
@@ -112,9 +78,9 @@ class Scheduler(Service):
     async def wait_for_work(self) -> None:
         """Until a wake-up, the next task's time or the poll interval; while the window is full, wake-ups wait too."""
         async with self._waiting:  # a wake-up is for one pass: two that look at once find no more than one
-            await asyncio.sleep(self._window.full_for_seconds())
+            await asyncio.sleep(self._window.full_for_seconds(monotonic()))
             seconds = self._settings.poll_seconds
-            if self._rules.gates:
+            if self._has_gates:
                 seconds = min(seconds, self._gates.idle_seconds())
             if not self._listener.event.is_set():
                 async with self._store.session() as session:
@@ -129,18 +95,17 @@ class Scheduler(Service):
         # Cleared before looking: a wake-up that comes during the claim then leads to another look, not to a wait.
         self._listener.event.clear()
         await self._store.read_fence()
-        await self._look_at_rules()
+        await self._read_rules()
         failure: Unavailable | None = None
         try:
             worked = await self._send_plain()
         except Unavailable as exc:
-            if not (self._rules.gates or self._rules.routes):
+            if not (self._has_gates or self._routes.known):
                 raise
             worked, failure = 0, exc
-        if self._rules.gates:
+        if self._has_gates:
             worked += await self._gates.run_once()
-        if self._rules.routes:
-            worked += await self._routes.run_once(self._sender)
+        worked += await self._routes.run_once(self._sender)
         if failure is not None:
             raise failure
         return worked
@@ -150,21 +115,31 @@ class Scheduler(Service):
         batch, diverted = await self._claim()
         if batch is not None:
             return diverted + await self._sender.send_batch(batch)
-        if not diverted and await self._look_at_rules(at_once=True):
+        if not diverted and await self._read_rules(at_once=True):
             return await self._send_plain()  # nothing was found because there are rules now
         return diverted
 
-    async def _look_at_rules(self, *, at_once: bool = False) -> bool:
-        """Returns whether claims must follow rules now and did not before."""
-        applies_now = await self._rules.refresh(at_once=at_once)
-        self._routes.set(self._rules.routes)
-        return applies_now
+    @property
+    def _follows_rules(self) -> bool:
+        """Whether claims must follow limits or routes; a plain claim finds no task then."""
+        return self._is_limited or bool(self._routes.known)
+
+    async def _read_rules(self, *, at_once: bool = False) -> bool:
+        """Read limits and routes when they are old, or at once; returns whether claims follow them from now on."""
+        if not at_once and monotonic() - self._rules_read_at < _RULES_FRESH_SECONDS:
+            return False
+        followed = self._follows_rules
+        (found,) = await self._store.fetch("read_rules")
+        self._rules_read_at = monotonic()
+        self._is_limited, self._has_gates = found["limits"], found["gates"]
+        self._routes.set(json.loads(found["routes"]))
+        return self._follows_rules and not followed
 
     async def _passed_gates(self, batch: ClaimBatch) -> None:
         """A claim looks up routes in Postgres, so it may find one that is unknown here."""
         self._throughput.saw(batch.tasks)
-        if any(not self._routes.knows(task.route) for task in batch.tasks):
-            await self._look_at_rules(at_once=True)
+        if {task.route for task in batch.tasks} - {None, *self._routes.known}:
+            await self._read_rules(at_once=True)
 
     async def _claim(self) -> tuple[ClaimBatch | None, int]:
         """Claim what fits the window, behind the bounds or from the front; tasks that waited too long go first.
@@ -172,30 +147,27 @@ class Scheduler(Service):
         Also returns how many tasks were diverted to a gate or a route.
         """
         bounds = self._bounds
-        async with self._window.reserved() as limit:
+        async with self._window.reserve() as limit:
             if not limit:
-                return None, await self._look_ahead()
+                diverted = await self._diverter.run_once() if self._follows_rules else 0
+                self._note(diverted)
+                return None, diverted
             batch, diverted = await self._claim_aged(limit)
             if batch is None and not diverted:
-                if bounds.sweep_is_due(monotonic()):
+                if not bounds.sweep_is_due(monotonic()):
+                    batch, diverted = await self._claim_of(limit, bounds.from_bounds())
+                    bounds.claimed(*_outcome(batch, diverted, limit))
+                if batch is None and not diverted and bounds.sweep_is_due(monotonic()):
                     batch, diverted = await self._sweep(limit)
-                else:
-                    batch, diverted = await self._claim_behind_bounds(limit)
                 self._others_first -= limit if batch is None else len(batch.tasks)
             self._note(diverted)
             if batch is not None:
-                self._window.claimed(batch.tasks)
+                self._window.note_claim(batch.tasks)
         return batch, diverted
-
-    async def _look_ahead(self) -> int:
-        """Without room for a claim: divert tasks of gates and routes."""
-        diverted = await self._diverter.run_once() if self._rules.apply else 0
-        self._note(diverted)
-        return diverted
 
     def _note(self, diverted: int) -> None:
         if diverted:
-            self._rules.gates = self._rules.gates or self._rules.limited
+            self._has_gates = self._has_gates or self._is_limited
             self._routes.look_again()
 
     async def _claim_aged(self, limit: int) -> tuple[ClaimBatch | None, int]:
@@ -211,14 +183,6 @@ class Scheduler(Service):
             self._others_first = (_AGED_SHARE - 1) * len(batch.tasks)
         elif not diverted:
             self._aged_at = monotonic() + _AGED_LOOK_SECONDS
-        return batch, diverted
-
-    async def _claim_behind_bounds(self, limit: int) -> tuple[ClaimBatch | None, int]:
-        bounds = self._bounds
-        batch, diverted = await self._claim_of(limit, bounds.from_bounds())
-        bounds.claimed(*_outcome(batch, diverted, limit))
-        if batch is None and not diverted and bounds.sweep_is_due(monotonic()):
-            return await self._sweep(limit)
         return batch, diverted
 
     async def _sweep(self, limit: int) -> tuple[ClaimBatch | None, int]:
@@ -240,23 +204,12 @@ class Scheduler(Service):
     ) -> tuple[ClaimBatch | None, int]:
         try:
             async with self._store.session() as session:
-                if self._rules.apply:
+                if self._follows_rules:
                     return await claim.claim_by_rules(session, limit, stretches=stretches, due_seconds=due_seconds)
                 return await claim.claim(session, limit, stretches=stretches, due_seconds=due_seconds), 0
         except Refused as exc:
-            return None, await self._give_up(exc, limit, stretches, due_seconds=due_seconds)
-
-    async def _give_up(
-        self, refused: Refused, limit: int, stretches: Sequence[Stretch], *, due_seconds: float = 0.0
-    ) -> int:
-        """Fail the tasks because of which a claim was refused; returns how many. Raises Refused: there are none."""
-        given_up = await give_up_unclaimable(
-            self._store, refused, limit, stretches,
-            due_seconds=due_seconds, hold_keys=self._settings.holds_ordering_keys,
-        )  # fmt: skip
-        if not given_up:
-            raise refused
-        return given_up
+            given_up = await give_up_unclaimable(self._store, self._settings, exc, limit, stretches, due_seconds)
+            return None, given_up
 
 
 def _outcome(batch: ClaimBatch | None, diverted: int, limit: int) -> tuple[Mapping[int, Position], bool]:

@@ -1,7 +1,8 @@
-"""Routes: tasks that go to queues of their own, each with a window of its own."""
+"""Routes: queues with a window of their own, and diverting due tasks to them while nothing is claimed."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -9,14 +10,19 @@ from time import monotonic
 from penstock.brokers.base import Queue
 from penstock.db.pool import Store
 from penstock.protocol.errors import Refused, Unavailable
+from penstock.protocol.task import BEGINNING, Position, Stretch
 from penstock.runtime.logs import get_logger
-from penstock.scheduler.claim_window import ClaimWindow, Throughput
 from penstock.scheduler.sending import Sender
+from penstock.scheduler.unclaimable import give_up_unclaimable
+from penstock.scheduler.window import ClaimWindow
 from penstock.settings.model import Settings
 from penstock.tasks import claim
 
 _PAUSE_SECONDS = 2.0  # after nothing could be sent by a route
 _EMPTY_SECONDS = 0.25  # after there was nothing to send, unless something is put aside meanwhile
+_LEVELS = 1000  # priorities that a round of the diverter looks through
+_LOOK_PAUSE_SECONDS = 0.05  # between two of its looks
+_ROUND_PAUSE_SECONDS = 1.0
 
 log = get_logger()
 
@@ -26,66 +32,45 @@ class _Route:
     queue_name: str
     queue: Queue
     window: ClaimWindow
-    rest_until: float = field(default=float("-inf"))
-    empty_until: float = field(default=float("-inf"))
+    rest_until: float = float("-inf")
+    empty_until: float = float("-inf")
 
 
+@dataclass(kw_only=True)
 class Routes:
-    """The known routes.
+    """The known routes, by name."""
 
-    open_queue: makes a queue of a name, or URL, and a label. put_aside: called with how many tasks a claim diverted.
-    """
-
-    def __init__(
-        self,
-        *,
-        store: Store,
-        settings: Settings,
-        throughput: Throughput,
-        outbound: Queue,
-        open_queue: Callable[[str, str], Queue],
-        put_aside: Callable[[int], None],
-    ) -> None:
-        self._store = store
-        self._settings = settings
-        self._throughput = throughput
-        self._outbound = outbound
-        self._open_queue = open_queue
-        self._put_aside = put_aside
-        self._routes: dict[str, _Route] = {}
+    store: Store
+    outbound: Queue
+    open_queue: Callable[[str, str], Queue]  # of a name, or URL, and a label
+    window_of: Callable[[str], ClaimWindow]
+    put_aside: Callable[[int], None]  # called with how many tasks a claim diverted
+    known: dict[str, _Route] = field(init=False, default_factory=dict)
 
     def set(self, routes: Sequence[tuple[str, str]]) -> None:
         """Replace the routes, given as (name, queue)."""
-        before = self._routes
-        self._routes = {}
+        before, self.known = self.known, {}
         for name, queue_name in routes:
-            known = before.get(name)
-            if known is None or known.queue_name != queue_name:
-                queue = self._open_queue(queue_name, f"outbound:{name}")
-                window = ClaimWindow(
-                    store=self._store, settings=self._settings, throughput=self._throughput, route=name
-                )
-                known = _Route(queue_name, queue, window)
+            route = before.get(name)
+            if route is None or route.queue_name != queue_name:
+                queue = self.open_queue(queue_name, f"outbound:{name}")
+                route = _Route(queue_name, queue, self.window_of(name))
                 log.info("route_known", route=name, queue=queue_name)
-            self._routes[name] = known
-
-    def knows(self, route: str | None) -> bool:
-        """Whether the queue of a route, or of none, is known here."""
-        return route is None or route in self._routes
+            self.known[name] = route
 
     def queue_of(self, route: str | None) -> Queue:
         """The queue of a route; the outbound queue for none or a deleted one."""
-        return self._outbound if route not in self._routes else self._routes[route].queue
+        return self.outbound if route not in self.known else self.known[route].queue
 
     def look_again(self) -> None:
         """Look at every route at the next pass: tasks were diverted."""
-        for route in self._routes.values():
+        for route in self.known.values():
             route.empty_until = float("-inf")
 
     async def run_once(self, sender: Sender) -> int:
         """Send by each route what fits its window; returns how many tasks were sent, or diverted to a gate."""
         went = 0
-        for name, route in list(self._routes.items()):
+        for name, route in list(self.known.items()):
             if monotonic() >= max(route.rest_until, route.empty_until):
                 try:
                     went += await self._send_by(name, route, sender)
@@ -95,17 +80,17 @@ class Routes:
         return went
 
     async def _send_by(self, name: str, route: _Route, sender: Sender) -> int:
-        async with route.window.reserved() as limit:
+        async with route.window.reserve() as limit:
             if not limit:
                 return 0
-            async with self._store.session() as session:
+            async with self.store.session() as session:
                 batch, diverted = await claim.claim_by_route(session, limit, name)
-            self._put_aside(diverted)
+            self.put_aside(diverted)
             if batch is None:
                 if not diverted:
                     route.empty_until = monotonic() + _EMPTY_SECONDS
                 return diverted
-            route.window.claimed(batch.tasks)
+            route.window.note_claim(batch.tasks)
         try:
             return diverted + await sender.send_batch(batch)
         except Unavailable as exc:
@@ -113,3 +98,46 @@ class Routes:
             log.warning("route_rests", route=name, queue=route.queue_name, reason=str(exc), seconds=_PAUSE_SECONDS)
             route.rest_until = monotonic() + _PAUSE_SECONDS
             return diverted
+
+
+@dataclass
+class Diverter:
+    """Diverts due tasks to their route or limit gate while the window of the outbound queue is full.
+
+    A claim diverts such tasks as it meets them. Without claims, they would wait behind unrelated ones; so the due tasks
+    are scanned from the front, batch by batch, until there is room again.
+    """
+
+    store: Store
+    settings: Settings
+    _looking: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    _levels: list[int] = field(init=False, default_factory=list)
+    _after: Position = field(init=False, default=BEGINNING)
+    _next_at: float = field(init=False, default=float("-inf"))
+
+    async def run_once(self) -> int:
+        """Continue where the last look ended, unless it is too soon; returns how many tasks were diverted."""
+        if self._looking.locked() or monotonic() < self._next_at:
+            return 0
+        async with self._looking:
+            at_once = self.settings.claim_batch_size
+            try:
+                return await self._look(at_once)
+            except Refused as exc:
+                stretch = Stretch(self._levels[0], self._levels[0], self._after)
+                return await give_up_unclaimable(self.store, self.settings, exc, at_once, [stretch])
+
+    async def _look(self, at_once: int) -> int:
+        async with self.store.session() as session:
+            if not self._levels:
+                self._levels = await claim.read_priorities(session, _LEVELS)
+                self._after = BEGINNING
+            diverted = 0
+            if self._levels:
+                looked, diverted, last = await claim.put_aside(session, at_once, self._levels[0], self._after)
+                if looked < at_once or last is None:
+                    del self._levels[0]
+                    last = BEGINNING
+                self._after = last
+            self._next_at = monotonic() + (_LOOK_PAUSE_SECONDS if self._levels else _ROUND_PAUSE_SECONDS)
+        return diverted

@@ -9,7 +9,7 @@ yet for no more than about a tenth of the time. A new priority lies between the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from penstock.protocol.task import BEGINNING, EVERYTHING, PRIORITY_MAX, PRIORITY_MIN, Position, Stretch
 
@@ -62,7 +62,7 @@ class ScanBounds:
     def claimed(self, reached: Mapping[int, Position], is_short: bool) -> None:
         """A claim took all tasks up to these positions. is_short: it had room for more, so some may be before them."""
         self._wanted = is_short
-        self._move({level: max(at, self._positions.get(level, at)) for level, at in reached.items()})
+        self._move(reached, may_go_back=False)
 
     def look_back(self) -> None:
         """Sweep at the next chance, at any cost: there are tasks before the bounds."""
@@ -80,27 +80,25 @@ class ScanBounds:
         self._swept_at = now
         self._rest_until = now + min(_REST_SECONDS, _REST * max(0.0, now - started - _CHEAP_SECONDS))
         self._wanted = is_short
-        if is_short:
-            reached = {level: max(at, self._positions.get(level, at)) for level, at in reached.items()}
-        self._move(reached)
+        self._move(reached, may_go_back=not is_short)
 
-    def _move(self, reached: Mapping[int, Position]) -> None:
+    def _move(self, reached: Mapping[int, Position], *, may_go_back: bool) -> None:
+        if not may_go_back:
+            reached = {level: max(at, self._positions.get(level, at)) for level, at in reached.items()}
         if self._is_bounded:
             self._positions |= reached
             self._is_bounded = len(self._positions) < LEVELS
 
 
 def _stretches(positions: Mapping[int, Position]) -> Sequence[Stretch]:
-    return list(_with_gaps(positions)) if positions else EVERYTHING
-
-
-def _with_gaps(positions: Mapping[int, Position]) -> Iterable[Stretch]:
     """Every priority once, highest first; those without a position are joined."""
+    stretches = []
     above = PRIORITY_MAX
     for level in sorted(positions, reverse=True):
         if level < above:
-            yield Stretch(level + 1, above, BEGINNING)
-        yield Stretch(level, level, positions[level])
+            stretches.append(Stretch(level + 1, above, BEGINNING))
+        stretches.append(Stretch(level, level, positions[level]))
         above = level - 1
     if above >= PRIORITY_MIN:
-        yield Stretch(PRIORITY_MIN, above, BEGINNING)
+        stretches.append(Stretch(PRIORITY_MIN, above, BEGINNING))
+    return tuple(stretches)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time_ns
 
@@ -18,7 +18,7 @@ from penstock.protocol.trace_context import Hop
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 from penstock.runtime.tracing import active
-from penstock.scheduler.packing import PackedMessage, RunTimes, message_of, pack_messages
+from penstock.scheduler.packing import PackedMessage, message_of, pack_messages
 from penstock.settings.model import Settings
 from penstock.tasks import claim, settle
 from penstock.tasks.records import ClaimBatch
@@ -29,93 +29,78 @@ log = get_logger()
 
 
 @dataclass(slots=True)
-class SendReport:
+class SendOutcome:
     """Tasks to send again, tasks whose message the queue will never take, and why."""
 
-    reason: str | None
+    reason: str | None = None
     unsent: list[Claimed] = field(default_factory=list)
     refused: list[Claimed] = field(default_factory=list)
 
-    def add(self, other: SendReport) -> None:
-        self.reason = self.reason or other.reason
-        self.unsent += other.unsent
-        self.refused += other.refused
 
-
+@dataclass(frozen=True, kw_only=True)
 class Sender:
-    """Sends claim batches.
+    """Sends claim batches."""
 
-    queue_of: the queue of a route, None for the outbound queue. released: called after tasks were released, which may
-    lie before the bounds of the next claim.
-    """
-
-    def __init__(
-        self,
-        *,
-        store: Store,
-        settings: Settings,
-        times: RunTimes,
-        queue_of: Callable[[str | None], Queue],
-        released: Callable[[], None],
-    ) -> None:
-        self._store = store
-        self._settings = settings
-        self._times = times
-        self._queue_of = queue_of
-        self._released = released
+    store: Store
+    settings: Settings
+    run_seconds: Mapping[str, float]  # mean run time by action
+    queue_of: Callable[[str | None], Queue]  # of a route, None for the outbound queue
+    released: Callable[[], None]  # called after tasks were released, perhaps before the bounds of the next claim
 
     async def send_batch(self, batch: ClaimBatch) -> int:
         """Send a claim, release what could not be sent; returns how many were sent. Raises Unavailable if none was."""
         started_ns = time_ns()
         try:
             # Well before the supervisor gives the claims back, while they are still being sent.
-            async with asyncio.timeout(self._settings.unsent_after_seconds * _SENDING_SHARE):
+            async with asyncio.timeout(self.settings.unsent_after_seconds * _SENDING_SHARE):
                 outcome = await self._send_all(batch.tasks)
         except Exception as exc:
             # Released at once rather than by the supervisor later; messages that were sent carry an old claim now.
-            await self._conclude(batch, SendReport(reason=type(exc).__name__, unsent=batch.tasks))
+            await self._conclude(batch, SendOutcome(reason=type(exc).__name__, unsent=batch.tasks))
             if isinstance(exc, TimeoutError):
                 raise Unavailable("nothing could be sent in time") from exc
             raise
         await self._conclude(batch, outcome)
-        self._count(batch.tasks, len(outcome.unsent))
-        if active.active() is not None:
-            _trace(batch.tasks, outcome, started_ns)
+        _observe(batch.tasks, outcome, started_ns)
         if len(outcome.unsent) == len(batch.tasks):
             # Without a pause the same tasks would be claimed and released in a loop.
             raise Unavailable(f"nothing could be sent: {outcome.reason}")
         return len(batch.tasks) - len(outcome.unsent)
 
-    async def _send_all(self, tasks: Sequence[Claimed]) -> SendReport:
+    async def _send_all(self, tasks: Sequence[Claimed]) -> SendOutcome:
         by_route: dict[str | None, list[Claimed]] = defaultdict(list)
         for task in tasks:
             by_route[task.route].append(task)
-        queues = [(self._queue_of(route), members) for route, members in by_route.items()]
-        outcomes = await asyncio.gather(*(self._send(queue, self._pack(queue, members)) for queue, members in queues))
-        whole = SendReport(reason=None)
-        for outcome in outcomes:
-            whole.add(outcome)
-        return whole
+        outcome = SendOutcome()
+        sends = []
+        for route, members in by_route.items():
+            queue = self.queue_of(route)
+            messages = pack_messages(
+                members,
+                self.run_seconds,
+                max_tasks=self.settings.pack_max_tasks,
+                max_bytes=queue.limits.max_message_bytes,
+                max_seconds=self.settings.pack_seconds,
+                by_tenant=self.settings.fair_queues and queue.limits.fair_groups,
+                fence=self.store.fence,
+            )
+            sends.append(self._send(queue, messages, outcome))
+        await asyncio.gather(*sends)
+        return outcome
 
-    def _pack(self, queue: Queue, tasks: Sequence[Claimed]) -> list[PackedMessage]:
-        return pack_messages(
-            tasks,
-            self._times,
-            max_tasks=self._settings.pack_max_tasks,
-            max_bytes=queue.limits.max_message_bytes,
-            max_seconds=self._settings.pack_seconds,
-            by_tenant=self._settings.fair_queues and queue.limits.fair_groups,
-            fence=self._store.fence,
-        )
-
-    async def _send(self, queue: Queue, messages: Sequence[PackedMessage]) -> SendReport:
+    async def _send(self, queue: Queue, messages: Sequence[PackedMessage], outcome: SendOutcome) -> None:
         """Send; a refused message is tried again with each task in its own.
 
         When interrupted, it is unknown which messages were sent: the batch stays unconfirmed, the supervisor releases
         its claims, and the messages that were sent carry an old claim.
         """
         report = await queue.send([packed.message for packed in messages])
-        outcome = SendReport(reason=report.reason)
+        if not report.failed:
+            return
+        log.warning(
+            "send_failed", queue=queue.label, messages=len(report.failed), of=len(messages), reason=report.reason
+        )
+        outcome.reason = outcome.reason or report.reason
         alone: list[PackedMessage] = []
         for position in report.failed:
             tasks = messages[position].tasks
@@ -124,53 +109,46 @@ class Sender:
             elif len(tasks) == 1:
                 outcome.refused += tasks
             else:
-                alone += [message_of([task], messages[position].message.group, self._store.fence) for task in tasks]
-        if report.failed:
-            log.warning(
-                "send_failed", queue=queue.label, messages=len(report.failed), of=len(messages), reason=report.reason
-            )
+                alone += [message_of([task], messages[position].message.group, self.store.fence) for task in tasks]
         if alone:
-            outcome.add(await self._send(queue, alone))
-        return outcome
+            await self._send(queue, alone, outcome)
 
-    async def _conclude(self, batch: ClaimBatch, outcome: SendReport) -> None:
+    async def _conclude(self, batch: ClaimBatch, outcome: SendOutcome) -> None:
         """Release what could not be sent, fail what never can be, confirm the rest."""
         if not outcome.unsent and not outcome.refused:
-            async with self._store.session() as session:
+            async with self.store.session() as session:
                 await claim.confirm(session, batch.id)
             return
-        async with self._store.transaction() as session:
+        async with self.store.transaction() as session:
             released = await claim.release(session, ((task.id, task.claim) for task in outcome.unsent))
             # Released, a refused task would be claimed again at once, before all others of its priority, for ever.
             problem = "the outbound queue refuses the task's message"
             error = error_text(HANDLER_ERROR, problem, type="Unsendable", message=outcome.reason)
             failures = [Failure(task.id, task.claim, error, None) for task in outcome.refused]
-            await settle.fail(session, failures, hold_keys=self._settings.holds_ordering_keys)
+            await settle.fail(session, failures, hold_keys=self.settings.holds_ordering_keys)
             await claim.confirm(session, batch.id)
-        self._released()
+        self.released()
         metrics.RELEASED.labels("send_failed").inc(released)
         for task in outcome.refused:
             log.error("task_unsendable", task_id=task.id, claim=task.claim, action=task.action, reason=outcome.reason)
 
-    def _count(self, tasks: Sequence[Claimed], unsent: int) -> None:
-        waited: dict[str, list[float]] = defaultdict(list)
-        exemplars: dict[str, list[tuple[float, str]]] = defaultdict(list)
-        for task in tasks:
-            waited[task.action].append(task.waited_seconds)
-            if task.trace is not None and (carried := read_carried(task.trace)) and carried.context.is_sampled:
-                exemplars[task.action].append((task.waited_seconds, carried.context.trace_id))
-        for action, seconds in waited.items():
-            metrics.TRANSITIONS.labels(action, "ACQUIRED").inc(len(seconds))
-            metrics.QUEUE_WAIT_SECONDS.labels(action).observe_many(seconds, exemplars[action])
-        log.debug("dispatched", tasks=len(tasks), unsent=unsent)
 
-
-def _trace(tasks: Sequence[Claimed], outcome: SendReport, started_ns: int) -> None:
-    """End the send span of each traced task."""
-    spans = active.active()
-    read = [(task, read_carried(task.trace)) for task in tasks if task.trace is not None]
-    if spans is None or not read:
-        return
+def _observe(tasks: Sequence[Claimed], outcome: SendOutcome, started_ns: int) -> None:
+    """Count what was sent, and end the send span of each traced task."""
     errors = {task.id: "unsent" for task in outcome.unsent} | {task.id: "refused" for task in outcome.refused}
-    ways = [Hop(carried.context, task.id, task.action, errors.get(task.id)) for task, carried in read if carried]
-    spans.passed("send", "send", ways, started_ns=started_ns, count=len(tasks))
+    waited: dict[str, list[float]] = defaultdict(list)
+    exemplars: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    hops: list[Hop] = []
+    for task in tasks:
+        waited[task.action].append(task.waited_seconds)
+        if task.trace is not None and (carried := read_carried(task.trace)):
+            hops.append(Hop(carried.context, task.id, task.action, errors.get(task.id)))
+            if carried.context.is_sampled:
+                exemplars[task.action].append((task.waited_seconds, carried.context.trace_id))
+    for action, seconds in waited.items():
+        metrics.TRANSITIONS.labels(action, "ACQUIRED").inc(len(seconds))
+        metrics.QUEUE_WAIT_SECONDS.labels(action).observe_many(seconds, exemplars[action])
+    spans = active.active()
+    if spans is not None and hops:
+        spans.passed("send", "send", hops, started_ns=started_ns, count=len(tasks))
+    log.debug("dispatched", tasks=len(tasks), unsent=len(outcome.unsent))

@@ -2,21 +2,31 @@
 
 SQS has no priority, so the shorter the queue, the sooner an urgent task runs; but workers must never wait for the
 scheduler. The window is about a second of what is being settled, plus what the run time of the tasks keeps busy
-(Little's law), and follows both.
+(Little's law), and follows both. Each route has a window of its own.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from datetime import datetime
+from time import monotonic
 
-from penstock.protocol.task import BEGINNING
-from penstock.tasks.records import InFlight
+from penstock.db.pool import Store
+from penstock.protocol.task import BEGINNING, Claimed
+from penstock.runtime import metrics
+from penstock.settings.model import Settings
+from penstock.tasks import claim
+from penstock.tasks.records import ActionThroughput, InFlight
 
 _FRESH_SECONDS = 1.0  # of a count, while it leaves room
 _MEMORY_SECONDS = 0.3  # over which the rate is smoothed
 _REST = 20  # counting takes at most this part of the time
 _SHARE = 0.05  # of the window that should be free before the next count
 _WHOLE_SECONDS = 1.0  # at least, between two counts that begin with the oldest task
+_SPAN_SECONDS = 10.0  # run times are the means over so long
+_READ_EVERY_SECONDS = 0.5
 
 
 class Window:
@@ -26,14 +36,12 @@ class Window:
     flight, usually few, are carried over and counted again now and then. Only a whole count sees which of these have
     settled, so the rate is also taken from the attempts that ended. Each scheduler counts the tasks of all and adds its
     own claims since, so the claims of others since then may exceed the bound.
-    floor, limit: of the size. seconds: of throughput that it holds. size: now. in_flight: as counted, plus claims
-    since. reserved: room set aside for a running claim.
     """
 
     def __init__(self, *, floor: int, limit: int, seconds: float) -> None:
         self._floor = min(floor, limit)
         self._limit = limit
-        self._seconds = seconds
+        self._seconds = seconds  # of throughput that it holds
         self._rate = 0.0
         self._pace = 0.0
         self._run_seconds = 0.0
@@ -45,8 +53,8 @@ class Window:
         self._whole_rest_until = float("-inf")
         self._is_whole = True
         self.size = self._floor
-        self.in_flight = 0
-        self.reserved = 0
+        self.in_flight = 0  # as counted, plus claims since
+        self.reserved = 0  # room set aside for a running claim
 
     @property
     def room(self) -> int:
@@ -81,7 +89,9 @@ class Window:
         self._since = found.aged_before
         # A whole count also misses older ones that settled before the last count.
         if self._counted_at is not None and ended > self._counted_at and not self._is_whole:
-            self._learn_rate(max(0, self.in_flight - in_flight) / (ended - self._counted_at), ended - self._counted_at)
+            over_seconds = ended - self._counted_at
+            seen = max(0, self.in_flight - in_flight) / over_seconds
+            self._rate += (seen - self._rate) * min(1.0, over_seconds / _MEMORY_SECONDS)
         self._counted_at = ended
         self.in_flight = in_flight
         rate = max(self._rate, self._pace)
@@ -99,6 +109,83 @@ class Window:
         self._pace = ended_per_second
         self._run_seconds = run_seconds
 
-    def _learn_rate(self, seen: float, over_seconds: float) -> None:
-        weight = min(1.0, over_seconds / _MEMORY_SECONDS)
-        self._rate += (seen - self._rate) * weight
+
+class Throughput:
+    """How fast attempts end, by action and by route. run_seconds: of recent attempts, the mean by action."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._throughput: list[ActionThroughput] = []
+        self._read_at = float("-inf")
+        self._route_of: dict[str, str | None] = {}
+        self.run_seconds: dict[str, float] = {}
+
+    async def refresh(self) -> None:
+        """Read the figures again when they are old."""
+        if monotonic() - self._read_at < _READ_EVERY_SECONDS:
+            return
+        self._read_at = monotonic()
+        async with self._store.session() as session:
+            self._throughput = await claim.read_throughput(session, _SPAN_SECONDS)
+        # An action that did not run lately keeps its last figure.
+        self.run_seconds |= {one.action: one.seconds / one.timed for one in self._throughput if one.timed}
+
+    def saw(self, tasks: Iterable[Claimed]) -> None:
+        """Learn the routes of actions; most have none."""
+        for task in tasks:
+            if task.route is not None or task.action in self._route_of:
+                self._route_of[task.action] = task.route
+
+    def of(self, route: str | None) -> tuple[float, float]:
+        """Of a route: attempts that end per second, and the mean run time in seconds."""
+        mine = [one for one in self._throughput if self._route_of.get(one.action) == route]
+        ended, timed = sum(one.ended for one in mine), sum(one.timed for one in mine)
+        return ended / _SPAN_SECONDS, sum(one.seconds for one in mine) / timed if timed else 0.0
+
+
+class ClaimWindow(Window):
+    """The window of a route, or of the outbound queue for None, which counts the tasks in flight in Postgres."""
+
+    def __init__(self, store: Store, settings: Settings, throughput: Throughput, route: str | None) -> None:
+        super().__init__(
+            floor=settings.in_flight_floor, limit=settings.in_flight_limit, seconds=settings.in_flight_seconds
+        )
+        self._store = store
+        self._settings = settings
+        self._throughput = throughput
+        self._route = route
+        self._reserving = asyncio.Lock()
+
+    @asynccontextmanager
+    async def reserve(self) -> AsyncIterator[int]:
+        """Room set aside for one claim, as a number of tasks; may be 0."""
+        async with self._reserving:  # one at a time: room is counted, then set aside
+            limit = min(self._settings.claim_batch_size, await self._read_room())
+            self.reserved += limit
+        try:
+            yield limit
+        finally:
+            self.reserved -= limit
+
+    def note_claim(self, tasks: list[Claimed]) -> None:
+        self.claimed(len(tasks))
+        self._throughput.saw(tasks)
+
+    async def _read_room(self) -> int:
+        """How many tasks may be claimed now; counts those in flight when the last count is old."""
+        now = monotonic()
+        if self.full_for_seconds(now):
+            return 0
+        await self._throughput.refresh()
+        self.learn_throughput(*self._throughput.of(self._route))
+        if self.wants_count(now):
+            async with self._store.session() as session:
+                started = monotonic()
+                since = self.count_since(started)
+                limit = self._settings.in_flight_limit
+                found = await claim.count_in_flight(session, limit, since=since, route=self._route)
+                self.counted(found, started, monotonic())
+            if self._route is None:
+                metrics.IN_FLIGHT.set(self.in_flight)
+                metrics.WINDOW.set(self.size)
+        return self.room

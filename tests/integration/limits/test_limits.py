@@ -556,8 +556,8 @@ async def test_a_route_has_a_window_of_its_own(
 async def test_a_full_outbound_queue_holds_back_neither_routes_nor_limited_actions(
     store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.scheduler.divert._PAUSE_SECONDS", 0)
-    monkeypatch.setattr("penstock.scheduler.divert._REST_SECONDS", 0)
+    monkeypatch.setattr("penstock.scheduler.routes._LOOK_PAUSE_SECONDS", 0)
+    monkeypatch.setattr("penstock.scheduler.routes._ROUND_PAUSE_SECONDS", 0)
     small = settings.model_copy(update={"in_flight_floor": 3, "in_flight_limit": 3, "claim_batch_size": 3})
     scheduler = Scheduler(
         store=store, outbound=outbound, settings=small,

@@ -19,8 +19,8 @@ from penstock.protocol.message_attributes import TIMEOUT_ATTRIBUTE
 from penstock.protocol.requests import parse_claim_id
 from penstock.protocol.task import Claimed, Failure, NewTask
 from penstock.runtime.loop import Loop
-from penstock.scheduler import scan_bounds
-from penstock.scheduler.packing import RunTimes, pack_messages
+from penstock.scheduler import scan_bounds, window
+from penstock.scheduler.packing import pack_messages
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.tasks import claim, settle, stale
@@ -172,7 +172,7 @@ def claimed(number: int, payload: str = "{}", timeout: float | None = None) -> C
 )
 def test_packs_grow_with_the_claim_and_keep_their_order(tasks: int, max_tasks: int, expected: int) -> None:
     tasks_ = [claimed(n) for n in range(tasks)]
-    messages = pack_messages(tasks_, RunTimes(), max_tasks=max_tasks, max_bytes=1_000_000, max_seconds=math.inf)
+    messages = pack_messages(tasks_, {}, max_tasks=max_tasks, max_bytes=1_000_000, max_seconds=math.inf)
     assert len(messages) == expected
     assert [task.id for packed in messages for task in packed.tasks] == list(range(tasks))
     for packed in messages:
@@ -270,6 +270,21 @@ async def test_a_slow_action_travels_alone_and_a_fast_one_by_the_hundred(
         by_action[actions[0]].append(len(actions))
     assert by_action["slow"] == [1] * 5
     assert max(by_action["fast"]) == 100
+
+
+async def test_run_times_are_means_of_what_is_known_and_stay_for_actions_that_rest(
+    store: Store, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window, "_READ_EVERY_SECONDS", 0.0)
+    throughput = window.Throughput(store)
+    async with store.session() as session:
+        await settle.note_run_times(session, {"a": (20, 5.0), "b": (80, 5.0)})
+    await sql.execute("insert into penstock.tally (action, event, count) values ('untimed', 'SUCCESS', 9)")
+    await throughput.refresh()
+    assert throughput.run_seconds == {"a": 0.25, "b": 0.0625}
+    await sql.execute("truncate penstock.tally")
+    await throughput.refresh()
+    assert throughput.run_seconds == {"a": 0.25, "b": 0.0625}
 
 
 async def test_a_suspect_is_sent_in_a_message_of_its_own(
@@ -382,7 +397,7 @@ async def test_what_could_not_be_sent_is_claimed_again_though_it_stands_before_t
     assert await next_two(by_two, outbound) == ids[:2]
     with monkeypatch.context() as away:
         away.setattr(
-            by_two._routes, "_outbound", outbound.__class__(outbound._transport, "no-such-queue", label="outbound")
+            by_two._routes, "outbound", outbound.__class__(outbound._transport, "no-such-queue", label="outbound")
         )
         with pytest.raises(Unavailable):
             await by_two.run_once()

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.message_attributes import SUSPECT_ATTRIBUTE, TIMEOUT_ATTRIBUTE
 from penstock.protocol.task import Claimed
-from penstock.scheduler.packing import PackedMessage, RunTimes, message_of, pack_messages
-from penstock.tasks.records import ActionThroughput
+from penstock.scheduler.packing import PackedMessage, message_of, pack_messages
 from tests.integration.doors import sample
 
 
@@ -22,37 +21,14 @@ def claimed(
     return Claimed(number, number + 1000, action, payload, timeout, 0.0, suspect)
 
 
-def times(**seconds: float) -> RunTimes:
-    known = RunTimes()
-    known.learn([ActionThroughput(action, 10, 10, mean * 10) for action, mean in seconds.items()])
-    return known
-
-
 def packed_in(
-    tasks: list[Claimed], known: RunTimes, *, max_tasks: int = 500, max_seconds: float = 1.0
+    tasks: list[Claimed], run_seconds: dict[str, float], *, max_tasks: int = 500, max_seconds: float = 1.0
 ) -> list[PackedMessage]:
-    return pack_messages(tasks, known, max_tasks=max_tasks, max_bytes=1_000_000, max_seconds=max_seconds)
+    return pack_messages(tasks, run_seconds, max_tasks=max_tasks, max_bytes=1_000_000, max_seconds=max_seconds)
 
 
 def sizes(messages: list[PackedMessage]) -> list[int]:
     return [len(packed.tasks) for packed in messages]
-
-
-# Run times
-
-
-def test_run_times_are_means_of_what_is_known_and_stay_for_actions_that_rest() -> None:
-    known = RunTimes()
-    assert (known.mean, known.of("a")) == (0.0, 0.1)
-    known.learn(
-        [ActionThroughput("a", 30, 20, 5.0), ActionThroughput("b", 80, 80, 5.0), ActionThroughput("untimed", 9, 0, 0.0)]
-    )
-    assert (known.of("a"), known.of("b"), known.of("untimed")) == (0.25, 0.0625, 0.1)
-    assert known.mean == 0.1
-    known.learn([ActionThroughput("a", 10, 10, 5.0)])
-    assert (known.of("a"), known.of("b"), known.mean) == (0.5, 0.0625, 0.5)
-    known.learn([])
-    assert (known.of("a"), known.mean) == (0.5, 0.5)
 
 
 # Packing
@@ -60,30 +36,30 @@ def test_run_times_are_means_of_what_is_known_and_stay_for_actions_that_rest() -
 
 def test_a_message_holds_about_a_second_of_work() -> None:
     tasks = [claimed(n) for n in range(2000)]
-    assert sizes(packed_in(tasks, times(a=0.3))) == [3] * 666 + [2]
-    assert sizes(packed_in(tasks, times(a=0.125))) == [8] * 250
-    assert sizes(packed_in(tasks, times(a=0.001))) == [200] * 10
-    assert sizes(packed_in(tasks, times(a=0.0), max_tasks=50)) == [50] * 40
+    assert sizes(packed_in(tasks, {"a": 0.3})) == [3] * 666 + [2]
+    assert sizes(packed_in(tasks, {"a": 0.125})) == [8] * 250
+    assert sizes(packed_in(tasks, {"a": 0.001})) == [200] * 10
+    assert sizes(packed_in(tasks, {"a": 0.0}, max_tasks=50)) == [50] * 40
 
 
 def test_a_task_of_more_than_a_second_travels_alone() -> None:
-    assert sizes(packed_in([claimed(n) for n in range(50)], times(a=20.0))) == [1] * 50
+    assert sizes(packed_in([claimed(n) for n in range(50)], {"a": 20.0})) == [1] * 50
 
 
 def test_an_action_that_no_worker_has_reported_yet_is_taken_for_a_tenth_of_a_second() -> None:
-    assert sizes(packed_in([claimed(n) for n in range(200)], times(b=0.0))) == [10] * 20
+    assert sizes(packed_in([claimed(n) for n in range(200)], {"b": 0.0})) == [10] * 20
 
 
 def test_slow_and_fast_tasks_share_a_message_only_up_to_its_seconds() -> None:
     tasks = [claimed(n, "slow" if n % 10 == 0 else "fast") for n in range(1000)]
-    known = times(slow=0.5, fast=0.001)
+    known = {"slow": 0.5, "fast": 0.001}
     for packed in packed_in(tasks, known):
-        assert sum(known.of(task.action) for task in packed.tasks) <= 1.0
+        assert sum(known[task.action] for task in packed.tasks) <= 1.0
 
 
 def test_a_suspect_travels_alone_and_the_others_in_their_order() -> None:
     tasks = [claimed(n, suspect=n % 100 == 7) for n in range(1000)]
-    messages = packed_in(tasks, times(a=0.0))
+    messages = packed_in(tasks, {"a": 0.0})
     alone = [packed for packed in messages if packed.tasks[0].suspect]
     assert [task.id for packed in alone for task in packed.tasks] == [n for n in range(1000) if n % 100 == 7]
     assert sizes(alone) == [1] * 10
@@ -93,7 +69,7 @@ def test_a_suspect_travels_alone_and_the_others_in_their_order() -> None:
 
 
 def test_a_suspect_is_marked_and_keeps_its_time_limit() -> None:
-    (packed,) = packed_in([claimed(1, suspect=True, timeout=2.5)], times())
+    (packed,) = packed_in([claimed(1, suspect=True, timeout=2.5)], {})
     assert packed.message.attributes == {TIMEOUT_ATTRIBUTE: "2.5", SUSPECT_ATTRIBUTE: "1"}
 
 
@@ -105,7 +81,7 @@ def test_tasks_of_one_limit_travel_in_one_message() -> None:
 
 def test_the_number_of_tasks_in_each_message_is_observed() -> None:
     before = [sample(f"penstock_batch_size_{kind}", operation="outbound_message") for kind in ("count", "sum")]
-    packed_in([claimed(n) for n in range(100)], times(a=0.0))
+    packed_in([claimed(n) for n in range(100)], {"a": 0.0})
     after = [sample(f"penstock_batch_size_{kind}", operation="outbound_message") for kind in ("count", "sum")]
     assert [after[0] - before[0], after[1] - before[1]] == [10, 100]
 
@@ -131,12 +107,11 @@ tasks_of_any_kind = st.lists(
 def test_parcels_hold_every_task_once_within_all_their_limits(
     drawn: list[tuple[str, str, float | None, bool]], seconds: Mapping[str, float], max_tasks: int, max_bytes: int
 ) -> None:
-    known = times(**seconds)
     tasks = [
         claimed(n, action, payload=payload, timeout=timeout, suspect=suspect)
         for n, (action, payload, timeout, suspect) in enumerate(drawn)
     ]
-    messages = pack_messages(tasks, known, max_tasks=max_tasks, max_bytes=max_bytes, max_seconds=1.0)
+    messages = pack_messages(tasks, seconds, max_tasks=max_tasks, max_bytes=max_bytes, max_seconds=1.0)
     assert sorted(task.id for packed in messages for task in packed.tasks) == list(range(len(tasks)))
     for packed in messages:
         body = json.loads(packed.message.body)
@@ -149,9 +124,9 @@ def test_parcels_hold_every_task_once_within_all_their_limits(
             assert len(packed.tasks) <= max_tasks
             assert not any(task.suspect for task in packed.tasks)
             assert utf8_size(packed.message.body) <= max_bytes
-            assert sum(known.of(task.action) for task in packed.tasks) <= 1.0 + 1e-9
+            assert sum(seconds.get(task.action, 0.1) for task in packed.tasks) <= 1.0 + 1e-9
 
 
 @pytest.mark.parametrize("seconds", [0.0, 5.0])
 def test_work_without_a_limit_in_seconds_is_cut_by_number_alone(seconds: float) -> None:
-    assert sizes(packed_in([claimed(n) for n in range(100)], times(a=seconds), max_seconds=math.inf)) == [10] * 10
+    assert sizes(packed_in([claimed(n) for n in range(100)], {"a": seconds}, max_seconds=math.inf)) == [10] * 10

@@ -14,8 +14,8 @@ from penstock.limits.token_bucket import Allowance, Gate
 from penstock.protocol.message_attributes import decode_tenants
 from penstock.protocol.task import Claimed
 from penstock.protocol.tenant import check_tenant, own_key, stored_key, tenant_of_key
-from penstock.scheduler.packing import RunTimes, pack_messages
-from penstock.scheduler.tenant_limits import TenantLimits
+from penstock.scheduler.gates import TenantLimits
+from penstock.scheduler.packing import pack_messages
 
 names = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=128).filter(lambda t: t != "*")
 
@@ -67,9 +67,7 @@ def test_no_message_mixes_tenants_and_none_is_lost(tasks: list[Any], max_tasks: 
         Claimed(number, 7, "act", f'{{"a":"{text}"}}', timeout, 0.0, suspect, None, tenant)
         for number, (tenant, timeout, suspect, text) in enumerate(tasks, 1)
     ]
-    messages = pack_messages(
-        claimed, RunTimes(), max_tasks=max_tasks, max_bytes=2000, max_seconds=1000, by_tenant=by_tenant
-    )
+    messages = pack_messages(claimed, {}, max_tasks=max_tasks, max_bytes=2000, max_seconds=1000, by_tenant=by_tenant)
     for packed in messages:
         assert len({task.timeout_seconds for task in packed.tasks}) == 1
         if by_tenant:
@@ -83,7 +81,7 @@ def test_no_message_mixes_tenants_and_none_is_lost(tasks: list[Any], max_tasks: 
     if not by_tenant:
         # The bodies are those of tasks without tenants, and so are messages whose tasks have none.
         nobodys = [task._replace(tenant=None) for task in claimed]
-        again = pack_messages(nobodys, RunTimes(), max_tasks=max_tasks, max_bytes=2000, max_seconds=1000)
+        again = pack_messages(nobodys, {}, max_tasks=max_tasks, max_bytes=2000, max_seconds=1000)
         assert [packed.message.body for packed in messages] == [packed.message.body for packed in again]
         assert all("tenant" not in name for packed in again for name in packed.message.attributes)
 
@@ -135,8 +133,8 @@ def test_the_tenants_of_a_message_fit_beside_its_body() -> None:
     claimed = [
         Claimed(10**18 + n, 7, "act", "{}", None, 0.0, False, None, f"{n:04}" + "\U0001f600" * 92) for n in range(500)
     ]
-    messages = pack_messages(claimed * 4, RunTimes(), max_tasks=500, max_bytes=1_000_000, max_seconds=1000)
+    messages = pack_messages(claimed * 4, {}, max_tasks=500, max_bytes=1_000_000, max_seconds=1000)
     assert max(len(value) for packed in messages for value in packed.message.attributes.values()) <= 32_768
     assert sum(len(packed.tasks) for packed in messages) == 2000
-    (packed,) = pack_messages(claimed[:1], RunTimes(), max_tasks=1, max_bytes=2500, max_seconds=1, by_tenant=True)
+    (packed,) = pack_messages(claimed[:1], {}, max_tasks=1, max_bytes=2500, max_seconds=1, by_tenant=True)
     assert sum(len(key + value) for key, value in packed.message.attributes.items()) < 1024 + 256
