@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from time import time_ns
 
 from penstock.brokers.base import Message, Queue
 from penstock.brokers.consumer import Consumer, Uncommitted
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
+from penstock.protocol import reports
 from penstock.protocol.errors import HANDLER_ERROR, Locked, PenstockError, Refused, TooSlow, Unavailable
 from penstock.protocol.fence import Fence
 from penstock.protocol.message_attributes import worker_of
-from penstock.protocol.reports import (
-    NO_HINTS,
-    Failed,
-    Progress,
-    Report,
-    RunTimes,
-    Succeeded,
-    Unreadable,
-    Waiting,
-    decode_reports,
-    error_text,
-)
 from penstock.protocol.trace_context import Hop
 from penstock.results.apply import apply_reports
 from penstock.results.watermark import ReadingNote
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import get_logger
 from penstock.runtime.loop import SideTask
+from penstock.runtime.periodic import repeat
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue, settle
@@ -50,10 +41,11 @@ class Resulter(Consumer):
         super().__init__(database=store, notify=self._notifier.run, queue=results, settings=settings)
         self._promotions = Promotions(store=store, notifier=self._notifier)
         self._note = ReadingNote(store, hold_seconds=settings.visibility_timeout_seconds)
-        self._rest: dict[str, list[Report]] = {}  # of messages whose other reports are stored, by receipt
+        self._rest: dict[str, list[reports.Report]] = {}  # of messages whose other reports are stored, by receipt
 
     def side_tasks(self) -> Mapping[str, SideTask]:
-        return {**super().side_tasks(), "turns": self._promotions.run, "watermark": self._note.run}
+        watermark = partial(repeat, "watermark", self._note.note)
+        return {**super().side_tasks(), "turns": self._promotions.run, "watermark": watermark}
 
     async def run_once(self) -> int:
         try:
@@ -66,22 +58,21 @@ class Resulter(Consumer):
 
     async def commit(self, messages: Sequence[Message]) -> Uncommitted:
         left = Uncommitted()
-        rest: dict[str, list[Report]] = {}
+        rest: dict[str, list[reports.Report]] = {}
         stored: set[int] = set()
         await self._store.read_fence()
         pending = self._pending(messages)
-        if any(type(report) is Unreadable and report.is_foreign for report, _ in pending):
+        if any(type(report) is reports.Unreadable and report.is_foreign for report, _ in pending):
             # Schedulers may sign with a key that was made since this process last read them.
             await self._store.read_fence(older_than_seconds=0)
             pending = self._pending(messages)
-        for message in messages:
-            self._rest.pop(message.receipt, None)
+        self.forget(messages)
 
-        async def record(part: Sequence[tuple[Report, Message]], hurried: bool) -> None:
+        async def record(part: Sequence[tuple[reports.Report, Message]], hurried: bool) -> None:
             await self._record([report for report, _ in part], hurried=hurried)
             stored.update(id(report) for report, _ in part)
 
-        async def leave(one: tuple[Report, Message], error: PenstockError) -> None:
+        async def leave(one: tuple[reports.Report, Message], error: PenstockError) -> None:
             report, message = one
             if isinstance(error, Refused):
                 try:
@@ -105,19 +96,21 @@ class Resulter(Consumer):
                 raise
             if rest:
                 self._rest |= rest
-                await self._keep_alive([report for reports in rest.values() for report in reports])
+                await self._keep_alive([report for left_of in rest.values() for report in left_of])
         return left
 
-    def _pending(self, messages: Sequence[Message]) -> list[tuple[Report, Message]]:
+    def _pending(self, messages: Sequence[Message]) -> list[tuple[reports.Report, Message]]:
         """The reports of each message that are not recorded yet."""
-        reports = {m.receipt: self._rest[m.receipt] if m.receipt in self._rest else self._read(m) for m in messages}
-        return [(report, message) for message in messages for report in reports[message.receipt]]
-
-    def _read(self, message: Message) -> list[Report]:
-        return decode_reports(
-            message.body, batch_limit=self._settings.packed_limit, worker=worker_of(message.attributes),
-            fence=self._store.fence, bare_ids=self._settings.results_bare_ids,
-        )  # fmt: skip
+        pending: list[tuple[reports.Report, Message]] = []
+        for message in messages:
+            left = self._rest.get(message.receipt)
+            if left is None:
+                left = reports.decode_reports(
+                    message.body, batch_limit=self._settings.packed_limit, worker=worker_of(message.attributes),
+                    fence=self._store.fence, bare_ids=self._settings.results_bare_ids,
+                )  # fmt: skip
+            pending += [(report, message) for report in left]
+        return pending
 
     async def drain(self, seconds: float) -> None:
         """Give back what was kept, and leave no promotion to a version without them."""
@@ -129,12 +122,12 @@ class Resulter(Consumer):
         for message in messages:
             self._rest.pop(message.receipt, None)
 
-    async def _keep_alive(self, reports: Sequence[Report]) -> None:
+    async def _keep_alive(self, left: Sequence[reports.Report]) -> None:
         """Record heartbeats of tasks whose results wait here for another transaction."""
         claims = {
             report.task_id: report.claim
-            for report in reports
-            if isinstance(report, Succeeded | Failed | Waiting) and report.claim is not None
+            for report in left
+            if isinstance(report, reports.Succeeded | reports.Failed | reports.Waiting) and report.claim is not None
         }
         try:
             async with self._store.transaction(hurried=True) as session:
@@ -143,27 +136,27 @@ class Resulter(Consumer):
             self._note.interrupted()
             log.info("signs_of_life_not_noted", tasks=len(claims), reason=str(exc))
 
-    async def _record_refused(self, report: Report, reason: str) -> None:
+    async def _record_refused(self, report: reports.Report, reason: str) -> None:
         kept = _replacements(report, reason, self._store.fence)
         try:
             await self._record(kept, hurried=True)
         except Refused:  # Postgres refuses any change of that task: its text is kept, and repair finds the task
-            await self._record([entry for entry in kept if isinstance(entry, Unreadable)], hurried=True)
+            await self._record([entry for entry in kept if isinstance(entry, reports.Unreadable)], hurried=True)
 
-    async def _record(self, reports: Sequence[Report], *, hurried: bool) -> None:
+    async def _record(self, part: Sequence[reports.Report], *, hurried: bool) -> None:
         started_ns = time_ns()
         async with self._store.transaction(hurried=hurried) as session:
-            summary = await apply_reports(session, reports, self._settings)
+            summary = await apply_reports(session, part, self._settings)
             rejected = [(entry.text, entry.reason) for entry in summary.unreadable]
             await enqueue.insert_rejected(session, "results", rejected)
         spans = active.active()
         if spans is not None:
             hops = [
                 Hop(report.trace, report.task_id, "results")
-                for report in reports
-                if isinstance(report, Succeeded | Failed) and report.trace is not None
+                for report in part
+                if isinstance(report, reports.Succeeded | reports.Failed) and report.trace is not None
             ]
-            spans.passed("settle", "settle", hops, started_ns=started_ns, count=len(reports))
+            spans.passed("settle", "settle", hops, started_ns=started_ns, count=len(part))
         self._promotions.settled()
         if summary.settled or summary.waiting:
             self._notifier.wake()  # there is room in the window
@@ -175,29 +168,27 @@ class Resulter(Consumer):
         )  # fmt: skip
 
 
-def _replacements(report: Report, reason: str, fence: Fence) -> list[Report]:
+def _replacements(report: reports.Report, reason: str, fence: Fence) -> list[reports.Report]:
     """What to record instead of a report that Postgres refuses: its text as rejected, and a failed attempt, since the
     worker will not answer again."""
-    spawn = ""
     match report:
-        case Succeeded():
-            member, value = "result", report.result
-            spawn = f',"spawn":{report.spawn}' if report.spawn else ""
-        case Failed():
+        case reports.Succeeded():
+            member, value = "result", f'{report.result},"spawn":{report.spawn}' if report.spawn else report.result
+        case reports.Failed():
             member, value = "error", report.error
-        case Progress():
-            return [Unreadable(f"progress of {report.task_id}:{report.claim}: {report.detail}", reason)]
-        case Waiting():
+        case reports.Progress():
+            return [reports.Unreadable(f"progress of {report.task_id}:{report.claim}: {report.detail}", reason)]
+        case reports.Waiting():
             member, value = "wait", json.dumps({"token": report.token, "timeout": report.timeout})
-        case RunTimes():
-            return [Unreadable(f"run times {report.actions}", reason)]
-        case Unreadable():
-            return [Unreadable(report.text, reason)]
+        case reports.RunTimes():
+            return [reports.Unreadable(f"run times {report.actions}", reason)]
+        case reports.Unreadable():
+            return [reports.Unreadable(report.text, reason)]
     id_ = report.task_id if report.claim is None else fence.name(report.task_id, report.claim)
-    attempt = None if isinstance(report, Waiting) else report.attempt
+    attempt = None if isinstance(report, reports.Waiting) else report.attempt
     problem = f"the worker's {member} cannot be stored; it is kept among the rejected messages"
-    error = error_text(HANDLER_ERROR, problem, type="Unstorable", message=reason)
+    error = reports.error_text(HANDLER_ERROR, problem, type="Unstorable", message=reason)
     return [
-        Failed(report.task_id, report.claim, attempt, error, NO_HINTS, worker=report.worker),
-        Unreadable(f'{{"jsonrpc":"2.0","{member}":{value}{spawn},"id":{json.dumps(id_)}}}', reason),
+        reports.Failed(report.task_id, report.claim, attempt, error, reports.NO_HINTS, worker=report.worker),
+        reports.Unreadable(f'{{"jsonrpc":"2.0","{member}":{value},"id":{json.dumps(id_)}}}', reason),
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from penstock.brokers.base import Message, Queue
 from penstock.brokers.consumer import Consumer, Uncommitted
@@ -66,14 +67,10 @@ class Submitter(Consumer):
             left.add(message, error)
 
         await in_halves(read, store, leave)
-        await self._put_off(left.put_off)
-        return left
-
-    async def _put_off(self, messages: Sequence[Message]) -> None:
-        """Receive messages with large payloads again later, each time after a longer pause."""
-        for message in messages:
+        for message in left.put_off:  # received again later, each time after a longer pause
             seconds = bound_seconds(message.receive_count, _FIRST_PUT_OFF_SECONDS, _LONGEST_PUT_OFF_SECONDS)
             await self._queue.extend([message], int(seconds))
+        return left
 
     async def _store_alone(self, message: Message) -> None:
         try:
@@ -117,16 +114,10 @@ class Submitter(Consumer):
         """Read a body, or part of it, and take in its payloads; its tasks continue the trace of the message."""
         inbound = read_inbound(body, self._settings, sender=message.sender or "")
         await take_in(inbound, self._store.codec, self._settings, self._store.session)
-        if active.active() is not None:
-            trace = of_headers(message.attributes)
-            if trace is not None:
-                inbound.tasks = [replace(task, trace=trace.text) for task in inbound.tasks]
-                inbound.changes = [
-                    wanted._replace(change=_traced(wanted.change, trace.text))
-                    if isinstance(wanted.change, CreateWorkflow)
-                    else wanted
-                    for wanted in inbound.changes
-                ]
+        trace = None if active.active() is None else of_headers(message.attributes)
+        if trace is not None:
+            inbound.tasks = [replace(task, trace=trace.text) for task in inbound.tasks]
+            inbound.changes = [wanted._replace(change=_traced(wanted.change, trace.text)) for wanted in inbound.changes]
         return inbound
 
     def _stored(self, inbound: Inbound, enqueued: Sequence[Enqueued]) -> None:
@@ -137,11 +128,12 @@ class Submitter(Consumer):
         log.debug("accepted", tasks=len(enqueued), refused=len(inbound.refused))
 
 
-def _traced(workflow: CreateWorkflow, trace: str) -> CreateWorkflow:
-    steps = [
-        replace(step, task=None if step.task is None else replace(step.task, trace=trace)) for step in workflow.steps
-    ]
-    return replace(workflow, steps=steps)
+def _traced(change: Any, trace: str) -> Any:
+    """The change, with the trace in the tasks of a workflow that it creates."""
+    if not isinstance(change, CreateWorkflow):
+        return change
+    steps = [replace(step, task=step.task and replace(step.task, trace=trace)) for step in change.steps]
+    return replace(change, steps=steps)
 
 
 def _merge(parts: Sequence[Inbound]) -> Inbound:

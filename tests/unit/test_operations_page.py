@@ -94,7 +94,7 @@ def test_the_drawing_of_the_silent_ends_where_the_repair_does_and_names_what_it_
     ends = {name for name in titles if name not in after}
     repair = Path(inspect.getfile(Repair)).read_text("utf-8")
     told = " ".join(titles.values())
-    assert set(re.findall(r"\w+_seconds", told)) == set(re.findall(r"_settings\.(un\w+_seconds)", repair))
+    assert set(re.findall(r"\w+_seconds", told)) == set(re.findall(r"settings\.(un\w+_seconds)", repair))
     assert set(re.findall(r"\b[A-Z_]{4,}\b", told)) <= set(State)
     (quoted,) = re.findall(r"'(.*)'", told)
     assert quoted in repair

@@ -1,7 +1,4 @@
-"""Apply reports from workers to tasks: results, failures and heartbeats, fenced by claim, in one transaction.
-
-Used by the resulter for the results queue, by the api for replayed messages and by waits for their answers.
-"""
+"""Apply reports from workers to tasks: results, failures and heartbeats, fenced by claim, in one transaction."""
 
 from __future__ import annotations
 
@@ -16,24 +13,12 @@ import msgspec
 from penstock.db.session import Session
 from penstock.payloads.codec import result_aad, spawn_aad
 from penstock.payloads.records import encrypt_error, encrypt_progress
+from penstock.protocol import reports
 from penstock.protocol.errors import HANDLER_ERROR, TOO_LARGE, PayloadLost, PayloadUnavailable, RpcError, SettingsError
 from penstock.protocol.json_text import utf8_size
-from penstock.protocol.reports import (
-    Failed,
-    Hints,
-    Progress,
-    Report,
-    RunTimes,
-    Succeeded,
-    Unreadable,
-    Waiting,
-    encode_result,
-    error_text,
-)
 from penstock.protocol.retry import Backoff
 from penstock.protocol.sealed import MARK, SEALED_ENCODING, is_sealed, reference_of
 from penstock.protocol.task import Failure
-from penstock.protocol.trace_context import TraceContext
 from penstock.results.spawn import Spawner, hold_spawners, read_spawner, refuse_strays, spawn_children
 from penstock.results.waits import begin_waits
 from penstock.runtime import metrics
@@ -49,9 +34,9 @@ _MESSAGE_KEPT_CHARS = 2000
 _POSTPONED_SECONDS = 30.0  # until the next try of an attempt that was given back
 _NOTE_CHARS = 900
 _SEAL_BYTES = 200  # the mark, the key's id, nonce and tag of an encrypted text, and their padding
-_FINAL = Hints(final=True)  # the handler has done its work and would return the same again
+_FINAL = reports.Hints(final=True)  # the handler has done its work and would return the same again
 
-Outcome = Succeeded | Failed | Waiting
+Outcome = reports.Succeeded | reports.Failed | reports.Waiting
 
 log = get_logger()
 
@@ -66,56 +51,48 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 
 @dataclass(slots=True)
 class ApplySummary:
-    """The effect of a set of reports.
-
-    stale: reports whose claim no longer holds its task; they changed nothing. postponed: attempts given back because
-    their payload was unavailable, and results whose spawned tasks cannot be read here.
-    """
+    """The effect of a set of reports."""
 
     succeeded: int = 0
     failed: int = 0
     waiting: int = 0
-    postponed: int = 0
+    postponed: int = 0  # attempts without their payload given back, and results whose spawned tasks cannot be read
     alive: int = 0
-    stale: int = 0
-    unreadable: list[Unreadable] = field(default_factory=list)
+    stale: int = 0  # reports whose claim no longer holds its task; they changed nothing
+    unreadable: list[reports.Unreadable] = field(default_factory=list)
 
     @property
     def settled(self) -> int:
         return self.succeeded + self.failed
 
 
-async def apply_reports(session: Session, reports: Sequence[Report], settings: Settings) -> ApplySummary:
+async def apply_reports(session: Session, received: Sequence[reports.Report], settings: Settings) -> ApplySummary:
     """Record reports, inside a transaction; the caller keeps ``unreadable`` as rejected."""
     summary = ApplySummary()
     given: list[Outcome] = []
-    heartbeats: list[Progress] = []
+    heartbeats: list[reports.Progress] = []
     run_times: dict[str, tuple[int, float]] = {}
     any_waits = False
-    for report in reports:
+    for report in received:
         match report:
-            case Succeeded() | Failed():
+            case reports.Succeeded() | reports.Failed():
                 given.append(report)
-            case Waiting():
+            case reports.Waiting():
                 given.append(report)
                 any_waits = True
-            case Progress():
+            case reports.Progress():
                 heartbeats.append(report)
-            case RunTimes():
+            case reports.RunTimes():
                 for action, (count, seconds) in report.actions.items():
                     before = run_times.get(action, (0, 0.0))
                     run_times[action] = before[0] + count, before[1] + seconds
-            case Unreadable():
+            case reports.Unreadable():
                 summary.unreadable.append(report)
     outcomes = await _newest_outcomes(session, given, summary)
     if any_waits:
-        begun = await begin_waits(
-            session,
-            [report for _, report in outcomes.values() if type(report) is Waiting],
-            settings.wait_timeout_seconds,
-        )
-        summary.waiting = begun.waiting
-        outcomes |= {report.task_id: (report.claim or 0, report) for report in begun.settled}
+        waits = [report for _, report in outcomes.values() if type(report) is reports.Waiting]
+        summary.waiting, answered = await begin_waits(session, waits, settings.wait_timeout_seconds)
+        outcomes |= {report.task_id: (report.claim or 0, report) for report in answered}
     await _settle(session, outcomes, summary, settings)
     summary.stale += len(outcomes) - summary.settled - summary.waiting - summary.postponed
     if heartbeats:
@@ -129,32 +106,38 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
 async def _settle(
     session: Session, outcomes: Mapping[int, tuple[int, Outcome]], summary: ApplySummary, settings: Settings
 ) -> None:
-    succeeded: dict[Pair, Succeeded] = {}
-    failed: dict[Pair, Failed] = {}
+    succeeded: dict[Pair, reports.Succeeded] = {}
+    failed: dict[Pair, reports.Failed] = {}
     spawners: dict[Pair, Spawner] = {}
     for task_id, (claim, report) in outcomes.items():
-        if type(report) is Succeeded:
-            try:
-                problem = _check_size(report, settings)
-                if problem is None and report.spawn:
-                    opened = session.codec.decode_inline(report.spawn, spawn_aad(task_id))
-                    spawners[task_id, claim] = read_spawner(opened, settings, report.trace)
-            except RpcError as exc:
-                problem = _bad_children(report, exc)
-            except (PayloadUnavailable, PayloadLost) as exc:
-                summary.unreadable.append(_not_opened(report, session.fence.name(task_id, claim), exc))
-                summary.postponed += 1
-                continue
-            if problem is None:
-                succeeded[task_id, claim] = report
-                continue
-            report = problem
-        if type(report) is Failed:
-            failed[task_id, claim] = report
+        pair = task_id, claim
+        if type(report) is not reports.Succeeded:
+            if type(report) is reports.Failed:
+                failed[pair] = report
+            continue
+        try:
+            problem = _check_size(report, settings)
+            if problem is None and report.spawn:
+                opened = session.codec.decode_inline(report.spawn, spawn_aad(task_id))
+                spawners[pair] = read_spawner(opened, settings, report.trace)
+        except RpcError as exc:
+            problem = _bad_children(report, exc)
+        except (PayloadUnavailable, PayloadLost) as exc:
+            # The result is kept, and its task runs again unless it is replayed.
+            name = session.fence.name(task_id, claim)
+            text = reports.encode_result(name, report.result, report.spawn, encoding=SEALED_ENCODING)
+            summary.unreadable.append(reports.Unreadable(text, f"its spawned tasks cannot be read: {exc}"))
+            summary.postponed += 1
+            continue
+        if problem is None:
+            succeeded[pair] = report
+        else:
+            failed[pair] = problem
     for pair in await _taken_by_others(session, succeeded):
-        text = "the result names an object of another task"
-        error = error_text(HANDLER_ERROR, text, type="BadEncoding", message=text)
-        failed[pair] = _as_failed(succeeded.pop(pair), error, Hints())
+        problem_text = "the result names an object of another task"
+        failed[pair] = _as_failed(
+            succeeded.pop(pair), HANDLER_ERROR, problem_text, reports.NO_HINTS, type="BadEncoding", message=problem_text
+        )
         spawners.pop(pair, None)
     held = await hold_spawners(session, spawners) if spawners else {}
     if held:
@@ -180,13 +163,10 @@ async def _settle(
         summary.failed = await _fail(session, failed, settings)
 
 
-async def _taken_by_others(session: Session, succeeded: Mapping[Pair, Succeeded]) -> list[Pair]:
+async def _taken_by_others(session: Session, succeeded: Mapping[Pair, reports.Succeeded]) -> list[Pair]:
     """Results that name an object of another task."""
-    named = {}
-    for pair, report in succeeded.items():
-        reference = reference_of(report.result)
-        if reference is not None:
-            named[pair] = reference.name
+    references = {pair: reference_of(report.result) for pair, report in succeeded.items()}
+    named = {pair: reference.name for pair, reference in references.items() if reference is not None}
     if not named:
         return []
     owners = {tuple(row) for row in await session.fetch("find_owners", list(named.values()))}
@@ -195,19 +175,15 @@ async def _taken_by_others(session: Session, succeeded: Mapping[Pair, Succeeded]
 
 
 async def _newest_outcomes(
-    session: Session, reports: Sequence[Outcome], summary: ApplySummary
+    session: Session, given: Sequence[Outcome], summary: ApplySummary
 ) -> dict[int, tuple[int, Outcome]]:
     """One outcome per task, of its newest claim: the statements need distinct ids. Older ones count as stale."""
-    by_attempt = [
-        (r.task_id, r.attempt)
-        for r in reports
-        if r.claim is None and not isinstance(r, Waiting) and r.attempt is not None
-    ]
-    claims = await settle.find_claims(session, by_attempt)
+    legacy = [r for r in given if r.claim is None and not isinstance(r, reports.Waiting)]
+    claims = await settle.find_claims(session, [(r.task_id, r.attempt) for r in legacy if r.attempt is not None])
     newest: dict[int, tuple[int, Outcome]] = {}
-    for report in reports:
+    for report in given:
         claim = report.claim
-        if claim is None and not isinstance(report, Waiting) and report.attempt is not None:
+        if claim is None and not isinstance(report, reports.Waiting) and report.attempt is not None:
             claim = claims.get((report.task_id, report.attempt))
         held = newest.get(report.task_id)
         if claim is None or (held is not None and held[0] >= claim):
@@ -221,10 +197,10 @@ async def _newest_outcomes(
 
 
 async def _note_heartbeats(
-    session: Session, heartbeats: Sequence[Progress], outcomes: Mapping[int, tuple[int, Outcome]]
+    session: Session, heartbeats: Sequence[reports.Progress], outcomes: Mapping[int, tuple[int, Outcome]]
 ) -> int:
     """Record the last heartbeat of each task's newest claim, unless its outcome came with it."""
-    newest: dict[int, Progress] = {}
+    newest: dict[int, reports.Progress] = {}
     for beat in heartbeats:
         settled = outcomes.get(beat.task_id)
         held = newest.get(beat.task_id)
@@ -241,12 +217,14 @@ async def _note_heartbeats(
     )
 
 
-async def _postpone(session: Session, failed: Mapping[Pair, Failed]) -> int:
+async def _postpone(session: Session, failed: Mapping[Pair, reports.Failed]) -> int:
     """Give back attempts that never began, for another try a while later."""
-    reports = list(failed.values())
-    delays = [_POSTPONED_SECONDS * random.uniform(0.8, 1.2) for _ in reports]
+    delays = [_POSTPONED_SECONDS * random.uniform(0.8, 1.2) for _ in failed]
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    notes = [json.dumps({"percent": None, "note": f"put off at {now}: {_message_of(r.error)}"}) for r in reports]
+    notes = []
+    for report in failed.values():
+        why = _decode_head(report.error).message[:_NOTE_CHARS].replace("\0", "\ufffd")
+        notes.append(json.dumps({"percent": None, "note": f"put off at {now}: {why}"}))
     rows = await session.fetch("postpone_tasks", *columns(failed), delays, notes)
     for row in rows:
         metrics.TRANSITIONS.labels(row["action"], row["state"]).inc()
@@ -255,25 +233,15 @@ async def _postpone(session: Session, failed: Mapping[Pair, Failed]) -> int:
     return len(rows)
 
 
-def _message_of(error: str) -> str:
-    return _decode_head(error).message[:_NOTE_CHARS].replace("\0", "\ufffd")
-
-
-def _not_opened(report: Succeeded, claim_id: str, exc: Exception) -> Unreadable:
-    """A result whose spawned tasks cannot be read here: it is kept, and its task runs again unless it is replayed."""
-    text = encode_result(claim_id, report.result, report.spawn, encoding=SEALED_ENCODING)
-    return Unreadable(text, f"its spawned tasks cannot be read: {exc}")
-
-
-async def _fail(session: Session, failed: dict[Pair, Failed], settings: Settings) -> int:
+async def _fail(session: Session, failed: dict[Pair, reports.Failed], settings: Settings) -> int:
     attempts = await settle.read_attempts(session, failed)
     failures = []
     for (task_id, claim), (attempt, max_attempts) in attempts.items():
         report = failed[task_id, claim]
         delay = delay_after(attempt, max_attempts, report.hints, settings.backoff)
         error = encrypt_error(session.codec, task_id, bounded_error(report.error))
-        if report.trace is not None:
-            error = _with_trace(error, report.trace)
+        if report.trace is not None:  # for the next attempt to link to; it replaces the worker's own
+            error = f'{error.rstrip()[:-1]},"traceparent":"{report.trace.traceparent}"}}'
         failures.append(Failure(task_id, claim, error, delay, worker=report.worker))
     settled = await settle.fail(session, failures, hold_keys=settings.holds_ordering_keys)
     for failure in failures:
@@ -299,12 +267,7 @@ def bounded_error(error: str) -> str:
     return json.dumps(kept)
 
 
-def _with_trace(error: str, trace: TraceContext) -> str:
-    """The error with the attempt's trace context, for the next attempt to link to; it replaces the worker's own."""
-    return f'{error.rstrip()[:-1]},"traceparent":"{trace.traceparent}"}}'
-
-
-def _check_size(report: Succeeded, settings: Settings) -> Failed | None:
+def _check_size(report: reports.Succeeded, settings: Settings) -> reports.Failed | None:
     """The failure of a result that is over its limit. The stated size of an object counts: its readers allocate it."""
     size, limit, setting = utf8_size(report.result), settings.result_limit_bytes, "PENSTOCK_RESULT_LIMIT_BYTES"
     if is_sealed(report.result):
@@ -316,18 +279,21 @@ def _check_size(report: Succeeded, settings: Settings) -> Failed | None:
     if size <= limit:
         return None
     message = f"the result is {size} bytes; the limit is {limit} ({setting})"
-    return _as_failed(report, error_text(TOO_LARGE, message, type="ResultTooLarge", size=size, limit=limit), _FINAL)
+    return _as_failed(report, TOO_LARGE, message, _FINAL, type="ResultTooLarge", size=size, limit=limit)
 
 
-def _bad_children(report: Succeeded, exc: RpcError) -> Failed:
-    return _as_failed(report, error_text(exc.code, exc.message, type="BadChildren", message=exc.message), _FINAL)
+def _bad_children(report: reports.Succeeded, exc: RpcError) -> reports.Failed:
+    return _as_failed(report, exc.code, exc.message, _FINAL, type="BadChildren", message=exc.message)
 
 
-def _as_failed(report: Succeeded, error: str, hints: Hints) -> Failed:
-    return Failed(report.task_id, report.claim, report.attempt, error, hints, report.trace, report.worker)
+def _as_failed(
+    report: reports.Succeeded, code: int, message: str, hints: reports.Hints, /, **data: object
+) -> reports.Failed:
+    error = reports.error_text(code, message, **data)
+    return reports.Failed(report.task_id, report.claim, report.attempt, error, hints, report.trace, report.worker)
 
 
-def delay_after(attempt: int, max_attempts: int, hints: Hints, backoff: Backoff) -> float | None:
+def delay_after(attempt: int, max_attempts: int, hints: reports.Hints, backoff: Backoff) -> float | None:
     """Seconds until the attempt after the failed one of that number; None when it was the last.
 
     Hints of the worker come first: ``final`` ends, ``max_attempts`` lowers the cap, ``retry_after`` is the delay,

@@ -19,7 +19,7 @@ from penstock.protocol.trace_context import TraceContext
 from penstock.runtime import metrics
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue
-from penstock.tasks.records import Pair
+from penstock.tasks.records import Pair, columns
 from penstock.workflows.definition import read_children
 
 
@@ -38,9 +38,7 @@ def read_spawner(text: str, settings: Settings, trace: TraceContext | None = Non
     if size > settings.result_limit_bytes:
         raise TooLarge("spawn", size, settings.result_limit_bytes)
     children = read_children(text, settings)
-    tasks = [task for _, task in children]
-    if trace is not None:
-        tasks = [replace(task, trace=trace.text) for task in tasks]
+    tasks = [task if trace is None else replace(task, trace=trace.text) for _, task in children]
     return Spawner(text, tasks, [child.compensate for child, _ in children if child.compensate is not None])
 
 
@@ -55,7 +53,7 @@ class Parent(NamedTuple):
 
 async def hold_spawners(session: Session, spawners: Mapping[Pair, Spawner]) -> dict[Pair, Parent]:
     """Lock the tasks whose claim still holds."""
-    rows = await session.fetch("hold_spawners", [pair[0] for pair in spawners], [pair[1] for pair in spawners])
+    rows = await session.fetch("hold_spawners", *columns(spawners))
     return {(row["id"], row["claim"]): Parent(*row[2:]) for row in rows}
 
 
@@ -99,7 +97,7 @@ async def spawn_children(session: Session, spawners: Mapping[Pair, Spawner], hel
     steps = {pair: parent.workflow for pair, parent in held.items() if parent.workflow is not None}
     if steps:
         await session.fetch(
-            "attach_children", list(steps.values()), [pair[0] for pair in steps], [pair[1] for pair in steps],
+            "attach_children", list(steps.values()), *columns(steps),
             [session.codec.encode(spawners[pair].text, spawn_aad(pair[0])) for pair in steps],
         )  # fmt: skip
     plain = [

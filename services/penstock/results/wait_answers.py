@@ -1,7 +1,4 @@
-"""Answers to waiting tasks, and waits that time out.
-
-Both resume the task under its claim and record a result or a failure as a worker's, in one transaction.
-"""
+"""Answers to waiting tasks, and waits that time out: each is recorded as a report of the task's worker would be."""
 
 from __future__ import annotations
 
@@ -17,36 +14,24 @@ from penstock.protocol.errors import TASK_TIMEOUT, AnsweredAlready, RpcError, St
 from penstock.protocol.reports import Failed, claim_of_token, error_text, stored_token
 from penstock.protocol.task import State
 from penstock.protocol.views import about
+from penstock.results import waits
 from penstock.results.apply import apply_reports
-from penstock.results.waits import (
-    Token,
-    note_answers,
-    read_answer,
-    read_policy,
-    read_token,
-    read_tokens,
-    resume_waits,
-)
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 from penstock.settings.model import Settings
 from penstock.tasks import settle
-from penstock.tasks.records import Pair
 
 log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerWait:
-    """The answer to a waiting task, as a member of a worker's JSON-RPC response, result or error.
-
-    digest: distinguishes answers. tenant: of the task, None for none and for a token that Penstock made.
-    """
+    """The answer to a waiting task."""
 
     token: str
-    answer: str
-    digest: bytes
-    tenant: str | None = None
+    answer: str  # as a member of a worker's JSON-RPC response, result or error
+    digest: bytes  # distinguishes answers
+    tenant: str | None = None  # of the task; also None for a token that Penstock made
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -80,15 +65,19 @@ async def _answer(session: Session, command: AnswerWait, settings: Settings) -> 
     kept = await _kept(session, command)
     answer = session.codec.encode(command.answer, answer_aad(kept))
     (row,) = await session.fetch("keep_answers", [kept], [answer], [command.digest])
-    token = read_token(row, fresh=row["fresh"])
+    token = waits.read_token(row)
     made_for = claim_of_token(command.token)
     if token.fresh:
         if made_for is not None and not await settle.read_attempts(session, [made_for]):
             await session.fetch("forget_tokens", [kept])
-            raise await _too_late(session, made_for)
+            state = await _state_of(session, made_for[0])
+            if state is None:
+                raise TaskNotFound(made_for[0])
+            raise StateConflict(made_for[0], state, "answered by a token of that attempt")
         return _KEPT
-    if token.active and await _settle(session, token, command, settings):
-        assert token.pair is not None
+    if token.active and token.pair is not None and await waits.resume_waits(session, [token.pair]):
+        await apply_reports(session, [waits.read_answer(command.answer, token.pair, token.policy)], settings)
+        await waits.note_answers(session, [(token.token, token.pair, command.digest)])
         return Answered(token.pair[0], await _state_of(session, token.pair[0]), kept=False, duplicate=False)
     is_same = token.digest == command.digest
     if token.pair is None:
@@ -116,7 +105,7 @@ async def _kept(session: Session, command: AnswerWait) -> str:
     """The token as it is stored. A wait that began under an earlier version has no tenant before its token."""
     kept = stored_token(command.token, command.tenant)
     if kept != command.token:
-        known = (await read_tokens(session, [command.token])).get(command.token)
+        known = (await waits.read_tokens(session, [command.token])).get(command.token)
         if known is not None and known.active and known.pair is not None:
             rows = await session.fetch("read_states", [known.pair[0]])
             if rows and rows[0]["tenant"] == command.tenant:
@@ -124,27 +113,9 @@ async def _kept(session: Session, command: AnswerWait) -> str:
     return kept
 
 
-async def _settle(session: Session, token: Token, command: AnswerWait, settings: Settings) -> bool:
-    """Returns False when the task does not wait any more."""
-    assert token.pair is not None
-    if not await resume_waits(session, [token.pair]):
-        return False
-    report = read_answer(command.answer, token.pair, token.policy)
-    await apply_reports(session, [report], settings)
-    await note_answers(session, [(token.token, token.pair, command.digest)])
-    return True
-
-
 async def _state_of(session: Session, task_id: int) -> State | None:
     rows = await session.fetch("read_states", [task_id])
     return State(rows[0]["state"]) if rows else None
-
-
-async def _too_late(session: Session, pair: Pair) -> RpcError:
-    state = await _state_of(session, pair[0])
-    return (
-        TaskNotFound(pair[0]) if state is None else StateConflict(pair[0], state, "answered by a token of that attempt")
-    )
 
 
 async def give_up_overdue(session: Session, limit: int, settings: Settings, *, now: datetime | None = None) -> int:
@@ -155,8 +126,8 @@ async def give_up_overdue(session: Session, limit: int, settings: Settings, *, n
     overdue = await session.fetch("find_overdue_waits", limit, now)
     if not overdue:
         return 0
-    policies = {(row["task_id"], row["claim"]): read_policy(row["policy"]) for row in overdue}
-    resumed = await resume_waits(session, policies)
+    policies = {(row["task_id"], row["claim"]): waits.read_policy(row["policy"]) for row in overdue}
+    resumed = await waits.resume_waits(session, policies)
     problem = "no answer came before its wait timed out"
     error = error_text(TASK_TIMEOUT, problem, type="WaitTimeout", message=problem)
     await apply_reports(session, [Failed(*pair, None, error, policies[pair]) for pair in resumed], settings)

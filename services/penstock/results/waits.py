@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
+import asyncpg
 import msgspec
 
 from penstock.db.session import Session
@@ -34,135 +34,104 @@ _decode_policy = msgspec.json.Decoder(Hints).decode
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is known of a token.
-
-    pair: the task that waits or waited for it, with its claim; None for an answer that is kept. active: it waits now.
-    answer: kept until a task waits, as a member of a JSON-RPC response. digest: of the answer that was given or is
-    kept. policy: how a failure of the wait is retried. fresh: the token was unknown before.
-    """
+    """What is known of a token."""
 
     token: str
-    pair: Pair | None
-    active: bool
-    answer: str | None
-    digest: bytes | None
-    policy: Hints
-    fresh: bool = False
+    pair: Pair | None  # the task that waits or waited for it, with its claim; None for an answer that is kept
+    active: bool  # it waits now
+    answer: str | None  # kept until a task waits, as a member of a JSON-RPC response
+    digest: bytes | None  # of the answer that was given or is kept
+    policy: Hints  # how a failure of the wait is retried
+    fresh: bool = False  # it was unknown before
 
 
-@dataclass(frozen=True, slots=True)
-class NewWait:
-    """A wait that was reported. state: the task's. token: as it is stored. noted: False if the token has an answer or
-    another task already."""
-
-    pair: Pair
-    action: str
-    state: State
-    token: str
-    noted: bool
-
-
-@dataclass(slots=True)
-class WaitOutcome:
-    """waiting: how many tasks are suspended from now on. settled: what to record of others instead."""
-
-    waiting: int = 0
-    settled: list[Succeeded | Failed] = field(default_factory=list)
-
-
-async def begin_waits(session: Session, waits: Sequence[Waiting], default_seconds: float) -> WaitOutcome:
+async def begin_waits(
+    session: Session, waits: Sequence[Waiting], default_seconds: float
+) -> tuple[int, list[Succeeded | Failed]]:
     """Suspend tasks whose claim holds, inside a transaction; the others are ignored. Ids are distinct.
 
     A task whose answer came first is settled by it; one whose token another task waits for has failed.
-    default_seconds: the timeout of a wait that gives none.
+    default_seconds: the timeout of a wait that gives none. Returns how many are suspended from now on, and the outcomes
+    to record of others.
     """
-    outcome = WaitOutcome()
-    workers = {(wait.task_id, wait.claim): wait.worker for wait in waits}
+    count = 0
+    settled: list[Succeeded | Failed] = []
+    by_pair = {(wait.task_id, wait.claim): wait for wait in waits}
     todo = list(waits)
     while todo:
         part: dict[str, Waiting] = {}  # one of each token: a statement takes no row twice
         for wait in todo[:_AT_ONCE]:
             part.setdefault(wait.token, wait)
         todo = [wait for wait in todo if part.get(wait.token) is not wait]
-        noted = await _note_waits(session, list(part.values()), default_seconds)
-        waiting = [one for one in noted if one.noted]
-        held = await _suspend(session, waiting, workers)
-        outcome.waiting += len(held)
+        # What tasks wait for, as it is stored; claims that no longer hold are left out.
+        rows = await session.fetch(
+            "note_waits", [w.task_id for w in part.values()], [w.claim for w in part.values()], list(part),
+            [default_seconds if w.timeout is None else w.timeout for w in part.values()],
+            [msgspec.json.encode(w.policy).decode() for w in part.values()],
+            [claim_of_token(token) is None for token in part],
+        )  # fmt: skip
+        waiting = {(row["id"], row["claim"]): row for row in rows if row["noted"]}
+        held = await _suspend(session, waiting, by_pair)
+        count += len(held)
         if len(held) < len(waiting):  # cancelled or repaired since it was looked at
-            await session.fetch("end_waits", [one.token for one in waiting if one.pair not in held])
-        others = [one for one in noted if not one.noted]
+            await session.fetch("end_waits", [row["token"] for pair, row in waiting.items() if pair not in held])
+        others = {(row["id"], row["claim"]): row for row in rows if not row["noted"]}
         if others:
-            policies = {(wait.task_id, wait.claim): wait.policy for wait in part.values()}
-            outcome.settled += await _settle_others(session, others, policies, workers)
-    return outcome
+            settled += await _settle_others(session, others, by_pair)
+    return count, settled
 
 
-async def _note_waits(session: Session, waits: Sequence[Waiting], default_seconds: float) -> list[NewWait]:
-    """Note what tasks wait for; claims that no longer hold are left out. Ids and tokens are distinct."""
-    rows = await session.fetch(
-        "note_waits", [w.task_id for w in waits], [w.claim for w in waits], [w.token for w in waits],
-        [default_seconds if w.timeout is None else w.timeout for w in waits],
-        [msgspec.json.encode(w.policy).decode() for w in waits], [claim_of_token(w.token) is None for w in waits],
-    )  # fmt: skip
-    return [
-        NewWait((row["id"], row["claim"]), row["action"], State(row["state"]), row["token"], row["noted"])
-        for row in rows
-    ]
-
-
-async def _suspend(session: Session, waits: Sequence[NewWait], workers: Mapping[Pair, str | None]) -> set[Pair]:
+async def _suspend(
+    session: Session, noted: Mapping[Pair, asyncpg.Record], by_pair: Mapping[Pair, Waiting]
+) -> set[Pair]:
     """ACQUIRED to WAITING where it is not yet; returns those whose claim holds."""
-    if not waits:
+    if not noted:
         return set()
-    ids, claims = columns(wait.pair for wait in waits)
-    rows = await session.fetch("suspend_tasks", ids, claims, [workers.get(wait.pair) for wait in waits])
+    rows = await session.fetch("suspend_tasks", *columns(noted), [by_pair[pair].worker for pair in noted])
     held = {(row["id"], row["claim"]) for row in rows}
-    for wait in waits:
-        if wait.pair in held and wait.state is State.ACQUIRED:
-            metrics.TRANSITIONS.labels(wait.action, State.WAITING).inc()
+    for pair in held:
+        if noted[pair]["state"] == State.ACQUIRED:
+            metrics.TRANSITIONS.labels(noted[pair]["action"], State.WAITING).inc()
     return held
 
 
 async def _settle_others(
-    session: Session, others: Sequence[NewWait], policies: Mapping[Pair, Hints], workers: Mapping[Pair, str | None]
+    session: Session, others: Mapping[Pair, asyncpg.Record], by_pair: Mapping[Pair, Waiting]
 ) -> list[Succeeded | Failed]:
     """The outcomes of waits whose token has an answer or a task already."""
-    known = await read_tokens(session, [one.token for one in others])  # they are locked, so all are there
+    tokens = {pair: row["token"] for pair, row in others.items()}
+    known = await read_tokens(session, list(tokens.values()))  # they are locked, so all are there
     settled: list[Succeeded | Failed] = []
-    answers: dict[str, str] = {}
-    for one in others:
-        answer = known[one.token].answer
-        if answer is not None:
+    answers: dict[Pair, str] = {}
+    for pair, name in tokens.items():
+        token, policy = known[name], by_pair[pair].policy
+        if token.answer is not None:
             try:
-                answers[one.token] = session.codec.decode_inline(answer, answer_aad(one.token))
+                answers[pair] = session.codec.decode_inline(token.answer, answer_aad(name))
             except (PayloadUnavailable, PayloadLost) as exc:
                 # The answer stays, for the next attempt that waits for its token.
                 problem = f"the answer that came before it waited cannot be read: {exc}"
-                error = error_text(STATE_CONFLICT, problem, type="AnswerNotRead", message=problem)
-                settled.append(_failed(one.pair, error, policies[one.pair]))
-    held = await _suspend(session, [one for one in others if one.token in answers], workers)
-    answered: list[tuple[str, Pair, bytes]] = []
-    for one in others:
-        token = known[one.token]
-        if token.answer is not None:
-            if one.token in answers and one.pair in held:  # an answer is not spent on a claim that holds no more
-                assert token.digest is not None
-                settled.append(read_answer(answers[one.token], one.pair, policies[one.pair]))
-                answered.append((one.token, one.pair, token.digest))
-                log.info("wait_answered_before", task_id=one.pair[0], claim=one.pair[1])
-        elif token.pair != one.pair:
-            assert token.pair is not None
+                settled.append(_failed(pair, policy, problem, type="AnswerNotRead"))
+        elif token.pair is not None and token.pair != pair:
             holder = token.pair[0]
             problem = f"task {holder} waits for the same token; a token is one task's at a time"
-            error = error_text(STATE_CONFLICT, problem, type="TokenTaken", message=problem, holder=holder)
-            settled.append(_failed(one.pair, error, policies[one.pair]))
+            settled.append(_failed(pair, policy, problem, type="TokenTaken", holder=holder))
+    held = await _suspend(session, {pair: others[pair] for pair in answers}, by_pair)
+    answered: list[tuple[str, Pair, bytes]] = []
+    for pair in held:  # an answer is not spent on a claim that holds no more
+        digest = known[tokens[pair]].digest
+        assert digest is not None
+        settled.append(read_answer(answers[pair], pair, by_pair[pair].policy))
+        answered.append((tokens[pair], pair, digest))
+        log.info("wait_answered_before", task_id=pair[0], claim=pair[1])
     if answered:
         await resume_waits(session, held)
         await note_answers(session, answered)
     return settled
 
 
-def _failed(pair: Pair, error: str, policy: Hints) -> Failed:
+def _failed(pair: Pair, policy: Hints, problem: str, **data: object) -> Failed:
+    error = error_text(STATE_CONFLICT, problem, **data, message=problem)
     return Failed(*pair, None, error, Hints(None, False, policy.max_attempts, policy.backoff))
 
 
@@ -196,10 +165,10 @@ async def read_tokens(session: Session, tokens: Sequence[str]) -> dict[str, Toke
     return {row["token"]: read_token(row) for row in await session.fetch("read_tokens", list(tokens))}
 
 
-def read_token(row: Any, *, fresh: bool = False) -> Token:
+def read_token(row: asyncpg.Record) -> Token:
     """A row of ``read_tokens`` or ``keep_answers``."""
     pair = None if row["task_id"] is None else (row["task_id"], row["claim"])
-    policy = read_policy(row["policy"])
+    policy, fresh = read_policy(row["policy"]), row.get("fresh", False)
     return Token(row["token"], pair, row["active"], row["answer"], row["digest"], policy, fresh)
 
 

@@ -2,25 +2,25 @@
 
 A heartbeat may wait in the results queue, or in a resulter, while its worker is well. So each resulter notes once a
 second how old the oldest result is that it holds or has recorded lately, and the supervisor takes a task for silent
-only after more time than that. Counts of the queue do not show it: they are approximate, some brokers leave out what
-receivers hold, and a busy queue is never seen empty.
+only after more time than that, plus the time for which a resulter that died keeps its messages, and not until they have
+read without interruption for that long. An outage of the resulters or of Postgres thus costs no attempt. Counts of the
+queue do not show the lag: they are approximate, some brokers leave out what receivers hold, and a busy queue is never
+seen empty.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from time import monotonic
 
-from penstock.brokers.base import Message
+from penstock.brokers.base import Message, Queue
 from penstock.db.pool import Store
-from penstock.db.session import Session
-from penstock.runtime.periodic import repeat
 
 _NOTE_SECONDS = 1.0
 
@@ -54,9 +54,6 @@ class ReadingNote:
         """Reading or recording failed: the backlog is unknown."""
         self._was_interrupted = True
 
-    async def run(self) -> None:
-        await repeat("watermark", self.note)
-
     async def note(self) -> float:
         """Write the note; returns the seconds until the next one."""
         now = monotonic()
@@ -81,24 +78,17 @@ class ReadingNote:
         await self._store.fetch("forget_resulter", self._name)
 
 
-@dataclass(frozen=True, slots=True)
-class Watermark:
-    """The notes of all resulters together.
+async def seconds_on_the_way(store: Store, results: Queue, hold_seconds: float) -> float:
+    """How long a report may take to be recorded; infinite while unknown.
 
-    known: there is one. is_established: they have read long enough to know the lag. lag_seconds: how far behind they
-    are. has_times: the queue says when results were sent.
+    hold_seconds: for how long a resulter that died keeps its messages from others.
     """
-
-    known: bool
-    is_established: bool
-    lag_seconds: float
-    has_times: bool
-
-
-async def read_watermark(session: Session, hold_seconds: float) -> Watermark:
-    """hold_seconds: for how long a resulter that died keeps its messages from others."""
-    (row,) = await session.fetch("read_watermark", hold_seconds)
-    return Watermark(*row)
+    ((known, is_established, lag_seconds, has_times),) = await store.fetch("read_watermark", hold_seconds)
+    if known and not is_established:
+        return math.inf
+    if not (known and has_times) and (await results.depth()).total:
+        return math.inf
+    return float(lag_seconds + hold_seconds) if known else 0.0
 
 
 def _oldest(messages: Sequence[Message]) -> float | None:
