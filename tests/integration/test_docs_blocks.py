@@ -36,6 +36,7 @@ from penstock.cli.app import app
 from penstock.db.pool import Store
 from penstock.protocol.reports import Succeeded, decode_reports
 from penstock.results.spawn import read_spawner
+from penstock.runtime.periodic import repeat
 from penstock.settings.model import Settings, load_settings
 from penstock.settings.values import PREFIX
 from penstock.submitter import Submitter
@@ -347,7 +348,7 @@ async def everything_done(store: Store, settings: Settings) -> Any:
             await lives.live(lambda action, payload: ["a"])
             await asyncio.sleep(0.02)
 
-    tasks = [asyncio.create_task(live()), asyncio.create_task(jobs.run())]
+    tasks = [asyncio.create_task(live()), asyncio.create_task(repeat("bulk jobs", jobs.work_then_rest))]
     try:
         yield
         assert not [task for task in tasks if task.done()]

@@ -232,7 +232,7 @@ async def test_the_tasks_of_a_schedule_are_for_its_tenant(store: Store, sql: Any
         "update penstock.schedule_clock set next_at = now() - interval '1s', due_at = now() - interval '1s'"
     )
     async with store.transaction() as session:
-        assert (await fire_due(session, limit=10, grace_seconds=60, max_attempts=3)).tasks == 1
+        assert (await fire_due(session, settings)).tasks == 1
     rows = await sql.fetch("select tenant, ordering_key from penstock.task")
     assert [tuple(row) for row in rows] == [("acme", "acme\x1fo")] * 2
     async with store.transaction() as session:

@@ -27,7 +27,7 @@ log = get_logger()
 class DelayedRecords:
     """Publishes due records and counts all. listener: wakes it when a record that is due soon was stored."""
 
-    def __init__(self, *, store: Store, notifier: Notifier, listener: Listener) -> None:
+    def __init__(self, store: Store, notifier: Notifier, listener: Listener) -> None:
         self._store = store
         self._notifier = notifier
         self._woken = listener.also(DELAYED_RECORDS)

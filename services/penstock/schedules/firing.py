@@ -23,6 +23,7 @@ from penstock.runtime.sweeps import Sweeps
 from penstock.schedules.cron import CronError, timing
 from penstock.schedules.policy import Missed, Overlap, Plan, Rule, plan, queue_of, render
 from penstock.schedules.store import add_tasks
+from penstock.settings.model import Settings
 
 log = get_logger()
 DECIDING_SECONDS = 2.0  # of a round at most: Postgres ends a transaction that is idle for a minute
@@ -50,14 +51,9 @@ class _Due(NamedTuple):
     tasks: list[NewTask]
 
 
-async def fire_due(
-    session: Session, *, limit: int, grace_seconds: float, max_attempts: int, sweeps: Sweeps | None = None
-) -> FiringSummary:
-    """Fire up to ``limit`` due schedules, oldest first, and move their clocks.
-
-    grace_seconds: lateness that counts as on time. max_attempts: for schedules without a number of their own. sweeps:
-    None to search from the front.
-    """
+async def fire_due(session: Session, settings: Settings, sweeps: Sweeps | None = None) -> FiringSummary:
+    """Fire a batch of due schedules, oldest first, and move their clocks. sweeps: None to search from the front."""
+    limit = settings.schedule_batch_size
     sweeps = sweeps or Sweeps()
     with sweeps.look() as since:
         held = [row[0] for row in await session.fetch("claim_due_schedules", limit, since)]
@@ -77,7 +73,7 @@ async def fire_due(
             await asyncio.sleep(0)  # the other duties of the process
             paused = monotonic()
         try:
-            one = _decide(row, grace_seconds, max_attempts)
+            one = _decide(row, settings)
         except CronError as exc:
             await _stop(session, row["id"], row["name"], str(exc))
             continue
@@ -89,14 +85,14 @@ async def fire_due(
     return fired
 
 
-def _decide(row: Any, grace_seconds: float, max_attempts: int) -> _Due:
+def _decide(row: Any, settings: Settings) -> _Due:
     """Decide about a row of ``read_due_schedules``; a hundred thousand may be due at once."""
     (schedule_id, name, expression, timezone, start_at, end_at, jitter_seconds, missed, max_missed, max_lateness,
      overlap, action, payload, priority, attempts, timeout_seconds, ordering_key, tenant, created_at, next_at, _due_at,
      now, busy) = row  # fmt: skip
     when = timing(expression, timezone, start_at or created_at.replace(microsecond=0))
     rule = Rule(name, when, start_at, end_at, jitter_seconds, _MISSED[missed], max_missed, max_lateness)
-    decided = plan(rule, next_at, now, grace_seconds)
+    decided = plan(rule, next_at, now, settings.schedule_grace_seconds)
     instants = decided.run
     if overlap == Overlap.SKIP:
         instants = [] if busy else instants[:1]
@@ -107,7 +103,7 @@ def _decide(row: Any, grace_seconds: float, max_attempts: int) -> _Due:
     tasks = [
         NewTask(
             action, render(payload, own_name, schedule_id, instant), None, None, priority, None, ordering_key,
-            attempts or max_attempts, timeout_seconds, tenant=tenant,
+            attempts or settings.max_attempts, timeout_seconds, tenant=tenant,
         )
         for instant in instants
     ]  # fmt: skip

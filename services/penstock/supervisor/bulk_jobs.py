@@ -1,7 +1,6 @@
 """Advance bulk jobs, batch by batch, beside the other duties.
 
-A batch is one transaction, which also stores the job's cursor. A pause after each batch leaves Postgres and this
-process time for other work. Several supervisors share the jobs, one supervisor per job at a time.
+A batch is one transaction, which also stores the job's cursor. One supervisor at a time has a job.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from time import monotonic
 from penstock.db.pool import Store
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import get_logger
-from penstock.runtime.periodic import repeat
 from penstock.tasks.bulk import BATCHES
 from penstock.tasks.bulk_jobs import Batch, JobState, advance_job, end_job, take_job
 
@@ -37,13 +35,13 @@ class BulkJobs:
         self._kinds = kinds
         self._rest_until: dict[int, float] = {}
 
-    async def run(self) -> None:
-        await repeat("bulk jobs", self._work_then_rest)
-
-    async def _work_then_rest(self) -> float:
+    async def work_then_rest(self) -> float:
         started = monotonic()
-        moved = await self.run_once()
-        return (monotonic() - started) * _SHARE if moved else self._pause()
+        if await self.run_once():
+            return (monotonic() - started) * _SHARE
+        # A new job may come, or one that rests be ready.
+        longest = _IDLE_SECONDS * random.uniform(0.8, 1.2)
+        return max(0.0, min([longest, *(until - monotonic() for until in self._rest_until.values())]))
 
     async def run_once(self) -> bool:
         """Do one batch of one job; returns whether there was one. Raises Unavailable: the batch had no effect."""
@@ -62,12 +60,11 @@ class BulkJobs:
                     return True
                 result = await batch(session, job)
                 await advance_job(session, job, result)
-        except Unavailable:
-            if job is not None:
-                self._rest(job.id, _FAILED_REST_SECONDS)  # perhaps only this job fails
-            raise
         except Exception as exc:
             if job is None:
+                raise
+            if isinstance(exc, Unavailable):
+                self._rest(job.id, _FAILED_REST_SECONDS)  # perhaps only this job fails
                 raise
             log.exception("job_failed", job=job.id, kind=job.kind, error=type(exc).__name__)
             async with self._store.transaction() as session:
@@ -86,8 +83,3 @@ class BulkJobs:
 
     def _rest(self, job_id: int, seconds: float) -> None:
         self._rest_until[job_id] = monotonic() + seconds
-
-    def _pause(self) -> float:
-        """Seconds until a job may be there: a new one, or one that rests."""
-        longest = _IDLE_SECONDS * random.uniform(0.8, 1.2)
-        return max(0.0, min([longest, *(until - monotonic() for until in self._rest_until.values())]))

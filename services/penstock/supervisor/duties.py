@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 from penstock.db.pool import Store
 from penstock.db.session import Session
@@ -23,80 +24,68 @@ _LOGGED_EVERY = 10
 log = get_logger()
 
 
-class Duty(Protocol):
-    """One kind of upkeep; ``run_once`` does one bounded round and returns how much it changed."""
-
-    async def run_once(self) -> int: ...
-
-
+@dataclass(kw_only=True)
 class BatchedDuty:
     """A duty of bounded batches, each one transaction. event, unit: of the log line that has the total."""
 
-    def __init__(self, store: Store, work: Callable[[Session, int], Awaitable[int]], *, event: str, unit: str) -> None:
-        self._store = store
-        self._work = work
-        self._event = event
-        self._unit = unit
+    store: Store
+    work: Callable[[Session, int], Awaitable[int]]
+    event: str
+    unit: str
 
     async def run_once(self) -> int:
         total = await in_batches(self._batch, full=_BATCH, most=_BATCHES_PER_ROUND)
         if total:
-            log.info(self._event, **{self._unit: total})
+            log.info(self.event, **{self.unit: total})
         return total
 
     async def _batch(self) -> int:
-        async with self._store.transaction() as session:
-            return await self._work(session, _BATCH)
+        async with self.store.transaction() as session:
+            return await self.work(session, _BATCH)
 
 
-def expiry(store: Store) -> Duty:
-    """Cancels tasks that were not started by their ``expires_at``; from that instant on no claim takes them.
-
-    A running task finishes; if it fails, or its claim is released, it is cancelled then.
-    """
-    return BatchedDuty(store, stale.expire, event="tasks_expired", unit="tasks")
+def expiry(store: Store) -> BatchedDuty:
+    """Cancels tasks past their ``expires_at``, which no claim takes any more; a running one if it fails."""
+    return BatchedDuty(store=store, work=stale.expire, event="tasks_expired", unit="tasks")
 
 
-def wait_timeouts(store: Store, settings: Settings) -> Duty:
+def wait_timeouts(store: Store, settings: Settings) -> BatchedDuty:
     """Fails attempts whose outside event did not come in time, by the database's clock."""
-
-    async def give_up(session: Session, limit: int) -> int:
-        return await give_up_overdue(session, limit, settings)
-
-    return BatchedDuty(store, give_up, event="waits_timed_out", unit="waits")
+    give_up = partial(give_up_overdue, settings=settings)
+    return BatchedDuty(store=store, work=give_up, event="waits_timed_out", unit="waits")
 
 
 class DutyGuard:
-    """Runs the duties of a round one by one; a failure is logged, the first and every tenth in a row, and counted."""
+    """Runs the duties of a round; a failure is logged, the first and every tenth in a row, and counted."""
 
     def __init__(self) -> None:
         self._in_a_row: Counter[str] = Counter()
-        self._failed: dict[str, Exception] = {}
 
-    async def run(self, duty: str, work: Callable[[], Awaitable[int]]) -> int:
-        """Returns what ``work`` returns, or 0 when it fails."""
-        try:
-            changed = await work()
-        except Exception as exc:
-            self._failed[duty] = exc
-            self._in_a_row[duty] += 1
-            metrics.DUTIES_FAILED.labels(duty).inc()
-            failures = self._in_a_row[duty]
-            if failures % _LOGGED_EVERY == 1:
-                if isinstance(exc, Unavailable):
-                    log.warning("duty_failed", duty=duty, reason=str(exc), failures=failures)
-                else:
-                    log.exception("duty_failed", duty=duty, error=type(exc).__name__, failures=failures)
-            return 0
-        del self._in_a_row[duty]
-        return changed
+    async def run(self, duties: Mapping[str, Callable[[], Awaitable[int]]]) -> AsyncIterator[tuple[str, int]]:
+        """Run duties one by one; yields each that did not fail, and how much it changed.
 
-    def end_round(self) -> None:
-        """Raises Unavailable when a duty of the round failed: the first that was, or one that names the others."""
-        failed, self._failed = self._failed, {}
-        for exc in failed.values():
-            if isinstance(exc, Unavailable):
-                raise exc
+        Raises Unavailable in the end when one failed: the first that was, or one that names the others.
+        """
+        failed: dict[str, Exception] = {}
+        for duty, work in duties.items():
+            try:
+                changed = await work()
+            except Exception as exc:
+                failed[duty] = exc
+                self._in_a_row[duty] += 1
+                metrics.DUTIES_FAILED.labels(duty).inc()
+                failures = self._in_a_row[duty]
+                if failures % _LOGGED_EVERY == 1:
+                    if isinstance(exc, Unavailable):
+                        log.warning("duty_failed", duty=duty, reason=str(exc), failures=failures)
+                    else:
+                        log.exception("duty_failed", duty=duty, error=type(exc).__name__, failures=failures)
+                continue
+            del self._in_a_row[duty]
+            yield duty, changed
+        for error in failed.values():
+            if isinstance(error, Unavailable):
+                raise error
         if failed:
-            kinds = ", ".join(f"{duty} ({type(exc).__name__})" for duty, exc in failed.items())
+            kinds = ", ".join(f"{duty} ({type(error).__name__})" for duty, error in failed.items())
             raise Unavailable(f"upkeep failed: {kinds}; the log lines duty_failed have the tracebacks")

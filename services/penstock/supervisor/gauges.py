@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from time import monotonic
 
 from penstock.brokers.base import Queue
 from penstock.db.pool import Store
-from penstock.limits.scaling import RouteLoad, read_route_loads
+from penstock.limits.scaling import read_route_loads
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import State
 from penstock.runtime import metrics
@@ -24,12 +25,12 @@ _OF_ROUTES = (
 log = get_logger()
 
 
+@dataclass
 class _Rises:
     """Detects when a count has risen. Counts of SQS are approximate, so a fall counts at the second look."""
 
-    def __init__(self) -> None:
-        self._mark = 0
-        self._last = 0
+    _mark: int = 0
+    _last: int = 0
 
     def has_risen(self, count: int) -> bool:
         risen = count > self._mark
@@ -38,39 +39,28 @@ class _Rises:
         return risen
 
 
+@dataclass(kw_only=True)
 class Gauges:
-    """One round sets every gauge; a queue that does not answer affects no other.
+    """One round sets every gauge; a queue that does not answer affects no other."""
 
-    dead_letters: the dead-letter queues by label; one that cannot be read is left out, each rise is logged. by_route:
-    the queues of routes now.
-    """
-
-    def __init__(
-        self,
-        *,
-        store: Store,
-        queues: Mapping[str, Queue],
-        dead_letters: Mapping[str, Queue],
-        by_route: Callable[[], Mapping[str, Queue]] = dict,
-    ) -> None:
-        self._store = store
-        self._queues = queues
-        self._by_route = by_route
-        self._dead_letters = dead_letters
-        self._rest_until = float("-inf")
-        self._shown: set[str] = set()
-        self._rises = {label: _Rises() for label in dead_letters}
+    store: Store
+    queues: Mapping[str, Queue]
+    dead_letters: Mapping[str, Queue]  # by label; one that cannot be read is left out, each rise is logged
+    by_route: Callable[[], Mapping[str, Queue]] = dict  # the queues of routes now
+    _rest_until: float = field(init=False, default=float("-inf"))
+    _shown: set[str] = field(init=False, default_factory=set)
+    _rises: defaultdict[str, _Rises] = field(init=False, default_factory=lambda: defaultdict(_Rises))
 
     async def run_once(self) -> int:
         """Returns 0: nothing changes."""
         if monotonic() >= self._rest_until:
             await self._look_at_tasks()
         away: Unavailable | None = None
-        for label, queue in (*self._queues.items(), *self._by_route().items(), *self._dead_letters.items()):
+        for label, queue in (*self.queues.items(), *self.by_route().items(), *self.dead_letters.items()):
             try:
                 depth = await queue.depth()
             except Unavailable as exc:
-                if label in self._queues:
+                if label in self.queues:
                     away = exc
                 else:
                     log.debug("queue_unread", queue=label, reason=str(exc))
@@ -79,7 +69,7 @@ class Gauges:
             if depth.in_flight is not None:
                 metrics.QUEUE_DEPTH.labels(label, "in_flight").set(depth.in_flight)
             metrics.QUEUE_DEPTH.labels(label, "delayed").set(depth.delayed)
-            if label in self._rises and self._rises[label].has_risen(depth.total):
+            if label in self.dead_letters and self._rises[label].has_risen(depth.total):
                 log.warning(
                     "dead_letters_rose", queue=label, messages=depth.total,
                     next=f"penstock dlq list {label.removesuffix(DEAD_LETTER_SUFFIX)}",
@@ -91,7 +81,7 @@ class Gauges:
     async def _look_at_tasks(self) -> None:
         """Count live and due tasks: expensive at millions, and over dead rows."""
         started = monotonic()
-        async with self._store.session() as session:
+        async with self.store.session() as session:
             live: Counter[str] = Counter()
             for row in await session.fetch("count_live"):
                 live[row["state"]] += row["count"]
@@ -106,17 +96,12 @@ class Gauges:
         metrics.DUE.set(lag["due"])
         metrics.OLDEST_DUE_SECONDS.set(max(0.0, lag["oldest_seconds"]))
         metrics.REJECTED_KEPT.set(rejected)
-        self._show_loads(loads)
-
-    def _show_loads(self, loads: Sequence[RouteLoad]) -> None:
-        """Set the figures of routes and remove deleted ones, which would keep their workers running."""
         for load in loads:
-            metrics.SCALING_WAITING.labels(load.name).set(load.waiting)
-            metrics.SCALING_IN_FLIGHT.labels(load.name).set(load.in_flight)
-            metrics.SCALING_OLDEST_SECONDS.labels(load.name).set(load.oldest_seconds)
-            metrics.SCALING_SLOTS.labels(load.name).set(load.slots())
+            figures = load.waiting, load.in_flight, load.oldest_seconds, load.slots()
+            for gauge, figure in zip(_OF_ROUTES, figures, strict=True):
+                gauge.labels(load.name).set(figure)
         shown = {load.name for load in loads}
-        for name in self._shown - shown:
+        for name in self._shown - shown:  # a deleted route would keep its workers running
             for gauge in _OF_ROUTES:
                 gauge.remove(name)
         self._shown = shown

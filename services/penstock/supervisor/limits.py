@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import cache
 
 from penstock.brokers.base import Queue
 from penstock.db.pool import Store
@@ -19,38 +20,30 @@ log = get_logger()
 
 
 class LimitUpkeep:
-    """One round reads the routes and repairs what a change of limits or routes has left.
-
-    open_queue: makes a queue of a name, or URL, and a label.
-    """
+    """One round reads the routes and repairs what a change of limits or routes has left."""
 
     def __init__(self, *, store: Store, outbound: Queue, open_queue: Callable[[str, str], Queue]) -> None:
         self._store = store
         self._outbound = outbound
-        self._open_queue = open_queue
-        self._known: dict[str, tuple[str, Queue]] = {}
+        self._open_queue = cache(open_queue)
+        self._routes: dict[str, Queue] = {}
         self._adopted_upto: tuple[datetime | None, int | None] = None, None
 
     @property
     def queues(self) -> Mapping[str, Queue]:
         """The queues of routes, by label."""
-        return {queue.label: queue for _, queue in self._known.values()}
+        return {queue.label: queue for queue in self._routes.values()}
 
     def queue_of(self, route: str | None) -> Queue | None:
         """The queue of a route, the outbound queue for none; None for a deleted route."""
-        if route is None:
-            return self._outbound
-        return self._known[route][1] if route in self._known else None
+        return self._outbound if route is None else self._routes.get(route)
 
     async def run_once(self) -> int:
         """Returns how many tasks of changed limits or deleted routes were returned."""
         (found,) = await self._store.fetch("read_rules")
-        before, self._known = self._known, {}
-        for name, queue_name in json.loads(found["routes"]):
-            known = before.get(name)
-            if known is None or known[0] != queue_name:
-                known = queue_name, self._open_queue(queue_name, f"outbound:{name}")
-            self._known[name] = known
+        self._routes = {
+            name: self._open_queue(queue_name, f"outbound:{name}") for name, queue_name in json.loads(found["routes"])
+        }
         if found["limits"]:
             async with self._store.session() as session:
                 looked = await session.fetch("adopt_next_in_flight", *self._adopted_upto, _LOOKED_AT)

@@ -1,8 +1,8 @@
 """Delete objects of large payloads and results from the bucket once no record names them.
 
-Each object is checked repeatedly for a record that names it, so it goes with its record, payload or result, however
-those were removed. A deletion is noted first and the note removed afterwards: a kill in between repeats it, which is
-harmless. Objects without a task, of a process that died before the insert, are found by listing old days, by folder.
+Each object is checked repeatedly for a record that names it, so it goes with that record, however it was removed. A
+deletion is noted first, so a kill repeats it, which is harmless. Objects of a process that died before it inserted the
+task are found by listing old days, by folder.
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ class PayloadObjects:
         bucket = self._store.codec.bucket
         if bucket is None:
             return 0
-        await self._look(now)
+
+        async def look() -> int:
+            return len(await self._store.fetch("look_at_objects", self._sweep_seconds, _LOOKED_AT_ONCE, now))
+
+        await in_batches(look, full=_LOOKED_AT_ONCE, most=_LOOKS_PER_ROUND)
         deleted = 0
         try:
             deleted = await self._delete(bucket)
@@ -65,12 +69,6 @@ class PayloadObjects:
             metrics.CLEANED.labels("object").inc(deleted)
             log.info("records_removed", kind="object", count=deleted)
         return deleted
-
-    async def _look(self, now: datetime | None) -> None:
-        async def look() -> int:
-            return len(await self._store.fetch("look_at_objects", self._sweep_seconds, _LOOKED_AT_ONCE, now))
-
-        await in_batches(look, full=_LOOKED_AT_ONCE, most=_LOOKS_PER_ROUND)
 
     async def _delete(self, bucket: Bucket) -> int:
         deleted, behind = 0, ""

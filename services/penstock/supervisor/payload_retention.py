@@ -32,14 +32,8 @@ class PayloadRetention:
 
     def __init__(self, *, store: Store, settings: Settings) -> None:
         self._store = store
-        self._longest_kept = timedelta(
-            seconds=max(
-                settings.retention_success_seconds,
-                settings.retention_critical_error_seconds,
-                settings.retention_cancelled_seconds,
-            )
-            + 2 * DAY
-        )
+        longest = max(settings.retention_success_seconds, settings.retention_cancelled_seconds)
+        self._longest_kept = timedelta(seconds=max(longest, settings.retention_critical_error_seconds) + 2 * DAY)
         # A record may be committed a while after its finished_at, the begin of its transaction.
         self._margin_seconds = 2 * settings.statement_timeout_seconds
         kept = {"payload": settings.payload_retention_seconds, "result": settings.result_retention_seconds}
@@ -67,8 +61,7 @@ class PayloadRetention:
             clock = now or await session.value("read_clock")
             past = clock - timedelta(seconds=kept_seconds + self._margin_seconds)
             end = past.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-            row = (await session.fetch("read_emptied", what, clock - self._longest_kept))[0]
-            upto, step_seconds = row["upto"], row["step_seconds"]
+            ((upto, step_seconds),) = await session.fetch("read_emptied", what, clock - self._longest_kept)
             if upto >= end:
                 return None
             if summarize:
@@ -79,7 +72,8 @@ class PayloadRetention:
                 seconds = (step_end - upto).total_seconds()
                 await session.fetch("note_emptied", what, upto, max(_SHORTEST_STEP_SECONDS, seconds / 8))
                 return 0
-            changed = len(await session.fetch(_STATEMENTS[what], upto, step_end)) if found else 0
+            statement = "empty_payloads" if what == "payload" else "empty_results"
+            changed = len(await session.fetch(statement, upto, step_end)) if found else 0
             longer = min(_LONGEST_STEP_SECONDS, step_seconds * (2 if found < _FEW else 1))
             await session.fetch("note_emptied", what, step_end, longer)
             return changed
@@ -96,6 +90,3 @@ class PayloadRetention:
                 await session.fetch("summarize_settled", days)
         except Unavailable as exc:
             log.debug("index_not_summarized", reason=str(exc))
-
-
-_STATEMENTS = {"payload": "empty_payloads", "result": "empty_results"}

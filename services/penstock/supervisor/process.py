@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from penstock.brokers.base import Queue
 from penstock.db.notify import Listener, Notifier
 from penstock.db.pool import Store
 from penstock.runtime.loop import Service, SideTask
+from penstock.runtime.periodic import repeat
 from penstock.settings.model import Settings
 from penstock.supervisor.bulk_jobs import BulkJobs
-from penstock.supervisor.duties import Duty, DutyGuard, expiry, wait_timeouts
+from penstock.supervisor.duties import DutyGuard, expiry, wait_timeouts
 from penstock.supervisor.gauges import Gauges
 from penstock.supervisor.limits import LimitUpkeep
 from penstock.supervisor.payload_objects import PayloadObjects
@@ -34,16 +36,8 @@ class Addition(Protocol):
     def side_tasks(self) -> Mapping[str, SideTask]: ...
 
 
-class MakeAddition(Protocol):
-    def __call__(self, *, store: Store, notifier: Notifier, listener: Listener) -> Addition: ...
-
-
 class Supervisor(Service):
-    """One supervisor process; ``run_once`` is one round of every duty.
-
-    open_queue: makes a queue of a name, or URL, and a label, for routes. additions: tasks that other packages have.
-    names_of_import: reserved names of schedules that an import may use.
-    """
+    """One supervisor process; ``run_once`` is one round of every duty. additions: tasks that other packages have."""
 
     name = "supervisor"
 
@@ -55,61 +49,55 @@ class Supervisor(Service):
         settings: Settings,
         open_queue: Callable[[str, str], Queue],
         dead_letters: Mapping[str, Queue] | None = None,
-        additions: Sequence[MakeAddition] = (),
+        additions: Sequence[Callable[[Store, Notifier, Listener], Addition]] = (),
         names_of_import: NamesOfImport | None = None,
     ) -> None:
         self._store = store
-        self._interval_seconds = settings.supervisor_interval_seconds
-        self._notifier = Notifier(store)
         self._guard = DutyGuard()
-        self._limits = LimitUpkeep(store=store, outbound=queues["outbound"], open_queue=open_queue)
-        self._jobs = BulkJobs(store=store, changed=self._notifier.wake)
-        self._firing = ScheduleFiring(store=store, notifier=self._notifier, settings=settings)
-        self._imports = Imports(store=store, settings=settings, names_of_import=names_of_import)
-        self._advancing = WorkflowAdvancer(store=store, notifier=self._notifier, settings=settings)
-        self._promotions = Promotions(store=store, notifier=self._notifier)
-        self._additions = [
-            make(store=store, notifier=self._notifier, listener=self._advancing.listener) for make in additions
-        ]
+        self._interval_seconds = settings.supervisor_interval_seconds
+        notifier = self._notifier = Notifier(store)
+        limits = LimitUpkeep(store=store, outbound=queues["outbound"], open_queue=open_queue)
+        repair = Repair(store=store, queue_of=limits.queue_of, results=queues["results"], settings=settings)
+        dead_letters = dead_letters or {}
+        gauges = Gauges(store=store, queues=queues, dead_letters=dead_letters, by_route=lambda: limits.queues)
+        advancing = WorkflowAdvancer(store=store, notifier=notifier, settings=settings)
+        firing = ScheduleFiring(store=store, notifier=notifier, settings=settings)
+        imports = Imports(store=store, settings=settings, names_of_import=names_of_import)
+        jobs = BulkJobs(store=store, changed=notifier.wake)
+        added = [make(store, notifier, advancing.listener) for make in additions]
         # By the names that metrics and log lines have.
-        self._duties: dict[str, Duty] = {
-            "Rules": self._limits,
-            "Repair": Repair(store=store, queue_of=self._limits.queue_of, results=queues["results"], settings=settings),
-            "Expiry": expiry(store),
-            "Waits": wait_timeouts(store, settings),
-            "Retention": Retention(store=store, settings=settings),
-            "Emptying": PayloadRetention(store=store, settings=settings),
-            "Objects": PayloadObjects(store=store, settings=settings),
-            "Gauges": Gauges(
-                store=store,
-                queues=queues,
-                dead_letters=dead_letters or {},
-                by_route=lambda: self._limits.queues,
-            ),
+        self._duties: dict[str, Callable[[], Awaitable[int]]] = {
+            "Rules": limits.run_once,
+            "Repair": repair.run_once,
+            "Expiry": expiry(store).run_once,
+            "Waits": wait_timeouts(store, settings).run_once,
+            "Retention": Retention(store=store, settings=settings).run_once,
+            "Emptying": PayloadRetention(store=store, settings=settings).run_once,
+            "Objects": PayloadObjects(store=store, settings=settings).run_once,
+            "Gauges": gauges.run_once,
+        }
+        self._side_tasks: dict[str, SideTask] = {
+            "notify": notifier.run,
+            "schedules": partial(repeat, "schedules", firing.fire_or_wait),
+            "imports": partial(repeat, "imports", imports.work_or_wait),
+            "jobs": partial(repeat, "bulk jobs", jobs.work_then_rest),
+            "workflows": partial(repeat, "workflows", advancing.advance_or_wait),
+            "listen": advancing.listener.run,
+            "turns": Promotions(store=store, notifier=notifier).run,
+            **{name: run for addition in added for name, run in addition.side_tasks.items()},
         }
 
     async def open(self) -> None:
         await self._store.open()
 
     def side_tasks(self) -> Mapping[str, SideTask]:
-        return {
-            "notify": self._notifier.run,
-            "schedules": self._firing.run,
-            "imports": self._imports.run,
-            "jobs": self._jobs.run,
-            "workflows": self._advancing.run,
-            "listen": self._advancing.listener.run,
-            "turns": self._promotions.run,
-            **{name: run for addition in self._additions for name, run in addition.side_tasks.items()},
-        }
+        return self._side_tasks
 
     async def run_once(self) -> int:
         """One round; a duty that fails stops no other. Raises Unavailable."""
-        for name, duty in self._duties.items():
-            changed = await self._guard.run(name, duty.run_once)
+        async for name, changed in self._guard.run(self._duties):
             if changed and name in _MAKE_TASKS_DUE:
                 self._notifier.wake()
-        self._guard.end_round()
         return 0
 
     async def wait_for_work(self) -> None:

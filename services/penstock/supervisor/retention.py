@@ -2,8 +2,7 @@
 
 The history has one partition per final state and day (UTC), dropped once its end is older than the state's retention;
 so a record is kept at least its retention and at most a day longer. For a retention under two days rows are deleted in
-batches as well, as are rows in the default partitions, which fill only while no supervisor runs for days. An ordering
-key held by a deleted task is released.
+batches as well, as are rows in the default partitions, which fill only while no supervisor runs for days.
 
 While a default partition has records, their days cannot have partitions, and each other new day reads all of it under
 a lock. So its records are copied to tables of their days, some blocks at a time, while a trigger notes changes; then
@@ -22,7 +21,6 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from time import monotonic
-from typing import NamedTuple
 
 from penstock.db.pool import Store
 from penstock.db.session import Session
@@ -56,16 +54,6 @@ _COPYING_SECONDS = 2.0  # of one round
 log = get_logger()
 
 
-class _AgeLimit(NamedTuple):
-    """A kind of record that is deleted by age. statement: given the seconds, a limit and more; returns how many."""
-
-    statement: str
-    seconds: float
-    batch: int = _BATCH
-    batches: int = _BATCHES_PER_ROUND
-    more: tuple[object, ...] = ()
-
-
 class Retention:
     """One round: partitions made ahead, expired ones dropped, and bounded deletes."""
 
@@ -80,37 +68,36 @@ class Retention:
             State.CRITICAL_ERROR: settings.retention_critical_error_seconds,
             State.CANCELLED: settings.retention_cancelled_seconds,
         }
-        runs_seconds = settings.retention_schedule_runs_seconds
-        self._aged = {
-            "receipt": _AgeLimit("delete_old_receipts", max(settings.retention_receipts_seconds, 1.0)),
-            "rejected": _AgeLimit("delete_old_rejected", settings.retention_rejected_seconds),
-            "job": _AgeLimit("delete_old_jobs", settings.retention_jobs_seconds),
-            "audit": _AgeLimit("delete_old_audit", settings.retention_audit_seconds),
-            "schedule_run": _AgeLimit("delete_old_runs", runs_seconds, batch=5000, batches=20),
+        delete, runs_seconds = self._delete_aged, settings.retention_schedule_runs_seconds
+        self._deletes = {
+            "receipt": partial(delete, "delete_old_receipts", max(settings.retention_receipts_seconds, 1.0)),
+            "rejected": partial(delete, "delete_old_rejected", settings.retention_rejected_seconds),
+            "job": partial(delete, "delete_old_jobs", settings.retention_jobs_seconds),
+            "audit": partial(delete, "delete_old_audit", settings.retention_audit_seconds),
+            "schedule_run": partial(delete, "delete_old_runs", runs_seconds, batch=5000, batches=20),
             # Before its import, which a request needs for its state.
-            "scheduler0_request": _AgeLimit("delete_old_requests", runs_seconds),
-            "schedule_import": _AgeLimit("delete_old_imports", runs_seconds),
-            "waits": _AgeLimit("delete_ended_waits", settings.retention_waits_seconds, more=(None,)),
+            "scheduler0_request": partial(delete, "delete_old_requests", runs_seconds),
+            "schedule_import": partial(delete, "delete_old_imports", runs_seconds),
+            "waits": partial(delete, "delete_ended_waits", settings.retention_waits_seconds, None),
         }
 
     async def run_once(self) -> int:
         """Returns how many records were removed. Raises Unavailable when a part of the round failed."""
         parts: dict[str, Callable[[], Awaitable[int]]] = {
             "default partitions": self._empty_defaults,
-            "partitions": self._make_partitions,
-            "indexes": self._index_short,
+            "partitions": partial(self._all_with_lock, "make", self._make_partition),
+            "indexes": partial(self._all_with_lock, "index", self._index_partition),
             "tally": self._compact_tally,
-            "expired partitions": self._detach_expired,
+            "expired partitions": partial(self._all_with_lock, "detach", self._detach_oldest),
             "detached partitions": self._drop_detached,
             **{f"records {state}": partial(self._delete_expired, state) for state in self._keep},
             "ordering keys": self._release_orphaned_keys,
-            **{f"records {kind}": partial(self._delete_aged, kind, aged) for kind, aged in self._aged.items()},
-            "records workflow": partial(self._in_batches, "workflow", self._delete_workflows, full=1),
+            **{f"records {kind}": partial(delete, kind=kind) for kind, delete in self._deletes.items()},
+            "records workflow": partial(_delete, "workflow", self._delete_workflows, full=1),
         }
         removed = 0
-        for name, part in parts.items():
-            removed += await self._guard.run(name, part)
-        self._guard.end_round()
+        async for _, count in self._guard.run(parts):
+            removed += count
         return removed
 
     @asynccontextmanager
@@ -119,7 +106,28 @@ class Retention:
         async with self._store.transaction() as session:
             yield session if await session.value("try_upkeep_lock") else None
 
+    async def _with_lock(self, what: str, step: Callable[[Session], Awaitable[bool]]) -> bool:
+        """Do in a transaction what locks a busy table. The wait is short, and after a failure there is a pause."""
+        if monotonic() < self._locks_rest_until.get(what, 0.0):
+            return False
+        try:
+            async with self._alone() as session:
+                if session is None:
+                    return False
+                await session.fetch("limit_lock_wait_to", _LOCK_WAIT_MS)
+                return await step(session)
+        except Unavailable:
+            self._locks_rest_until[what] = monotonic() + _LOCK_PAUSE_SECONDS
+            raise
+
+    async def _all_with_lock(self, what: str, step: Callable[[Session], Awaitable[bool]]) -> int:
+        """Repeat a step, each in a transaction of its own, until it finds nothing to do."""
+        while await self._with_lock(what, step):
+            pass
+        return 0
+
     async def _empty_defaults(self) -> int:
+        """Move records of the default partitions to partitions of their days."""
         deadline = monotonic() + _COPYING_SECONDS
         for state in self._keep:
             while await self._empty_some(f"task_{state.lower()}") and monotonic() < deadline:
@@ -127,41 +135,31 @@ class Retention:
         return 0
 
     async def _empty_some(self, parent: str) -> bool:
-        """One step of moving records of a default partition to partitions of their days; whether another follows."""
+        """Do one step; returns whether another follows."""
         try:
             async with self._alone() as session:
                 if session is None:
                     return False
-                step = await session.value("step_default_move", parent, self._blocks_copied, _CHANGES_AT_ONCE)
+                next_step = await session.value("step_default_move", parent, self._blocks_copied, _CHANGES_AT_ONCE)
         except Unavailable:
             self._blocks_copied = max(self._blocks_copied // 2, 1)  # of large records
             raise
         self._blocks_copied = min(self._blocks_copied * 2, _BLOCKS_COPIED_AT_ONCE)
-        if step == "begin":
-            return await self._with_lock(f"default {parent}", partial(self._begin_emptying, parent))
-        if step == "ready":
-            return await self._with_lock(f"default {parent}", partial(self._end_emptying, parent))
-        return bool(step == "more")
 
-    @staticmethod
-    async def _begin_emptying(parent: str, session: Session) -> bool:
-        await session.fetch("begin_default_move", parent)
-        log.info("default_partition_being_emptied", parent=parent)
-        return True
+        async def begin_or_end(session: Session) -> bool:
+            if next_step == "begin":
+                await session.fetch("begin_default_move", parent)
+                log.info("default_partition_being_emptied", parent=parent)
+            elif await session.value("end_default_move", parent, _CHANGES_AT_ONCE):
+                log.info("default_partition_emptied", parent=parent)
+            return bool(next_step == "begin")
 
-    @staticmethod
-    async def _end_emptying(parent: str, session: Session) -> bool:
-        if await session.value("end_default_move", parent, _CHANGES_AT_ONCE):
-            log.info("default_partition_emptied", parent=parent)
-        return False
-
-    async def _make_partitions(self) -> int:
-        """Make those of the days ahead, without days of which the default partition has records."""
-        while await self._with_lock("make", self._make_partition):
-            pass
-        return 0
+        if next_step in ("begin", "ready"):
+            return await self._with_lock(f"default {parent}", begin_or_end)
+        return bool(next_step == "more")
 
     async def _make_partition(self, session: Session) -> bool:
+        """Make one of those of the days ahead, but for days of which the default partition has records."""
         for missing in await session.fetch("list_missing_partitions", _DAYS_AHEAD):
             try:
                 async with session.savepoint():
@@ -172,35 +170,35 @@ class Retention:
             return True
         return False
 
-    async def _detach_expired(self) -> int:
-        while await self._with_lock("detach", self._detach_oldest):
-            pass
+    async def _index_partition(self, session: Session) -> bool:
+        """Index a new partition of a state whose rows are deleted one by one."""
+        for state, keep_seconds in self._keep.items():
+            if keep_seconds < _SHORT_SECONDS:
+                partition = await session.value("list_unindexed_partitions", f"task_{state.lower()}")
+                if partition is not None:
+                    await session.fetch("index_partition", partition)
+                    return True
+        return False
+
+    async def _compact_tally(self) -> int:
+        limits = _TALLY_KEPT_SECONDS, _TALLY_BY_MINUTE_SECONDS, _TALLY_ROWS_AT_ONCE, MAX_ACTIONS_SHOWN, OTHER_ACTIONS
+
+        async def compact() -> int:
+            async with self._alone() as session:
+                return 0 if session is None else int(await session.value("compact_tally", *limits))
+
+        await in_batches(compact, full=_TALLY_ROWS_AT_ONCE, most=_BATCHES_PER_ROUND)
         return 0
 
     async def _detach_oldest(self, session: Session) -> bool:
         now = await session.value("read_clock")
         for row in await session.fetch("list_partitions"):
-            if row["day"] is None:
-                continue
-            end = datetime.strptime(row["day"], "%Y%m%d").replace(tzinfo=UTC) + timedelta(days=1)
-            if end < now - timedelta(seconds=self._keep[_state_of(row["parent"])]):
-                await session.fetch("detach_partition", row["name"])
-                return True
+            if row["day"] is not None:
+                end = datetime.strptime(row["day"], "%Y%m%d").replace(tzinfo=UTC) + timedelta(days=1)
+                if end < now - timedelta(seconds=self._keep[_state_of(row["parent"])]):
+                    await session.fetch("detach_partition", row["name"])
+                    return True
         return False
-
-    async def _with_lock(self, what: str, work: Callable[[Session], Awaitable[bool]]) -> bool:
-        """Do in a transaction what locks a busy table. The wait is short, and after a failure there is a pause."""
-        if monotonic() < self._locks_rest_until.get(what, 0.0):
-            return False
-        try:
-            async with self._alone() as session:
-                if session is None:
-                    return False
-                await session.fetch("limit_lock_wait_to", _LOCK_WAIT_MS)
-                return await work(session)
-        except Unavailable:
-            self._locks_rest_until[what] = monotonic() + _LOCK_PAUSE_SECONDS
-            raise
 
     async def _drop_detached(self) -> int:
         """Drop detached partitions; returns how many records they had."""
@@ -244,42 +242,26 @@ class Retention:
         log.info("partition_dropped", partition=partition, rows=rows)
         return rows
 
-    async def _compact_tally(self) -> int:
-        limits = _TALLY_KEPT_SECONDS, _TALLY_BY_MINUTE_SECONDS, _TALLY_ROWS_AT_ONCE, MAX_ACTIONS_SHOWN, OTHER_ACTIONS
-
-        async def compact() -> int:
-            async with self._alone() as session:
-                return 0 if session is None else int(await session.value("compact_tally", *limits))
-
-        await in_batches(compact, full=_TALLY_ROWS_AT_ONCE, most=_BATCHES_PER_ROUND)
-        return 0
-
     async def _delete_expired(self, state: State) -> int:
         parent, keep_seconds = f"task_{state.lower()}", self._keep[state]
         if keep_seconds >= _SHORT_SECONDS:
             parent = f"{parent}_default"
         delete = partial(self._store.value, "delete_expired", state.value, keep_seconds, _BATCH, None, partition=parent)
-        return await self._in_batches(state, delete, full=_BATCH)
+        return await _delete(state.value, delete, _BATCH)
 
-    async def _delete_aged(self, kind: str, aged: _AgeLimit) -> int:
-        delete = partial(self._store.value, aged.statement, aged.seconds, aged.batch, *aged.more)
-        return await self._in_batches(kind, delete, full=aged.batch, most=aged.batches)
+    async def _delete_aged(
+        self, statement: str, seconds: float, *more: object, kind: str, batch: int = _BATCH, batches: int | None = None
+    ) -> int:
+        return await _delete(kind, partial(self._store.value, statement, seconds, batch, *more), batch, batches)
 
-    async def _index_short(self) -> int:
-        """Index new partitions of states whose rows are deleted one by one."""
-        for state, keep_seconds in self._keep.items():
-            if keep_seconds < _SHORT_SECONDS:
-                while await self._with_lock("index", partial(self._index_partition, f"task_{state.lower()}")):
-                    pass
-        return 0
-
-    @staticmethod
-    async def _index_partition(parent: str, session: Session) -> bool:
-        partition = await session.value("list_unindexed_partitions", parent)
-        if partition is None:
-            return False
-        await session.fetch("index_partition", partition)
-        return True
+    async def _delete_workflows(self) -> int:
+        """Delete a batch of workflows that ended before the longest retention of tasks."""
+        async with self._store.transaction() as session:
+            # Their tasks settled before they ended, so none is kept for longer.
+            old = await session.fetch("find_old_workflows", max(self._keep.values()), _WORKFLOW_STEPS)
+            if old:
+                await session.fetch("delete_workflows", [row["id"] for row in old])
+        return len(old)
 
     async def _release_orphaned_keys(self) -> int:
         """Release ordering keys whose failed task was deleted, or cancelled as a step, so that no retry releases them.
@@ -293,24 +275,14 @@ class Retention:
             log.warning("ordering_keys_released", keys=released, reason="the failed task cannot be retried any more")
         return 0
 
-    async def _delete_workflows(self) -> int:
-        """Delete a batch of workflows that ended before the longest retention of tasks."""
-        async with self._store.transaction() as session:
-            # Their tasks settled before they ended, so none is kept for longer.
-            old = await session.fetch("find_old_workflows", max(self._keep.values()), _WORKFLOW_STEPS)
-            if old:
-                await session.fetch("delete_workflows", [row["id"] for row in old])
-        return len(old)
 
-    @staticmethod
-    async def _in_batches(
-        kind: str, delete: Callable[[], Awaitable[int]], *, full: int, most: int | None = None
-    ) -> int:
-        total = await in_batches(delete, full=full, most=most or _BATCHES_PER_ROUND)
-        if total:
-            metrics.CLEANED.labels(kind).inc(total)
-            log.info("records_removed", kind=str(kind), count=total)
-        return total
+async def _delete(kind: str, delete: Callable[[], Awaitable[int]], full: int, most: int | None = None) -> int:
+    """Delete records of a kind in batches; returns how many."""
+    total = await in_batches(delete, full=full, most=most or _BATCHES_PER_ROUND)
+    if total:
+        metrics.CLEANED.labels(kind).inc(total)
+        log.info("records_removed", kind=kind, count=total)
+    return total
 
 
 def _state_of(parent: str) -> State:

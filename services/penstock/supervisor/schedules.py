@@ -7,7 +7,7 @@ for a new one may come. Several supervisors share the work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -21,7 +21,6 @@ from penstock.protocol.errors import InvalidParams, PenstockError, Refused, RpcE
 from penstock.protocol.json_text import decode_any
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import get_logger
-from penstock.runtime.periodic import repeat
 from penstock.runtime.sweeps import Sweeps
 from penstock.schedules.firing import FiringSummary, fire_due
 from penstock.schedules.model import CreateSchedule, NewSchedule, check_not_a_jobs
@@ -48,20 +47,11 @@ class ScheduleFiring:
         self._sweeps = Sweeps()
         self._wait_sweeps = Sweeps()
 
-    async def run(self) -> None:
-        await repeat("schedules", self._fire_or_wait)
-
     async def run_once(self, sweeps: Sweeps | None = None) -> FiringSummary:
         """sweeps: without it, the look begins at the front. Raises Unavailable."""
         started = monotonic()
         async with self._store.transaction() as session:
-            fired = await fire_due(
-                session,
-                limit=self._settings.schedule_batch_size,
-                grace_seconds=self._settings.schedule_grace_seconds,
-                max_attempts=self._settings.max_attempts,
-                sweeps=sweeps,
-            )
+            fired = await fire_due(session, self._settings, sweeps)
         if fired.tasks:
             self._notifier.wake()
         if fired.missed:
@@ -73,7 +63,7 @@ class ScheduleFiring:
             )  # fmt: skip
         return fired
 
-    async def _fire_or_wait(self) -> float:
+    async def fire_or_wait(self) -> float:
         fired = await self.run_once(self._sweeps)
         if fired.schedules >= self._settings.schedule_batch_size:
             rounds = (self.run_once(self._sweeps) for _ in range(_ROUNDS_AT_ONCE))
@@ -100,9 +90,6 @@ class Imports:
         self._settings = settings
         self._names_of_import = names_of_import
 
-    async def run(self) -> None:
-        await repeat("imports", self._work_or_wait)
-
     async def run_once(self) -> int:
         """Returns how many entries were read. Raises Unavailable."""
         async with self._store.transaction(lock_wait_seconds=PATIENT_SECONDS) as session:
@@ -116,7 +103,7 @@ class Imports:
         log.info("schedules_imported", id=import_id, entries=len(outcomes), refused=len(errors))
         return len(outcomes)
 
-    async def _work_or_wait(self) -> float:
+    async def work_or_wait(self) -> float:
         return 0 if await self.run_once() else LOOK_SECONDS
 
     async def _write(
@@ -125,38 +112,34 @@ class Imports:
         """Check and write entries; returns outcomes in their order, and errors that name their entry."""
         outcomes: dict[int, WrittenSchedule | InvalidParams] = {}
         wanted: dict[int, NewSchedule] = {}
+        reserved: dict[int, InvalidParams] = {}
         for number, entry in enumerate(entries):
             try:
                 wanted[number] = self._read(entry)
             except InvalidParams as exc:
                 outcomes[number] = exc
-        for number, refusal in (await self._refused_names(session, import_id, wanted)).items():
-            outcomes[number] = refusal
-            del wanted[number]
+                continue
+            try:
+                check_not_a_jobs(wanted[number].name)
+            except InvalidParams as exc:
+                reserved[number] = exc
+        own = set[str]()
+        if reserved and self._names_of_import is not None:
+            own = await self._names_of_import(session, import_id, [wanted[number].name for number in reserved])
+        for number, refusal in reserved.items():
+            if wanted[number].name not in own:
+                outcomes[number] = refusal
+                del wanted[number]
         written = await _write_all(session, list(wanted.values()), replaces)
         outcomes |= zip(wanted, written, strict=True)
         ordered = [outcomes[number] for number in range(len(entries))]
-        errors = [
-            {"index": place + number, "name": _name_of(entries[number])} | outcome.data
-            for number, outcome in enumerate(ordered)
-            if isinstance(outcome, InvalidParams)
-        ]
+        errors = []
+        for number, outcome in enumerate(ordered):
+            if isinstance(outcome, InvalidParams):
+                entry = decode_any(bytes(entries[number]))
+                name = entry.get("name") if isinstance(entry, dict) else None
+                errors.append({"index": place + number, "name": name} | outcome.data)
         return ordered, errors
-
-    async def _refused_names(
-        self, session: Session, import_id: int, wanted: Mapping[int, NewSchedule]
-    ) -> dict[int, InvalidParams]:
-        """The schedules, by number, with a reserved name that this import may not use."""
-        refused: dict[int, InvalidParams] = {}
-        for number, schedule in wanted.items():
-            try:
-                check_not_a_jobs(schedule.name)
-            except InvalidParams as exc:
-                refused[number] = exc
-        if not refused or self._names_of_import is None:
-            return refused
-        own = await self._names_of_import(session, import_id, [wanted[number].name for number in refused])
-        return {number: exc for number, exc in refused.items() if wanted[number].name not in own}
 
     def _read(self, entry: msgspec.Raw) -> NewSchedule:
         try:
@@ -186,8 +169,3 @@ async def _write_all(
     # A lock makes the whole part be tried again: an import reports the outcome of each entry.
     parts = await in_halves(wanted, write, refuse, errors=(Refused,))
     return [outcome for part in parts for outcome in part]
-
-
-def _name_of(entry: msgspec.Raw) -> Any:
-    value = decode_any(bytes(entry))
-    return value.get("name") if isinstance(value, dict) else None

@@ -1,7 +1,6 @@
 """Advance workflows as their steps settle.
 
-This has a loop of its own, woken as soon as a step has settled and once a second in case a wake-up was lost. Several
-supervisors share the work, one supervisor per workflow at a time.
+Woken as soon as a step has settled, and once a second in case that was lost. One supervisor at a time has a workflow.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from penstock.protocol.errors import PayloadUnavailable, PenstockError, Unavaila
 from penstock.runtime import metrics
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import get_logger
-from penstock.runtime.periodic import is_set_within, repeat
+from penstock.runtime.periodic import is_set_within
 from penstock.settings.model import Settings
 from penstock.workflows.advance import AdvanceSummary
 from penstock.workflows.store import advance_workflows, find_pending
@@ -42,10 +41,7 @@ class WorkflowAdvancer:
         self._put_off: dict[int, float] = {}  # until when, by workflow
         self.listener = Listener(store, WORKFLOWS)
 
-    async def run(self) -> None:
-        await repeat("workflows", self._advance_or_wait)
-
-    async def _advance_or_wait(self) -> float:
+    async def advance_or_wait(self) -> float:
         self.listener.event.clear()
         advanced = await self.run_once()
         if advanced is None:

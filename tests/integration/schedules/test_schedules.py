@@ -22,6 +22,7 @@ from penstock.methods.table import read_command
 from penstock.protocol.errors import InvalidParams, ScheduleNotFound
 from penstock.protocol.task import NewTask, State
 from penstock.runtime.loop import Loop
+from penstock.runtime.periodic import repeat
 from penstock.schedules import firing as fires
 from penstock.schedules.methods import create_many
 from penstock.schedules.model import RunRecord, ScheduleRecord
@@ -620,7 +621,9 @@ async def test_the_loop_works_off_a_backlog_of_many_batches(
         await make(do, name=f"n{number}")
     await set_clock(sql, await hour_ago(sql), name=None)
     small = load_settings(database_url=limits.require_database_url, schedule_batch_size=7)
-    running = asyncio.create_task(ScheduleFiring(store=store, notifier=Notifier(store), settings=small).run())
+    running = asyncio.create_task(
+        repeat("schedules", ScheduleFiring(store=store, notifier=Notifier(store), settings=small).fire_or_wait)
+    )
     try:
         until = asyncio.get_running_loop().time() + 30
         while await sql.fetchval("select count(*) from penstock.schedule_run") < 100:
@@ -636,7 +639,9 @@ async def test_the_loop_finds_a_clock_that_was_set_to_an_instant_before_what_its
     do: Change, store: Store, limits: Settings, sql: Any
 ) -> None:
     await make(do)
-    running = asyncio.create_task(ScheduleFiring(store=store, notifier=Notifier(store), settings=limits).run())
+    running = asyncio.create_task(
+        repeat("schedules", ScheduleFiring(store=store, notifier=Notifier(store), settings=limits).fire_or_wait)
+    )
     try:
         for fires in (1, 2):
             await set_clock(sql, await hour_ago(sql, hours=fires))

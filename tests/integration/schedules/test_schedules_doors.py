@@ -17,6 +17,7 @@ from penstock.client.client import Client
 from penstock.client.inbound import InboundClient
 from penstock.db.pool import Store
 from penstock.protocol.errors import InvalidParams, PenstockError, ScheduleNotFound, TooLarge
+from penstock.runtime.periodic import repeat
 from penstock.schedules.model import PART_ENTRIES
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
@@ -256,7 +257,7 @@ async def test_a_file_is_imported_and_what_is_wrong_in_it_is_told(
         assert "torn, line 2, is not valid JSON" in str(torn.exception)
         assert "contains no schedule" in str(shell(url, "import", "-", stdin="").exception)
 
-    imports = asyncio.create_task(Imports(store=store, settings=settings).run())
+    imports = asyncio.create_task(repeat("imports", Imports(store=store, settings=settings).work_or_wait))
     try:
         async with running(store, settings) as api:
             await asyncio.to_thread(use, api.url)

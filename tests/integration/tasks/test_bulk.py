@@ -19,6 +19,7 @@ from penstock.methods.inbound import accept_inbound, read_inbound
 from penstock.methods.table import METHODS, read_command
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import TRANSITIONS, Failure, NewTask, State
+from penstock.runtime.periodic import repeat
 from penstock.settings.model import Settings
 from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.retention import Retention
@@ -562,7 +563,9 @@ async def test_a_job_that_cannot_go_on_for_now_leaves_the_turn_to_the_others(sto
 async def test_the_runner_does_a_job_by_itself_and_promptly(store: Store, sql: Any, settings: Settings) -> None:
     changed: list[int] = []
     await populate(store)
-    running = asyncio.create_task(BulkJobs(store=store, changed=lambda: changed.append(1)).run())
+    running = asyncio.create_task(
+        repeat("bulk jobs", BulkJobs(store=store, changed=lambda: changed.append(1)).work_then_rest)
+    )
     job = await start(store, "bulk.retry", settings, all=True)
     async with asyncio.timeout(20):
         while (await look(store, job)).state is JobState.RUNNING:

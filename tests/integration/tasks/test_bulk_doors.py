@@ -21,6 +21,7 @@ from penstock.db.pool import Store
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import InvalidParams, JobNotFound, RpcError
 from penstock.protocol.task import NewTask
+from penstock.runtime.periodic import repeat
 from penstock.settings.model import Settings
 from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.tasks import enqueue
@@ -34,7 +35,11 @@ async def stack(store: Store, settings: Settings, *, working: bool = True) -> As
         await enqueue.enqueue(session, [NewTask("mail", delay_seconds=600) for _ in range(40)])
         await enqueue.enqueue(session, [NewTask("report", delay_seconds=600) for _ in range(20)])
     async with running(store, settings) as api:
-        moving = asyncio.create_task(BulkJobs(store=store, changed=lambda: None).run()) if working else None
+        moving = (
+            asyncio.create_task(repeat("bulk jobs", BulkJobs(store=store, changed=lambda: None).work_then_rest))
+            if working
+            else None
+        )
         try:
             yield api.url
         finally:
