@@ -128,7 +128,7 @@ class PayloadCodec:
             )
         if found.key_id is not None and (self._cipher is None or found.key_id not in self._cipher.keys):
             raise missing_key(found.key_id)  # before megabytes are fetched in vain
-        with _counted("get"):
+        with counted("get"):
             async with self._calls:
                 data = await self.bucket.get(found.name, found.size + _OVERHEAD_BYTES)
         metrics.PAYLOAD_BYTES.labels("get").inc(len(data))
@@ -147,7 +147,7 @@ class PayloadCodec:
         plain = text.encode()
         data = plain if self._cipher is None else self._cipher.encrypt(plain, aad)
         name = new_name(folder)
-        with _counted("put"):
+        with counted("put"):
             async with self._calls:
                 await self.bucket.put(name, data)
         metrics.PAYLOAD_BYTES.labels("put").inc(len(data))
@@ -174,7 +174,7 @@ def _decoded(text: str) -> str | Sealed | Reference:
 
 
 @contextmanager
-def _counted(operation: str) -> Iterator[None]:
+def counted(operation: str) -> Iterator[None]:
     """Count a call to S3 by outcome."""
     outcome = "away"
     try:

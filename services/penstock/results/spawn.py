@@ -80,16 +80,13 @@ async def refuse_strays(
         own = routes[parent.action, parent.labels]
         stray = next((kind for kind in wanted[pair] if routes[kind] != own), None)
         if stray is not None:
+            by = ["no route" if route is None else f"the route {route}" for route in (routes[stray], own)]
             reason = (
-                f"holds {stray[0]!r}, which goes by {_by(routes[stray])}, and {parent.action!r} by {_by(own)}: "
+                f"holds {stray[0]!r}, which goes by {by[0]}, and {parent.action!r} by {by[1]}: "
                 "PENSTOCK_SPAWN_ACTIONS names actions that any task may spawn"
             )
             refused[pair] = InvalidParams("spawn", reason)
     return refused
-
-
-def _by(route: str | None) -> str:
-    return "no route" if route is None else f"the route {route}"
 
 
 async def spawn_children(session: Session, spawners: Mapping[Pair, Spawner], held: Mapping[Pair, Parent]) -> None:

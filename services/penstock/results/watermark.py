@@ -84,9 +84,7 @@ async def seconds_on_the_way(store: Store, results: Queue, hold_seconds: float) 
     hold_seconds: for how long a resulter that died keeps its messages from others.
     """
     ((known, is_established, lag_seconds, has_times),) = await store.fetch("read_watermark", hold_seconds)
-    if known and not is_established:
-        return math.inf
-    if not (known and has_times) and (await results.depth()).total:
+    if (known and not is_established) or (not (known and has_times) and (await results.depth()).total):
         return math.inf
     return float(lag_seconds + hold_seconds) if known else 0.0
 

@@ -11,6 +11,7 @@ from datetime import UTC, date, datetime, timedelta
 
 from penstock.db.pool import Store
 from penstock.payloads.bucket import Bucket
+from penstock.payloads.codec import counted
 from penstock.protocol.errors import PayloadUnavailable
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
@@ -80,12 +81,8 @@ class PayloadObjects:
             names = [row["name"] for row in rows if not row["needed"]]
             gone = set[str]()
             if names:
-                try:
+                with counted("delete"):
                     gone = await bucket.delete(names)
-                except PayloadUnavailable:
-                    metrics.PAYLOAD_OBJECTS.labels("delete", "away").inc()
-                    raise
-                metrics.PAYLOAD_OBJECTS.labels("delete", "ok").inc()
             kept = {row["name"] for row in rows if row["needed"]}
             await self._store.fetch("forget_objects", [*gone, *kept])
             deleted += len(gone)

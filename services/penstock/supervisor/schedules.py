@@ -112,24 +112,17 @@ class Imports:
         """Check and write entries; returns outcomes in their order, and errors that name their entry."""
         outcomes: dict[int, WrittenSchedule | InvalidParams] = {}
         wanted: dict[int, NewSchedule] = {}
-        reserved: dict[int, InvalidParams] = {}
         for number, entry in enumerate(entries):
             try:
                 wanted[number] = self._read(entry)
-            except InvalidParams as exc:
-                outcomes[number] = exc
-                continue
-            try:
                 check_not_a_jobs(wanted[number].name)
             except InvalidParams as exc:
-                reserved[number] = exc
-        own = set[str]()
+                outcomes[number] = exc
+        reserved = [wanted[number].name for number in wanted if number in outcomes]
         if reserved and self._names_of_import is not None:
-            own = await self._names_of_import(session, import_id, [wanted[number].name for number in reserved])
-        for number, refusal in reserved.items():
-            if wanted[number].name not in own:
-                outcomes[number] = refusal
-                del wanted[number]
+            own = await self._names_of_import(session, import_id, reserved)
+            outcomes = {n: exc for n, exc in outcomes.items() if n not in wanted or wanted[n].name not in own}
+        wanted = {number: schedule for number, schedule in wanted.items() if number not in outcomes}
         written = await _write_all(session, list(wanted.values()), replaces)
         outcomes |= zip(wanted, written, strict=True)
         ordered = [outcomes[number] for number in range(len(entries))]
