@@ -169,8 +169,7 @@ class Resulter(Consumer):
 
 
 def _replacements(report: reports.Report, reason: str, fence: Fence) -> list[reports.Report]:
-    """What to record instead of a report that Postgres refuses: its text as rejected, and a failed attempt, since the
-    worker will not answer again."""
+    """What to record of a report that Postgres refuses: its text, and a failed attempt, since its worker is done."""
     match report:
         case reports.Succeeded():
             member, value = "result", f'{report.result},"spawn":{report.spawn}' if report.spawn else report.result

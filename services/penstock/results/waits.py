@@ -51,8 +51,7 @@ async def begin_waits(
     """Suspend tasks whose claim holds, inside a transaction; the others are ignored. Ids are distinct.
 
     A task whose answer came first is settled by it; one whose token another task waits for has failed.
-    default_seconds: the timeout of a wait that gives none. Returns how many are suspended from now on, and the outcomes
-    to record of others.
+    default_seconds: the timeout of a wait that gives none. Returns how many are suspended, and the outcomes of others.
     """
     count = 0
     settled: list[Succeeded | Failed] = []

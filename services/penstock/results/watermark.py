@@ -26,11 +26,7 @@ _NOTE_SECONDS = 1.0
 
 
 class ReadingNote:
-    """The note of one resulter.
-
-    hold_seconds: for how long a receiver keeps messages from others. Results read within that count: another resulter
-    may hold others of their age.
-    """
+    """The note of one resulter. hold_seconds: for how long a receiver keeps messages from others."""
 
     def __init__(self, store: Store, *, hold_seconds: float) -> None:
         self._store = store
@@ -57,6 +53,7 @@ class ReadingNote:
     async def note(self) -> float:
         """Write the note; returns the seconds until the next one."""
         now = monotonic()
+        # What was read lately counts: another resulter may hold results of that age.
         while self._read and self._read[0][0] < now - self._hold_seconds:
             self._read.popleft()
         # A result that is no longer in hand does not grow older.

@@ -26,8 +26,6 @@ _UNSIGNED = Fence()
 
 @dataclass(frozen=True, slots=True)
 class PackedMessage:
-    """A message and its tasks."""
-
     message: Outgoing
     tasks: Sequence[Claimed]
 

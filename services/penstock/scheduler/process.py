@@ -142,10 +142,7 @@ class Scheduler(Service):
             await self._read_rules(at_once=True)
 
     async def _claim(self) -> tuple[ClaimBatch | None, int]:
-        """Claim what fits the window, behind the bounds or from the front; tasks that waited too long go first.
-
-        Also returns how many tasks were diverted to a gate or a route.
-        """
+        """Claim what fits the window, tasks that waited too long first; also returns how many tasks were diverted."""
         bounds = self._bounds
         async with self._window.reserve() as limit:
             if not limit:

@@ -28,10 +28,7 @@ class _Undone(Exception):
 async def give_up_unclaimable(
     store: Store, settings: Settings, error: Refused, limit: int, stretches: Sequence[Stretch], due_seconds: float = 0.0
 ) -> int:
-    """Fail the tasks because of which the claim of these stretches was refused; returns how many.
-
-    Raises Refused: there are none, or not even a plain claim of them is accepted.
-    """
+    """Fail the tasks because of which a claim was refused; returns how many. Raises Refused: there are none."""
     async with store.transaction() as session:
         ids = await claim.find_candidates(session, limit, stretches, due_seconds)
         await session.plan_for(len(ids))

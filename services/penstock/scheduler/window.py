@@ -104,8 +104,7 @@ class Window:
         self.in_flight += tasks
 
     def learn_throughput(self, ended_per_second: float, run_seconds: float) -> None:
-        """Set how many attempts ended per second lately, and their mean run time; twice that is kept in flight, so that
-        a fleet of unknown size is filled within a few rounds."""
+        """Twice the work of a mean run time is kept in flight: that fills a fleet of unknown size in a few rounds."""
         self._pace = ended_per_second
         self._run_seconds = run_seconds
 
@@ -181,8 +180,7 @@ class ClaimWindow(Window):
         if self.wants_count(now):
             async with self._store.session() as session:
                 started = monotonic()
-                since = self.count_since(started)
-                limit = self._settings.in_flight_limit
+                limit, since = self._settings.in_flight_limit, self.count_since(started)
                 found = await claim.count_in_flight(session, limit, since=since, route=self._route)
                 self.counted(found, started, monotonic())
             if self._route is None:

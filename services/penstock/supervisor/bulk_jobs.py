@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from time import monotonic
 
 from penstock.db.pool import Store
@@ -23,17 +24,14 @@ _UNKNOWN_REST_SECONDS = 60.0
 log = get_logger()
 
 
+@dataclass(kw_only=True)
 class BulkJobs:
-    """Advances bulk jobs.
+    """Advances bulk jobs."""
 
-    changed: called after a batch that has changed tasks, which may be due now. kinds: the batch function by kind.
-    """
-
-    def __init__(self, *, store: Store, changed: Callable[[], None], kinds: Mapping[str, Batch] = BATCHES) -> None:
-        self._store = store
-        self._changed = changed
-        self._kinds = kinds
-        self._rest_until: dict[int, float] = {}
+    store: Store
+    changed: Callable[[], None]  # called after a batch that has changed tasks, which may be due now
+    kinds: Mapping[str, Batch] = field(default_factory=lambda: BATCHES)  # the batch function by kind
+    _rest_until: dict[int, float] = field(init=False, default_factory=dict)
 
     async def work_then_rest(self) -> float:
         started = monotonic()
@@ -49,14 +47,14 @@ class BulkJobs:
         self._rest_until = {job_id: until for job_id, until in self._rest_until.items() if until > now}
         job = result = None
         try:
-            async with self._store.transaction() as session:
+            async with self.store.transaction() as session:
                 job = await take_job(session, without=list(self._rest_until))
                 if job is None:
                     return False
-                batch = self._kinds.get(job.kind)
+                batch = self.kinds.get(job.kind)
                 if batch is None:
                     self._rest(job.id, _UNKNOWN_REST_SECONDS)
-                    log.warning("job_kind_unknown", job=job.id, kind=job.kind, known=",".join(self._kinds))
+                    log.warning("job_kind_unknown", job=job.id, kind=job.kind, known=",".join(self.kinds))
                     return True
                 result = await batch(session, job)
                 await advance_job(session, job, result)
@@ -67,13 +65,13 @@ class BulkJobs:
                 self._rest(job.id, _FAILED_REST_SECONDS)  # perhaps only this job fails
                 raise
             log.exception("job_failed", job=job.id, kind=job.kind, error=type(exc).__name__)
-            async with self._store.transaction() as session:
+            async with self.store.transaction() as session:
                 await end_job(session, job.id, JobState.FAILED, error=f"{type(exc).__name__}: {exc}"[:500])
             return True
         if result.rest_seconds:
             self._rest(job.id, result.rest_seconds)
         if result.changed:
-            self._changed()
+            self.changed()
         if result.done:
             log.info(
                 "job_done", job=job.id, kind=job.kind, seen=job.seen + result.seen,

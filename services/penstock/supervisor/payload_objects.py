@@ -44,10 +44,7 @@ class PayloadObjects:
         self._failures = 0
 
     async def run_once(self, *, now: datetime | None = None) -> int:
-        """Returns how many objects were deleted. now: the database's clock unless given. Raises Unavailable.
-
-        While S3 is unavailable other upkeep goes on; deletions are tried again in the next round.
-        """
+        """Returns how many objects were deleted. now: the database's clock unless given. Raises Unavailable."""
         bucket = self._store.codec.bucket
         if bucket is None:
             return 0
@@ -60,7 +57,7 @@ class PayloadObjects:
         try:
             deleted = await self._delete(bucket)
             await self._search(bucket, now)
-        except PayloadUnavailable as exc:
+        except PayloadUnavailable as exc:  # other upkeep goes on; deletions are tried again in the next round
             if self._failures % _WARNED_EVERY == 0:
                 log.warning("objects_not_deleted", reason=str(exc), failures=self._failures + 1)
             self._failures += 1

@@ -79,14 +79,11 @@ class PayloadRetention:
             return changed
 
     async def _summarize(self, upto: datetime) -> None:
-        """Add the newest rows of the next partitions to the index on finished_at, as a vacuum does.
-
-        A running vacuum has the lock, which is waited for only so long that Postgres does not cancel the vacuum.
-        """
+        """Add the newest rows of the next partitions to the index on finished_at, as a vacuum does."""
         days = [(upto.astimezone(UTC) + timedelta(days=n)).strftime("%Y%m%d") for n in (0, 1)]
         try:
             async with self._store.transaction() as session:
-                await session.fetch("limit_lock_wait_briefly")
+                await session.fetch("limit_lock_wait_briefly")  # a longer wait would cancel a running vacuum
                 await session.fetch("summarize_settled", days)
         except Unavailable as exc:
             log.debug("index_not_summarized", reason=str(exc))

@@ -58,8 +58,7 @@ class Supervisor(Service):
         notifier = self._notifier = Notifier(store)
         limits = LimitUpkeep(store=store, outbound=queues["outbound"], open_queue=open_queue)
         repair = Repair(store=store, queue_of=limits.queue_of, results=queues["results"], settings=settings)
-        dead_letters = dead_letters or {}
-        gauges = Gauges(store=store, queues=queues, dead_letters=dead_letters, by_route=lambda: limits.queues)
+        gauges = Gauges(store=store, queues=queues, dead_letters=dead_letters or {}, by_route=lambda: limits.queues)
         advancing = WorkflowAdvancer(store=store, notifier=notifier, settings=settings)
         firing = ScheduleFiring(store=store, notifier=notifier, settings=settings)
         imports = Imports(store=store, settings=settings, names_of_import=names_of_import)

@@ -141,11 +141,9 @@ class Repair:
             log.warning("unsent_claims_released", tasks=released)
 
     async def _queue_is_empty_for(self, route: str | None) -> float:
-        """For how long every look has found a route's queue empty, in seconds; negative before the second look.
-
-        Counts of SQS are approximate, and exact a minute after the last change.
-        """
+        """For how long every look has found a route's queue empty, in seconds; negative before the second look."""
         queue = self.queue_of(route)
+        # Counts of SQS are approximate, and exact a minute after the last change.
         if queue is None or (await queue.depth()).total:
             self._empty_since.pop(route, None)
             return -1

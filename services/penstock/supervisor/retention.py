@@ -215,10 +215,7 @@ class Retention:
         return dropped
 
     async def _forget_some(self, partition: str, state: State) -> int | None:
-        """Delete the unique keys of the next blocks, or drop the table after the last; returns its records then.
-
-        A retried record left the partition before it was detached, so no key of a live task is deleted.
-        """
+        """Delete the unique keys of the next blocks, or drop the table after the last; returns its records then."""
         async with self._alone() as session:
             if session is None:
                 return 0
@@ -229,6 +226,7 @@ class Retention:
             at = found[0]
             first, upto = at["next_block"], min(at["next_block"] + _BLOCKS_AT_ONCE, at["blocks"])
             if first < upto:
+                # A retried record left the partition before it was detached, so no key of a live task is deleted.
                 await session.fetch("plan_forgetting")
                 counts = Counter(json.loads(at["counts"]))
                 for action, count in await session.fetch("forget_blocks", first, upto, partition=partition):

@@ -1,7 +1,6 @@
 """Fire schedules, to the second, and carry out imports.
 
-Firing has a loop of its own: it sleeps until the next schedule is due, by the database's clock, and at most a second,
-for a new one may come. Several supervisors share the work.
+Firing sleeps until the next schedule is due, by the database's clock, and at most a second, for a new one may come.
 """
 
 from __future__ import annotations
