@@ -134,9 +134,9 @@ async def _settle(
         else:
             failed[pair] = problem
     for pair in await _taken_by_others(session, succeeded):
-        problem_text = "the result names an object of another task"
+        why = "the result names an object of another task"
         failed[pair] = _as_failed(
-            succeeded.pop(pair), HANDLER_ERROR, problem_text, reports.NO_HINTS, type="BadEncoding", message=problem_text
+            succeeded.pop(pair), HANDLER_ERROR, why, reports.NO_HINTS, type="BadEncoding", message=why
         )
         spawners.pop(pair, None)
     held = await hold_spawners(session, spawners) if spawners else {}

@@ -62,8 +62,7 @@ async def refuse_strays(
 ) -> dict[Pair, InvalidParams]:
     """Which results bring along a task that goes by another route than their own, and of no allowed action.
 
-    A worker that serves one route alone would otherwise have anything run by the others. allowed: patterns, in which *
-    stands for anything.
+    A worker that serves one route alone would otherwise have anything run by the others. allowed: patterns with *.
     """
     kinds: dict[tuple[str, str | None], str | None] = {}
     wanted: dict[Pair, list[tuple[str, str | None]]] = {}

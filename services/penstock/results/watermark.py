@@ -1,11 +1,9 @@
 """How far behind the results are that resulters record.
 
-A heartbeat may wait in the results queue, or in a resulter, while its worker is well. So each resulter notes once a
-second how old the oldest result is that it holds or has recorded lately, and the supervisor takes a task for silent
-only after more time than that, plus the time for which a resulter that died keeps its messages, and not until they have
-read without interruption for that long. An outage of the resulters or of Postgres thus costs no attempt. Counts of the
-queue do not show the lag: they are approximate, some brokers leave out what receivers hold, and a busy queue is never
-seen empty.
+A heartbeat may wait in the results queue, or in a resulter. So each resulter notes once a second how old the oldest
+result is that it holds or has recorded lately. A task is silent only after more time than that, plus the time for which
+a dead resulter keeps its messages, and once they have read without interruption for that long: their outage costs no
+attempt. Counts of the queue are approximate, and a busy queue is never seen empty.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 They are kept at least their retention and at most a day longer: a day (UTC) is handled once it is over, because an
 emptied record is rewritten to the end of its partition.
 
-Records are walked once, in the order in which they settled. The instant reached is stored in Postgres; steps grow while
-they find little and shrink where they find much, so each transaction reads and changes a bounded number of records.
+Records are walked once, in the order in which they settled. The instant reached is stored; steps grow while they find
+little and shrink where they find much, so each transaction changes a bounded number of records.
 """
 
 from __future__ import annotations

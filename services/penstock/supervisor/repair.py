@@ -10,9 +10,8 @@ A task may crash its worker, and all tasks of its message are then silent too. S
 suspect and sent alone from then on. Only a suspect fails permanently at its last attempt; another task at its last
 attempt has it refunded, with the failure recorded, and is tried once more, alone.
 
-The answer or heartbeat may be in the results queue, so silence also has to outlast the lag of the resulters
-(:mod:`penstock.results.watermark`). A killed process exports no span, so a span made here stands for the lost attempt,
-and the next one links to it.
+Silence also has to outlast the lag of the resulters (:mod:`penstock.results.watermark`). A killed process exports no
+span, so a span made here stands for the lost attempt, and the next one links to it.
 """
 
 from __future__ import annotations

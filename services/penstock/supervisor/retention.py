@@ -8,8 +8,7 @@ While a default partition has records, their days cannot have partitions, and ea
 a lock. So its records are copied to tables of their days, some blocks at a time, while a trigger notes changes; then
 one short transaction copies the last changes, attaches those tables and replaces the default by an empty one.
 
-A partition is dropped in steps, each a transaction: it is detached, its unique keys are deleted some blocks at a time,
-and it is dropped. The position is stored, so no statement grows with the size of a day.
+A partition is dropped in transactions that do not grow with a day: detach, delete unique keys by blocks, drop.
 """
 
 from __future__ import annotations
