@@ -1,7 +1,4 @@
-"""Packs claimed tasks into messages, by number, by bytes and by the time that their work takes.
-
-A message holds about a second of work, by reported run times: long tasks travel alone, short ones by the hundred.
-"""
+"""Pack claimed tasks into messages by number, bytes and run time: long ones travel alone, short ones by the hundred."""
 
 from __future__ import annotations
 
