@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import islice
@@ -74,7 +75,8 @@ class Every:
 
     def __init__(self, seconds: int, anchor: datetime) -> None:
         self._seconds = seconds
-        self._anchor = _whole_second(anchor)
+        whole = anchor.astimezone(UTC).replace(microsecond=0)
+        self._anchor = whole if whole == anchor else whole + _SECOND
 
     def next_after(self, instant: datetime) -> datetime | None:
         steps = (instant - self._anchor) // timedelta(seconds=self._seconds) + 1
@@ -105,10 +107,8 @@ class Cron:
 
     def next_after(self, instant: datetime) -> datetime | None:
         after = instant.astimezone(UTC).replace(microsecond=0)
-        try:
+        if after in self._found:
             return self._found[after]  # thousands of schedules share an expression, and ask the same
-        except KeyError:
-            pass
         if len(self._found) >= _REMEMBERED:
             self._found.clear()
         try:
@@ -264,26 +264,15 @@ def _problem(fields: list[str], text: str) -> str:
     if name not in values:
         return f"cannot be read: {_shown(' '.join(fields))}"
     value, month = values[name], values["month"]
-    if name == "day-of-month" and _is_day(value):
-        return f"never comes: day-of-month {_shown(value)} does not exist in month {_shown(month)}"
+    if name == "day-of-month":
+        with suppress(CronSimError):
+            CronSim(f"0 0 {value} * *", datetime(2000, 1, 1))  # a day of some month
+            return f"never comes: day-of-month {_shown(value)} does not exist in month {_shown(month)}"
     return f"has {name} {_shown(value)}; it may be {_FIELDS[name]}, with * , - and /"
-
-
-def _is_day(value: str) -> bool:
-    try:
-        CronSim(f"0 0 {value} * *", datetime(2000, 1, 1))
-    except CronSimError:
-        return False
-    return True
 
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:60]}…")
-
-
-def _whole_second(instant: datetime) -> datetime:
-    whole = instant.astimezone(UTC).replace(microsecond=0)
-    return whole if whole == instant else whole + _SECOND
 
 
 def _offset(zone: ZoneInfo, instant: datetime) -> timedelta:

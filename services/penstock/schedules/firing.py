@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -32,14 +31,13 @@ _MISSED = {policy.value: policy for policy in Missed}
 PUT_OFF_SECONDS = 5.0  # a schedule whose keys another transaction holds; each look costs the others its wait
 
 
-@dataclass(frozen=True, slots=True)
-class FiringSummary:
+class FiringSummary(NamedTuple):
     """One round: due schedules, tasks added for them, and instants skipped and missed."""
 
-    schedules: int
-    tasks: int
-    skipped: int
-    missed: int
+    schedules: int = 0
+    tasks: int = 0
+    skipped: int = 0
+    missed: int = 0
 
 
 class _Due(NamedTuple):
@@ -58,7 +56,7 @@ async def fire_due(session: Session, settings: Settings, sweeps: Sweeps | None =
     with sweeps.look() as since:
         held = [row[0] for row in await session.fetch("claim_due_schedules", limit, since)]
     if not held:
-        return FiringSummary(0, 0, 0, 0)
+        return FiringSummary()
     rows = await session.fetch("read_due_schedules", held)
     sweeps.found(max((row["now"] - row["due_at"]).total_seconds() for row in rows))
     due: list[_Due] = []
@@ -121,21 +119,16 @@ async def _carry_out(session: Session, due: Sequence[_Due]) -> FiringSummary:
     async def stop(one: _Due, error: PenstockError) -> FiringSummary:
         if isinstance(error, Refused):
             await _stop(session, one.id, one.name, str(error))
-            return FiringSummary(1, 0, 0, 0)
+            return FiringSummary(1)
         return await put_off([one], error)
 
     async def put_off(part: Sequence[_Due], error: PenstockError) -> FiringSummary:
         await session.fetch("put_clocks_off", [one.id for one in part], PUT_OFF_SECONDS)
         log.warning("schedules_put_off", schedules=len(part), first=part[0].name, reason=str(error))
-        return FiringSummary(len(part), 0, 0, 0)
+        return FiringSummary(len(part))
 
     parts = await in_halves(due, store, stop, put_off)
-    return FiringSummary(
-        sum(part.schedules for part in parts),
-        sum(part.tasks for part in parts),
-        sum(part.skipped for part in parts),
-        sum(part.missed for part in parts),
-    )
+    return FiringSummary(*map(sum, zip(*parts, strict=True)))
 
 
 async def _store(session: Session, due: Sequence[_Due]) -> FiringSummary:

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from penstock.db.context import Context
 from penstock.db.session import Session
 from penstock.protocol.api_key import Permission
-from penstock.protocol.caller import actions_of_caller, bound_to, check_actions, narrow_tenant, own_tenant
+from penstock.protocol.caller import actions_of_caller, bound_to, check_actions, narrow_tenant
 from penstock.protocol.checks import HIGHEST_ID, check_page, read_cursor, read_id
 from penstock.protocol.errors import AccessDenied, InvalidParams, ScheduleNotFound, TooLarge
 from penstock.protocol.method import Scope, decode, method
-from penstock.protocol.task import BEGINNING, NewTask
+from penstock.protocol.task import BEGINNING
 from penstock.protocol.tenant import own_key, read_tenant, stored_key
 from penstock.protocol.views import timestamp, view_of
 from penstock.schedules import model, store
@@ -35,32 +35,22 @@ UPCOMING = 5
 
 
 def _read_create(given: model.ScheduleCreateParams, settings: Settings) -> CreateSchedule:
-    return CreateSchedule(model.new_schedule(given, _template(given, settings)), given.replace)
-
-
-def _template(given: model.ScheduleCreateParams, settings: Settings) -> NewTask:
-    """The task of each fire, checked with the longest values filled into its payload."""
     task = new_task(
         EnqueueParams(
-            given.action,
-            given.payload,
-            priority=given.priority,
-            ordering_key=given.ordering_key,
-            max_attempts=given.max_attempts,
-            timeout=given.timeout,
-            tenant=given.tenant,
+            given.action, given.payload, priority=given.priority, ordering_key=given.ordering_key,
+            max_attempts=given.max_attempts, timeout=given.timeout, tenant=given.tenant,
         ),
         settings,
         large=False,
-    )
+    )  # fmt: skip
+    # Checked with the longest values filled in.
     check_task_payload(render(task.payload, given.name, HIGHEST_ID, BEGINNING.run_at), settings, large=False)
-    return task
+    return CreateSchedule(model.new_schedule(given, task), given.replace)
 
 
 def _narrow_create(command: CreateSchedule) -> CreateSchedule:
     check_actions({command.schedule.action})
-    tenant = own_tenant(command.schedule.tenant)
-    return CreateSchedule(replace(command.schedule, tenant=tenant), command.replace)
+    return CreateSchedule(narrow_tenant(command.schedule), command.replace)
 
 
 @method(
@@ -70,7 +60,8 @@ def _narrow_create(command: CreateSchedule) -> CreateSchedule:
 async def create(context: Context, command: CreateSchedule) -> model.ScheduleDetail:
     """Have a task made by the clock, again and again."""
     async with context.transaction() as session:
-        schedule = await new_schedule_of_caller(session, command.schedule)
+        name = await _name_of_callers(session, command.schedule.name, lock=True, is_new=True)
+        schedule = replace(command.schedule, name=name)
         created = await store.create_schedule(session, schedule, replace_existing=command.replace)
     return _detail(created)
 
@@ -79,7 +70,11 @@ def _read_update(given: model.ScheduleUpdateParams, settings: Settings) -> Updat
     def whole(members: Mapping[str, Any]) -> NewSchedule:
         return _read_create(decode(model.ScheduleCreateParams, msgspec.json.encode(members)), settings).schedule
 
-    return model.read_update(given, whole)
+    members = msgspec.json.decode(msgspec.json.encode(given), type=dict[str, msgspec.Raw])
+    name: str = msgspec.json.decode(members.pop("name"))
+    if not members:
+        raise InvalidParams("name", "is given alone: name what is to change, too")
+    return UpdateSchedule(model.read_stored_name(name), members, whole)
 
 
 def _narrow_update(command: UpdateSchedule) -> UpdateSchedule:
@@ -97,7 +92,7 @@ def _narrow_update(command: UpdateSchedule) -> UpdateSchedule:
 async def update(context: Context, command: UpdateSchedule) -> model.ScheduleDetail:
     """Change what is named of a schedule and leave the rest."""
     async with context.transaction() as session:
-        name = await schedule_of_caller(session, command.name, lock=True)
+        name = await _name_of_callers(session, command.name, lock=True)
         updated = await store.update_schedule(session, UpdateSchedule(name, command.given, command.check))
     return _detail(updated)
 
@@ -117,12 +112,12 @@ _change = partial(
 async def get(context: Context, name: str) -> model.ScheduleDetail:
     """Show a schedule, with its payload and the next few instants."""
     async with context.session() as session:
-        return _detail(await store.read_schedule(session, await schedule_of_caller(session, name)))
+        return _detail(await store.read_schedule(session, await _name_of_callers(session, name)))
 
 
 def _check_list(given: model.ScheduleListParams) -> model.ScheduleListParams:
     if given.labels is not None:
-        model.read_labels(given.labels)
+        model.check_schedule_labels(given.labels)
     check_page(given.limit, given.cursor)
     read_tenant(given.tenant)
     return given
@@ -141,8 +136,8 @@ async def list_schedules(context: Context, given: model.ScheduleListParams) -> m
 async def delete(context: Context, name: str) -> model.ScheduleDeleted:
     """Delete a schedule; tasks that it created stay."""
     async with context.transaction() as session:
-        deleted = await store.delete_schedule(session, await schedule_of_caller(session, name, lock=True))
-    return model.ScheduleDeleted(deleted.id, shown_name(deleted.schedule.name))
+        deleted = await store.delete_schedule(session, await _name_of_callers(session, name, lock=True))
+    return model.ScheduleDeleted(deleted.id, _shown_name(deleted.schedule.name))
 
 
 @_change("schedule.pause")
@@ -159,7 +154,7 @@ async def resume(context: Context, name: str) -> model.ScheduleDetail:
 
 async def _pause(context: Context, name: str, *, paused: bool) -> model.ScheduleDetail:
     async with context.transaction() as session:
-        name = await schedule_of_caller(session, name, lock=True)
+        name = await _name_of_callers(session, name, lock=True)
         record = await store.pause_schedule(session, name, paused=paused)
     return _detail(record)
 
@@ -168,7 +163,7 @@ async def _pause(context: Context, name: str, *, paused: bool) -> model.Schedule
 async def run_now(context: Context, name: str) -> model.ScheduleRun:
     """Run a schedule once, beside its clock, also when it is paused."""
     async with context.transaction() as session:
-        name = await schedule_of_caller(session, name, lock=True)
+        name = await _name_of_callers(session, name, lock=True)
         run = await store.run_schedule(session, name, max_attempts=context.settings.max_attempts)
     context.wake()
     return _run(run)
@@ -186,7 +181,7 @@ def _check_runs(given: model.ScheduleRunsParams) -> model.ScheduleRunsParams:
 async def list_runs(context: Context, given: model.ScheduleRunsParams) -> model.SchedulePageOfRuns:
     """List the runs of a schedule, newest first."""
     async with context.session() as session:
-        name = await schedule_of_caller(session, given.name)
+        name = await _name_of_callers(session, given.name)
         runs = await store.list_runs(session, name, before=read_cursor(given.cursor), limit=given.limit)
     cursor = store.run_cursor(runs[-1]) if len(runs) == given.limit else None
     return model.SchedulePageOfRuns([_run(run) for run in runs], cursor)
@@ -254,7 +249,7 @@ def _members(record: model.ScheduleRecord) -> dict[str, Any]:
     else:
         state = "ENDED" if record.next_at is None else "ACTIVE"
     clock = {name: getattr(record, name) for name in model.ScheduleRecord.__slots__ if name != "schedule"}
-    return record.schedule.params() | clock | {"name": shown_name(record.schedule.name), "state": state}
+    return record.schedule.params() | clock | {"name": _shown_name(record.schedule.name), "state": state}
 
 
 def _run(record: model.RunRecord) -> model.ScheduleRun:
@@ -265,33 +260,21 @@ def _run(record: model.RunRecord) -> model.ScheduleRun:
     return view_of(model.ScheduleRun, asdict(record), run=run, outcome=outcome)
 
 
-async def schedule_of_caller(session: Session, name: str, *, lock: bool = False) -> str:
-    """The stored name of the caller's schedule. lock: lock its row, for a change. Raises ScheduleNotFound."""
+async def _name_of_callers(session: Session, name: str, *, lock: bool = False, is_new: bool = False) -> str:
+    """The stored name of the caller's schedule. Prefers what a key of the tenant created to what another key did.
+
+    lock: lock its row, for a change. is_new: it need not exist. Raises ScheduleNotFound.
+    """
     bound = bound_to()
     if bound is None:
         return name
-    found = await _stored_name(session, bound, name, lock=lock)
-    if found is None:
-        raise ScheduleNotFound(name)
-    return found
-
-
-async def new_schedule_of_caller(session: Session, schedule: NewSchedule) -> NewSchedule:
-    """The schedule with its stored name."""
-    bound = bound_to()
-    if bound is None:
-        return schedule
-    stored = await _stored_name(session, bound, schedule.name, lock=True) or stored_key(bound, schedule.name)
-    return replace(schedule, name=stored)
-
-
-def shown_name(stored: str) -> str:
-    return stored if bound_to() is None else own_key(stored)
-
-
-async def _stored_name(session: Session, bound: str, name: str, *, lock: bool) -> str | None:
-    """Prefers what a key of the tenant created to what another key created for the tenant."""
     names = [stored_key(bound, name), name]
     rows = await session.fetch("lock_schedules_of" if lock else "find_schedules_of", names, bound)
     found = {row["name"] for row in rows}
-    return next((one for one in names if one in found), None)
+    if not found and not is_new:
+        raise ScheduleNotFound(name)
+    return next((one for one in names if one in found), names[0])
+
+
+def _shown_name(stored: str) -> str:
+    return stored if bound_to() is None else own_key(stored)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -324,8 +324,7 @@ class RunRecord:
     state: State | None
 
 
-@dataclass(frozen=True, slots=True)
-class CreateSchedule:
+class CreateSchedule(NamedTuple):
     """replace: an existing one of that name becomes this one, and keeps its id and its runs."""
 
     schedule: NewSchedule
@@ -334,8 +333,7 @@ class CreateSchedule:
 
 @dataclass(frozen=True, slots=True)
 class UpdateSchedule:
-    """given: members of ScheduleCreateParams as JSON, checked together with the unchanged ones. check: makes a schedule
-    of all members; raises InvalidParams."""
+    """given: members as JSON, checked with the unchanged ones. check: makes a schedule of all; raises InvalidParams."""
 
     name: str
     given: dict[str, msgspec.Raw]
@@ -355,34 +353,17 @@ def new_schedule(given: ScheduleCreateParams, task: NewTask) -> NewSchedule:
     if given.max_lateness is not None:
         # Supervisors look for due schedules every second, so a fire is never on time to the instant.
         _between("max_lateness", given.max_lateness, 1, LATENESS_MAX_SECONDS, "seconds")
+    read_name(given.name)
+    check_schedule_labels(given.labels)
     members = {f.name: getattr(given, f.encode_name) for f in msgspec.structs.fields(NewSchedule)}
-    schedule = NewSchedule(
-        **members
-        | {
-            "name": read_name(given.name),
-            "expression": given.expression.strip(),
-            "start_at": start_at,
-            "end_at": end_at,
-            "payload": task.payload,
-            "priority": task.priority,
-            "labels": read_labels(given.labels),
-            "tenant": task.tenant,
-        }
-    )
+    members |= {"expression": given.expression.strip(), "start_at": start_at, "end_at": end_at}
+    members |= {"payload": task.payload, "priority": task.priority, "tenant": task.tenant}
+    schedule = NewSchedule(**members)
     try:
         schedule.rule(_EARLIEST)
     except CronError as exc:
         raise InvalidParams(exc.field, exc.problem) from None
     return schedule
-
-
-def read_update(given: msgspec.Struct, check: Callable[[Mapping[str, Any]], NewSchedule]) -> UpdateSchedule:
-    """Raises InvalidParams if it changes nothing."""
-    members = msgspec.json.decode(msgspec.json.encode(given), type=dict[str, msgspec.Raw])
-    name: str = msgspec.json.decode(members.pop("name"))
-    if not members:
-        raise InvalidParams("name", "is given alone: name what is to change, too")
-    return UpdateSchedule(read_stored_name(name), members, check)
 
 
 def read_name(name: str) -> str:
@@ -414,14 +395,12 @@ def check_not_a_jobs(name: str) -> None:
         raise InvalidParams("name", f"must not begin with {JOB_PREFIX!r}, which is for jobs of scheduler0's API")
 
 
-def read_labels(labels: Labels) -> Labels:
+def check_schedule_labels(labels: Labels) -> None:
     """Raises InvalidParams, naming the label."""
     check_labels(labels, most=LABELS_MAX, name_chars=LABEL_NAME_MAX_CHARS, value_chars=LABEL_MAX_CHARS)
-    return labels
 
 
 def _instant(value: GivenInstant | None, name: str) -> datetime | None:
-    """Raises InvalidParams."""
     instant = read_instant(value, name)
     if instant is not None and not _EARLIEST <= instant <= _LATEST:
         raise InvalidParams(name, f"must be between the years 1970 and 9000, not {str(value)[:60]!r}")

@@ -96,15 +96,17 @@ def plan(rule: Rule, next_at: datetime, now: datetime, grace_seconds: float) -> 
 
     grace_seconds: an instant that is no later runs, whatever the policy for missed ones.
     """
+    tolerance = grace_seconds
+    if rule.max_lateness_seconds is not None:
+        tolerance = min(grace_seconds, rule.max_lateness_seconds)
     following = rule.next_after(next_at)
     alone = following.due is None or following.due > now
-    if alone and now - rule.due(next_at) <= timedelta(seconds=_tolerance(rule, grace_seconds)):
+    if alone and now - rule.due(next_at) <= timedelta(seconds=tolerance):
         return Plan([next_at], None, next_at, following)  # nearly always
     # Instants within the jitter of now may not be due yet: they have rounds of their own.
     until = now - timedelta(seconds=rule.jitter_seconds)
     if rule.end_at is not None:
         until = min(until, rule.end_at)
-    tolerance = _tolerance(rule, grace_seconds)
     # Instants are whole seconds: those on time, and one that is not, are no more than this.
     keep = _KEPT if rule.missed is Missed.ALL else min(_KEPT, int(tolerance) + 2)
     counted = COUNTED if rule.missed is Missed.ALL else max(FEW_COUNTED, keep)
@@ -122,10 +124,6 @@ def plan(rule: Rule, next_at: datetime, now: datetime, grace_seconds: float) -> 
     left = [instant for instant in seen if instant not in chosen]
     misfires = Misfires(total - len(run), next_at, left[-1] if left else next_at) if total > len(run) else None
     return Plan(run, misfires, seen[-1], rule.next_after(seen[-1]))
-
-
-def _tolerance(rule: Rule, grace_seconds: float) -> float:
-    return grace_seconds if rule.max_lateness_seconds is None else min(grace_seconds, rule.max_lateness_seconds)
 
 
 def run_name(schedule_id: int, instant: datetime) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
+from typing import NamedTuple
 
 MACROS = {
     "@yearly": "0 0 0 1 1 *",
@@ -21,7 +21,6 @@ MACROS = {
     "@midnight": "0 0 0 * * *",
     "@hourly": "0 0 * * * *",
 }
-_EVERY = "@every "
 _DURATION = re.compile(r"([-+]?)((?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:ns|us|ms|s|m|h))+)", re.ASCII)
 _PART = re.compile(r"([0-9.]+)([a-z]+)")
 _MICRO = str.maketrans("\u00b5\u03bc", "uu")  # the two signs for micro
@@ -33,8 +32,7 @@ _LONGEST_SECONDS = Decimal(2**63 - 1) / 10**9
 _NUMBER = re.compile(r"\+?[0-9]{1,9}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
+class _Field(NamedTuple):
     name: str
     low: int
     high: int
@@ -59,9 +57,9 @@ def every_seconds(spec: str) -> int | None:
 
     Raises ValueError for anything but a duration of Go.
     """
-    if not spec.startswith(_EVERY):
+    if not spec.startswith("@every "):
         return None
-    text = spec[len(_EVERY) :]
+    text = spec.removeprefix("@every ")
     if text in ("0", "+0", "-0"):
         return 1
     match = _DURATION.fullmatch(text.translate(_MICRO))

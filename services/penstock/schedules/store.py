@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -40,19 +39,10 @@ _ERRORS_KEPT = 100
 _MICROSECOND = timedelta(microseconds=1)
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenSchedule:
-    """fresh: it did not exist before."""
-
-    id: int
-    fresh: bool
-
-
 async def create_schedule(session: Session, schedule: NewSchedule, *, replace_existing: bool) -> ScheduleRecord:
     """Raises InvalidParams."""
     check_not_a_jobs(schedule.own_name)
-    await _write(session, schedule, replace_existing=replace_existing)
-    return await read_schedule(session, schedule.name)
+    return await _write(session, schedule, replace_existing=replace_existing)
 
 
 async def update_schedule(session: Session, command: UpdateSchedule) -> ScheduleRecord:
@@ -80,21 +70,22 @@ async def delete_schedule(session: Session, name: str) -> ScheduleRecord:
 
 
 async def _rewrite(session: Session, current: ScheduleRecord, changed: NewSchedule) -> ScheduleRecord:
-    if changed != current.schedule or current.problem is not None:
-        await _write(session, changed, replace_existing=True)
-    return await read_schedule(session, changed.name)
+    if changed == current.schedule and current.problem is None:
+        return current
+    return await _write(session, changed, replace_existing=True)
 
 
-async def _write(session: Session, schedule: NewSchedule, *, replace_existing: bool) -> None:
+async def _write(session: Session, schedule: NewSchedule, *, replace_existing: bool) -> ScheduleRecord:
     (outcome,) = await create_batch(session, [schedule], replace_existing=replace_existing)
     if isinstance(outcome, InvalidParams):
         raise outcome
+    return await read_schedule(session, schedule.name)
 
 
 async def create_batch(
     session: Session, wanted: Sequence[NewSchedule], *, replace_existing: bool
-) -> list[WrittenSchedule | InvalidParams]:
-    """Write schedules, and return their outcomes in order; one that cannot be written does not affect others.
+) -> list[bool | InvalidParams]:
+    """Write schedules; one that cannot be written does not affect others. Returns whether each is new, or its error.
 
     replace_existing: an existing one is replaced; its clock goes on while its ``timing_key`` is unchanged, so that a
     program may write it at each start without losing a fire.
@@ -105,7 +96,10 @@ async def create_batch(
         standing = {row["name"]: _record(row) for row in rows}
     ((began, now),) = await session.fetch("read_instants")
     last_place = {schedule.name: place for place, schedule in enumerate(wanted)}
-    outcomes: list[WrittenSchedule | InvalidParams | None] = [None] * len(wanted)
+    outcomes: list[bool | InvalidParams] = [
+        InvalidParams("name", f"{schedule.own_name!r} is a schedule's name already: pass replace, or take another one")
+        for schedule in wanted
+    ]
     ready: dict[str, tuple[int, NewSchedule, Next]] = {}
     for place, schedule in enumerate(wanted):
         if schedule.name in ready or (replace_existing and last_place[schedule.name] != place):
@@ -126,13 +120,8 @@ async def create_batch(
             replace_existing,
         )  # fmt: skip
         for row in rows:
-            outcomes[ready[row["name"]][0]] = WrittenSchedule(row["id"], row["fresh"])
-    return [
-        InvalidParams("name", f"{schedule.own_name!r} is a schedule's name already: pass replace, or take another one")
-        if outcome is None
-        else outcome
-        for schedule, outcome in zip(wanted, outcomes, strict=True)
-    ]
+            outcomes[ready[row["name"]][0]] = row["fresh"]
+    return outcomes
 
 
 def _first(schedule: NewSchedule, standing: ScheduleRecord | None, began: datetime, now: datetime) -> Next:
@@ -168,9 +157,8 @@ async def run_schedule(session: Session, name: str, *, max_attempts: int) -> Run
     standing = await read_schedule(session, name, lock=True)
     instant: datetime = await session.value("read_instant")
     schedule = standing.schedule
-    task_id = None
+    outcome, task_id, state = "SKIPPED", None, None
     busy = schedule.overlap is Overlap.SKIP and await session.value("is_live_task", standing.last_task_id)
-    state = None
     if not busy:
         ordering_key = schedule.ordering_key
         if ordering_key is None and schedule.overlap is Overlap.QUEUE:
@@ -184,10 +172,8 @@ async def run_schedule(session: Session, name: str, *, max_attempts: int) -> Run
             timeout_seconds=schedule.timeout_seconds,
             tenant=schedule.tenant,
         )
-        (added,) = await add_tasks(session, [task])
-        task_id, state = added
+        outcome, ((task_id, state),) = "FIRED", await add_tasks(session, [task])
         await session.fetch("note_manual_task", standing.id, task_id)
-    outcome = "SKIPPED" if busy else "FIRED"
     await session.fetch("record_runs", [standing.id], [instant], [outcome], [task_id], [True], [None], [1])
     metrics.SCHEDULE_RUNS.labels(outcome).inc()
     return RunRecord(standing.id, instant, outcome, instant, task_id, True, None, 1, state)
@@ -245,12 +231,11 @@ async def start_import(session: Session, parts: Sequence[str], *, total: int, re
 async def note_import(
     session: Session,
     import_id: int,
-    outcomes: Sequence[WrittenSchedule | InvalidParams],
+    outcomes: Sequence[bool | InvalidParams],
     errors: Sequence[Mapping[str, Any]],
 ) -> None:
     """Count the outcomes of a part, and keep its ``errors`` until the import has about a hundred."""
-    created = sum(1 for one in outcomes if isinstance(one, WrittenSchedule) and one.fresh)
-    replaced = sum(1 for one in outcomes if isinstance(one, WrittenSchedule) and not one.fresh)
+    created, replaced = outcomes.count(True), outcomes.count(False)
     refused = len(outcomes) - created - replaced
     kept = json.dumps(errors[:_ERRORS_KEPT])
     await session.fetch("note_import", import_id, created, replaced, refused, kept, _ERRORS_KEPT)
@@ -266,15 +251,10 @@ async def read_import(session: Session, import_id: int) -> Any:
 
 def _record(row: Any) -> ScheduleRecord:
     columns = {name: row[name] for name in NewSchedule.__struct_fields__}
-    columns |= {
-        "missed": Missed(row["missed"]),
-        "overlap": Overlap(row["overlap"]),
-        "labels": json.loads(row["labels"]),
-    }
-    return ScheduleRecord(
-        schedule=NewSchedule(**columns),
-        **{name: row[name] for name in ScheduleRecord.__slots__ if name != "schedule"},
-    )
+    columns |= {"missed": Missed(row["missed"]), "overlap": Overlap(row["overlap"])}
+    columns["labels"] = json.loads(row["labels"])
+    clock = {name: row[name] for name in ScheduleRecord.__slots__ if name != "schedule"}
+    return ScheduleRecord(schedule=NewSchedule(**columns), **clock)
 
 
 async def add_tasks(session: Session, tasks: Sequence[NewTask]) -> list[tuple[int, State]]:

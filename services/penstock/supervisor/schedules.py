@@ -23,7 +23,7 @@ from penstock.runtime.logs import get_logger
 from penstock.runtime.sweeps import Sweeps
 from penstock.schedules.firing import FiringSummary, fire_due
 from penstock.schedules.model import CreateSchedule, NewSchedule, check_not_a_jobs
-from penstock.schedules.store import WrittenSchedule, create_batch, note_import
+from penstock.schedules.store import create_batch, note_import
 from penstock.settings.model import Settings
 
 LOOK_SECONDS = 1.0
@@ -107,9 +107,9 @@ class Imports:
 
     async def _write(
         self, session: Session, import_id: int, place: int, entries: list[msgspec.Raw], replaces: bool
-    ) -> tuple[list[WrittenSchedule | InvalidParams], list[dict[str, Any]]]:
+    ) -> tuple[list[bool | InvalidParams], list[dict[str, Any]]]:
         """Check and write entries; returns outcomes in their order, and errors that name their entry."""
-        outcomes: dict[int, WrittenSchedule | InvalidParams] = {}
+        outcomes: dict[int, bool | InvalidParams] = {}
         wanted: dict[int, NewSchedule] = {}
         for number, entry in enumerate(entries):
             try:
@@ -146,16 +146,14 @@ class Imports:
         return command.schedule
 
 
-async def _write_all(
-    session: Session, wanted: list[NewSchedule], replaces: bool
-) -> list[WrittenSchedule | InvalidParams]:
+async def _write_all(session: Session, wanted: list[NewSchedule], replaces: bool) -> list[bool | InvalidParams]:
     """Write schedules; one that Postgres refuses affects no other."""
 
-    async def write(part: Sequence[NewSchedule], hurried: bool) -> Sequence[WrittenSchedule | InvalidParams]:
+    async def write(part: Sequence[NewSchedule], hurried: bool) -> Sequence[bool | InvalidParams]:
         async with session.savepoint(hurried=hurried):
             return await create_batch(session, part, replace_existing=replaces)
 
-    async def refuse(_one: NewSchedule, error: PenstockError) -> Sequence[WrittenSchedule | InvalidParams]:
+    async def refuse(_one: NewSchedule, error: PenstockError) -> Sequence[bool | InvalidParams]:
         return [InvalidParams("schedules", str(error))]
 
     # A lock makes the whole part be tried again: an import reports the outcome of each entry.
