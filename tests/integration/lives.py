@@ -128,12 +128,11 @@ class Lives:
     async def look(self, workflow_id: int) -> Workflow:
         command = read_command("workflow.status", msgspec.json.encode({"id": workflow_id}), self.settings)
         async with self.store.session() as session:
-            return await read_workflow(session, command.which)
+            return await read_workflow(session, command)
 
     async def steps(self, workflow_id: int) -> dict[str, Step]:
-        command = read_command("workflow.status", b'{"id":%d,"limit":1000}' % workflow_id, self.settings)
         async with self.store.session() as session:
-            steps = await read_steps(session, workflow_id, command)
+            steps = await read_steps(session, workflow_id, after=-1, limit=1000)
         return {step.name: step for step in steps}
 
     async def counts(self, workflow_id: int) -> dict[str, int]:

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from penstock.db.session import Session
-from penstock.payloads.cipher import TenantAad
 from penstock.payloads.codec import options_aad, payload_aad, spawn_aad
 from penstock.protocol import trace_context
 from penstock.protocol.errors import PayloadLost, RpcError
@@ -37,13 +36,14 @@ from penstock.workflows.model import (
     StepOptions,
     WorkflowState,
 )
-from penstock.workflows.step_inputs import Node, StepInputs, compensation_payload, list_result, read_inputs
+from penstock.workflows.step_inputs import StepInputs, compensation_payload, list_result, read_inputs
 from penstock.workflows.steps import fallback_of, policy_of, step_task
 
 EVENTS_AT_ONCE = 5000
 NO_TASK = 0  # in an event: a step of the workflow waits for a retry, and is cancelled if the workflow fails
 _INPUTS_AT_ONCE = 100
 _REASON_CHARS = 500
+_NO_TASK = NewTask("", max_attempts=1)
 _LIMIT_NAMED = "PENSTOCK_PAYLOAD_LIMIT_BYTES, or with a bucket PENSTOCK_PAYLOAD_MAX_BYTES"
 
 StepRow = tuple[int, int, int | None, NewStep]
@@ -170,13 +170,26 @@ class WorkflowRun:
             done = [step for step in steps if step["done"]]
             for step in done:
                 self.held[step["workflow_id"]].open -= 1
-            ready = await self._release(done)
+            passed = [
+                step
+                for step in done
+                if step["passed"]
+                and (
+                    step["kind"] == StepKind.COMPENSATION
+                    or self.held[step["workflow_id"]].state == WorkflowState.RUNNING
+                )
+            ]
+            ready = await self._session.fetch("release_successors", *_columns(passed)) if passed else []
             children = Counter(
                 (step["workflow_id"], step["parent"])
                 for step in done
                 if step["parent"] is not None and step["kind"] != StepKind.COMPENSATION
             )
-            steps = await self._release_parents(children) + await self._start(ready)
+            parents: list[Any] = []
+            if children:
+                counted = [(*parent, count) for parent, count in children.items()]
+                parents = await self._session.fetch("release_parents", *map(list, zip(*counted, strict=True)))
+            steps = parents + await self._start(ready)
 
     async def _note_failures(self, steps: Sequence[Any]) -> None:
         """Apply the policies of failed steps."""
@@ -198,20 +211,6 @@ class WorkflowRun:
                 workflow.undo = fallback_of(policy)
         if changed:
             await self.write(changed)
-
-    async def _release(self, done: Sequence[Any]) -> Sequence[Any]:
-        passed = [
-            (step["workflow_id"], step["number"])
-            for step in done
-            if step["passed"]
-            and (self.held[step["workflow_id"]].state == WorkflowState.RUNNING or step["kind"] == StepKind.COMPENSATION)
-        ]
-        return await self._session.fetch("release_successors", *_columns(passed)) if passed else []
-
-    async def _release_parents(self, children: Counter[Node]) -> list[Any]:
-        if not children:
-            return []
-        return await self._session.fetch("release_parents", *_columns(children), list(children.values()))
 
     # Starting
 
@@ -245,8 +244,8 @@ class WorkflowRun:
     async def _settle_nodes(self, ended: Sequence[tuple[Any, State, str | None]]) -> list[Any]:
         if not ended:
             return []
-        nodes = _columns((step["workflow_id"], step["number"]) for step, _, _ in ended)
-        return await self._session.fetch("settle_nodes", *nodes, [s for _, s, _ in ended], [r for _, _, r in ended])
+        steps, states, reasons = zip(*ended, strict=True)
+        return await self._session.fetch("settle_nodes", *_columns(steps), list(states), list(reasons))
 
     async def _start_tasks(self, steps: dict[int, tuple[Any, str | None]]) -> None:
         """steps: by task, the step and its changed payload, if any."""
@@ -259,7 +258,10 @@ class WorkflowRun:
             for task_id, (step, text) in steps.items():
                 if text is not None:
                     aad = payload_aad(step["action"], tenants.get(step["workflow_id"]))
-                    steps[task_id] = (step, await self._keep(task_id, text, aad, queues.get(task_id)))
+                    # PayloadUnavailable is raised through: the transaction is repeated later.
+                    kept = await self._session.codec.store(text, aad, queue=queues.get(task_id))
+                    await reference_objects(self._session, [(kept, task_id)])
+                    steps[task_id] = (step, kept)
         options = [self._options(step) for step, _ in steps.values()]
         rows = await self._session.fetch(
             "start_steps", list(steps), [o.ordering_key for o in options], [o.delay for o in options],
@@ -268,12 +270,6 @@ class WorkflowRun:
         self.summary.started += len(rows)
         for action, count in Counter(row["action"] for row in rows if row["state"] == State.SCHEDULED).items():
             metrics.TRANSITIONS.labels(action, State.SCHEDULED).inc(count)
-
-    async def _keep(self, task_id: int, payload: str, aad: str | TenantAad, queue: str | None) -> str:
-        """A changed payload, encoded for storage. Raises PayloadUnavailable: the transaction is repeated later."""
-        kept = await self._session.codec.store(payload, aad, queue=queue)
-        await reference_objects(self._session, [(kept, task_id)])
-        return kept
 
     async def _start_with_inputs(self, steps: Sequence[Any]) -> None:
         """Start tasks with the results of their predecessors, or cancel them with the reason."""
@@ -346,7 +342,9 @@ class WorkflowRun:
         if len(items) > MAX_CHILDREN:
             return step, State.CRITICAL_ERROR, f"the list has {len(items)} items; the limit is {MAX_CHILDREN}"
         try:
-            children = [_of_item(template, options.item_as or "item", item) for item in items]
+            members, name = _decode_members(bytes(template.payload)), options.item_as or "item"
+            payloads = (msgspec.Raw(msgspec.json.encode(members | {name: item})) for item in items)
+            children = (msgspec.structs.replace(template, payload=payload) for payload in payloads)
             made = [(child, step_task(child, self._settings)) for child in children]
         except RpcError as exc:
             return step, State.CRITICAL_ERROR, exc.message[:_REASON_CHARS]
@@ -484,43 +482,30 @@ async def insert_steps(session: Session, rows: Sequence[StepRow], *, start: Iter
     """
     await session.plan_for(len(rows))
     starting = set(start)
-    trace = await _traces(session, rows)
-    at_once = [workflow in starting and _starts_at_once(step) for workflow, _, _, step in rows]
-    steps = [step for _, _, _, step in rows]
-    tasks = [step.task for step in steps]
+    traces = await _traces(session, rows)
     tenants = await _tenants(session, (workflow for workflow, _, _, _ in rows))
-    await session.fetch(
-        "insert_steps",
-        [workflow for workflow, _, _, _ in rows],
-        [number for _, number, _, _ in rows],
-        [s.name for s in steps],
-        [s.kind for s in steps],
-        [s.action for s in steps],
-        [parent for _, _, parent, _ in rows],
-        ["{" + ",".join(map(str, s.after)) + "}" for s in steps],
-        [len(s.after) for s in steps],
-        [State.SCHEDULED if now else State.WAITING for now in at_once],
-        [s.on_failure for s in steps],
-        [s.undo for s in steps],
-        [s.results_as for s in steps],
-        [s.errors_as for s in steps],
-        [_stored_options(session, workflow, number, step.options) for workflow, number, _, step in rows],
-        [
-            step.task and session.codec.encode(step.task.payload, payload_aad(step.task.action, tenants.get(workflow)))
-            for workflow, _, _, step in rows
-        ],
-        [t and t.run_at for t in tasks],
-        [t.priority if t else 0 for t in tasks],
-        [t.max_attempts if t else 1 for t in tasks],
-        [t and t.timeout_seconds for t in tasks],
-        [t and t.labels for t in tasks],
-        [t and t.expires_at for t in tasks],
-        [t and t.limit_key for t in tasks],
-        trace,
-    )
-    for action, count in Counter(t.action for t in tasks if t is not None).items():
+    columns: list[tuple[Any, ...]] = []
+    started = 0
+    for (workflow, number, parent, step), trace in zip(rows, traces, strict=True):
+        task, payload, options = step.task or _NO_TASK, None, None
+        if step.task is not None:
+            payload = session.codec.encode(task.payload, payload_aad(task.action, tenants.get(workflow)))
+        if step.options != NO_OPTIONS:
+            options = msgspec.json.encode(step.options).decode()
+            if step.options.template is not None:  # it holds payloads
+                options = session.codec.encode(options, options_aad(workflow, number))
+        at_once = workflow in starting and step.kind == StepKind.TASK and not step.after and options is None
+        started += at_once
+        columns.append((
+            workflow, number, step.name, step.kind, step.action, parent, "{" + ",".join(map(str, step.after)) + "}",
+            len(step.after), State.SCHEDULED if at_once else State.WAITING, step.on_failure, step.undo,
+            step.results_as, step.errors_as, options, payload, task.run_at, task.priority, task.max_attempts,
+            task.timeout_seconds, task.labels, task.expires_at, task.limit_key, trace,
+        ))  # fmt: skip
+    await session.fetch("insert_steps", *map(list, zip(*columns, strict=True)))
+    for action, count in Counter(step.task.action for _, _, _, step in rows if step.task is not None).items():
         metrics.ENQUEUED.labels(action, "workflow").inc(count)
-    return sum(at_once)
+    return started
 
 
 async def _tenants(session: Session, workflows: Iterable[int]) -> dict[int, str | None]:
@@ -549,30 +534,6 @@ async def _traces(session: Session, rows: Sequence[StepRow]) -> list[str | None]
     ]
 
 
-def _starts_at_once(step: NewStep) -> bool:
-    options = step.options
-    return (
-        step.kind == StepKind.TASK
-        and not step.after
-        and options.ordering_key is None
-        and options.delay is None
-        and options.expires_in is None
-    )
-
-
-def _stored_options(session: Session, workflow_id: int, number: int, options: StepOptions) -> str | None:
-    """Encoded options; those of a map, which hold payloads, are encrypted."""
-    if options == NO_OPTIONS:
-        return None
-    text = msgspec.json.encode(options).decode()
-    return text if options.template is None else session.codec.encode(text, options_aad(workflow_id, number))
-
-
-def _of_item(template: ChildParams, item_as: str, item: msgspec.Raw) -> ChildParams:
-    members = _decode_members(bytes(template.payload)) | {item_as: item}
-    return msgspec.structs.replace(template, payload=msgspec.Raw(msgspec.json.encode(members)))
-
-
 def _merged(payload: str, step: Any, inputs: StepInputs) -> str:
     """The payload with the inputs of the step, which replace those of an earlier run."""
     members = _decode_members(payload)
@@ -582,6 +543,6 @@ def _merged(payload: str, step: Any, inputs: StepInputs) -> str:
     return escape_for_sqs(msgspec.json.encode(members).decode())
 
 
-def _columns(nodes: Iterable[Node]) -> tuple[list[int], list[int]]:
-    listed = list(nodes)
-    return [node[0] for node in listed], [node[1] for node in listed]
+def _columns(steps: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """The workflows and the numbers of steps, given as rows."""
+    return [step["workflow_id"] for step in steps], [step["number"] for step in steps]

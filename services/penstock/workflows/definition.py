@@ -20,7 +20,6 @@ from penstock.workflows.model import (
     NAME_MAX_CHARS,
     ChildParams,
     CreateWorkflow,
-    WhichWorkflow,
     WorkflowCreateParams,
 )
 
@@ -45,7 +44,10 @@ def read_create(given: WorkflowCreateParams, settings: Settings) -> CreateWorkfl
             "an action, which waits for the one and is waited for by the other",
         )
     steps.check_order(checked, field)
-    return CreateWorkflow(_key(given.key), _label(given.name), checked, _definition(given), read_tenant(given.tenant))
+    check_key(given.key)
+    if len(given.name) > NAME_MAX_CHARS or CONTROL.search(given.name):
+        raise InvalidParams("name", f"must have at most {NAME_MAX_CHARS} characters, none of them a control character")
+    return CreateWorkflow(given.key, given.name, checked, _definition(given), read_tenant(given.tenant))
 
 
 def read_children(text: str, settings: Settings) -> list[tuple[ChildParams, NewTask]]:
@@ -75,15 +77,6 @@ def read_children(text: str, settings: Settings) -> list[tuple[ChildParams, NewT
 _decode_children = msgspec.json.Decoder(list[ChildParams]).decode
 
 
-def read_which(workflow_id: int | None, key: str | None, tenant: str | None) -> WhichWorkflow:
-    """Raises InvalidParams unless one of the two is given."""
-    if (workflow_id is None) == (key is None):
-        raise InvalidParams("id", "or key must be given, not both")
-    if tenant is not None and key is None:
-        raise InvalidParams("tenant", "goes with key, which is a tenant's own; an id is nobody else's")
-    return WhichWorkflow(workflow_id, _key(key), read_tenant(tenant))
-
-
 def _definition(given: WorkflowCreateParams) -> bytes:
     encoded = msgspec.json.encode([given.name, given.steps, given.chain])
     try:
@@ -93,13 +86,7 @@ def _definition(given: WorkflowCreateParams) -> bytes:
     return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).digest()
 
 
-def _key(key: str | None) -> str | None:
+def check_key(key: str | None) -> None:
+    """Raises InvalidParams."""
     if key is not None and (not 1 <= len(key) <= KEY_MAX_CHARS or CONTROL.search(key)):
         raise InvalidParams("key", f"must have 1 to {KEY_MAX_CHARS} characters, none of them a control character")
-    return key
-
-
-def _label(name: str) -> str:
-    if len(name) > NAME_MAX_CHARS or CONTROL.search(name):
-        raise InvalidParams("name", f"must have at most {NAME_MAX_CHARS} characters, none of them a control character")
-    return name

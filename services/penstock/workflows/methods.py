@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 import msgspec
 
@@ -15,9 +16,10 @@ from penstock.protocol.errors import InvalidParams, TooLarge, WorkflowConflict, 
 from penstock.protocol.method import Scope, method
 from penstock.protocol.tenant import read_tenant
 from penstock.workflows import definition, model, store
-from penstock.workflows.model import CancelWorkflow, CreateWorkflow, GetWorkflow, WhichWorkflow
+from penstock.workflows.model import CreateWorkflow
 
 _INT4_MAX = 2**31 - 1
+Which = TypeVar("Which", model.WorkflowStatusParams, model.WorkflowCancelParams, model.WorkflowRetryParams)
 
 
 def _narrow_create(command: CreateWorkflow) -> CreateWorkflow:
@@ -41,46 +43,49 @@ async def create(context: Context, command: CreateWorkflow) -> model.WorkflowAcc
     return created
 
 
-def _read_which(
-    given: model.WorkflowStatusParams | model.WorkflowCancelParams | model.WorkflowRetryParams,
-) -> WhichWorkflow:
-    workflow_id = None if given.id is None else read_id(given.id, "id")
-    return definition.read_which(workflow_id, given.key, given.tenant)
+def _check_which(given: Which) -> Which:
+    if given.id is not None:
+        given = msgspec.structs.replace(given, id=read_id(given.id, "id"))
+    if (given.id is None) == (given.key is None):
+        raise InvalidParams("id", "or key must be given, not both")
+    if given.tenant is not None and given.key is None:
+        raise InvalidParams("tenant", "goes with key, which is a tenant's own; an id is nobody else's")
+    definition.check_key(given.key)
+    read_tenant(given.tenant)
+    return given
 
 
-def _narrow_which(which: WhichWorkflow) -> WhichWorkflow:
-    return which if which.key is None else replace(which, tenant=own_tenant(which.tenant))
+def _narrow_which(given: Which) -> Which:
+    return given if given.key is None else narrow_tenant(given)
 
 
-async def _check_seen(session: Session, which: WhichWorkflow) -> None:
+async def _check_seen(session: Session, which: model.Which) -> None:
     """Raises WorkflowNotFound for another tenant's workflow."""
     if bound_to() is not None and not sees((await store.read_workflow(session, which)).tenant):
-        raise WorkflowNotFound(which.given)
+        raise WorkflowNotFound(which.key or "" if which.id is None else which.id)
 
 
-def _read_status(given: model.WorkflowStatusParams) -> GetWorkflow:
-    which, after = _read_which(given), read_cursor(given.cursor)
-    if after is not None and after > _INT4_MAX:
+def _check_status(given: model.WorkflowStatusParams) -> model.WorkflowStatusParams:
+    given = _check_which(given)
+    if (read_cursor(given.cursor) or 0) > _INT4_MAX:
         raise InvalidParams("cursor", f"must be that of a page before, not {given.cursor!r}")
-    return GetWorkflow(which, read_limit(given.limit), -1 if after is None else after)
-
-
-def _narrow_of_which(command: GetWorkflow | CancelWorkflow) -> GetWorkflow | CancelWorkflow:
-    return replace(command, which=_narrow_which(command.which))
+    read_limit(given.limit)
+    return given
 
 
 @method(
-    "workflow.status", permission=Permission.READ, scope=Scope.OWN, errors=(WorkflowNotFound,), read=_read_status,
-    narrow=_narrow_of_which,
+    "workflow.status", permission=Permission.READ, scope=Scope.OWN, errors=(WorkflowNotFound,), read=_check_status,
+    narrow=_narrow_which,
 )  # fmt: skip
-async def status(context: Context, command: GetWorkflow) -> model.WorkflowDetail:
+async def status(context: Context, given: model.WorkflowStatusParams) -> model.WorkflowDetail:
     """Show a workflow with a page of its steps."""
+    after = read_cursor(given.cursor)
     async with context.transaction() as session:
-        await _check_seen(session, command.which)
-        workflow = await store.read_workflow(session, command.which)
+        await _check_seen(session, given)
+        workflow = await store.read_workflow(session, given)
         counts = await store.count_steps(session, workflow.id)
-        steps = await store.read_steps(session, workflow.id, command)
-    cursor = str(steps[-1].number) if len(steps) == command.limit else None
+        steps = await store.read_steps(session, workflow.id, after=-1 if after is None else after, limit=given.limit)
+    cursor = str(steps[-1].number) if len(steps) == given.limit else None
     return model.WorkflowDetail(**msgspec.structs.asdict(workflow), counts=counts, tree=steps, cursor=cursor)
 
 
@@ -98,35 +103,37 @@ async def list_workflows(context: Context, given: model.WorkflowListParams) -> m
     return model.WorkflowPage(found, str(found[-1].id) if len(found) == given.limit else None)
 
 
-def _read_cancel(given: model.WorkflowCancelParams) -> CancelWorkflow:
-    return CancelWorkflow(_read_which(given), read_reason(given.reason))
+def _check_cancel(given: model.WorkflowCancelParams) -> model.WorkflowCancelParams:
+    given = _check_which(given)
+    read_reason(given.reason)
+    return given
 
 
 @method(
     "workflow.cancel", permission=Permission.ADMIN, scope=Scope.OWN, errors=(WorkflowNotFound, WorkflowConflict),
-    read=_read_cancel, narrow=_narrow_of_which, by_queue=True, savepoint=True,
+    read=_check_cancel, narrow=_narrow_which, by_queue=True, savepoint=True,
 )  # fmt: skip
-async def cancel(context: Context, command: CancelWorkflow) -> model.WorkflowChanged:
+async def cancel(context: Context, given: model.WorkflowCancelParams) -> model.WorkflowChanged:
     """Cancel all steps of a workflow that have not ended."""
     async with context.transaction() as session:
-        await _check_seen(session, command.which)
-        cancelled = await store.cancel_workflow(session, command, context.settings)
+        await _check_seen(session, given)
+        cancelled = await store.cancel_workflow(session, given, context.settings)
     context.wake()
     return cancelled
 
 
-def _read_retry(given: model.WorkflowRetryParams) -> WhichWorkflow:
-    return _read_which(given)
+def _check_retry(given: model.WorkflowRetryParams) -> model.WorkflowRetryParams:
+    return _check_which(given)
 
 
 @method(
     "workflow.retry", permission=Permission.ADMIN, scope=Scope.OWN, errors=(WorkflowNotFound, WorkflowConflict),
-    read=_read_retry, narrow=_narrow_which, by_queue=True, savepoint=True,
+    read=_check_retry, narrow=_narrow_which, by_queue=True, savepoint=True,
 )  # fmt: skip
-async def retry(context: Context, which: WhichWorkflow) -> model.WorkflowChanged:
+async def retry(context: Context, given: model.WorkflowRetryParams) -> model.WorkflowChanged:
     """Begin a failed or cancelled workflow again, with the steps that have not succeeded."""
     async with context.transaction() as session:
-        await _check_seen(session, which)
-        retried = await store.retry_workflow(session, which, context.settings)
+        await _check_seen(session, given)
+        retried = await store.retry_workflow(session, given, context.settings)
     context.wake()
     return retried

@@ -133,6 +133,10 @@ class WorkflowRetryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     tenant: _TenantOfKey = None
 
 
+Which = WorkflowStatusParams | WorkflowCancelParams | WorkflowRetryParams
+"""Parameters that name a workflow by its id or its key, of which one is None; tenant: owner of the key."""
+
+
 # Results
 
 
@@ -237,32 +241,3 @@ class CreateWorkflow:
     steps: Sequence[NewStep]
     definition: bytes
     tenant: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WhichWorkflow:
-    """By id or by key, of which one is None. tenant: owner of the key."""
-
-    id: int | None
-    key: str | None
-    tenant: str | None = None
-
-    @property
-    def given(self) -> int | str:
-        """The id, or else the key."""
-        return self.key or "" if self.id is None else self.id
-
-
-@dataclass(frozen=True, slots=True)
-class GetWorkflow:
-    """after: number of the step before the page."""
-
-    which: WhichWorkflow
-    limit: int
-    after: int
-
-
-@dataclass(frozen=True, slots=True)
-class CancelWorkflow:
-    which: WhichWorkflow
-    reason: str | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -175,21 +175,21 @@ def linked_steps(chain: list[StepParams | list[StepParams]]) -> list[StepParams]
     """The steps of a chain. Two groups are joined by a step without an action, so that their edges add up, and do not
     multiply. Raises InvalidParams."""
     steps: list[StepParams] = []
-    names = FreeNames(step.name for link in chain for step in (link if isinstance(link, list) else [link]))
+    groups = [link if isinstance(link, list) else [link] for link in chain]
+    taken = Counter({step.name for group in groups for step in group if step.name is not None})
     before: list[str] = []
-    for place, link in enumerate(chain):
-        group = link if isinstance(link, list) else [link]
+    for place, group in enumerate(groups):
         if not group:
             raise InvalidParams(f"chain[{place}]", "is an empty group")
         if len(group) > 1 and len(before) > 1:
-            joint = names.free("join")
+            joint = _free_name("join", taken)
             steps.append(StepParams(name=joint, after=before))
             before = [joint]
         called = []
         for step in group:
             if step.after:
                 raise InvalidParams(f"chain[{place}].after", "goes with steps; in a chain the place says it")
-            name = step.name if step.name is not None else names.free((step.action or "join").replace("/", "-"))
+            name = _free_name(name_of(step) or "join", taken) if step.name is None else step.name
             called.append(name)
             steps.append(msgspec.structs.replace(step, name=name, after=before))
         before = called
@@ -217,18 +217,11 @@ def name_of(step: ChildParams) -> str:
     return step.name if step.name is not None else (step.action or "").replace("/", "-")
 
 
-class FreeNames:
-    """Names for unnamed steps of a chain: that of the action, with a number if it is taken."""
-
-    def __init__(self, given: Iterable[str | None]) -> None:
-        self._taken = set(given)
-        self._counts: Counter[str] = Counter()
-
-    def free(self, name: str) -> str:
-        while True:
-            self._counts[name] += 1
-            count = self._counts[name]
-            free = name if count == 1 else f"{name}-{count}"
-            if free not in self._taken:
-                self._taken.add(free)
-                return free
+def _free_name(name: str, taken: Counter[str]) -> str:
+    """The name, with a number if it is taken. taken: names, and the last number tried for each."""
+    free = name
+    while free in taken:
+        taken[name] += 1
+        free = f"{name}-{taken[name]}"
+    taken[free] = 1
+    return free

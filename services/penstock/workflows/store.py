@@ -16,16 +16,16 @@ from penstock.settings.model import Settings
 from penstock.workflows.advance import AdvanceSummary, WorkflowRun, insert_steps
 from penstock.workflows.model import (
     STEP_NAMES_SHOWN,
-    CancelWorkflow,
     CreateWorkflow,
-    GetWorkflow,
     Step,
     StepKind,
-    WhichWorkflow,
+    Which,
     Workflow,
     WorkflowAccepted,
+    WorkflowCancelParams,
     WorkflowChanged,
     WorkflowListParams,
+    WorkflowRetryParams,
     WorkflowState,
 )
 
@@ -34,7 +34,8 @@ log = get_logger()
 
 async def create_workflow(session: Session, command: CreateWorkflow, settings: Settings) -> WorkflowAccepted:
     """Create a workflow, or find the one of its key. Raises WorkflowConflict if that has another definition."""
-    workflow_id = await _insert(session, command)
+    row = command.key, command.name, command.definition, len(command.steps), command.tenant
+    workflow_id: int | None = await session.value("create_workflow", *row)
     if workflow_id is None:
         assert command.key is not None
         rows = await session.fetch("find_workflow", command.key, command.tenant)
@@ -46,7 +47,7 @@ async def create_workflow(session: Session, command: CreateWorkflow, settings: S
                     f"has the key {command.key!r} and another definition: give this one a key of its own",
                 )  # fmt: skip
             return WorkflowAccepted(found, state, duplicate=True)
-        workflow_id = await _insert(session, command)  # retention has just removed it
+        workflow_id = await session.value("create_workflow", *row)  # retention has just removed it
         if workflow_id is None:
             raise WorkflowConflict(0, WorkflowState.RUNNING, f"with the key {command.key!r} was just made: try again")
     steps = [(workflow_id, number, None, step) for number, step in enumerate(command.steps)]
@@ -58,19 +59,12 @@ async def create_workflow(session: Session, command: CreateWorkflow, settings: S
     return WorkflowAccepted(workflow_id, WorkflowState.RUNNING, duplicate=False)
 
 
-async def _insert(session: Session, command: CreateWorkflow) -> int | None:
-    made: int | None = await session.value(
-        "create_workflow", command.key, command.name, command.definition, len(command.steps), command.tenant
-    )
-    return made
-
-
-async def cancel_workflow(session: Session, command: CancelWorkflow, settings: Settings) -> WorkflowChanged:
+async def cancel_workflow(session: Session, given: WorkflowCancelParams, settings: Settings) -> WorkflowChanged:
     """Cancel all steps that have not ended; a cancelled workflow is left unchanged.
 
     Raises WorkflowNotFound, WorkflowConflict.
     """
-    run = await _hold(session, command.which, settings)
+    run = await _hold(session, given, settings)
     (workflow,) = run.held.values()
     if not workflow.state.final:
         # Locked tasks cannot settle. Those that settled before are recorded first: a workflow that they end is not
@@ -80,15 +74,15 @@ async def cancel_workflow(session: Session, command: CancelWorkflow, settings: S
     if workflow.state in (WorkflowState.SUCCESS, WorkflowState.FAILED):
         raise WorkflowConflict(workflow.id, workflow.state, f"is {workflow.state}; it cannot be cancelled")
     if workflow.state != WorkflowState.CANCELLED:
-        workflow.state, workflow.reason, workflow.to_stop = WorkflowState.CANCELLED, command.reason, True
+        workflow.state, workflow.reason, workflow.to_stop = WorkflowState.CANCELLED, given.reason, True
         # Written before its steps are cancelled, so that they do not count as failures.
         await run.write()
         await run.advance()
-        log.info("workflow_cancelled", workflow=workflow.id, reason=command.reason)
+        log.info("workflow_cancelled", workflow=workflow.id, reason=given.reason)
     return WorkflowChanged(workflow.id, workflow.state, restarted=0)
 
 
-async def retry_workflow(session: Session, which: WhichWorkflow, settings: Settings) -> WorkflowChanged:
+async def retry_workflow(session: Session, which: WorkflowRetryParams, settings: Settings) -> WorkflowChanged:
     """Restart the steps that have not succeeded; a running workflow is left unchanged.
 
     Raises WorkflowNotFound, WorkflowConflict.
@@ -128,7 +122,7 @@ async def retry_workflow(session: Session, which: WhichWorkflow, settings: Setti
     return WorkflowChanged(workflow.id, workflow.state, restarted=restarting)
 
 
-async def _hold(session: Session, which: WhichWorkflow, settings: Settings) -> WorkflowRun:
+async def _hold(session: Session, which: Which, settings: Settings) -> WorkflowRun:
     """Lock a workflow and apply its events. Raises WorkflowNotFound."""
     workflow_id = which.id
     if workflow_id is None:
@@ -136,7 +130,7 @@ async def _hold(session: Session, which: WhichWorkflow, settings: Settings) -> W
         workflow_id = rows[0]["id"] if rows else None
     held = await session.fetch("hold_workflow", workflow_id) if workflow_id is not None else []
     if not held:
-        raise WorkflowNotFound(which.given)
+        raise WorkflowNotFound(which.key or "" if which.id is None else which.id)
     run = WorkflowRun(session, held, settings)
     await run.advance()
     return run
@@ -153,17 +147,17 @@ async def advance_workflows(session: Session, ids: Sequence[int], settings: Sett
     return await WorkflowRun(session, held, settings).advance() if held else AdvanceSummary()
 
 
-async def read_workflow(session: Session, which: WhichWorkflow) -> Workflow:
+async def read_workflow(session: Session, which: Which) -> Workflow:
     """Raises WorkflowNotFound."""
     rows = await session.fetch("read_workflow", which.id, which.key, which.tenant)
     if not rows:
-        raise WorkflowNotFound(which.given)
+        raise WorkflowNotFound(which.key or "" if which.id is None else which.id)
     return _workflow(rows[0])
 
 
-async def read_steps(session: Session, workflow_id: int, command: GetWorkflow) -> list[Step]:
-    """A page of its steps, by number."""
-    rows = await session.fetch("page_steps", workflow_id, command.after, command.limit, STEP_NAMES_SHOWN)
+async def read_steps(session: Session, workflow_id: int, *, after: int, limit: int) -> list[Step]:
+    """A page of its steps, by number. after: number of the step before the page."""
+    rows = await session.fetch("page_steps", workflow_id, after, limit, STEP_NAMES_SHOWN)
     return [view_of(Step, row, kind=StepKind(row["kind"]), state=State(row["state"])) for row in rows]
 
 

@@ -18,7 +18,7 @@ from penstock.protocol.task import EXPIRED, NewTask
 from penstock.results.apply import apply_reports
 from penstock.settings.model import Settings, load_settings
 from penstock.tasks import claim, enqueue, ordering, settle, stale
-from penstock.workflows.model import GetWorkflow, Step, WhichWorkflow
+from penstock.workflows.model import Step
 from penstock.workflows.store import read_steps
 from tests.integration.lives import Broken, Lives, Spawned
 
@@ -629,9 +629,8 @@ async def test_a_group_and_a_fan_in_of_a_thousand(lives: Lives) -> None:
 
 
 async def _all_steps(lives: Lives, flow: int) -> list[Step]:
-    which = WhichWorkflow(flow, None)
     async with lives.store.session() as session:
-        return await read_steps(session, flow, GetWorkflow(which, 100_000, -1))
+        return await read_steps(session, flow, after=-1, limit=100_000)
 
 
 def _break(*_: Any) -> None:
