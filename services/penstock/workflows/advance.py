@@ -43,7 +43,7 @@ EVENTS_AT_ONCE = 5000
 NO_TASK = 0  # in an event: a step of the workflow waits for a retry, and is cancelled if the workflow fails
 _INPUTS_AT_ONCE = 100
 _REASON_CHARS = 500
-_NO_TASK = NewTask("", max_attempts=1)
+_WITHOUT_TASK = NewTask("", max_attempts=1)
 _LIMIT_NAMED = "PENSTOCK_PAYLOAD_LIMIT_BYTES, or with a bucket PENSTOCK_PAYLOAD_MAX_BYTES"
 
 StepRow = tuple[int, int, int | None, NewStep]
@@ -487,7 +487,7 @@ async def insert_steps(session: Session, rows: Sequence[StepRow], *, start: Iter
     columns: list[tuple[Any, ...]] = []
     started = 0
     for (workflow, number, parent, step), trace in zip(rows, traces, strict=True):
-        task, payload, options = step.task or _NO_TASK, None, None
+        task, payload, options = step.task or _WITHOUT_TASK, None, None
         if step.task is not None:
             payload = session.codec.encode(task.payload, payload_aad(task.action, tenants.get(workflow)))
         if step.options != NO_OPTIONS:
