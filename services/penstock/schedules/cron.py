@@ -11,12 +11,12 @@ with ``@robfig`` is read as robfig/cron reads it (:mod:`penstock.schedules.robfi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import islice
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from cronsim import CronSim, CronSimError
@@ -56,13 +56,6 @@ class CronError(ValueError):
         self.problem = problem
 
 
-class Timing(Hashable, Protocol):
-    """Recurring instants: aware, in UTC, on whole seconds."""
-
-    def next_after(self, instant: datetime) -> datetime | None:
-        """The first later instant; None if there is none within fifty years."""
-
-
 class Elapsed(NamedTuple):
     """Elapsed instants: their number, as far as counted, and the newest, oldest first."""
 
@@ -95,14 +88,14 @@ class Every:
 class Cron:
     """A cron expression in a zone; not thread-safe."""
 
-    def __init__(self, expression: str, zone: ZoneInfo) -> None:
+    def __init__(self, expression: str, timezone: str) -> None:
+        self._zone = read_zone(timezone)
         self._matches = _read(expression)
         minute, hour = self._matches.parts[1:3]
         self._running = (
             expression.startswith(ROBFIG) or minute.startswith("*") or hour.startswith("*")
             or len(self._matches.minutes) == 60 or len(self._matches.hours) == 24
         )  # fmt: skip
-        self._zone = zone
         self._found: dict[datetime, datetime | None] = {}
 
     def next_after(self, instant: datetime) -> datetime | None:
@@ -135,17 +128,25 @@ class Cron:
         return None
 
     def _next_fixed(self, after: datetime) -> datetime | None:
-        wall: datetime | None = after.astimezone(self._zone).replace(tzinfo=None)
+        wall = self._match_after(after.astimezone(self._zone).replace(tzinfo=None))
         while wall is not None:
-            wall = self._match_after(wall)
-            if wall is not None and (found := _first_instant(self._zone, wall)) > after:
+            found = wall.replace(tzinfo=self._zone).astimezone(UTC)
+            if found.astimezone(self._zone).replace(tzinfo=None) != wall:  # in a gap: the first instant after it
+                found = _next_change(self._zone, wall.replace(tzinfo=self._zone, fold=1).astimezone(UTC))
+            if found > after:
                 return found
+            wall = self._match_after(wall)
         return None
 
     def _match_after(self, wall: datetime) -> datetime | None:
         """The first later match of the fields, on a wall clock without changes of the offset."""
         self._matches.dt = wall
         return next(self._matches, None)
+
+
+Timing = Every | Cron
+"""Recurring instants, aware, in UTC, on whole seconds; ``next_after``: None if there is none within fifty years."""
+_cron = lru_cache(maxsize=16_384)(Cron)
 
 
 def timing(expression: str, timezone: str, anchor: datetime) -> Timing:
@@ -218,11 +219,6 @@ def _between(when: Timing, after: datetime, until: datetime) -> Iterator[datetim
         instant = when.next_after(instant)
 
 
-@lru_cache(maxsize=16_384)
-def _cron(expression: str, timezone: str) -> Cron:
-    return Cron(expression, read_zone(timezone))
-
-
 def _read(expression: str) -> CronSim:
     """Raises CronError, naming the invalid part."""
     if len(expression) > EXPRESSION_MAX_CHARS:
@@ -279,14 +275,6 @@ def _offset(zone: ZoneInfo, instant: datetime) -> timedelta:
     offset = instant.astimezone(zone).utcoffset()
     assert offset is not None
     return offset
-
-
-def _first_instant(zone: ZoneInfo, wall: datetime) -> datetime:
-    """The first instant at which a clock in the zone shows that time, or the first after the gap that holds it."""
-    instant = wall.replace(tzinfo=zone).astimezone(UTC)
-    if instant.astimezone(zone).replace(tzinfo=None) == wall:
-        return instant
-    return _next_change(zone, wall.replace(tzinfo=zone, fold=1).astimezone(UTC))
 
 
 def _next_change(zone: ZoneInfo, after: datetime) -> datetime:

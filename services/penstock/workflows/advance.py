@@ -26,7 +26,7 @@ from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import settle
 from penstock.tasks.enqueue import queues_of_tasks, reference_objects
-from penstock.workflows.definition import read_children
+from penstock.workflows.definition import fallback_of, policy_of, read_children, step_task
 from penstock.workflows.model import (
     MAX_CHILDREN,
     NO_OPTIONS,
@@ -37,7 +37,6 @@ from penstock.workflows.model import (
     WorkflowState,
 )
 from penstock.workflows.step_inputs import StepInputs, compensation_payload, list_result, read_inputs
-from penstock.workflows.steps import fallback_of, policy_of, step_task
 
 EVENTS_AT_ONCE = 5000
 NO_TASK = 0  # in an event: a step of the workflow waits for a retry, and is cancelled if the workflow fails
@@ -138,19 +137,13 @@ class WorkflowRun:
         )
         await self._ended(settled)
 
-    def split_childless(self, steps: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Split restarting steps: those that failed only because their children were rejected, and the others.
-
-        The task of the former has succeeded and is not run again.
-        """
-        split: tuple[list[Any], list[Any]] = [], []
-        for step in steps:
-            is_map = step["kind"] == StepKind.MAP
-            split[is_map or self._options(step).refused is None].append(step)
-        return split
+    def childless(self, steps: Sequence[Any]) -> list[Any]:
+        """Those of restarting steps that failed only because their children were rejected: their tasks have succeeded
+        and are not run again."""
+        return [step for step in steps if step["kind"] != StepKind.MAP and self._options(step).refused is not None]
 
     async def spawn_again(self, steps: Sequence[Any]) -> None:
-        """Create the rejected children of these steps; see ``split_childless``."""
+        """Create the rejected children of these steps; see ``childless``."""
         if steps:
             asked = {step["task_id"]: self._options(step).refused for step in steps}
             reasons = await self._make_children(steps, asked)
@@ -170,15 +163,9 @@ class WorkflowRun:
             done = [step for step in steps if step["done"]]
             for step in done:
                 self.held[step["workflow_id"]].open -= 1
-            passed = [
-                step
-                for step in done
-                if step["passed"]
-                and (
-                    step["kind"] == StepKind.COMPENSATION
-                    or self.held[step["workflow_id"]].state == WorkflowState.RUNNING
-                )
-            ]
+            running = {workflow.id for workflow in self.held.values() if workflow.state == WorkflowState.RUNNING}
+            on = [step for step in done if step["workflow_id"] in running or step["kind"] == StepKind.COMPENSATION]
+            passed = [step for step in on if step["passed"]]
             ready = await self._session.fetch("release_successors", *_columns(passed)) if passed else []
             children = Counter(
                 (step["workflow_id"], step["parent"])
@@ -329,14 +316,11 @@ class WorkflowRun:
             options = self._options(step)
         except PayloadLost as exc:
             return step, State.CRITICAL_ERROR, f"what it keeps for its children cannot be had: {exc}"[:_REASON_CHARS]
-        template, problem = options.template, None
+        template, items, problem = options.template, options.items, None
         assert template is not None
-        if options.items is not None:
-            items: list[msgspec.Raw] | None = options.items
-        else:
-            items, problem = await list_result(
-                self._session, step, options.over or 0, limit_bytes=self._settings.largest_result_bytes
-            )
+        if items is None:
+            limit = self._settings.largest_result_bytes
+            items, problem = await list_result(self._session, step, options.over or 0, limit_bytes=limit)
         if items is None:
             return step, State.CRITICAL_ERROR, problem
         if len(items) > MAX_CHILDREN:
@@ -434,12 +418,8 @@ class WorkflowRun:
         """Add compensations to failing workflows whose steps have ended; returns whether there were any."""
         begun = False
         for workflow in self.held.values():
-            if (
-                workflow.state != WorkflowState.FAILING
-                or workflow.open
-                or workflow.undo is None
-                or workflow.compensated
-            ):
+            is_over = workflow.state == WorkflowState.FAILING and not workflow.open
+            if not is_over or workflow.undo is None or workflow.compensated:
                 continue
             found = await self._session.fetch("find_undoable", workflow.id, workflow.undo)
             if not found:
@@ -454,8 +434,7 @@ class WorkflowRun:
                 rows.append((workflow.id, first + place, row["number"], step))
             await self._session.plan_for(len(rows))
             await insert_steps(self._session, rows, start=())
-            ready = await self._session.fetch("find_ready", workflow.id, first)
-            await self._start(ready)
+            await self._start(await self._session.fetch("find_ready", workflow.id, first))
             begun = True
             log.info("workflow_compensates", workflow=workflow.id, steps=len(rows))
         return begun

@@ -1,27 +1,40 @@
-"""Reads definitions of workflows, children requested by a result, and ids; without I/O."""
+"""Reads and checks definitions of workflows, and children that a result requests; without I/O."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
+from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
 
 import msgspec
 
 from penstock.protocol.checks import CONTROL
-from penstock.protocol.errors import InvalidParams
+from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.protocol.task import KEY_MAX_CHARS, NewTask
 from penstock.protocol.tenant import read_tenant
 from penstock.settings.model import Settings
-from penstock.workflows import steps
+from penstock.tasks.new_task import new_task
+from penstock.tasks.params import EnqueueParams
 from penstock.workflows.model import (
     MAX_CHILDREN,
     MAX_EDGES,
     MAX_STEPS,
     NAME_MAX_CHARS,
     ChildParams,
+    Compensate,
     CreateWorkflow,
+    NewStep,
+    StepKind,
+    StepOptions,
+    StepParams,
     WorkflowCreateParams,
 )
+
+_OF_A_TASK = tuple(name for name in EnqueueParams.__struct_fields__ if name in ChildParams.__struct_fields__)
+_decode_children = msgspec.json.Decoder(list[ChildParams]).decode
 
 
 def read_create(given: WorkflowCreateParams, settings: Settings) -> CreateWorkflow:
@@ -31,11 +44,11 @@ def read_create(given: WorkflowCreateParams, settings: Settings) -> CreateWorkfl
     if given.steps is not None:
         listed, field = given.steps, "steps"
     else:
-        listed, field = steps.linked_steps(given.chain or []), "chain"
+        listed, field = linked_steps(given.chain or []), "chain"
     if not 1 <= len(listed) <= MAX_STEPS:
         raise InvalidParams(field, f"must hold 1 to {MAX_STEPS} steps, not {len(listed)}")
-    numbers = steps.number_steps(listed, field)
-    checked = [steps.new_step(step, f"{field}[{place}]", numbers, settings) for place, step in enumerate(listed)]
+    numbers = number_steps(listed, field)
+    checked = [new_step(step, f"{field}[{place}]", numbers, settings) for place, step in enumerate(listed)]
     edges = sum(len(step.after) for step in checked)
     if edges > MAX_EDGES:
         raise InvalidParams(
@@ -43,7 +56,7 @@ def read_create(given: WorkflowCreateParams, settings: Settings) -> CreateWorkfl
             f"follow each other {edges} times; the limit is {MAX_EDGES}. Between two wide groups put a step without "
             "an action, which waits for the one and is waited for by the other",
         )
-    steps.check_order(checked, field)
+    check_order(checked, field)
     check_key(given.key)
     if len(given.name) > NAME_MAX_CHARS or CONTROL.search(given.name):
         raise InvalidParams("name", f"must have at most {NAME_MAX_CHARS} characters, none of them a control character")
@@ -63,18 +76,15 @@ def read_children(text: str, settings: Settings) -> list[tuple[ChildParams, NewT
     for place, child in enumerate(children):
         at = f"spawn[{place}]"
         if child.name is not None:
-            steps.check_name(child.name, at)
+            check_name(child.name, at)
             if child.name.isdigit():
                 raise InvalidParams(f"{at}.name", f"is a number, {child.name!r}, as those without a name have")
             if child.name in names:
                 raise InvalidParams(f"{at}.name", f"is that of another child too: {child.name!r}")
             names.add(child.name)
-        steps.check_action(child.compensate, f"{at}.compensate")
-        made.append((child, steps.named_task(child, at, settings)))
+        check_action(child.compensate, f"{at}.compensate")
+        made.append((child, named_task(child, at, settings)))
     return made
-
-
-_decode_children = msgspec.json.Decoder(list[ChildParams]).decode
 
 
 def _definition(given: WorkflowCreateParams) -> bytes:
@@ -90,3 +100,199 @@ def check_key(key: str | None) -> None:
     """Raises InvalidParams."""
     if key is not None and (not 1 <= len(key) <= KEY_MAX_CHARS or CONTROL.search(key)):
         raise InvalidParams("key", f"must have 1 to {KEY_MAX_CHARS} characters, none of them a control character")
+
+
+# Steps
+
+
+def number_steps(steps: Sequence[StepParams], field: str) -> dict[str, int]:
+    """The index of each step by name. Raises InvalidParams."""
+    numbers: dict[str, int] = {}
+    for place, step in enumerate(steps):
+        name = name_of(step)
+        if not name:
+            raise InvalidParams(f"{field}[{place}].name", "is missing, and there is no action to be named after")
+        check_name(name, f"{field}[{place}]")
+        if name in numbers:
+            raise InvalidParams(
+                f"{field}[{place}].name", f"is that of step {numbers[name]} too: {name!r}; a step has a name of its own"
+            )
+        numbers[name] = place
+    return numbers
+
+
+def new_step(step: StepParams, at: str, numbers: dict[str, int], settings: Settings) -> NewStep:
+    """at: its place, for errors. Raises InvalidParams, TooLarge."""
+    name = name_of(step)
+    after = []
+    for before in dict.fromkeys([*step.after, *([step.over] if isinstance(step.over, str) else [])]):
+        number = numbers.get(before)
+        if number is None:
+            raise InvalidParams(f"{at}.after", f"of {name!r} names {before[:200]!r}, and there is no such step")
+        if before == name:
+            raise InvalidParams(f"{at}.after", f"of {name!r} names itself")
+        after.append(number)
+    policy, undo = policy_of(step)
+    check_action(step.compensate, f"{at}.compensate")
+    if isinstance(step.on_failure, Compensate):
+        check_action(step.on_failure.compensate, f"{at}.on_failure.compensate")
+    shared: dict[str, Any] = {"after": after, "on_failure": policy, "undo": undo}
+    if step.action is None:
+        return _joint(step, name, after, at)
+    task = named_task(step, at, settings)
+    if step.over is not None:
+        return _map(step, name, task, numbers, at, shared)
+    if step.item_as is not None:
+        raise InvalidParams(f"{at}.item_as", "goes with over")
+    for member in ("results_as", "errors_as"):
+        _check_member(getattr(step, member), member, step, at)
+    if step.results_as is not None and step.results_as == step.errors_as:
+        raise InvalidParams(f"{at}.errors_as", f"is the member that results_as names: {step.errors_as!r}")
+    if (step.results_as or step.errors_as) and not after:
+        raise InvalidParams(
+            f"{at}.{'results_as' if step.results_as else 'errors_as'}", "needs predecessors: give after"
+        )
+    options = StepOptions(task.ordering_key, task.delay_seconds, task.expires_in_seconds)
+    return NewStep(
+        name, StepKind.TASK, task.action, task, **shared, results_as=step.results_as, errors_as=step.errors_as,
+        options=options,
+    )  # fmt: skip
+
+
+def _joint(step: StepParams, name: str, after: list[int], at: str) -> NewStep:
+    usual = StepParams(name=step.name, after=step.after, payload=step.payload)
+    names = (f.name for f in msgspec.structs.fields(step))
+    given = [name for name in names if getattr(step, name) != getattr(usual, name)]
+    if bytes(step.payload) != b"{}":
+        given.append("payload")
+    if given:
+        raise InvalidParams(f"{at}.action", f"is missing, and {name!r} says {given[0]}, which is an action's")
+    if not after:
+        raise InvalidParams(f"{at}.action", f"is missing; without one, {name!r} is to join others: give after")
+    return NewStep(name, StepKind.JOIN, None, None, after)
+
+
+def _map(
+    step: StepParams, name: str, task: NewTask, numbers: dict[str, int], at: str, shared: dict[str, Any]
+) -> NewStep:
+    for member in ("results_as", "errors_as"):
+        if getattr(step, member) is not None:
+            raise InvalidParams(f"{at}.{member}", "does not go with over: its tasks are given the items")
+    item_as = "item" if step.item_as is None else step.item_as
+    _check_member(item_as, "item_as", step, at)
+    if isinstance(step.over, list) and len(step.over) > MAX_CHILDREN:
+        raise InvalidParams(f"{at}.over", f"holds {len(step.over)} items; the limit is {MAX_CHILDREN}")
+    over = numbers[step.over] if isinstance(step.over, str) else None
+    items = step.over if isinstance(step.over, list) else None
+    common = {f.name: getattr(step, f.name) for f in msgspec.structs.fields(ChildParams) if f.name != "name"}
+    options = StepOptions(over=over, items=items, item_as=item_as, template=ChildParams(**common))
+    return NewStep(name, StepKind.MAP, task.action, None, **shared, options=options)
+
+
+def _check_member(member: str | None, field: str, step: StepParams, at: str) -> None:
+    if member is None:
+        return
+    if not 1 <= len(member) <= NAME_MAX_CHARS or CONTROL.search(member):
+        raise InvalidParams(f"{at}.{field}", f"must have 1 to {NAME_MAX_CHARS} characters, none of them a control one")
+    payload = bytes(step.payload)
+    if not payload.lstrip().startswith(b"{"):
+        raise InvalidParams(f"{at}.{field}", "adds a member to the payload, which must be an object")
+    if member in msgspec.json.decode(payload, type=dict[str, msgspec.Raw]):
+        raise InvalidParams(f"{at}.{field}", f"names a member that the payload has already: {member!r}")
+
+
+def policy_of(child: ChildParams) -> tuple[str, str | None]:
+    """The stored failure policy, as `compensate:ACTION` if it has an action, and the action that undoes the step."""
+    if isinstance(child.on_failure, Compensate):
+        return f"compensate:{child.on_failure.compensate}", child.compensate
+    return child.on_failure, child.compensate
+
+
+def fallback_of(policy: str) -> str | None:
+    """The action of a stored policy for steps without one of their own, or empty; None: nothing is undone."""
+    name, _, action = policy.partition(":")
+    return action if name == "compensate" else None
+
+
+def step_task(step: ChildParams, settings: Settings) -> NewTask:
+    """The task of a step or of a spawned child. Raises InvalidParams, TooLarge."""
+    return new_task(EnqueueParams(**{name: getattr(step, name) for name in _OF_A_TASK}), settings, large=False)
+
+
+def named_task(step: ChildParams, at: str, settings: Settings) -> NewTask:
+    """As ``step_task``; errors name the step."""
+    try:
+        if step.action is None:
+            raise InvalidParams("action", "is missing")
+        return step_task(step, settings)
+    except InvalidParams as exc:
+        raise InvalidParams(f"{at}.{exc.data['field']}", exc.data["problem"]) from None
+    except TooLarge as exc:
+        raise TooLarge(f"{at}.payload", exc.data["size"], exc.data["limit"]) from None
+
+
+def check_order(steps: Sequence[NewStep], field: str) -> None:
+    """Raises InvalidParams for a cycle of steps, naming it."""
+    try:
+        TopologicalSorter({number: step.after for number, step in enumerate(steps)}).prepare()
+    except CycleError as exc:
+        numbers = exc.args[1][:0:-1]  # backwards: each step before the one that it waits for
+        circle = [steps[number].name for number in numbers]
+        shown = " after ".join(repr(name) for name in [*circle[:5], *(["..."] if len(circle) > 5 else []), circle[0]])
+        raise InvalidParams(f"{field}[{numbers[0]}].after", f"goes in a circle: {shown}") from None
+
+
+def linked_steps(chain: list[StepParams | list[StepParams]]) -> list[StepParams]:
+    """The steps of a chain. Two groups are joined by a step without an action, so that their edges add up, and do not
+    multiply. Raises InvalidParams."""
+    steps: list[StepParams] = []
+    groups = [link if isinstance(link, list) else [link] for link in chain]
+    taken = Counter({step.name for group in groups for step in group if step.name is not None})
+    before: list[str] = []
+    for place, group in enumerate(groups):
+        if not group:
+            raise InvalidParams(f"chain[{place}]", "is an empty group")
+        if len(group) > 1 and len(before) > 1:
+            joint = _free_name("join", taken)
+            steps.append(StepParams(name=joint, after=before))
+            before = [joint]
+        called = []
+        for step in group:
+            if step.after:
+                raise InvalidParams(f"chain[{place}].after", "goes with steps; in a chain the place says it")
+            name = _free_name(name_of(step) or "join", taken) if step.name is None else step.name
+            called.append(name)
+            steps.append(msgspec.structs.replace(step, name=name, after=before))
+        before = called
+    return steps
+
+
+def check_name(name: str, at: str) -> None:
+    """Raises InvalidParams."""
+    if not 1 <= len(name) <= NAME_MAX_CHARS:
+        raise InvalidParams(f"{at}.name", f"must have 1 to {NAME_MAX_CHARS} characters, not {len(name)}")
+    if CONTROL.search(name):
+        raise InvalidParams(f"{at}.name", "holds a control character")
+    if "/" in name:
+        raise InvalidParams(f"{at}.name", f"holds a /, which names of children have: {name!r}")
+
+
+def check_action(action: str | None, field: str) -> None:
+    """Check an action that undoes a step. Raises InvalidParams."""
+    if action is not None and (not 1 <= len(action) <= NAME_MAX_CHARS or CONTROL.search(action)):
+        raise InvalidParams(field, f"must be an action's name, of 1 to {NAME_MAX_CHARS} characters")
+
+
+def name_of(step: ChildParams) -> str:
+    """The step's name, or that of its action, or empty."""
+    return step.name if step.name is not None else (step.action or "").replace("/", "-")
+
+
+def _free_name(name: str, taken: Counter[str]) -> str:
+    """The name, with a number if it is taken. taken: names, and the last number tried for each."""
+    free = name
+    while free in taken:
+        taken[name] += 1
+        free = f"{name}-{taken[name]}"
+    taken[free] = 1
+    return free

@@ -132,17 +132,14 @@ def _sources_of(step: Any, known: _Steps) -> _Sources:
 
 def _sources_of_one(source: Any, known: _Steps) -> list[tuple[str, list[Any], bool]]:
     """The step, then its descendants: children of a map in one array, others by their names."""
+    is_map = source["kind"] == StepKind.MAP
+    if is_map and source["state"] != State.SUCCESS:
+        return [(source["name"], [source], False)]
     children = known.children.get((source["workflow_id"], source["number"]), [])
-    if source["kind"] == StepKind.MAP:
-        if source["state"] != State.SUCCESS:
-            return [(source["name"], [source], False)]
-        found = [(source["name"], children, True)]
-        for child in children:
-            found += _sources_of_one(child, known)[1:]
-        return found
-    found = [(source["name"], [source], False)]
+    found = [(source["name"], children if is_map else [source], is_map)]
     for child in children:
-        found += _sources_of_one(child, known)
+        of_child = _sources_of_one(child, known)
+        found += of_child[1:] if is_map else of_child
     return found
 
 

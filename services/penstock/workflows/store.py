@@ -100,7 +100,9 @@ async def retry_workflow(session: Session, which: WorkflowRetryParams, settings:
         raise WorkflowConflict(
             workflow.id, workflow.state, f"is {workflow.state} and what had succeeded was undone: create a new one"
         )
-    childless, again = run.split_childless(again)
+    childless = run.childless(again)
+    kept = {step["number"] for step in childless}
+    again = [step for step in again if step["number"] not in kept]
     tasks = [step["task_id"] for step in again if step["task_id"] is not None]
     await session.plan_for(len(tasks))
     restarted = await session.fetch("restart_steps", tasks)
