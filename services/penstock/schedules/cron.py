@@ -185,10 +185,7 @@ def read_zone(timezone: str) -> ZoneInfo:
 
 
 def elapsed(when: Timing, first: datetime, until: datetime, keep: int, counted: int = COUNTED) -> Elapsed:
-    """Count the instants from ``first`` through ``until``, and keep the newest.
-
-    counted: where to stop counting those of a cron expression, at least ``keep``.
-    """
+    """Count the instants from ``first`` through ``until``, of a cron to ``counted`` at most, and keep the newest."""
     return when.elapsed(first, until, keep) if isinstance(when, Every) else _walk(when, first, until, keep, counted)
 
 

@@ -140,13 +140,12 @@ async def _store(session: Session, due: Sequence[_Due]) -> FiringSummary:
         decided = one.plan
         fires = len(one.tasks)
         newest = None
-        for place, instant in enumerate(decided.run):
-            if place < fires:
-                newest = next(added)[0]
-                runs.append((one.id, instant, "FIRED", newest, False, None, 1))
-            else:
-                skipped += 1
-                runs.append((one.id, instant, "SKIPPED", None, False, None, 1))
+        for instant in decided.run[:fires]:
+            newest = next(added)[0]
+            runs.append((one.id, instant, "FIRED", newest, False, None, 1))
+        for instant in decided.run[fires:]:
+            skipped += 1
+            runs.append((one.id, instant, "SKIPPED", None, False, None, 1))
         misfires = decided.misfires
         if misfires is not None:
             missed += misfires.instants

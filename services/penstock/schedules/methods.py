@@ -1,7 +1,4 @@
-"""The methods about schedules.
-
-The name of a tenant's schedule is stored behind the tenant's name, and shown to the tenant without it.
-"""
+"""The methods about schedules, whose names are stored behind the tenant's, and shown to the tenant without it."""
 
 from __future__ import annotations
 

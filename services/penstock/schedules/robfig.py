@@ -53,10 +53,7 @@ _FIELDS = (
 
 @lru_cache(maxsize=4096)  # thousands of schedules share a spec, and each fire asks
 def every_seconds(spec: str) -> int | None:
-    """The interval of ``@every 1h30m10s``, whole seconds, at least one; None for any other expression.
-
-    Raises ValueError for anything but a duration of Go.
-    """
+    """The interval of ``@every 1h30m10s``, one second or more; None for other expressions. Raises ValueError."""
     if not spec.startswith("@every "):
         return None
     text = spec.removeprefix("@every ")
@@ -72,10 +69,7 @@ def every_seconds(spec: str) -> int | None:
 
 
 def translate(spec: str) -> str:
-    """Six equivalent fields for :mod:`penstock.schedules.cron`, as lists of numbers; not for ``@every``.
-
-    Raises ValueError, naming the invalid part.
-    """
+    """Six equivalent fields for cronsim, as lists of numbers; not for ``@every``. Raises ValueError."""
     if spec.startswith("@"):
         if spec not in MACROS:
             raise ValueError(f"{spec[:60]!r} is unknown; there are {', '.join(MACROS)} and @every 90s")

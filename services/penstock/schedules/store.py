@@ -113,12 +113,11 @@ async def create_batch(
         except InvalidParams as exc:
             outcomes[place] = exc
     if ready:
-        given = list(ready.values())
-        rows = await session.fetch(
-            "write_schedules", *_columns([schedule for _, schedule, _ in given]),
-            [following.at for _, _, following in given], [following.due for _, _, following in given],
-            replace_existing,
-        )  # fmt: skip
+        _, schedules, clocks = zip(*ready.values(), strict=True)
+        columns = {name: [getattr(one, name) for one in schedules] for name in NewSchedule.__struct_fields__}
+        columns["labels"] = [json.dumps(labels) for labels in columns["labels"]]
+        instants = [clock.at for clock in clocks], [clock.due for clock in clocks]
+        rows = await session.fetch("write_schedules", *columns.values(), *instants, replace_existing)
         for row in rows:
             outcomes[ready[row["name"]][0]] = row["fresh"]
     return outcomes
@@ -142,18 +141,8 @@ def _first(schedule: NewSchedule, standing: ScheduleRecord | None, began: dateti
     return following
 
 
-def _columns(schedules: Sequence[NewSchedule]) -> list[list[Any]]:
-    """The arrays of ``write_schedules``, except the clocks."""
-    columns = {name: [getattr(one, name) for one in schedules] for name in NewSchedule.__struct_fields__}
-    columns["labels"] = [json.dumps(labels) for labels in columns["labels"]]
-    return list(columns.values())
-
-
 async def run_schedule(session: Session, name: str, *, max_attempts: int) -> RunRecord:
-    """Trigger a schedule once, even if paused; the overlap policy applies.
-
-    max_attempts: for a schedule without a number of its own. Raises ScheduleNotFound.
-    """
+    """Trigger a schedule once, even if paused. max_attempts: of one without its own. Raises ScheduleNotFound."""
     standing = await read_schedule(session, name, lock=True)
     instant: datetime = await session.value("read_instant")
     schedule = standing.schedule

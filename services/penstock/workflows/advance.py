@@ -1,8 +1,7 @@
 """Advances workflows: applies the events of settled steps, starts successors, carries out failure policies.
 
-Settling a task only adds an event. Here the events of a workflow are taken, with its row locked, and all their effects
-happen in the same transaction: successors start, children are created, policies apply, the workflow ends. All state is
-in the database, so a kill at any point loses and repeats nothing.
+Settling a task only adds an event. All effects of a workflow's events happen in one transaction, with its row locked,
+so a kill at any point loses and repeats nothing.
 """
 
 from __future__ import annotations
@@ -179,7 +178,6 @@ class WorkflowRun:
             steps = parents + await self._start(ready)
 
     async def _note_failures(self, steps: Sequence[Any]) -> None:
-        """Apply the policies of failed steps."""
         changed = []
         for step in steps:
             workflow = self.held[step["workflow_id"]]
@@ -292,7 +290,6 @@ class WorkflowRun:
         await self._start_tasks(startable)
 
     async def _refuse(self, step: Any, problem: str) -> None:
-        """Cancel the task of a step that cannot start."""
         self._refused = True
         log.warning("step_refused", workflow=step["workflow_id"], step=step["name"], reason=problem)
         await settle.cancel(self._session, [step["task_id"]], problem[:_REASON_CHARS])
@@ -355,7 +352,6 @@ class WorkflowRun:
         return reasons
 
     async def _make_children(self, steps: Sequence[Any], asked: Mapping[int, str | None]) -> dict[int, str]:
-        """Create requested children; returns the reasons for those that are rejected, by task."""
         made = []
         reasons: dict[int, str] = {}
         for step in steps:
@@ -372,10 +368,7 @@ class WorkflowRun:
     async def _add_children(
         self, made: Sequence[tuple[Any, Sequence[tuple[ChildParams, NewTask]]]], *, as_step: bool
     ) -> None:
-        """Add children and start them; those of a workflow that is not running are cancelled at once.
-
-        as_step: they have the failure policy of their parent; otherwise each has its own.
-        """
+        """Add children and start them. as_step: with the failure policy of their parent; otherwise each has its own."""
         rows: list[StepRow] = []
         parents: list[tuple[int, int, int]] = []
         for parent, children in made:
@@ -389,7 +382,7 @@ class WorkflowRun:
                 options = StepOptions(task.ordering_key, task.delay_seconds, task.expires_in_seconds)
                 step = NewStep(name, StepKind.TASK, task.action, task, (), policy, undo, options=options)
                 rows.append((workflow.id, first + place, parent["number"], step))
-            workflow.to_stop |= workflow.state != WorkflowState.RUNNING
+            workflow.to_stop |= workflow.state != WorkflowState.RUNNING  # which cancels them at once
             parents.append((workflow.id, parent["number"], len(children)))
         if rows:
             await self._session.fetch("add_children", *map(list, zip(*parents, strict=True)))
@@ -444,11 +437,8 @@ class WorkflowRun:
     async def write(self, workflows: Sequence[HeldWorkflow] | None = None) -> None:
         """Store these workflows, or all."""
         written = list(self.held.values()) if workflows is None else workflows
-        await self._session.fetch(
-            "update_workflows", [f.id for f in written], [f.state for f in written], [f.added for f in written],
-            [f.open for f in written], [f.undo for f in written], [f.compensated for f in written],
-            [f.reason for f in written],
-        )  # fmt: skip
+        rows = [(f.id, f.state, f.added, f.open, f.undo, f.compensated, f.reason) for f in written]
+        await self._session.fetch("update_workflows", *map(list, zip(*rows, strict=True)))
         for workflow in written:
             workflow.steps += workflow.added
             workflow.added = 0

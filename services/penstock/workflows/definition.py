@@ -60,7 +60,13 @@ def read_create(given: WorkflowCreateParams, settings: Settings) -> CreateWorkfl
     check_key(given.key)
     if len(given.name) > NAME_MAX_CHARS or CONTROL.search(given.name):
         raise InvalidParams("name", f"must have at most {NAME_MAX_CHARS} characters, none of them a control character")
-    return CreateWorkflow(given.key, given.name, checked, _definition(given), read_tenant(given.tenant))
+    encoded = msgspec.json.encode([given.name, given.steps, given.chain])
+    try:
+        plain = msgspec.json.decode(encoded)
+    except msgspec.ValidationError:  # numbers beyond a double are compared as they were written
+        plain = json.loads(encoded, parse_int=str, parse_float=str)
+    digest = hashlib.sha256(msgspec.json.encode(plain, order="sorted")).digest()
+    return CreateWorkflow(given.key, given.name, checked, digest, read_tenant(given.tenant))
 
 
 def read_children(text: str, settings: Settings) -> list[tuple[ChildParams, NewTask]]:
@@ -87,15 +93,6 @@ def read_children(text: str, settings: Settings) -> list[tuple[ChildParams, NewT
     return made
 
 
-def _definition(given: WorkflowCreateParams) -> bytes:
-    encoded = msgspec.json.encode([given.name, given.steps, given.chain])
-    try:
-        plain = msgspec.json.decode(encoded)
-    except msgspec.ValidationError:  # numbers beyond a double are compared as they were written
-        plain = json.loads(encoded, parse_int=str, parse_float=str)
-    return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).digest()
-
-
 def check_key(key: str | None) -> None:
     """Raises InvalidParams."""
     if key is not None and (not 1 <= len(key) <= KEY_MAX_CHARS or CONTROL.search(key)):
@@ -109,14 +106,13 @@ def number_steps(steps: Sequence[StepParams], field: str) -> dict[str, int]:
     """The index of each step by name. Raises InvalidParams."""
     numbers: dict[str, int] = {}
     for place, step in enumerate(steps):
-        name = name_of(step)
+        name, at = name_of(step), f"{field}[{place}]"
         if not name:
-            raise InvalidParams(f"{field}[{place}].name", "is missing, and there is no action to be named after")
-        check_name(name, f"{field}[{place}]")
+            raise InvalidParams(f"{at}.name", "is missing, and there is no action to be named after")
+        check_name(name, at)
         if name in numbers:
-            raise InvalidParams(
-                f"{field}[{place}].name", f"is that of step {numbers[name]} too: {name!r}; a step has a name of its own"
-            )
+            other = numbers[name]
+            raise InvalidParams(f"{at}.name", f"is that of step {other} too: {name!r}; a step has a name of its own")
         numbers[name] = place
     return numbers
 
@@ -149,9 +145,8 @@ def new_step(step: StepParams, at: str, numbers: dict[str, int], settings: Setti
     if step.results_as is not None and step.results_as == step.errors_as:
         raise InvalidParams(f"{at}.errors_as", f"is the member that results_as names: {step.errors_as!r}")
     if (step.results_as or step.errors_as) and not after:
-        raise InvalidParams(
-            f"{at}.{'results_as' if step.results_as else 'errors_as'}", "needs predecessors: give after"
-        )
+        member = "results_as" if step.results_as else "errors_as"
+        raise InvalidParams(f"{at}.{member}", "needs predecessors: give after")
     options = StepOptions(task.ordering_key, task.delay_seconds, task.expires_in_seconds)
     return NewStep(
         name, StepKind.TASK, task.action, task, **shared, results_as=step.results_as, errors_as=step.errors_as,

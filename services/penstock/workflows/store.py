@@ -42,10 +42,8 @@ async def create_workflow(session: Session, command: CreateWorkflow, settings: S
         if rows:
             found, definition, state = rows[0]["id"], rows[0]["definition"], WorkflowState(rows[0]["state"])
             if definition != command.definition:
-                raise WorkflowConflict(
-                    found, state,
-                    f"has the key {command.key!r} and another definition: give this one a key of its own",
-                )  # fmt: skip
+                why = f"has the key {command.key!r} and another definition: give this one a key of its own"
+                raise WorkflowConflict(found, state, why)
             return WorkflowAccepted(found, state, duplicate=True)
         workflow_id = await session.value("create_workflow", *row)  # retention has just removed it
         if workflow_id is None:
@@ -60,10 +58,7 @@ async def create_workflow(session: Session, command: CreateWorkflow, settings: S
 
 
 async def cancel_workflow(session: Session, given: WorkflowCancelParams, settings: Settings) -> WorkflowChanged:
-    """Cancel all steps that have not ended; a cancelled workflow is left unchanged.
-
-    Raises WorkflowNotFound, WorkflowConflict.
-    """
+    """Cancel all steps that have not ended; if cancelled, do nothing. Raises WorkflowNotFound, WorkflowConflict."""
     run = await _hold(session, given, settings)
     (workflow,) = run.held.values()
     if not workflow.state.final:
@@ -83,10 +78,7 @@ async def cancel_workflow(session: Session, given: WorkflowCancelParams, setting
 
 
 async def retry_workflow(session: Session, which: WorkflowRetryParams, settings: Settings) -> WorkflowChanged:
-    """Restart the steps that have not succeeded; a running workflow is left unchanged.
-
-    Raises WorkflowNotFound, WorkflowConflict.
-    """
+    """Restart the steps that have not succeeded; if running, do nothing. Raises WorkflowNotFound, WorkflowConflict."""
     run = await _hold(session, which, settings)
     (workflow,) = run.held.values()
     if workflow.state == WorkflowState.RUNNING:
@@ -97,20 +89,17 @@ async def retry_workflow(session: Session, which: WorkflowRetryParams, settings:
     steps = await session.fetch("reopen_steps", workflow.id, workflow.compensated)
     again = [step for step in steps if step["again"]]
     if not again and workflow.compensated:
-        raise WorkflowConflict(
-            workflow.id, workflow.state, f"is {workflow.state} and what had succeeded was undone: create a new one"
-        )
+        why = f"is {workflow.state} and what had succeeded was undone: create a new one"
+        raise WorkflowConflict(workflow.id, workflow.state, why)
     childless = run.childless(again)
     kept = {step["number"] for step in childless}
     again = [step for step in again if step["number"] not in kept]
     tasks = [step["task_id"] for step in again if step["task_id"] is not None]
     await session.plan_for(len(tasks))
     restarted = await session.fetch("restart_steps", tasks)
-    if len(restarted) != len(tasks):
-        raise WorkflowConflict(
-            workflow.id, workflow.state,
-            f"cannot be retried: the records of {len(tasks) - len(restarted)} of its tasks are no longer kept",
-        )  # fmt: skip
+    if lost := len(tasks) - len(restarted):
+        why = f"cannot be retried: the records of {lost} of its tasks are no longer kept"
+        raise WorkflowConflict(workflow.id, workflow.state, why)
     workflow.open = len(steps)
     workflow.state = WorkflowState.FAILING if workflow.compensated else WorkflowState.RUNNING
     if not workflow.compensated:
