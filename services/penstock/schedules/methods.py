@@ -19,7 +19,7 @@ from penstock.protocol.checks import HIGHEST_ID, check_page, read_cursor, read_i
 from penstock.protocol.errors import AccessDenied, InvalidParams, ScheduleNotFound, TooLarge
 from penstock.protocol.method import Scope, decode, method
 from penstock.protocol.task import BEGINNING
-from penstock.protocol.tenant import own_key, read_tenant, stored_key
+from penstock.protocol.tenant import read_tenant, stored_key
 from penstock.protocol.views import timestamp, view_of
 from penstock.schedules import model, store
 from penstock.schedules.model import CreateSchedule, NewSchedule, UpdateSchedule
@@ -134,7 +134,7 @@ async def delete(context: Context, name: str) -> model.ScheduleDeleted:
     """Delete a schedule; tasks that it created stay."""
     async with context.transaction() as session:
         deleted = await store.delete_schedule(session, await _name_of_callers(session, name, lock=True))
-    return model.ScheduleDeleted(deleted.id, _shown_name(deleted.schedule.name))
+    return model.ScheduleDeleted(deleted.id, _members(deleted)["name"])
 
 
 @_change("schedule.pause")
@@ -246,7 +246,8 @@ def _members(record: model.ScheduleRecord) -> dict[str, Any]:
     else:
         state = "ENDED" if record.next_at is None else "ACTIVE"
     clock = {name: getattr(record, name) for name in model.ScheduleRecord.__slots__ if name != "schedule"}
-    return record.schedule.params() | clock | {"name": _shown_name(record.schedule.name), "state": state}
+    name = record.schedule.name if bound_to() is None else record.schedule.own_name
+    return record.schedule.params() | clock | {"name": name, "state": state}
 
 
 def _run(record: model.RunRecord) -> model.ScheduleRun:
@@ -271,7 +272,3 @@ async def _name_of_callers(session: Session, name: str, *, lock: bool = False, i
     if not found and not is_new:
         raise ScheduleNotFound(name)
     return next((one for one in names if one in found), names[0])
-
-
-def _shown_name(stored: str) -> str:
-    return stored if bound_to() is None else own_key(stored)

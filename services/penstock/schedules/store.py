@@ -1,7 +1,6 @@
 """Schedules in Postgres: created, changed, triggered, listed, inside the caller's transaction.
 
-Instants are compared with the database's clock. A change locks the schedule's clock too, so that it is not fired
-meanwhile.
+Instants are compared with the database's clock. A change locks the schedule's clock too: nothing fires meanwhile.
 """
 
 from __future__ import annotations

@@ -156,8 +156,7 @@ def new_step(step: StepParams, at: str, numbers: dict[str, int], settings: Setti
 
 def _joint(step: StepParams, name: str, after: list[int], at: str) -> NewStep:
     usual = StepParams(name=step.name, after=step.after, payload=step.payload)
-    names = (f.name for f in msgspec.structs.fields(step))
-    given = [name for name in names if getattr(step, name) != getattr(usual, name)]
+    given = [f.name for f in msgspec.structs.fields(step) if getattr(step, f.name) != getattr(usual, f.name)]
     if bytes(step.payload) != b"{}":
         given.append("payload")
     if given:
