@@ -186,7 +186,7 @@ CALLERS: dict[Place, list[tuple[str, set[str]]]] = {
     ("worker/leases.py", "self._queue"): [("worker", {"outbound"})],
     ("worker/result_sender.py", "self._queue"): [("worker", {"results"})],
     ("supervisor/gauges.py", "queue"): [("supervisor", ROLES | DEAD_LETTERS | ROUTES)],
-    ("supervisor/repair.py", "self._results"): [("supervisor", {"results"})],
+    ("results/watermark.py", "results"): [("supervisor", {"results"})],
     ("supervisor/repair.py", "queue"): [("supervisor", {"outbound"} | ROUTES)],
     ("cli/doctor/queues.py", "queue"): [("supervisor", ROLES | DEAD_LETTERS)],
     ("api/dispatch.py", "queue"): [("api", ROLES)],
