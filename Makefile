@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down bench peers migrate test chaos check format clients reference screenshots terraform docs docs-serve \
+.PHONY: help setup demo up down bench peers migrate test chaos simulate check format clients reference screenshots terraform docs docs-serve \
 	build lock sbom clean
 
 help: ## Show the targets
@@ -44,11 +44,14 @@ peers: setup ## Drain the same tasks by other queues too (ARGS="--tasks 2000 --r
 migrate: setup ## Bring the schema of PENSTOCK_DATABASE_URL up to date
 	@$(BIN)/penstock migrate
 
-test: setup ## Run the tests, JOBS (4) files at a time (ARGS="-k name -x" is passed on)
-	@$(BIN)/python -m pytest -n $${JOBS:-4} --dist loadfile --no-loadscope-reorder $(ARGS)
+test: setup ## Run the tests, JOBS (6) files at a time (ARGS="-k name -x" is passed on)
+	@$(BIN)/python -m pytest -n $${JOBS:-6} --dist loadfile --no-loadscope-reorder $(ARGS)
 
 chaos: setup ## Kill, freeze, disconnect and starve processes under load (ARGS="--scenario kills --seconds 10")
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+simulate: setup ## Simulate whole runs with faults, each one replayable by its SEED (SEEDS=300 STEPS=25 ARGS="--mutations")
+	@$(BIN)/python -m tests.simulation --seed $${SEED:-0} --seeds $${SEEDS:-1} --steps $${STEPS:-25} $(ARGS)
 
 check: setup ## Formatting, lint, types, import layers, wording, generated client, dependencies (known vulnerabilities too, if the advisory database is reachable)
 	@$(BIN)/ruff format --check .

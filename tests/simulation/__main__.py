@@ -1,0 +1,168 @@
+"""Simulates the whole pipeline: ``make simulate SEEDS=300``. See docs/simulation.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from penstock.db.migrate import upgrade
+from penstock.local.postgres import EmbeddedPostgres
+from tests.claims import use_known_key
+from tests.conftest import reachable_folder
+from tests.simulation.database import SCHEMA
+from tests.simulation.mutations import MUTATIONS
+
+ROOT = Path(__file__).parents[2]
+_SEEDS_PER_CHILD = 25  # a child keeps what its dead processes have left behind
+_OPTIONS = {
+    "fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "autovacuum": "off",
+    "max_connections": "300",
+}  # fmt: skip
+_MUTATION_SEEDS = 40
+
+
+class Databases:
+    """Databases that follow the simulated clock, on a server of their own."""
+
+    def __init__(self, server: EmbeddedPostgres) -> None:
+        self._server = server
+        server.create_database("simulation")
+        upgrade(server.dsn("simulation"))
+        use_known_key(server, "simulation")
+        server.execute(SCHEMA, database="simulation")
+        self._count = 0
+
+    def make(self) -> str:
+        """Another database; returns its URL."""
+        self._count += 1
+        name = f"simulation_{self._count}"
+        self._server.create_database(name, template="simulation")
+        return self._server.dsn(name)
+
+
+@contextmanager
+def databases() -> Iterator[Databases]:
+    with reachable_folder() as folder:
+        server = EmbeddedPostgres(folder, options=_OPTIONS)
+        server.start()
+        try:
+            yield Databases(server)
+        finally:
+            server.stop()
+
+
+def simulate(url: str, *options: str) -> Iterator[dict[str, Any]]:
+    """Run plans in a child; yields an outcome each. Raises RuntimeError if the child fails."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.simulation.child", "--url", url, *options],
+        cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": "0"}, stdout=subprocess.PIPE, text=True,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        for line in child.stdout:
+            yield json.loads(line)
+    if child.returncode:
+        raise RuntimeError(f"the simulation ended with exit code {child.returncode}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds")
+    parser.add_argument("--steps", type=int, default=25, help="requests of clients in each run")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at once")
+    parser.add_argument("--plan", type=Path, help="run a plan that was written by --shrink instead")
+    parser.add_argument("--shrink", type=Path, help="write the smallest plan that still fails to this file")
+    parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="with this statement broken on purpose")
+    parser.add_argument("--mutations", action="store_true", help="with each of them; all have to be noticed")
+    args = parser.parse_args()
+    with databases() as made:
+        sys.exit(check_mutations(made, args) if args.mutations else run_seeds(made, args))
+
+
+def run_seeds(made: Databases, args: argparse.Namespace) -> int:
+    """Returns the exit code: 0, or 1 if a property did not hold."""
+    more = [f"--{name}={value}" for name in ("plan", "shrink", "mutation") if (value := getattr(args, name))]
+    seeds = 1 if args.plan else args.seeds
+    firsts = range(args.seed, args.seed + seeds, _SEEDS_PER_CHILD)
+    outcomes: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+
+    def run(first: int) -> None:
+        try:
+            count = min(_SEEDS_PER_CHILD, args.seed + seeds - first)
+            for outcome in simulate(urls.get(), f"--first={first}", f"--seeds={count}", f"--steps={args.steps}", *more):
+                outcomes.put(outcome)
+        finally:
+            outcomes.put(None)
+
+    urls: SimpleQueue[str] = SimpleQueue()
+    for _ in firsts:
+        urls.put(made.make())
+    failed = left = 0
+    with _progress() as bar, ThreadPoolExecutor(args.jobs) as pool:
+        runs = [pool.submit(run, first) for first in firsts]
+        shown = bar.add_task("seeds", total=seeds)
+        left = len(runs)
+        while left:
+            outcome = outcomes.get()
+            if outcome is None:
+                left -= 1
+                continue
+            bar.advance(shown)
+            failed += outcome["problem"] is not None
+            if outcome["problem"] is not None or seeds == 1:
+                bar.console.print(text_of(outcome), highlight=False, markup=False)
+        for finished in runs:
+            finished.result()
+    print(f"{seeds} seeds, {failed} failed")
+    return 1 if failed else 0
+
+
+def check_mutations(made: Databases, args: argparse.Namespace) -> int:
+    """Returns the exit code: 0, or 1 if one was not noticed."""
+    urls = {name: made.make() for name in MUTATIONS}
+
+    def run(name: str) -> str | None:
+        options = (f"--first={args.seed}", f"--seeds={_MUTATION_SEEDS}", f"--steps={args.steps}", "--until-failure")
+        for outcome in simulate(urls[name], f"--mutation={name}", *options):
+            if outcome["problem"] is not None:
+                return f"seed {outcome['seed']}: {outcome['problem'].splitlines()[0][:150]}"
+        return None
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        found = dict(zip(MUTATIONS, pool.map(run, MUTATIONS), strict=True))
+    for name, problem in found.items():
+        print(f"{name}: {problem or 'NOT NOTICED'}")
+    return 1 if None in found.values() else 0
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )  # fmt: skip
+
+
+def text_of(outcome: dict[str, Any]) -> str:
+    if outcome["problem"] is not None:
+        return "\n".join([*outcome["history"], f"seed {outcome['seed']}: {outcome['problem']}"])
+    return (
+        f"seed {outcome['seed']}: all properties held after each of {outcome['commits']} commits, in "
+        f"{outcome['statements']} statements and {outcome['seconds']:.0f} simulated seconds, with "
+        f"{outcome['kills']} kills; {outcome['succeeded']} tasks succeeded; digest {outcome['digest'][:12]}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,481 @@
+"""The real statements on a real Postgres, one at a time, in simulated time.
+
+A statement runs as soon as the simulation asks for it and takes no simulated time, but for the way there and back.
+One that waits for a lock is left waiting, and the simulation goes on; it ends once the lock is free, or is cancelled
+when the simulated lock timeout is over. Connections are real ones, which live as long as this program; they belong to
+an event loop of their own, which turns while the simulated one stands still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import asyncpg
+
+from penstock.db.pool import LOCK_WAIT_SECONDS, PLANNING, Store
+from penstock.db.statements import SQL
+from tests.simulation.clock import real_monotonic, wall
+from tests.simulation.loop import Process, current
+
+Returned = TypeVar("Returned")
+
+_PATIENCE_SECONDS = 60.0  # real ones, for one statement
+_READING = ("read_", "list_", "count_")  # beginnings of the names of statements that change nothing
+_LOOK_SECONDS = 0.002  # real ones: what takes longer may wait for a lock
+
+# Postgres asks the simulation for the time: statements name these functions without a schema, and the search path leads
+# them here. Statistics stay those of empty tables, and a plan does not depend on how often it was used.
+SCHEMA = """
+create schema sim;
+create function sim.now() returns timestamptz stable language sql as
+    $$select coalesce(nullif(current_setting('sim.now', true), ''), pg_read_file('simulated_time'))::timestamptz$$;
+create function sim.clock_timestamp() returns timestamptz stable language sql as
+    $$select pg_read_file('simulated_time')::timestamptz$$;
+create sequence sim.uuid;
+create function sim.gen_random_uuid() returns uuid language sql as $$select md5(nextval('sim.uuid')::text)::uuid$$;
+do $$
+declare one record;
+begin
+    for one in select p.oid::regprocedure as name from pg_proc p, unnest(p.proconfig) setting
+        where p.pronamespace = 'penstock'::regnamespace and setting like 'search_path=%' loop
+        execute format('alter function %s set search_path = sim, pg_catalog, penstock, pg_temp', one.name);
+    end loop;
+    for one in select d.adrelid::regclass as owner, a.attname as name from pg_attrdef d
+        join pg_attribute a on a.attrelid = d.adrelid and a.attnum = d.adnum
+        where pg_get_expr(d.adbin, d.adrelid) = 'now()' loop
+        execute format('alter table %s alter column %I set default sim.now()', one.owner, one.name);
+    end loop;
+    for one in select c.oid::regclass as name from pg_class c
+        where c.relnamespace = 'penstock'::regnamespace and c.relname ~ '_[0-9]{8}$' and c.relkind = 'r' loop
+        execute format('drop table %s', one.name);  -- of days that are long past
+    end loop;
+end $$;
+create table sim.change (
+    seq bigint generated always as identity primary key, what text not null, id bigint not null, state text not null,
+    attempts int not null, max_attempts int not null, claim bigint not null, result jsonb
+);
+create function sim.note() returns trigger language plpgsql as $$
+declare one record;
+begin
+    one := case when tg_op = 'DELETE' then old else new end;
+    insert into sim.change (what, id, state, attempts, max_attempts, claim, result)
+    values (tg_argv[0] || ' ' || lower(tg_op), one.id, one.state, one.attempts, one.max_attempts, one.claim,
+            case when tg_argv[0] = 'ended' then to_jsonb(one) -> 'result' end);
+    return null;
+end $$;
+create trigger note after insert or update or delete on penstock.task
+    for each row execute function sim.note('live');
+create trigger note after insert or delete on penstock.task_history for each row execute function sim.note('ended');
+"""
+_RESET = """
+do $$
+declare one record;
+begin
+    for one in select c.oid::regclass as name from pg_class c where c.relkind = 'r'
+        and (c.relnamespace = 'penstock'::regnamespace or c.oid = 'sim.change'::regclass)
+        and c.relname not in ('alembic_version', 'claim_key') and pg_relation_size(c.oid) > 0 loop
+        execute format('truncate %s cascade', one.name);
+    end loop;
+    for one in select c.oid::regclass as name from pg_class c where c.relkind = 'S'
+        and c.relnamespace in ('penstock'::regnamespace, 'sim'::regnamespace) loop
+        perform setval(one.name, 1, false);
+    end loop;
+end $$
+"""
+
+
+class _RealLoop(asyncio.SelectorEventLoop):
+    def time(self) -> float:
+        return real_monotonic()
+
+
+class Pending:
+    """A statement under way. waiter: of the simulated coroutine, once it has to wait for a lock."""
+
+    def __init__(self, connection: RealConnection, work: asyncio.Task[Any]) -> None:
+        self.connection = connection
+        self.work = work
+        self.waiter: asyncio.Future[None] | None = None
+
+
+class RealConnection:
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+        self.pid: int = driver.get_server_pid()
+
+    async def run(self, text: str, args: tuple[Any, ...] | None) -> Any:
+        return await (self.driver.execute(text) if args is None else self.driver.fetch(text, *args))
+
+
+class Bridge:
+    """Asks Postgres, while nothing else happens."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._loop = _RealLoop()
+        self._free: list[RealConnection] = []
+        self._connections = 0
+        self._blocked: list[Pending] = []
+        self._monitor = self._call(self._connect(plain=True))
+        self._holder = self._call(self._connect(plain=True))
+        folder = self._call(self._monitor.fetchval("show data_directory"))
+        self._clock = os.open(f"{folder}/simulated_time", os.O_WRONLY | os.O_CREAT, 0o644)
+
+    def _call(self, work: Coroutine[Any, Any, Returned]) -> Returned:
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(None)
+        try:
+            return self._loop.run_until_complete(asyncio.wait_for(work, _PATIENCE_SECONDS))
+        finally:
+            asyncio._set_running_loop(outer)
+
+    async def _connect(self, *, plain: bool) -> Any:
+        settings = {"application_name": "simulation", "plan_cache_mode": "force_generic_plan"}
+        settings |= (
+            {"lock_timeout": "20ms"}
+            if plain
+            else {**PLANNING, "search_path": "sim, pg_catalog", "deadlock_timeout": "1h"}
+        )
+        return await asyncpg.connect(
+            self._url, statement_cache_size=1000, max_cacheable_statement_size=0, server_settings=settings
+        )
+
+    def reset(self) -> None:
+        """Empty the database, and forget plans: they depend on what was in it as they were made."""
+        assert not self._blocked
+        assert len(self._free) == self._connections
+        self._call(self._holder.execute("rollback"))
+        self._call(self._monitor.execute(_RESET))
+        # While it looks back, no row version is removed. When a backend notices that one could be depends on its past,
+        # and the order in which rows are found on that.
+        self._call(self._holder.execute("begin isolation level repeatable read; select txid_current()"))
+        for connection in self._free:
+            self._call(connection.driver.execute("discard plans"))
+
+    def ask(self, text: str, *args: Any) -> list[Any]:
+        """Rows of a question about what is committed."""
+        rows: list[Any] = self._call(self._monitor.fetch(text, *args))
+        return rows
+
+    def take(self) -> RealConnection:
+        if self._free:
+            return self._free.pop()
+        self._connections += 1
+        return RealConnection(self._call(self._connect(plain=False)))
+
+    def give_back(self, connection: RealConnection) -> None:
+        """The connection is in no transaction."""
+        self._free.append(connection)
+
+    def start(self, connection: RealConnection, text: str, args: tuple[Any, ...] | None = None) -> Pending:
+        """Start a statement; returns when it has ended, or waits for a lock."""
+        os.pwrite(self._clock, wall().isoformat(timespec="microseconds").encode(), 0)
+
+        async def start() -> Pending:
+            work = asyncio.ensure_future(connection.run(text, args))
+            pending = Pending(connection, work)
+            await self._settle(pending)
+            if not work.done():
+                self._blocked.append(pending)
+            return pending
+
+        pending = self._call(start())
+        self._look_at_blocked()
+        return pending
+
+    def end(self, connection: RealConnection) -> None:
+        """The client of a connection is gone: cancel its statement, roll its transaction back."""
+
+        async def end() -> None:
+            for pending in [one for one in self._blocked if one.connection is connection]:
+                await self._cancel(pending)
+            await connection.driver.execute("rollback" if connection.driver.is_in_transaction() else "select 1")
+
+        self._call(end())
+        self._look_at_blocked()
+        self.give_back(connection)
+
+    def cancel(self, pending: Pending) -> None:
+        self._call(self._cancel(pending))
+        self._look_at_blocked()
+
+    async def _cancel(self, pending: Pending) -> None:
+        self._blocked.remove(pending)
+        while not pending.work.done():
+            await self._monitor.fetchval("select pg_cancel_backend($1)", pending.connection.pid)
+            await asyncio.wait({pending.work}, timeout=_LOOK_SECONDS)
+        pending.work.exception()  # seen
+
+    def _look_at_blocked(self) -> None:
+        """Wake those whose lock has come free; what they do may free others'."""
+
+        async def look() -> list[Pending]:
+            ended: list[Pending] = []
+            while True:
+                before = len(ended)
+                for pending in list(self._blocked):
+                    await self._settle(pending)
+                    if pending.work.done():
+                        self._blocked.remove(pending)
+                        ended.append(pending)
+                if len(ended) == before:
+                    return ended
+
+        for pending in self._call(look()) if self._blocked else ():
+            if pending.waiter is not None and not pending.waiter.done():
+                pending.waiter.set_result(None)
+
+    async def _settle(self, pending: Pending) -> None:
+        """Wait until a statement has ended, or waits for a lock."""
+        while not pending.work.done():
+            await asyncio.wait({pending.work}, timeout=_LOOK_SECONDS)
+            if not pending.work.done() and await self._monitor.fetchval(
+                "select exists (select from pg_locks where pid = $1 and not granted)", pending.connection.pid
+            ):
+                return
+
+
+class Database:
+    """What the simulated processes see of Postgres.
+
+    pause: the way to the server and back. strikes: whether this call goes wrong. asked: called with each statement's
+    name. changed: called after each commit.
+    """
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        *,
+        pause: Callable[[], Awaitable[None]],
+        strikes: Callable[[], bool],
+        asked: Callable[[str], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self.bridge = bridge
+        self.pause = pause
+        self.strikes = strikes
+        self.asked = asked
+        self.changed = changed
+        self.names = {text: name for name, text in SQL.items()}
+        self.listeners: list[_Listener] = []
+        self._held: dict[Process, list[SimulatedConnection]] = {}
+
+    def connection(self) -> SimulatedConnection:
+        connection = SimulatedConnection(self, self.bridge.take())
+        process = current()
+        if process is not None:
+            self._held.setdefault(process, []).append(connection)
+        return connection
+
+    def release(self, connection: SimulatedConnection) -> None:
+        process = current()
+        if process is not None:
+            self._held[process].remove(connection)
+        if not connection.is_broken:
+            self.bridge.give_back(connection.real)
+
+    def died(self, process: Process) -> None:
+        """The server notices that a client is gone."""
+        for connection in self._held.pop(process, []):
+            if not connection.is_broken:
+                connection.is_broken = True
+                self.bridge.end(connection.real)
+        self.listeners = [listener for listener in self.listeners if listener.process is not process]
+
+    def end_all(self) -> None:
+        """The run is over."""
+        for process in list(self._held):
+            self.died(process)
+
+    async def notify(self, channel: str) -> None:
+        if not self.strikes():
+            for listener in list(self.listeners):
+                listener.hear(channel)
+
+
+class SimulatedConnection:
+    """The part of asyncpg's connection that stores and sessions use."""
+
+    def __init__(self, database: Database, real: RealConnection) -> None:
+        self._database = database
+        self.real = real
+        self.is_broken = False
+        self.depth = 0
+        self.lock_wait_seconds = LOCK_WAIT_SECONDS
+
+    async def fetch(self, statement: str, *args: Any, timeout: float | None = None) -> list[Any]:
+        name = self._database.names.get(statement, "other")
+        if name == "notify_work":
+            await self._database.notify(*args)
+            return []
+        if name in ("shorten_waits", "limit_lock_wait_to"):
+            self.lock_wait_seconds = args[0] / 1000 if args else 0.02
+            return []
+        if name == "lift_statement_timeout":
+            return []
+        self._database.asked(name)
+        rows: list[Any] = await self._run(statement, args, name)
+        return rows
+
+    async def execute(self, statement: str, *_: Any, timeout: float | None = None) -> None:
+        await self._run(statement)
+
+    def transaction(self) -> _Transaction:
+        return _Transaction(self)
+
+    async def _run(self, statement: str, args: tuple[Any, ...] | None = None, name: str = "") -> Any:
+        """One round trip. Raises what asyncpg raises."""
+        await self._database.pause()
+        self._check()
+        strikes = self._database.strikes()
+        answer_is_lost = strikes and self._database.strikes()
+        if strikes and not answer_is_lost:
+            self._break()
+        pending = self._database.bridge.start(self.real, statement, args)
+        if not pending.work.done():
+            await self._wait_for_lock(pending)
+        if not (self.depth or name.startswith(_READING)):
+            self._database.changed()
+        if answer_is_lost:
+            self._break()
+        await self._database.pause()
+        self._check()
+        return pending.work.result()
+
+    async def _wait_for_lock(self, pending: Pending) -> None:
+        pending.waiter = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(self.lock_wait_seconds):
+                await pending.waiter
+        except TimeoutError:
+            self._database.bridge.cancel(pending)
+            raise asyncpg.LockNotAvailableError("canceling statement due to lock timeout") from None
+        except asyncio.CancelledError:
+            if not pending.work.done():
+                self._database.bridge.cancel(pending)
+            raise
+
+    def _check(self) -> None:
+        if self.is_broken:
+            raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
+
+    def _break(self) -> None:
+        """The connection is lost; the server ends its transaction."""
+        self.is_broken = True
+        self._database.bridge.end(self.real)
+        self._check()
+
+    async def control(self, statement: str) -> None:
+        """Begin or end a transaction or a savepoint."""
+        self._check()
+        if statement == "commit":
+            await self._run(statement)
+        else:
+            pending = self._database.bridge.start(self.real, statement)
+            pending.work.result()
+
+
+class _Transaction:
+    def __init__(self, connection: SimulatedConnection) -> None:
+        self._connection = connection
+        self._name = ""
+
+    async def __aenter__(self) -> None:
+        connection = self._connection
+        self._lock_wait_seconds = connection.lock_wait_seconds
+        self._name = f"s{connection.depth}"
+        now = wall().isoformat()
+        await connection.control(
+            f"savepoint {self._name}" if connection.depth else f"begin; set local sim.now = '{now}'"
+        )
+        connection.depth += 1
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        connection = self._connection
+        connection.depth -= 1
+        connection.lock_wait_seconds = self._lock_wait_seconds
+        if connection.is_broken:
+            if kind is None:
+                connection._check()
+            return
+        if connection.depth:
+            await connection.control(f"{'release' if kind is None else 'rollback to'} {self._name}")
+        else:
+            await connection.control("commit" if kind is None else "rollback")
+
+
+class _Listener:
+    """A connection for LISTEN."""
+
+    def __init__(self, database: Database) -> None:
+        self.process = current()
+        self._database = database
+        self._events: dict[str, Callable[..., None]] = {}
+
+    def add_termination_listener(self, _callback: object) -> None:
+        return None
+
+    async def add_listener(self, channel: str, heard: Callable[..., None]) -> None:
+        self._events[channel] = heard
+
+    async def execute(self, _statement: str, timeout: float | None = None) -> None:
+        await self._database.pause()
+
+    def hear(self, channel: str) -> None:
+        heard = self._events.get(channel)
+        if heard is not None and self.process is not None:
+            self.process.step(heard, self, 0, channel, "")
+
+    def terminate(self) -> None:
+        self._database.listeners = [one for one in self._database.listeners if one is not self]
+
+
+class SimulatedPool:
+    """The part of asyncpg's pool that stores use."""
+
+    def __init__(self, database: Database, size: int) -> None:
+        self._database = database
+        self._size = size
+        self._places = asyncio.Semaphore(size)
+
+    async def acquire(self, *, timeout: float) -> SimulatedConnection:
+        async with asyncio.timeout(timeout):
+            await self._places.acquire()
+        return self._database.connection()
+
+    async def release(self, connection: SimulatedConnection) -> None:
+        self._database.release(connection)
+        self._places.release()
+
+    def get_size(self) -> int:
+        return self._size
+
+    def get_idle_size(self) -> int:
+        return 0
+
+    async def expire_connections(self) -> None:
+        return None
+
+    async def close(self) -> None:
+        return None
+
+
+class SimulatedStore(Store):
+    """A store whose pool is simulated."""
+
+    def __init__(self, database: Database, *, pool_size: int = 4) -> None:
+        super().__init__("postgresql://simulated", pool_size=pool_size)
+        self._database = database
+
+    async def open(self) -> Any:
+        if self._pool is None:
+            self._pool = SimulatedPool(self._database, self._pool_size)
+        return self._pool
+
+    async def connect(self) -> Any:
+        listener = _Listener(self._database)
+        self._database.listeners.append(listener)
+        return listener

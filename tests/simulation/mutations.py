@@ -1,0 +1,64 @@
+"""Statements broken on purpose, each of which the simulation has to notice.
+
+Name: the changes of statements, each with the text that it replaces.
+"""
+
+_HOLDS = "case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end"
+_HOLDS_T = "case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end"
+_UNFENCED = "$2::bigint[] is not null"
+
+MUTATIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "a result of an old claim counts": (("finish_tasks", _HOLDS, _UNFENCED),),
+    "a failure of an old claim counts": (("delay_tasks", _HOLDS_T, _UNFENCED), ("read_attempts", _HOLDS, _UNFENCED)),
+    "a final failure of an old claim counts": (
+        ("fail_tasks_permanently", _HOLDS, _UNFENCED), ("read_attempts", _HOLDS, _UNFENCED),
+    ),
+    "an attempt counts twice": tuple(
+        (name, "attempts = t.attempts + 1", "attempts = least(t.attempts + 2, t.max_attempts)")
+        for name in ("claim_tasks", "claim_tasks_by_rules")
+    ),
+    "a claim token is used again": tuple(
+        (name, "claim = n.id,", "claim = greatest(t.claim, 1),") for name in ("claim_tasks", "claim_tasks_by_rules")
+    ),
+    "stale claims are not found": (("find_stale", "where state = 'ACQUIRED'", "where state = 'ACQUIRED' and false"),),
+    "a failed task has no next attempt": (
+        ("delay_tasks", "run_at = now() + make_interval(secs => f.delay)", "run_at = now() + interval '1 year'"),
+    ),
+    "all of an ordering key start at once": (
+        ("enqueue_keyed_tasks", "case when h.task_id <> f.id then 'WAITING' else 'SCHEDULED' end", "'SCHEDULED'"),
+    ),
+    "the newest of an ordering key goes first": (
+        ("finish_tasks", "order by id limit 1", "order by id desc limit 1"),
+        ("promote_successors", "order by id limit 1", "order by id desc limit 1"),
+    ),
+    "successors wait for ever": (
+        ("finish_tasks", "select ordering_key as key from gone where ordering_key is not null",
+         "select ordering_key as key from gone where false"),
+    ),
+    "a turn is taken twice": (
+        ("claim_tasks", "delete from penstock.turn\n    where", "delete from penstock.turn\n    where false and"),
+        ("claim_tasks", "and t.state::text = 'WAITING' and t.claimed_at is null and t.ordering_key is not null", ""),
+    ),
+    "a unique key is free at once": (
+        ("enqueue_keyed_tasks", "then (select t.id from penstock.task t where t.id = k.task_id) is null", "then true"),
+    ),
+    "a message is taken in twice": (
+        ("record_receipts", "on conflict do nothing",
+         "on conflict (message_id) do update set message_id = excluded.message_id"),
+    ),
+    "a gate lets one more through": (
+        ("claim_tasks_at_gates", "limit allotted.tasks for", "limit allotted.tasks + 1 for"),
+    ),
+    "what is in flight is not counted": (("count_gated", "where state = 'ACQUIRED'", "where state = 'WAITING'"),),
+    "limit keys are not counted": (("lock_gates", "when $3::int is null or", "when $3::int is not null or"),),
+    "a workflow receives no success": (
+        ("finish_tasks", "select workflow, id, claim, 'SUCCESS' from gone where workflow is not null",
+         "select workflow, id, claim, 'SUCCESS' from gone where false"),
+    ),
+    "a cancelled task leaves no record": (("cancel_tasks", "trace, now(), $2::text, worker\n    from gone",
+                                           "trace, now(), $2::text, worker\n    from gone where false"),),
+    "a released claim loses its task": (
+        ("release_unsent", "penstock.dispatch where id in", "penstock.dispatch where $1::float8 is null and id in"),
+        ("find_stale", "where state = 'ACQUIRED'", "where state = 'ACQUIRED' and heartbeat_at is not null"),
+    ),
+}  # fmt: skip

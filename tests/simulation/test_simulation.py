@@ -1,0 +1,58 @@
+"""The simulation: a few of its seeds, that a seed always gives the same run, and that broken statements are noticed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.__main__ import Databases, databases, simulate
+from tests.simulation.plan import draw_plan, read_plan
+
+_SEEDS = 6
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Databases]:
+    with databases() as made:
+        yield made
+
+
+def test_all_properties_hold_and_a_seed_gives_one_run(made: Databases) -> None:
+    """Whatever ran before it in the same process."""
+    runs = {outcome["seed"]: outcome for outcome in simulate(made.make(), f"--seeds={_SEEDS}")}
+    assert [outcome["problem"] for outcome in runs.values()] == [None] * _SEEDS
+    assert all(outcome["succeeded"] > 3 for outcome in runs.values())
+    assert sum(outcome["kills"] for outcome in runs.values()) > _SEEDS
+    (again,) = simulate(made.make(), f"--first={_SEEDS - 1}")
+    assert again["digest"] == runs[again["seed"]]["digest"]
+
+
+@pytest.mark.parametrize(
+    "mutation", ["a result of an old claim counts", "an attempt counts twice", "all of an ordering key start at once"]
+)
+def test_a_broken_statement_is_noticed(made: Databases, mutation: str) -> None:
+    *_, last = simulate(made.make(), "--seeds=20", "--until-failure", f"--mutation={mutation}")
+    assert last["problem"] is not None
+    assert last["history"][-1].strip()
+
+
+def test_a_failing_plan_is_shrunk_to_one_that_still_fails(made: Databases, tmp_path: Path) -> None:
+    written = tmp_path / "plan.json"
+    mutation = "--mutation=an attempt counts twice"
+    (found,) = simulate(made.make(), f"--shrink={written}", "--steps=8", mutation)
+    smallest = read_plan(written)
+    assert len(smallest.calls) == 1
+    assert not smallest.kills
+    assert not smallest.holds
+    (again,) = simulate(made.make(), f"--plan={written}", mutation)
+    assert again["problem"] == found["problem"]
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+    plan = draw_plan(3, 40)
+    plan.write(tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json") == plan
+    assert json.loads((tmp_path / "plan.json").read_text())["seed"] == "3"

@@ -1,0 +1,350 @@
+"""One run: six kinds of processes, their queues and their database, clients, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextvars import Context as Context_
+from typing import Any
+
+from penstock.api.dispatch import Methods
+from penstock.brokers.base import Outgoing
+from penstock.db.notify import Notifier
+from penstock.protocol.errors import PenstockError
+from penstock.resulter import Resulter
+from penstock.runtime.health import Health
+from penstock.runtime.loop import Loop, Service, SideTask
+from penstock.scheduler.process import Scheduler
+from penstock.settings.model import Settings, load_settings
+from penstock.submitter import Submitter
+from penstock.supervisor.process import Supervisor
+from penstock.tasks import settle
+from penstock.worker.handlers.actions import Registry, action
+from penstock.worker.handlers.context import Context
+from penstock.worker.process import Worker
+from tests.simulation import clock
+from tests.simulation.checks import Checks, Violation
+from tests.simulation.clock import Clock
+from tests.simulation.database import Bridge, Database, RealConnection, SimulatedStore
+from tests.simulation.loop import Process, SimulatedLoop, current
+from tests.simulation.plan import LIMITS, PROCESSES, Call, Hold, Plan
+from tests.simulation.queues import QueueService
+
+_ANSWER_SECONDS = 3.0  # that a client waits
+_REST_SECONDS = 600.0  # in which every task ends, once nothing goes wrong any more
+_LOOK_SECONDS = 1.0
+
+
+def make_settings() -> Settings:
+    """Short times, so that repairs happen within a run."""
+    return load_settings(
+        database_url="postgresql://simulated", worker_name="w", concurrency=2, receive_wait_seconds=2,
+        visibility_timeout_seconds=4, stale_after_seconds=9, heartbeat_seconds=1.5, unsent_after_seconds=2,
+        untaken_after_seconds=12, retry_base_seconds=0.3, retry_cap_seconds=2, poll_seconds=2,
+        supervisor_interval_seconds=3, grace_seconds=3, inbound_methods="*", max_attempts=4, worker_concurrency=6,
+        pack_max_tasks=3, claim_batch_size=8, in_flight_floor=12, task_timeout_seconds=5,
+    )  # fmt: skip
+
+
+class _Api(Service):
+    """The api without its HTTP server."""
+
+    name = "api"
+    idle_seconds = 1.0
+
+    def __init__(self, store: SimulatedStore, settings: Settings) -> None:
+        self._store = store
+        self._notifier = Notifier(store)
+        self.methods = Methods(store, self._notifier, settings, queues={}, dead_letters={})
+
+    async def open(self) -> None:
+        await self._store.open()
+
+    def side_tasks(self) -> Mapping[str, SideTask]:
+        return {"notify": self._notifier.run, "results": self.methods.long_polls.run}
+
+    async def run_once(self) -> int:
+        await self._store.ping()
+        return 0
+
+
+class _Worker(Worker):
+    """Without the threads that watch the event loop: they live in real time."""
+
+    def side_tasks(self) -> Mapping[str, SideTask]:
+        return {name: task for name, task in super().side_tasks().items() if not name.startswith("watch")}
+
+
+class Planned(Exception):
+    """A handler fails, as its task wants it."""
+
+
+class _Mistakes(logging.Handler):
+    """Finds lines that say that the code met what its author did not expect."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._note = note
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event = record.msg if isinstance(record.msg, dict) else {}
+        if event.get("event") == "task_died" or (record.exc_info and record.exc_info[0] is not Planned):
+            trace = logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
+            self._note(f"{dict(event)}\n{trace}")
+
+
+class World:
+    """history: lines of what happened, by simulated time."""
+
+    def __init__(self, bridge: Bridge, plan: Plan) -> None:
+        self._bridge = bridge
+        self._plan = plan
+        self._chance = random.Random(f"world {plan.seed}")
+        self._settings = make_settings()
+        self._passes = self._chance.choice((1, 2))
+        self._is_over = False  # nothing goes wrong any more
+        self._has_ended = False
+        self._failure: Violation | None = None
+        self._processes: dict[int, Process] = {}
+        self._services: dict[int, Service] = {}
+        self._strangers: list[RealConnection] = []
+        self._tasks: dict[int, int] = {}
+        self._sent: Counter[int] = Counter()
+        self._runs: Counter[int] = Counter()
+        self.history: list[str] = []
+        self._digest = hashlib.sha256()
+        self.statements = 0
+        self.kills = 0
+        self.checks = Checks(bridge)
+        self._queues = QueueService(random.Random(f"queues {plan.seed}"), self._pause, plan.fault_share)
+        self._database = Database(
+            bridge, pause=self._pause, strikes=self._strikes, asked=self._asked, changed=self._changed
+        )
+        self._registry = Registry()
+        for name in ("plain", "limited", "keyed"):
+            action(name, registry=self._registry)(self._work)
+
+    def run(self) -> str:
+        """Run the plan; returns the digest of all that happened. Raises Violation."""
+        clock.follow(self._plan.seed)
+        self._bridge.reset()
+        mistakes = _Mistakes(lambda text: self._fail(Violation(text)))
+        settle.PROMOTIONS_FROM = 16 if self._plan.limited else 1
+        logger = logging.getLogger("penstock")
+        logger.handlers[:] = [mistakes]
+        logger.propagate = False
+        logger.setLevel(logging.WARNING)
+        loop = SimulatedLoop()
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_until_complete(self._live())
+        finally:
+            self._has_ended = True
+            for process in self._processes.values():
+                process.kill()
+            self._database.end_all()
+            for connection in self._strangers:
+                self._bridge.end(connection)
+        if self._failure is not None:
+            raise self._failure
+        return self._digest.hexdigest()
+
+    async def _live(self) -> None:
+        plan = self._plan
+        for number in range(len(PROCESSES)):
+            self._start(number)
+        for kill in plan.kills:
+            process = self._processes[kill.process]
+            process.kill_at = min(kill.step, process.kill_at or kill.step)
+        await asyncio.sleep(1)
+        for name, limits in LIMITS.items() if plan.limited else ():
+            await self._call(Call(0, "action.set", {"action": name, **limits}))
+        holds = [asyncio.ensure_future(self._hold(hold)) for hold in plan.holds]
+        for number, call in enumerate(plan.calls):
+            await asyncio.sleep(call.after)
+            self._raise()
+            await (self._send(number, call) if call.by_queue else self._call(call, number))
+        await asyncio.gather(*holds)
+        self._queues.fault_share = 0.0
+        self._is_over = True
+        deadline = Clock.now + _REST_SECONDS
+        while self._is_busy():
+            self._raise()
+            if Clock.now > deadline:
+                raise Violation(f"these tasks make no progress: {self.checks.unsettled()[:10]}")
+            await asyncio.sleep(_LOOK_SECONDS)
+        self._raise()
+        self.checks.look()
+        self.checks.look_for_repeated(self._sent)
+
+    def _is_busy(self) -> bool:
+        return bool(self._queues.messages["penstock-inbound"]) or bool(self.checks.unsettled())
+
+    # Processes
+
+    def _start(self, number: int) -> None:
+        name = PROCESSES[number]
+        process = Process(name, number, self._died)
+        self._processes[number] = process
+        self._note(f"{name}/{number} starts")
+        process.start(self._serve(number, name), f"{name}/{number}")
+
+    async def _serve(self, number: int, name: str) -> None:
+        service = self._services[number] = self._make(name)
+        passes = 1 if name in ("api", "supervisor") else self._passes
+        code = await Loop(service, passes=passes, grace_seconds=3, health=Health(name)).run()
+        self._fail(Violation(f"{name} ended with exit code {code}"))
+
+    def _make(self, name: str) -> Service:
+        settings = self._settings
+        queues = {label: self._queues.queue(f"penstock-{label}", label) for label in ("inbound", "outbound", "results")}
+        if name == "worker":
+            return _Worker(
+                outbound=queues["outbound"], results=queues["results"], settings=settings, registry=self._registry
+            )
+        store = SimulatedStore(self._database)
+        if name == "api":
+            return _Api(store, settings)
+        if name == "submitter":
+            return Submitter(store=store, inbound=queues["inbound"], settings=settings)
+        if name == "scheduler":
+            return Scheduler(store=store, outbound=queues["outbound"], settings=settings, open_queue=self._queues.queue)
+        if name == "resulter":
+            return Resulter(store=store, results=queues["results"], settings=settings)
+        return Supervisor(store=store, queues=queues, settings=settings, open_queue=self._queues.queue)
+
+    def _died(self, process: Process) -> None:
+        self.kills += not self._has_ended
+        self._note(f"{process.name}/{process.number} is killed at step {process.steps}")
+        self._database.died(process)
+        if not self._has_ended:
+            down = next((k.down_seconds for k in self._plan.kills if k.process == process.number), 0.0)
+            asyncio.get_running_loop().call_later(down, self._start, process.number, context=_WORLD)
+
+    # What they meet
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self._chance.choice((0.0005, 0.002, 0.01, 0.05)) * self._chance.random())
+
+    def _strikes(self) -> bool:
+        return not self._is_over and current() is not None and self._chance.random() < self._plan.fault_share / 4
+
+    def _asked(self, name: str) -> None:
+        process = current()
+        self.statements += 1
+        if process is not None:
+            self._note(f"{process.name}/{process.number} {name}", is_statement=True)
+
+    def _changed(self) -> None:
+        if self._failure is None:
+            try:
+                self.checks.look()
+            except Violation as violation:
+                self._fail(violation)
+
+    async def _work(self, ctx: Context, n: int, seconds: float = 0.0, fails: int = 0) -> dict[str, Any]:
+        self._runs[ctx.task_id] += 1
+        self._note(f"handler of task {ctx.task_id} begins, claim {ctx.claim}")
+        await asyncio.sleep(seconds)
+        if self._runs[ctx.task_id] <= fails:
+            raise Planned
+        self._note(f"handler of task {ctx.task_id} ends, claim {ctx.claim}")
+        return {"claim": ctx.claim, "n": n}
+
+    # Clients and strangers
+
+    async def _call(self, call: Call, number: int | None = None) -> None:
+        """A request by HTTP, of which the client may never hear."""
+        params = call.params
+        if "id" in params:
+            if params["id"] not in self._tasks:
+                return
+            params = {**params, "id": self._tasks[params["id"]]}
+        if call.method == "task.retry":
+            self.checks.retried.add(params["id"])
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        process = self._processes[0]
+        if process.is_dead or 0 not in self._services:
+            self._note(f"client: {call.method}: refused")
+            return
+
+        async def answer() -> None:
+            api = self._services[0]
+            assert isinstance(api, _Api)
+            try:
+                outcome: Any = await api.methods.call(call.method, params)
+            except PenstockError as exc:
+                outcome = exc
+            if not answered.done():
+                answered.set_result(outcome)
+
+        if number is not None:
+            self._sent[number] += 1
+        process.start(answer(), "request")
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                outcome = await answered
+        except TimeoutError:
+            self._note(f"client: {call.method}: no answer")
+            return
+        if isinstance(outcome, PenstockError):
+            self._note(f"client: {call.method} {params}: {type(outcome).__name__}")
+            return
+        self._note(f"client: {call.method} {params}: {outcome}")
+        if call.method == "enqueue":
+            self.checks.ledger[outcome.id] = outcome.id
+            if number is not None:
+                self._tasks[number] = outcome.id
+
+    async def _send(self, number: int, call: Call) -> None:
+        """A request through the inbound queue; sent again until the queue has it."""
+        body = json.dumps({"jsonrpc": "2.0", "method": call.method, "params": call.params, "id": number})
+        queue = self._queues.queue("penstock-inbound", "inbound")
+        self._note(f"client: {call.method} {call.params} by queue")
+        for _ in range(20):
+            self._sent[number] += 1
+            try:
+                if not (await queue.send([Outgoing(body)])).failed:
+                    return
+            except PenstockError:
+                pass
+
+    async def _hold(self, hold: Hold) -> None:
+        await asyncio.sleep(hold.at)
+        connection = self._bridge.take()
+        self._strangers.append(connection)
+        try:
+            self._bridge.start(connection, "begin")
+            pending = self._bridge.start(
+                connection,
+                "select id from penstock.task where id % 3 = $1 order by id limit $2 for update skip locked",
+                (self._chance.randrange(3), hold.tasks),
+            )  # fmt: skip
+            self._note(f"a stranger locks {[row['id'] for row in pending.work.result()]} for {hold.seconds:.1f} s")
+            await asyncio.sleep(hold.seconds)
+        finally:
+            self._strangers.remove(connection)
+            self._bridge.end(connection)
+
+    def _note(self, text: str, *, is_statement: bool = False) -> None:
+        line = f"{Clock.now:9.3f} {text}"
+        self._digest.update(f"{line}\n".encode())
+        if not is_statement:
+            self.history.append(line)
+
+    def _fail(self, violation: Violation) -> None:
+        if self._failure is None:
+            self._failure = violation
+            self._note(f"violation: {violation}")
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+_WORLD = Context_()
