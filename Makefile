@@ -44,8 +44,8 @@ peers: setup ## Drain the same tasks by other queues too (ARGS="--tasks 2000 --r
 migrate: setup ## Bring the schema of PENSTOCK_DATABASE_URL up to date
 	@$(BIN)/penstock migrate
 
-test: setup ## Run the tests, JOBS (6) files at a time (ARGS="-k name -x" is passed on)
-	@$(BIN)/python -m pytest -n $${JOBS:-6} --dist loadfile --no-loadscope-reorder $(ARGS)
+test: setup ## Run the tests, JOBS (4) files at a time (ARGS="-k name -x" is passed on)
+	@$(BIN)/python -m pytest -n $${JOBS:-4} --dist loadfile --no-loadscope-reorder $(ARGS)
 
 chaos: setup ## Kill, freeze, disconnect and starve processes under load (ARGS="--scenario kills --seconds 10")
 	@$(BIN)/python -m tests.chaos $(ARGS)
