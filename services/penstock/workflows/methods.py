@@ -49,7 +49,7 @@ def _check_which(given: Which) -> Which:
     if (given.id is None) == (given.key is None):
         raise InvalidParams("id", "or key must be given, not both")
     if given.tenant is not None and given.key is None:
-        raise InvalidParams("tenant", "goes with key, which is a tenant's own; an id is nobody else's")
+        raise InvalidParams("tenant", "goes with key, which each tenant has for itself; an id needs no tenant")
     definition.check_key(given.key)
     read_tenant(given.tenant)
     return given
