@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.worker.handlers.actions import REGISTRY, Handler, load_app
-from penstock.worker.handlers.context import Context
 from penstock.worker.handlers.parameters import resolve
 
 _EXAMPLES: dict[Any, Any] = {str: "text", int: 1, float: 1.5, bool: True, list: [], dict: {}, tuple: [], set: []}
@@ -30,11 +29,11 @@ def _payload(handler: Handler) -> dict[str, Any]:
     if handler.batch is not None:
         return {}
     found = {}
-    for position, parameter in enumerate(inspect.signature(handler.function).parameters.values()):
+    parameters = [*inspect.signature(handler.function).parameters.values()]
+    for parameter in parameters[handler.takes_context :]:
         wanted = resolve(parameter.annotation, handler.function)
-        is_context = position == 0 and (wanted is None or wanted is Context)
         is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if is_named and not is_context and parameter.default is parameter.empty:
+        if is_named and parameter.default is parameter.empty:
             found[parameter.name] = _EXAMPLES.get(getattr(wanted, "__origin__", wanted), "...")
     return found
 

@@ -243,11 +243,12 @@ class Runner:
         if needs_opening(attempt.params):
             await open_params(self._codec, attempt)
         args, kwargs = self._fitted(attempt)
-        context = self._context(attempt)
+        if handler.takes_context:
+            args = (self._context(attempt), *args)
         if handler.is_async:
-            result = await handler.function(context, *args, **kwargs)
+            result = await handler.function(*args, **kwargs)
         else:
-            result = await self._in_thread(attempt, partial(handler.function, context, *args, **kwargs))
+            result = await self._in_thread(attempt, partial(handler.function, *args, **kwargs))
         return ((self._answer_of(attempt, result), None),)
 
     async def _run_batch(self, batch: Batch) -> Sequence[Answer]:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
@@ -207,6 +207,22 @@ async def test_plain_handler_runs_in_a_thread(bench: Bench, registry: Registry) 
     await bench.send(encode_call(1, 1, "where", "{}"))
     await bench.work()
     assert await bench.result() is False
+
+
+async def test_a_handler_without_a_context_gets_its_parameters_alone(bench: Bench, registry: Registry) -> None:
+    @action("async", registry=registry)
+    async def later(day: date, price: Decimal = Decimal(0)) -> list[Any]:
+        return [day + timedelta(days=1), price]
+
+    @action("plain", registry=registry)
+    def nothing() -> str:
+        return "done"
+
+    await bench.send(encode_call(1, 1, "async", '{"day":"2030-01-31","price":"1.50"}'))
+    await bench.send(encode_call(2, 1, "plain", "{}"))
+    await bench.work(messages=2)
+    outcomes = (await bench.outcomes(2)).values()
+    assert {*outcomes} == {Succeeded(1, 1, None, '["2030-02-01","1.50"]'), Succeeded(2, 1, None, '"done"')}
 
 
 async def test_plain_function_around_an_async_one_is_awaited(bench: Bench, registry: Registry) -> None:

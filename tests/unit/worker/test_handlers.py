@@ -125,13 +125,35 @@ def test_names_that_no_task_can_have_are_refused(registry: Registry, name: str) 
         action(name, registry=registry)(lambda ctx: None)
 
 
-def test_function_without_a_context_is_refused(registry: Registry) -> None:
+def test_a_handler_may_do_without_the_context() -> None:
+    def by_name(url: str, width: int = 3) -> None: ...
+
     def nothing() -> None: ...
 
+    def named_alike(ctx: str) -> None: ...
+
+    def only_names(*, n: int) -> None: ...
+
+    for function in (by_name, nothing, named_alike, only_names):
+        assert not Handler("act", function).takes_context
+    assert fit(by_name, '{"url":"u","width":4}') == ([], {"url": "u", "width": 4})
+    assert fit(by_name, '["u"]') == (["u"], {})
+    assert misfit(by_name, '{"url":1}') == ("url", "is wrong: Expected `str`, got `int`")
+    assert misfit(by_name, "{}") == ("url", "is missing")
+    assert misfit(nothing, '{"n":1}') == ("n", "is no parameter of act")
+    assert fit(named_alike, '{"ctx":"text"}') == ([], {"ctx": "text"})
+    assert fit(only_names, '{"n":1}') == ([], {"n": 1})
+
+
+def test_a_context_that_is_not_the_first_parameter_is_refused(registry: Registry) -> None:
     def by_name_only(*, ctx: Context) -> None: ...
 
-    for function in (nothing, by_name_only):
-        with pytest.raises(SettingsError, match="must take the Context"):
+    def second(n: int, ctx: Context) -> None: ...
+
+    def method(self, ctx: Context) -> None: ...  # type: ignore[no-untyped-def]
+
+    for function in (by_name_only, second, method):
+        with pytest.raises(SettingsError, match="takes the Context as ctx: make it the first parameter"):
             action("export", registry=registry)(function)
 
 
@@ -403,22 +425,6 @@ def test_annotations_that_cannot_be_checked_are_refused_when_registered() -> Non
     def unchecked(ctx: Context, a: object, b: Any, c, *rest: Opaque, **more: Opaque) -> None: ...  # type: ignore[no-untyped-def]
 
     assert fit(unchecked, '{"a":1,"b":[],"c":{}}')[1] == {"a": 1, "b": [], "c": {}}
-
-
-def test_a_first_parameter_that_is_not_the_context_is_refused() -> None:
-    async def resize(url: str, width: int) -> None: ...
-
-    def method(self, ctx: Context) -> None: ...  # type: ignore[no-untyped-def]
-
-    def nothing() -> None: ...
-
-    for function, told in (
-        (resize, r"not url: 'str': write async def resize\(ctx: Context, url: 'str', width: 'int'\)"),
-        (nothing, r"first parameter: write def handler\(ctx: Context\)"),
-        (method, "ctx: 'Context' of .*method cannot be checked"),
-    ):
-        with pytest.raises(SettingsError, match=told):
-            Handler("act", function)
 
 
 def test_the_context_may_be_annotated_in_every_way_that_fits() -> None:

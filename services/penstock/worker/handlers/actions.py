@@ -33,8 +33,8 @@ class Handler:
     """A registered function with its options; those that are None are left to the task or the settings.
 
     timeout: seconds. batch: the tasks of one call, None for a handler of one task; linger_seconds: how long the first
-    of them waits for the others. fit: converts a task's parameters, raw JSON, to the arguments after the context, or
-    for a task of a batch to the type that its calls hold; raises InvalidParams.
+    of them waits for the others. takes_context: as its first argument. fit: converts a task's parameters, raw JSON, to
+    the other arguments, or for a task of a batch to the type that its calls hold; raises InvalidParams.
     Raises SettingsError for a function that cannot be a handler, an invalid name or invalid numbers.
     """
 
@@ -49,6 +49,7 @@ class Handler:
     linger: InitVar[float | None] = None
     linger_seconds: float = field(init=False)
     is_async: bool = field(init=False)
+    takes_context: bool = field(init=False, default=False)
     fit: Callable[[msgspec.Raw | bytes], Any] = field(init=False)
 
     def __post_init__(self, linger: float | None) -> None:
@@ -76,7 +77,11 @@ class Handler:
             raise SettingsError(f"action {name!r}: {place(function)} yields; a handler returns its result")
         self.linger_seconds = _DEFAULT_LINGER_SECONDS if linger is None else float(linger)
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-        self.fit = Parameters(name, function).fit if batch is None else batch_fit(name, function)
+        if batch is not None:
+            self.fit = batch_fit(name, function)
+            return
+        parameters = Parameters(name, function)
+        self.fit, self.takes_context = parameters.fit, parameters.takes_context
 
 
 class Registry(dict[str, Handler]):
@@ -121,18 +126,17 @@ def action(
 def action(name: Any = None, *, registry: Registry = REGISTRY, **options: Unpack[ActionOptions]) -> Any:
     """Register a function as the handler of an action, named after it unless a name is given.
 
-    The function takes a Context first, then the payload's members by name (or its items by position). Parameters
-    with annotations are checked and converted, pydantic's types by pydantic's rules, others by msgspec's, without
-    guessing: ``"1"`` is no int. ``async def`` runs on the event loop, ``def`` in a thread. The function itself is
-    returned unchanged.
+    The function takes a Context first, unless its first parameter is annotated otherwise, and the payload's members by
+    name (or its items by position). Parameters with annotations are checked and converted, pydantic's types by
+    pydantic's rules, others by msgspec's, without guessing: ``"1"`` is no int. ``async def`` runs on the event loop,
+    ``def`` in a thread. The function itself is returned unchanged.
     max_attempts: lowers the task's own cap. bad_params_attempts: of a task whose parameters do not fit, None for
     PENSTOCK_BAD_PARAMS_ATTEMPTS. timeout: seconds that one attempt may run, unless the task has its own. backoff:
     delays between attempts.
     batch: the function takes up to so many tasks at once, as a ``list[Call[MyParams]]`` alone, and returns a list with
     one answer for each, in their order: a result, an exception (Retry, Fail or any other) that fails this task alone,
     or its ``ctx.wait()``. linger: seconds that the first task waits for others, 0.05 unless given.
-    Raises SettingsError for a name that is taken, invalid numbers, a function that takes no Context, an annotation
-    that cannot be checked.
+    Raises SettingsError for a name that is taken, invalid numbers, an annotation that cannot be checked.
     """
     if callable(name):
         return action()(name)

@@ -24,20 +24,21 @@ _PYDANTIC = frozenset(("pydantic", "pydantic_core", "annotated_types"))
 
 
 class Parameters:
-    """The parameters of a handler after the context. Raises SettingsError for an unusable signature or annotation."""
+    """The parameters of a handler after the context, which it may do without.
+
+    Raises SettingsError for an unusable signature or annotation.
+    """
 
     def __init__(self, action: str, function: Callable[..., Any]) -> None:
         self._action = action
         parameters = list(inspect.signature(function).parameters.values())
-        if not parameters or not _takes_context(parameters[0], function):
-            names = ["ctx: Context", *(str(p) for p in parameters)]
-            start = f"async def {function.__name__}" if inspect.iscoroutinefunction(function) else "def handler"
-            raise SettingsError(
-                f"action {action!r}: {place(function)} must take the Context as its first parameter"
-                + (f", not {parameters[0]}" if parameters else "") + f": write {start}({', '.join(names)})"
-            )  # fmt: skip
-        context = parameters[0]
-        rest = parameters if context.kind is context.VAR_POSITIONAL else parameters[1:]
+        self.takes_context = bool(parameters) and _takes_context(parameters[0], function)
+        for parameter in parameters[1:] if self.takes_context else parameters:
+            if _is_context(parameter.annotation, function):
+                problem = f"takes the Context as {parameter.name}: make it the first parameter"
+                raise SettingsError(f"action {action!r}: {place(function)} {problem}")
+        context = parameters[0] if self.takes_context else None
+        rest = parameters[1:] if context is not None and context.kind is not context.VAR_POSITIONAL else parameters
         named = {p.name: p for p in rest if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
         self._named = tuple(named)
         self._positions = tuple(p.name for p in named.values() if p.kind is not p.KEYWORD_ONLY)
@@ -48,7 +49,7 @@ class Parameters:
         self._any_name = any(p.kind is p.VAR_KEYWORD for p in rest)
         self._required = frozenset(p.name for p in named.values() if p.default is p.empty)
         # A payload's member with the context's name would be its second value.
-        self._reserved = context.name if context.kind is context.POSITIONAL_OR_KEYWORD else None
+        self._reserved = context.name if context and context.kind is context.POSITIONAL_OR_KEYWORD else None
         self._conversions: dict[str, Callable[[Any], Any]] = {}
         for parameter in named.values():
             if parameter.annotation is parameter.empty:
@@ -155,21 +156,26 @@ def read_params(params: msgspec.Raw | bytes) -> Any:
 
 
 def _takes_context(parameter: inspect.Parameter, function: Callable[..., Any]) -> bool:
-    """Whether a function's first parameter may be the context; without an annotation it may be anything."""
+    """Whether a function's first parameter may be the context; without an annotation it is."""
     if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
         return False
     if parameter.annotation is parameter.empty or parameter.kind is parameter.VAR_POSITIONAL:
         return True
+    return _is_context(parameter.annotation, function, or_any=True)
+
+
+def _is_context(annotation: Any, function: Callable[..., Any], *, or_any: bool = False) -> bool:
+    """Whether an annotation is Context. or_any: or one that a context fits too."""
     try:
-        wanted = resolve(parameter.annotation, function)
+        wanted = resolve(annotation, function)
     except Exception:  # its name may be imported for type checkers only
-        return str(parameter.annotation).rpartition(".")[2] == Context.__name__
+        return str(annotation).rpartition(".")[2] == Context.__name__
     kinds = typing.get_args(wanted) or (wanted,)  # of an Optional, of an Annotated
     return any(
-        kind in (Any, object)
-        or isinstance(kind, typing.TypeVar)
-        or getattr(kind, "_is_protocol", False)
-        or (isinstance(kind, type) and (issubclass(Context, kind) or issubclass(kind, Context)))
+        kind is Context
+        or (or_any and (kind in (Any, object) or isinstance(kind, typing.TypeVar)))
+        or (or_any and getattr(kind, "_is_protocol", False))
+        or (or_any and isinstance(kind, type) and (issubclass(Context, kind) or issubclass(kind, Context)))
         for kind in kinds
     )
 
