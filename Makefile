@@ -44,8 +44,9 @@ peers: setup ## Drain the same tasks by other queues too (ARGS="--tasks 2000 --r
 migrate: setup ## Bring the schema of PENSTOCK_DATABASE_URL up to date
 	@$(BIN)/penstock migrate
 
-test: setup ## Run the tests, JOBS (4) files at a time (ARGS="-k name -x" is passed on)
-	@$(BIN)/python -m pytest -n $${JOBS:-4} --dist loadfile --no-loadscope-reorder $(ARGS)
+test: setup ## Run the tests, JOBS (4) files at a time, on PostgreSQL PG (18) (ARGS="-k name -x" is passed on)
+	@PG=$(PG) $(BIN)/python -m tests.postgres_versions
+	@PG=$(PG) $(BIN)/python -m pytest -n $${JOBS:-4} --dist loadfile --no-loadscope-reorder $(ARGS)
 
 chaos: setup ## Kill, freeze, disconnect and starve processes under load (ARGS="--scenario kills --seconds 10")
 	@$(BIN)/python -m tests.chaos $(ARGS)
@@ -107,5 +108,5 @@ terraform: setup ## Check terraform/ and the examples, by terraform if it is ins
 	@$(BIN)/python -m tests.terraform
 
 clean: ## Remove .venv, caches and builds; data in .penstock stays
-	@rm -rf $(VENV) .bench-peers build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .bench-peers .postgres build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

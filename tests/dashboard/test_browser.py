@@ -12,6 +12,7 @@ from penstock.local.postgres import EmbeddedPostgres
 from penstock.settings.model import load_settings
 from tests.dashboard.browser import MISSING, open_browser, wait_live
 from tests.dashboard.stand import Stand
+from tests.postgres_versions import COPY_FILES
 
 pytestmark = [
     pytest.mark.skipif(
@@ -32,7 +33,7 @@ def stand(postgres: EmbeddedPostgres, template_database: str, sqs_url: str) -> I
     from penstock.brokers.opening import create_queues
 
     name = f"browser_{secrets.token_hex(4)}"
-    postgres.execute(f"create database {name} template {template_database} strategy file_copy")
+    postgres.execute(f"create database {name} template {template_database} {COPY_FILES}")
     settings = load_settings(
         database_url=postgres.dsn(name), sqs_endpoint_url=sqs_url, aws_region="us-east-1", http_port=0, metrics_port=0,
         **{f"{queue}_queue": f"{name}-{queue}" for queue in ("inbound", "outbound", "results")},

@@ -62,7 +62,7 @@ async def postgres_away(postgres: EmbeddedPostgres, database_url: str) -> AsyncI
     """Inside the block no program is connected to the database, and none can connect."""
     name = urlsplit(database_url).path.removeprefix("/")
     postgres.execute(f'alter database "{name}" allow_connections false')
-    postgres.execute(f"select pg_terminate_backend(pid, 10_000) from pg_stat_activity where datname = '{name}'")
+    postgres.execute(f"select pg_terminate_backend(pid, 10000) from pg_stat_activity where datname = '{name}'")
     try:
         yield
     finally:

@@ -35,6 +35,7 @@ from penstock.supervisor.repair import Repair
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import settle
+from tests import postgres_versions
 from tests.claims import claim_id, use_known_key
 from tests.integration.apis import running
 from tests.integration.doors import no_routes, put, rejected, request, sample, take
@@ -468,7 +469,7 @@ async def test_a_table_that_a_migration_changes_under_a_running_process_costs_on
 def server(module_data_path: Path) -> Iterator[EmbeddedPostgres]:
     """A server of this module alone, which it may kill."""
     options = {"fsync": "off", "full_page_writes": "off", "max_connections": "12", "shared_buffers": "16MB"}
-    server = EmbeddedPostgres(module_data_path / "postgres", options=options)
+    server = postgres_versions.server(module_data_path / "postgres", options=options)
     server.start()
     server.create_database("own")
     upgrade(server.dsn("own"))

@@ -4,7 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import Failure, NewTask, State
 from penstock.tasks import claim, enqueue, reschedule, settle
-from tests.conftest import reachable_folder
 from tests.waiting import wait_until
 
 SERVICES = Path(__file__).parents[2] / "services"
@@ -467,39 +466,9 @@ def test_the_migrations_are_found_beside_the_package() -> None:
     assert (migrations_path() / "env.py").is_file()
 
 
-# Older servers
-
-
-@pytest.fixture(scope="module")
-def postgres_16() -> Iterator[EmbeddedPostgres]:
-    with reachable_folder() as path:
-        server = EmbeddedPostgres(path, version=16, options={"fsync": "off"})
-        server.start()
-        yield server
-        server.stop()
-
-
-@pytest.fixture
-def url_16(postgres_16: EmbeddedPostgres) -> Iterator[str]:
-    postgres_16.create_database("older")
-    yield postgres_16.dsn("older")
-    postgres_16.drop_database("older")
-
-
-def test_postgres_16_goes_up_and_down(url_16: str) -> None:
-    assert query(url_16, "show server_version_num")[0][0].startswith("16")
-    upgrade(url_16)
-    fresh = inventory(url_16)
-    downgrade(url_16, "base")
-    upgrade(url_16)
-    assert inventory(url_16) == fresh
-
-
-def test_postgres_16_carries_tasks_through_their_whole_life(url_16: str) -> None:
-    upgrade(url_16)
-
+def test_a_fresh_schema_carries_tasks_through_their_whole_life(migrated_url: str) -> None:
     async def live() -> None:
-        store = Store(url_16)
+        store = Store(migrated_url)
         try:
             async with store.transaction() as session:
                 answers = await enqueue.enqueue(

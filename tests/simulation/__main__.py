@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from penstock.db.migrate import upgrade
 from penstock.local.postgres import EmbeddedPostgres
+from tests import postgres_versions
 from tests.claims import use_known_key
 from tests.conftest import reachable_folder
 from tests.simulation.database import SCHEMA
@@ -55,7 +56,7 @@ class Databases:
 @contextmanager
 def databases() -> Iterator[Databases]:
     with reachable_folder() as folder:
-        server = EmbeddedPostgres(folder, options=_OPTIONS)
+        server = postgres_versions.server(folder, options=_OPTIONS)
         server.start()
         try:
             yield Databases(server)

@@ -114,8 +114,7 @@ returning t.id;
 -- their action or tenant was limited count too. Returns the last one looked at, no row when there are none behind it.
 with looked as materialized (
     select id, claimed_at from penstock.task
-    where state = 'ACQUIRED' and claimed_at >= coalesce($1::timestamptz, '-infinity')
-      and (claimed_at, id) > (coalesce($1, '-infinity'), coalesce($2::bigint, 0))
+    where state = 'ACQUIRED' and (claimed_at, id) > (coalesce($1::timestamptz, '-infinity'), coalesce($2::bigint, 0))
     order by claimed_at, id limit $3
 ), adopted as (
     update penstock.task t

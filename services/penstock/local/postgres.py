@@ -45,7 +45,8 @@ class EmbeddedPostgres(Service):
 
     data_dir: holds `pgdata`, `password` (0600) and `postgres.log`.
     options: server parameters over :data:`DEFAULT_OPTIONS`; fsync stays on unless switched off here.
-    version: major version, 18 or 16. A data_dir of another one raises StackError.
+    version: major version, 18 or 16. A data_dir of another one raises StackError. installation: a folder with the
+    server's programs in `bin`, for a version that the wheel lacks.
     As root the server runs as the system user `pgserver`, created when missing; it gets the right to pass the folders
     above data_dir and above the binaries.
     """
@@ -57,13 +58,14 @@ class EmbeddedPostgres(Service):
     passing_problem = "is still in use"
 
     def __init__(
-        self, data_dir: Path, *, port: int | None = None, options: Mapping[str, str] | None = None, version: int = 18
-    ) -> None:
+        self, data_dir: Path, *, port: int | None = None, options: Mapping[str, str] | None = None, version: int = 18,
+        installation: Path | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(data_dir, port=port)
         self.pgdata = self.data_dir / "pgdata"
         self.options = {**DEFAULT_OPTIONS, **(options or {})}
         self.version = version
-        self._bin = binaries(version)
+        self._bin = binaries(version) if installation is None else installation / "bin"
         self._password_path = self.data_dir / "password"
         self._owner: pwd.struct_passwd | None = None
 

