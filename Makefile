@@ -46,7 +46,7 @@ migrate: setup ## Bring the schema of PENSTOCK_DATABASE_URL up to date
 
 test: setup ## Run the tests, JOBS (4) files at a time, on PostgreSQL PG (18) (ARGS="-k name -x" is passed on)
 	@PG=$(PG) $(BIN)/python -m tests.postgres_versions
-	@PG=$(PG) $(BIN)/python -m pytest -n $${JOBS:-4} --dist loadfile --no-loadscope-reorder $(ARGS)
+	@PG=$(PG) env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $${JOBS:-4} --dist loadfile --no-loadscope-reorder $(ARGS)
 
 chaos: setup ## Kill, freeze, disconnect and starve processes under load (ARGS="--scenario kills --seconds 10")
 	@$(BIN)/python -m tests.chaos $(ARGS)

@@ -15,7 +15,7 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from docs.generated import row, write
-from penstock.cli.app import app
+from penstock.cli.app import MODULES, make_app
 from penstock.cli.groups import default_of
 
 PAGE = Path(__file__).with_name("cli.md")
@@ -56,8 +56,9 @@ class Command:
         return any(option in parameter.names for parameter in self.parameters)
 
 
-def commands(of: typer.Typer = app, path: tuple[str, ...] = (), panel: str = "") -> Iterator[Command]:
+def commands(of: typer.Typer | None = None, path: tuple[str, ...] = (), panel: str = "") -> Iterator[Command]:
     """Every command that can be called, in the order of --help."""
+    of = of or make_app(MODULES)
     for info in of.registered_commands:
         assert info.callback is not None
         name = info.name or info.callback.__name__.replace("_", "-")

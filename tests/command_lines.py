@@ -7,12 +7,13 @@ from typing import Any
 
 import typer.main
 
-from penstock.cli.app import app
+from penstock.cli.app import MODULES, make_app
 
 
 @cache
-def _tree() -> Any:
-    return typer.main.get_command(app)
+def command_tree() -> Any:
+    """The whole command line."""
+    return typer.main.get_command(make_app(MODULES))
 
 
 def find_command(words: list[str]) -> tuple[Any, list[str]]:
@@ -20,7 +21,7 @@ def find_command(words: list[str]) -> tuple[Any, list[str]]:
 
     Raises AssertionError for a word that is no command.
     """
-    command = _tree()
+    command = command_tree()
     while hasattr(command, "commands"):
         if words and words[0] in command.commands:
             command, words = command.commands[words[0]], words[1:]

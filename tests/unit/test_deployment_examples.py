@@ -13,18 +13,17 @@ from urllib.parse import parse_qsl, urlsplit
 import hcl2
 import httpx
 import pytest
-import typer.main
 import yaml
 from prometheus_client import Gauge
 
 from penstock.api.http import SCALING_PATH
 from penstock.api.scaling import _drain_seconds, _figures
-from penstock.cli.app import app
 from penstock.limits.scaling import COUNTED, OUTBOUND, RouteLoad
 from penstock.runtime import metrics
 from penstock.runtime.health import DEFAULT_PORT, Health, serve_health
 from penstock.settings.model import Settings, load_settings
 from penstock.settings.values import PREFIX
+from tests.command_lines import command_tree
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "examples" / "kubernetes"
@@ -99,7 +98,7 @@ def test_a_container_runs_its_command_with_options_that_it_has(process: str) -> 
     container = container_of(process)
     name, *options = container["args"]
     assert name == process
-    command: Any = typer.main.get_command(app)
+    command: Any = command_tree()
     known = {option for param in command.commands[name].params for option in param.opts}
     assert {option for option in options if option.startswith("-")} <= known
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]

@@ -13,15 +13,14 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-import typer.main
 import yaml
 
 from penstock.api.http import SCALING_PATH
 from penstock.api.scaling import _figures
-from penstock.cli.app import app
 from penstock.limits.scaling import OUTBOUND, RouteLoad
 from penstock.settings.model import Settings, load_settings
 from penstock.settings.values import PREFIX
+from tests.command_lines import command_tree
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -169,7 +168,7 @@ def test_the_fleet_of_a_route_runs_as_the_other_workers_do(monkeypatch: pytest.M
     assert {key: mine[key] for key in same} == {key: other[key] for key in same}
     assert "replicas" not in fleet["spec"]
     name, *options = mine["args"]
-    command: Any = typer.main.get_command(app)
+    command: Any = command_tree()
     known = {option for param in command.commands[name].params for option in param.opts}
     assert {option for option in options if option.startswith("-")} <= known
     for variable in mine["env"]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,9 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-TREES = {module_name(path): ast.parse(path.read_text("utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+@cache  # not while the tests are collected: each of the processes that run them collects them all
+def trees() -> dict[str, ast.Module]:
+    return {module_name(path): ast.parse(path.read_text("utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imports_of(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -74,9 +77,9 @@ def imports_of(tree: ast.Module) -> Iterator[tuple[str, str]]:
 def import_graph() -> dict[str, set[str]]:
     """Modules of the package by what they import of it, at any depth and under TYPE_CHECKING too; not its root, which
     names public objects for users."""
-    graph: dict[str, set[str]] = {name: set() for name in TREES if name != "penstock"}
+    graph: dict[str, set[str]] = {name: set() for name in trees() if name != "penstock"}
     for name, imported in graph.items():
-        for module, taken in imports_of(TREES[name]):
+        for module, taken in imports_of(trees()[name]):
             target = f"{module}.{taken}" if f"{module}.{taken}" in graph else module
             if target in graph and target != name:
                 imported.add(target)
@@ -118,7 +121,7 @@ def test_the_root_of_the_package_does_not_grow() -> None:
 
 def test_an_init_holds_a_docstring_and_nothing_else() -> None:
     packages = {module_name(path) for path in PACKAGE.rglob("__init__.py")} - {"penstock"}
-    assert {name for name in packages if len(TREES[name].body) != 1 or not ast.get_docstring(TREES[name])} == set()
+    assert {name for name in packages if len(trees()[name].body) != 1 or not ast.get_docstring(trees()[name])} == set()
 
 
 def test_every_folder_of_modules_is_a_package() -> None:
@@ -129,9 +132,9 @@ def test_a_module_imports_from_the_module_that_defines_a_name() -> None:
     packages = {module_name(path) for path in PACKAGE.rglob("__init__.py")}
     assert {
         (name, module, taken)
-        for name, tree in TREES.items()
+        for name, tree in trees().items()
         for module, taken in imports_of(tree)
-        if module in packages and f"{module}.{taken}" not in TREES
+        if module in packages and f"{module}.{taken}" not in trees()
     } == set()
 
 

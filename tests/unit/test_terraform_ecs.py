@@ -7,14 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import typer.main
-
-from penstock.cli.app import app
 from penstock.cli.run import PROCESSES
 from penstock.protocol.api_key import Permission, parse_entries
 from penstock.runtime.health import DEFAULT_PORT
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
+from tests.command_lines import command_tree
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "terraform-ecs"
@@ -40,7 +38,7 @@ def test_values_of_the_environment_are_valid() -> None:
 
 
 def test_every_process_runs_its_command_with_options_that_it_has() -> None:
-    command: Any = typer.main.get_command(app)
+    command: Any = command_tree()
     sizes = TEXT["processes.tf"].split("for process, size in {", 1)[1].split("} : process", 1)[0]
     processes = set(re.findall(r"^\s+(\w+)\s+= \{ cpu", sizes, re.M)) | {"worker"}
     assert processes == set(PROCESSES) - CALLBACKS

@@ -4,36 +4,63 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_group
 
-from penstock.cli import (
-    config,
-    dlq,
-    keys,
-    limits,
-    local,
-    processes,
-    rejected,
-    routes,
-    schedules,
-    sources,
-    task,
-    tasks,
-    top,
-    workflows,
-)
 from penstock.cli.common import EPILOG, error_text, say
-from penstock.cli.doctor import command
 from penstock.protocol.errors import INVALID_PARAMS, PenstockError, RpcError, SettingsError
 from penstock.protocol.version import __version__
+
+# Which module has which commands, in the order of --help. Only the module of the command that runs is loaded: all of
+# them take longer than a short command, or the start of a process.
+MODULES = {
+    "local": ("up", "down", "ps", "env", "logs"),
+    "task": ("enqueue", "task"),
+    "top": ("stats", "top"),
+    "tasks": ("tasks", "jobs"),
+    "workflows": ("workflows",),
+    "schedules": ("schedules",),
+    "limits": ("actions", "tenants"),
+    "routes": ("routes", "ordering"),
+    "rejected": ("rejected",),
+    "dlq": ("dlq",),
+    "processes": (
+        "submitter", "scheduler", "resulter", "supervisor", "api", "worker",
+        "migrate", "create-queues", "payload-key", "claim-key",
+    ),
+    "sources": ("kafka-source", "clockwork-source"),
+    "doctor.command": ("doctor",),
+    "config": ("config",),
+    "keys": ("keys", "credential"),
+}  # fmt: skip
+_MODULE_OF = {command: module for module, commands in MODULES.items() for command in commands}
 
 
 class Root(TyperGroup):
     """All commands. Invalid parameters are reported alike, found by the command line or by the api."""
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        if name not in self.commands and name in _MODULE_OF:
+            part = typer.Typer(rich_markup_mode=_MARKUP)
+            _load(_MODULE_OF[name], part)
+            self.commands.update(get_group(part).commands)
+        return super().get_command(ctx, name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The commands to show; `credential` only if scheduler0's API is served."""
+        return [name for name in _MODULE_OF if name != "credential" or _serves_scheduler0()]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in _MODULE_OF:  # a misspelt one: all names are wanted for the suggestion
+            for name in _MODULE_OF:
+                self.get_command(ctx, name)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -42,10 +69,6 @@ class Root(TyperGroup):
             if exc.code != INVALID_PARAMS:
                 raise
             raise typer.BadParameter(error_text(exc).removeprefix("Invalid params: ")) from exc
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """The commands to show; `credential` only if scheduler0's API is served."""
-        return [name for name in super().list_commands(ctx) if name != "credential" or _serves_scheduler0()]
 
 
 def _serves_scheduler0() -> bool:
@@ -59,16 +82,7 @@ def _serves_scheduler0() -> bool:
         return True
 
 
-app = typer.Typer(
-    name="penstock",
-    cls=Root,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    epilog=EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="A durable task pipeline: Postgres holds every task, SQS carries the work, JSON-RPC is the only protocol.",
-)
+_MARKUP: Literal["markdown"] = "markdown"
 
 
 def _print_version(wanted: bool) -> None:
@@ -77,7 +91,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
@@ -86,11 +99,29 @@ def _root(
     pass
 
 
-for part in (
-    local, task, top, tasks, workflows, schedules, limits, routes, rejected, dlq, processes, sources, command, config,
-    keys,
-):  # fmt: skip
-    part.add_to(app)
+def make_app(modules: Iterable[str] = ()) -> typer.Typer:
+    """The command line. modules: whose commands are loaded at once, for those who want to see them all."""
+    made = typer.Typer(
+        name="penstock",
+        cls=Root,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=_MARKUP,
+        epilog=EPILOG,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="A durable task pipeline: Postgres holds every task, SQS carries the work, JSON-RPC is the only protocol.",
+    )
+    made.callback()(_root)
+    for module in modules:
+        _load(module, made)
+    return made
+
+
+def _load(module: str, into: typer.Typer) -> None:
+    import_module(f"penstock.cli.{module}").add_to(into)
+
+
+app = make_app()
 
 
 def main() -> None:

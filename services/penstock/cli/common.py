@@ -15,8 +15,8 @@ import msgspec
 import typer
 
 from penstock.cli.parameters import HELP, Given, ParamsOf
-from penstock.client.exchanges import given
 from penstock.protocol.errors import PenstockError, RpcError, SettingsError
+from penstock.protocol.requests import given
 from penstock.runtime.logs import printable, printable_json
 
 if TYPE_CHECKING:

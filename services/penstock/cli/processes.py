@@ -14,7 +14,7 @@ import typer
 from penstock.cli.common import Database, DatabaseUrlOption, DataDirOption, print_json
 from penstock.cli.local import running_state
 from penstock.cli.parameters import expanded
-from penstock.client.exchanges import given
+from penstock.protocol.requests import given
 
 LogLevelOption = Annotated[
     str | None,

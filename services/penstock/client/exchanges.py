@@ -18,7 +18,7 @@ import httpx
 from penstock.protocol import errors, trace_context
 from penstock.protocol.batching import pack
 from penstock.protocol.json_text import decode_any, dumps
-from penstock.protocol.requests import prepared
+from penstock.protocol.requests import given, prepared
 
 BATCH_TASKS = 1000
 BATCH_BYTES = 4 * 1024 * 1024  # half of what the api takes by default
@@ -80,11 +80,6 @@ def reaching(url: str) -> Iterator[None]:
             f"the api at {url} cannot be reached ({exc}): start it with `penstock up` or `penstock api`, "
             "or name another URL"
         ) from exc
-
-
-def given(**params: Any) -> dict[str, Any]:
-    """Return the parameters that are not None."""
-    return {name: value for name, value in params.items() if value is not None}
 
 
 def calling(method: str, params: Params, *, member: str | None = None, extra_seconds: float = 0.0) -> Exchange:

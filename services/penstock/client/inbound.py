@@ -9,13 +9,13 @@ from typing import Any
 
 from penstock.brokers.base import Outgoing, Queue, Transport
 from penstock.brokers.opening import open_transport
-from penstock.client.exchanges import Params, Unfinished, given, request_text, trace_headers
+from penstock.client.exchanges import Params, Unfinished, request_text, trace_headers
 from penstock.client.methods import ScheduleChanges, WorkflowChanges
 from penstock.payloads.codec import PayloadCodec, offered_aad
 from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.errors import TooLarge
 from penstock.protocol.json_text import dumps
-from penstock.protocol.requests import prepared, task_params
+from penstock.protocol.requests import given, prepared, task_params
 from penstock.runtime.periodic import Pauses
 from penstock.settings.model import Settings, load_settings
 

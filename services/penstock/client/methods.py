@@ -12,10 +12,10 @@ from datetime import datetime
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from penstock.client.exchanges import Exchange, Params, Unfinished, batching, calling, enqueueing, given
+from penstock.client.exchanges import Exchange, Params, Unfinished, batching, calling, enqueueing
 from penstock.client.workflows import Workflow
 from penstock.protocol.errors import Unavailable
-from penstock.protocol.requests import prepared, task_params
+from penstock.protocol.requests import given, prepared, task_params
 
 Answer = dict[str, Any]
 Answers = list[Any]

@@ -203,7 +203,12 @@ def parse_claim_id(text: str) -> ClaimId | None:
 def task_params(action: str, payload: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters of ``enqueue``; options that are None are left out."""
     task = {"action": action} | ({} if payload is None else {"payload": payload})
-    return prepared(task | {name: value for name, value in options.items() if value is not None})
+    return prepared(task | given(**options))
+
+
+def given(**params: Any) -> dict[str, Any]:
+    """Return the parameters that are not None."""
+    return {name: value for name, value in params.items() if value is not None}
 
 
 def prepared(task: Mapping[str, Any]) -> dict[str, Any]:
