@@ -42,6 +42,10 @@ TESTED = {
     ("docs/payloads.md", "python"): "tests/integration/test_payloads_page.py::test_the_programs_of_the_page_run",
     ("docs/protocol.md", "json http"): "tests/integration/test_protocol_page.py::"
     "test_every_example_of_the_protocol_page_is_true",
+    ("docs/python-api.md", "python"): "tests/integration/test_python_api_page.py::"
+    "test_every_example_of_the_page_prints_what_it_says",
+    ("docs/python-api.md", "python images.py"): "tests/integration/test_python_api_page.py::"
+    "test_every_example_of_the_page_prints_what_it_says",
     ("docs/results.md", "python"): "tests/integration/test_results_page.py::"
     "test_the_example_of_the_results_page_prints_what_it_says",
     ("docs/tasks.md", "json http"): "tests/integration/test_tasks_page.py::"

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.client.async_client import AsyncClient as AsyncClient
     from penstock.client.client import Client as Client
+    from penstock.client.default import connect as connect
     from penstock.client.exchanges import Unfinished as Unfinished
     from penstock.client.inbound import InboundClient as InboundClient
+    from penstock.client.task import Task as Task
     from penstock.client.workflows import Workflow as Workflow
     from penstock.protocol.errors import DuplicateTask as DuplicateTask
     from penstock.protocol.errors import InvalidParams as InvalidParams
@@ -34,8 +36,10 @@ if TYPE_CHECKING:
     from penstock.protocol.errors import TooLarge as TooLarge
     from penstock.protocol.errors import TooManyWaits as TooManyWaits
     from penstock.protocol.errors import Unavailable as Unavailable
+    from penstock.protocol.errors import UnexpectedResult as UnexpectedResult
     from penstock.protocol.errors import WorkflowConflict as WorkflowConflict
     from penstock.protocol.errors import WorkflowNotFound as WorkflowNotFound
+    from penstock.protocol.options import EnqueueOptions as EnqueueOptions
     from penstock.protocol.retry import Backoff as Backoff
     from penstock.protocol.version import __version__ as __version__
     from penstock.runtime.batcher import Batcher as Batcher
@@ -53,20 +57,25 @@ if TYPE_CHECKING:
     from penstock.worker.handlers.context import Retry as Retry
     from penstock.worker.handlers.context import TaskCancelled as TaskCancelled
     from penstock.worker.handlers.context import Wait as Wait
+    from penstock.worker.handlers.enqueueing import Action as Action
+    from penstock.worker.handlers.enqueueing import Bound as Bound
 
 # Where each public name is defined.
 _HOMES = {
     "client.async_client": ("AsyncClient",),
     "client.client": ("Client",),
+    "client.default": ("connect",),
     "client.inbound": ("InboundClient",),
     "client.exchanges": ("Unfinished",),
+    "client.task": ("Task",),
     "client.workflows": ("Workflow",),
     "protocol.errors": (
         "DuplicateTask", "InvalidParams", "JobNotFound", "NoResult", "PayloadLost", "PayloadUnavailable",
         "PenstockError", "RateLimited", "ResultCancelled", "ResultGone", "ResultTimeout", "RpcError",
         "ScheduleNotFound", "SettingsError", "StateConflict", "TaskFailed", "TaskNotFound", "TooLarge",
-        "TooManyWaits", "Unavailable", "WorkflowConflict", "WorkflowNotFound",
+        "TooManyWaits", "Unavailable", "UnexpectedResult", "WorkflowConflict", "WorkflowNotFound",
     ),
+    "protocol.options": ("EnqueueOptions",),
     "protocol.retry": ("Backoff",),
     "protocol.version": ("__version__",),
     "runtime.batcher": ("Batcher",),
@@ -75,6 +84,7 @@ _HOMES = {
     "tasks.transactional": ("enqueue", "enqueue_many", "enqueue_many_sync", "enqueue_sync"),
     "worker.handlers.actions": ("action",),
     "worker.handlers.context": ("Call", "Context", "Fail", "Retry", "TaskCancelled", "Wait"),
+    "worker.handlers.enqueueing": ("Action", "Bound"),
 }  # fmt: skip
 
 __all__ = [name for names in _HOMES.values() for name in names]

@@ -42,7 +42,7 @@ from penstock.settings.model import Settings, load_settings
 from penstock.settings.values import PREFIX
 from penstock.submitter import Submitter
 from penstock.supervisor.bulk_jobs import BulkJobs
-from penstock.worker.handlers.actions import REGISTRY
+from penstock.worker.handlers.actions import REGISTRY, Registry
 from penstock.worker.handlers.context import Context
 from tests.command_lines import find_command, options_of
 from tests.docs_blocks import HELD, ROOT, RUN_WHERE, TESTED, Block, all_blocks, blocks_in
@@ -371,7 +371,11 @@ async def names_for(page: str, database_url: str) -> tuple[dict[str, Any], Any]:
     async def nothing(*_: Any) -> Any:
         return SimpleNamespace(wait=nothing, kill=lambda: None)
 
+    @penstock.action(registry=Registry())
+    async def receipt(order: int, to: str) -> None: ...
+
     common = {
+        "receipt": receipt,
         "send": nothing,
         "fetch": lambda url, width: width,
         "Busy": OSError,

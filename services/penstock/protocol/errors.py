@@ -285,3 +285,11 @@ class ResultTimeout(NoResult, TimeoutError):
     def __init__(self, task_id: int, state: str | None, seconds: float) -> None:
         text = f"task {task_id} has not finished after {seconds:g} s (state {state}): ask for its result again"
         super().__init__(task_id, state, text)
+
+
+class UnexpectedResult(PenstockError):
+    """The result of a task is not of the type that its handler's annotation says: another release may have run it."""
+
+    def __init__(self, task_id: int, problem: str) -> None:
+        super().__init__(f"the result of task {task_id} is not of the annotated type: {problem}")
+        self.id = task_id

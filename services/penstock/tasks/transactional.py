@@ -6,6 +6,7 @@ is imported that the caller has not imported: the module of the connection's cla
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -133,13 +134,11 @@ def _driver(connection: Any, classes: Mapping[str, Container[str]]) -> str | Non
 
 
 def _for_sqlalchemy(connection: Any, body: str, limit_bytes: int) -> tuple[Any, dict[str, Any]]:
-    from sqlalchemy import text
-
     dialect = (connection if hasattr(connection, "dialect") else connection.get_bind()).dialect.name
     if dialect != "postgresql":
         raise TypeError(f"the tasks are in Postgres, and this {type(connection).__name__} is one of {dialect}")
     statement = _STATEMENT.format("cast(:tasks as text)", "cast(:limit_bytes as int)")
-    return text(statement), {"tasks": body, "limit_bytes": limit_bytes}
+    return sys.modules["sqlalchemy"].text(statement), {"tasks": body, "limit_bytes": limit_bytes}
 
 
 def _psycopg_cursor(connection: Any) -> Any:

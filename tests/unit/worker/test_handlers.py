@@ -51,7 +51,7 @@ def test_bare_decorator_takes_the_functions_name(registry: Registry) -> None:
 
     handler = registry.get("export")
     assert handler is not None
-    assert handler.function is export
+    assert handler.function is export.function
     assert handler.is_async
 
 
@@ -91,7 +91,7 @@ def test_second_function_of_a_name_is_refused_and_both_are_named(registry: Regis
 
     handler = registry.get("export")
     assert handler is not None
-    assert handler.function is first
+    assert handler.function is first.function
 
 
 def test_same_function_registered_again_is_no_mistake(registry: Registry) -> None:

@@ -7,25 +7,30 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from functools import cached_property
+from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
-from penstock.protocol.errors import SettingsError
+from penstock.protocol.errors import SettingsError, UnexpectedResult
+from penstock.protocol.json_text import dumps, to_builtins
 from penstock.protocol.retry import Backoff
 from penstock.protocol.task import ACTION_MAX_CHARS, MAX_ATTEMPTS_LIMIT
 from penstock.runtime.logs import get_logger
-from penstock.worker.handlers.context import is_number
-from penstock.worker.handlers.parameters import Parameters, batch_fit, place
+from penstock.worker.handlers.context import Call, Context, Wait, is_number
+from penstock.worker.handlers.enqueueing import Action, ActionFunction
+from penstock.worker.handlers.parameters import Parameters, batch_fit, place, result_converter
 
 _MAX_BATCH = 10_000
 _MAX_LINGER_SECONDS = 60.0
 _DEFAULT_LINGER_SECONDS = 0.05
 
 log = get_logger()
-Function = TypeVar("Function", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
+Item = TypeVar("Item")
 
 
 @dataclass(eq=False)
@@ -51,6 +56,7 @@ class Handler:
     is_async: bool = field(init=False)
     takes_context: bool = field(init=False, default=False)
     fit: Callable[[msgspec.Raw | bytes], Any] = field(init=False)
+    _payload: Callable[[Sequence[Any], Mapping[str, Any]], Any] = field(init=False)
 
     def __post_init__(self, linger: float | None) -> None:
         name, function, batch = self.name, self.function, self.batch
@@ -78,10 +84,37 @@ class Handler:
         self.linger_seconds = _DEFAULT_LINGER_SECONDS if linger is None else float(linger)
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
         if batch is not None:
-            self.fit = batch_fit(name, function)
+            self.fit, self._payload = batch_fit(name, function), _one
             return
         parameters = Parameters(name, function)
-        self.fit, self.takes_context = parameters.fit, parameters.takes_context
+        self.fit, self._payload = parameters.fit, parameters.payload
+        self.takes_context = parameters.takes_context
+
+    def payload(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call's arguments without the context as a payload; of a batched handler, the params of one of its calls.
+
+        Raises InvalidParams for what ``fit`` refuses, TypeError, ValueError for what cannot be written as JSON.
+        """
+        payload = to_builtins(self._payload(args, kwargs))
+        self.fit(dumps(payload).encode())
+        return payload
+
+    def read_result(self, task_id: int, result: Any) -> Any:
+        """A task's result, decoded JSON, as the annotated type. Raises UnexpectedResult, SettingsError."""
+        try:
+            return self._convert(result)
+        except msgspec.ValidationError as exc:
+            raise UnexpectedResult(task_id, str(exc)) from None
+
+    @cached_property
+    def _convert(self) -> Callable[[Any], Any]:
+        return result_converter(self.name, self.function, is_batched=self.batch is not None)
+
+
+def _one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    if len(args) != 1 or kwargs:
+        raise TypeError("a batched action is enqueued with one argument, the params of a call")
+    return args[0]
 
 
 class Registry(dict[str, Handler]):
@@ -109,27 +142,74 @@ class ActionOptions(TypedDict, total=False):
     bad_params_attempts: int | None
     timeout: float | None
     backoff: Backoff | None
-    batch: int | None
-    linger: float | None
+
+
+class Decorator(Protocol):
+    """What ``action(...)`` returns: it takes a function with a Context first, or without one."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R | Wait]], /
+    ) -> ActionFunction[P, R, Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, R | Wait]], /
+    ) -> ActionFunction[P, R, Callable[P, Coroutine[Any, Any, R]]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, P], R | Wait], /
+    ) -> ActionFunction[P, R, Callable[Concatenate[Context, P], R]]: ...
+    @overload
+    def __call__(self, function: Callable[P, R | Wait], /) -> ActionFunction[P, R, Callable[P, R]]: ...
+
+
+class BatchDecorator(Protocol):
+    """What ``action(batch=...)`` returns."""
+
+    @overload
+    def __call__(
+        self, function: Callable[[list[Call[Item]]], Coroutine[Any, Any, Sequence[R | Exception | Wait]]], /
+    ) -> ActionFunction[
+        [Item], R, Callable[[list[Call[Item]]], Coroutine[Any, Any, Sequence[R | Exception | Wait]]]
+    ]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[list[Call[Item]]], Sequence[R | Exception | Wait]], /
+    ) -> ActionFunction[[Item], R, Callable[[list[Call[Item]]], Sequence[R | Exception | Wait]]]: ...
 
 
 @overload
-def action(name: Function, /) -> Function: ...
-
-
+def action(  # type: ignore[overload-overlap]
+    function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R | Wait]], /
+) -> ActionFunction[P, R, Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]]: ...
+@overload
+def action(
+    function: Callable[P, Coroutine[Any, Any, R | Wait]], /
+) -> ActionFunction[P, R, Callable[P, Coroutine[Any, Any, R]]]: ...
+@overload
+def action(
+    function: Callable[Concatenate[Context, P], R | Wait], /
+) -> ActionFunction[P, R, Callable[Concatenate[Context, P], R]]: ...
+@overload
+def action(function: Callable[P, R | Wait], /) -> ActionFunction[P, R, Callable[P, R]]: ...
+@overload
+def action(
+    name: str | None = None, *, batch: int, linger: float | None = None, registry: Registry = REGISTRY,
+    **options: Unpack[ActionOptions],
+) -> BatchDecorator: ...  # fmt: skip
 @overload
 def action(
     name: str | None = None, *, registry: Registry = REGISTRY, **options: Unpack[ActionOptions]
-) -> Callable[[Function], Function]: ...
+) -> Decorator: ...
 
 
-def action(name: Any = None, *, registry: Registry = REGISTRY, **options: Unpack[ActionOptions]) -> Any:
+def action(name: Any = None, *, registry: Registry = REGISTRY, **options: Any) -> Any:
     """Register a function as the handler of an action, named after it unless a name is given.
 
     The function takes a Context first, unless its first parameter is annotated otherwise, and the payload's members by
     name (or its items by position). Parameters with annotations are checked and converted, pydantic's types by
     pydantic's rules, others by msgspec's, without guessing: ``"1"`` is no int. ``async def`` runs on the event loop,
-    ``def`` in a thread. The function itself is returned unchanged.
+    ``def`` in a thread. Returns an `Action`: it is called as the function, and has the verbs that enqueue it.
     max_attempts: lowers the task's own cap. bad_params_attempts: of a task whose parameters do not fit, None for
     PENSTOCK_BAD_PARAMS_ATTEMPTS. timeout: seconds that one attempt may run, unless the task has its own. backoff:
     delays between attempts.
@@ -141,10 +221,12 @@ def action(name: Any = None, *, registry: Registry = REGISTRY, **options: Unpack
     if callable(name):
         return action()(name)
 
-    def register(function: Function) -> Function:
+    def register(function: Callable[..., Any]) -> Action[..., Any]:
+        function = function.function if isinstance(function, Action) else function  # of another name
         called = name if name is not None else getattr(function, "__name__", None)
-        registry.add(Handler(called, function, **options))  # type: ignore[arg-type]
-        return function
+        handler = Handler(called, function, **options)  # type: ignore[arg-type]
+        registry.add(handler)
+        return ActionFunction(handler.name, function, handler.payload, handler.read_result)
 
     return register
 

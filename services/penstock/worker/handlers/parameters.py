@@ -16,7 +16,7 @@ import msgspec
 from penstock.protocol.errors import InvalidParams, SettingsError
 from penstock.protocol.json_text import decode_any
 from penstock.protocol.spelling import did_you_mean
-from penstock.worker.handlers.context import Call, Context
+from penstock.worker.handlers.context import Call, Context, Wait
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
@@ -86,6 +86,20 @@ class Parameters:
                     value[position] = self._conversions[name](value[position])
         return value, {}
 
+    def payload(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call's arguments as a payload, which ``fit`` has yet to check: an object wherever possible.
+
+        Raises TypeError for an argument that is given twice.
+        """
+        if args and (self._only_position or len(args) > len(self._positions)):
+            if kwargs:
+                raise TypeError(f"{self._action} takes these arguments by position alone, or by name alone")
+            return list(args)
+        named = dict(zip(self._positions, args, strict=False))
+        for name in named.keys() & kwargs.keys():
+            raise TypeError(f"{self._action} got two values for {name}")
+        return {**named, **kwargs}
+
     def _check_names(self, given: Mapping[str, Any]) -> None:
         for name in self._named:
             if name in self._required and (name not in given or name in self._only_position):
@@ -145,6 +159,28 @@ def _params_of(action: str, function: Callable[..., Any], parameter: inspect.Par
             f"not {wanted!r}"
         )
     return typing.get_args(item)[0]
+
+
+def result_converter(action: str, function: Callable[..., Any], *, is_batched: bool) -> Callable[[Any], Any]:
+    """Converts a result, decoded JSON, to the annotated type of the handler, or raises msgspec.ValidationError.
+
+    A wait stands for the result that it is answered with, which may be anything. Raises SettingsError.
+    """
+    annotation = inspect.signature(function).return_annotation
+    if annotation is inspect.Signature.empty:
+        return lambda result: result
+    try:
+        wanted = resolve(annotation, function)
+        if typing.get_origin(wanted) in (collections.abc.Awaitable, collections.abc.Coroutine):
+            wanted = typing.get_args(wanted)[-1]
+        if is_batched:
+            wanted = (typing.get_args(wanted) or (Any,))[0]
+        kinds = typing.get_args(wanted) if typing.get_origin(wanted) in (typing.Union, types.UnionType) else (wanted,)
+        results = [kind for kind in kinds if not (isinstance(kind, type) and issubclass(kind, (Wait, Exception)))]
+        convert = converter(typing.Union[tuple(results)]) if results else None  # noqa: UP007
+    except Exception as exc:
+        raise uncheckable(action, function, "the result", exc) from None
+    return convert or (lambda result: result)
 
 
 def read_params(params: msgspec.Raw | bytes) -> Any:
