@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,9 @@ async def on_loop(ctx: Context) -> None:
 class Process:
     """A process of Penstock with the test's settings, its log lines read as they come."""
 
-    def __init__(self, settings: Settings, *arguments: str, folder: Path) -> None:
+    def __init__(
+        self, settings: Settings, *arguments: str, folder: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
         environment = {
             "PENSTOCK_DATABASE_URL": settings.require_database_url,
             "PENSTOCK_SQS_ENDPOINT_URL": settings.sqs_endpoint_url or "",
@@ -59,6 +62,7 @@ class Process:
             "PENSTOCK_HTTP_PORT": "0",
             "PENSTOCK_METRICS_PORT": "0",
             "PYTHONPATH": str(ROOT / "services"),
+            **(environment or {}),
         }
         self.lines: list[str] = []
         self._popen = subprocess.Popen(
@@ -78,6 +82,10 @@ class Process:
     def stop(self, seconds: float) -> int:
         """Ask it to stop; returns its exit code."""
         self._popen.send_signal(signal.SIGTERM)
+        return self.wait(seconds)
+
+    def wait(self, seconds: float) -> int:
+        """Its exit code, once it has ended."""
         try:
             _, rest = self._popen.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:

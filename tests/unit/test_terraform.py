@@ -184,6 +184,8 @@ CALLERS: dict[Place, list[tuple[str, set[str]]]] = {
     ("worker/process.py", "self._receiver"): [("worker", {"outbound"})],
     ("worker/process.py", "self._results"): [("worker", {"results"})],
     ("worker/leases.py", "self._queue"): [("worker", {"outbound"})],
+    ("worker/leases.py", "queue"): [("worker", {"outbound"})],
+    ("worker/lease_thread.py", "outbound"): [("worker", {"outbound"})],
     ("worker/result_sender.py", "self._queue"): [("worker", {"results"})],
     ("supervisor/gauges.py", "queue"): [("supervisor", ROLES | DEAD_LETTERS | ROUTES)],
     ("results/watermark.py", "results"): [("supervisor", {"results"})],

@@ -15,6 +15,7 @@ from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 
 _LOOK_SECONDS = 0.2
+_BLOCKED_SECONDS = 1.0  # between two looks: a handler blocked the event loop
 
 log = get_logger()
 
@@ -55,9 +56,14 @@ class MessageLeases(Generic[T]):
 
     async def _watch(self) -> None:
         try:
+            now = monotonic()
             while self._leases:
                 await asyncio.sleep(_LOOK_SECONDS)
-                now = monotonic()
+                before, now = now, monotonic()
+                if now - before > _BLOCKED_SECONDS:
+                    # Nothing could be extended meanwhile, so this time does not count.
+                    gap = now - before
+                    self._leases = {receipt: (m, until + gap) for receipt, (m, until) in self._leases.items()}
                 over = [receipt for receipt, (_, until) in self._leases.items() if until <= now]
                 if over:
                     await self._ended(list(self.remove(over).values()))

@@ -7,7 +7,7 @@ import asyncio
 from penstock.brokers.base import Message, Queue
 from penstock.settings.model import Settings
 
-_ON_ITS_WAY_SECONDS = 0.5
+_ON_ITS_WAY_SECONDS = 0.2  # several round trips to a queue in the same region
 
 
 class Receiver:

@@ -114,7 +114,10 @@ def _worker(settings: Settings, apps: Sequence[str], faults: Faults | None) -> C
         stack.push_async_callback(deliveries.close)
         deliveries.open()
         queues = _queues(settings, _opener(settings, stack, faults))
-        return Worker(outbound=queues["outbound"], results=queues["results"], settings=settings, registry=registry)
+        return Worker(
+            outbound=queues["outbound"], results=queues["results"], settings=settings, registry=registry,
+            own_queues=lambda stack: _queues(settings, _opener(settings, stack, faults)),
+        )  # fmt: skip
 
     return make
 

@@ -124,7 +124,10 @@ class QueueSettings(Group):
         "results queue can forge.",
     )
     receive_wait_seconds: int = setting(
-        20, "Long poll of a receive; a shorter one stops sooner, a longer one makes fewer empty calls.", ge=0, le=20
+        20,
+        "Long poll of a receive; a longer one makes fewer empty calls, and a stop does not wait for it.",
+        ge=0,
+        le=20,
     )
     visibility_timeout_seconds: int = setting(
         60, "A received message reappears after this long unless deleted or extended.", ge=3, le=43200

@@ -73,7 +73,9 @@ class Attempt(HandlerCall):
 
     def context(self, report: Report) -> Context:
         again = self.lease.message.receive_count > 1
-        return Context(*self.claim, self.handler.name, again, report, self.cancellation, self.spawned, self.tenant)
+        return Context(
+            *self.claim, self.handler.name, again, report, self.cancellation, self.spawned, self.tenant, self.lease
+        )
 
     def log_fields(self) -> dict[str, Any]:
         return {"task_id": self.claim.task_id, "claim": self.claim.claim, "action": self.handler.name}
@@ -150,7 +152,7 @@ class OpenBatches:
 
     def delayed(self) -> list[Batch]:
         """Batches within their batching delay."""
-        return [batch for batch in self._open.values() if batch.timer is not None]
+        return [batch for batch in [*self._open.values()] if batch.timer is not None]
 
     def close(self, batch: Batch) -> None:
         """Stop adding attempts to a batch, which is not queued if it is within its batching delay."""

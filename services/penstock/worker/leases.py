@@ -75,7 +75,10 @@ class Lease:
 
 
 class Leases:
-    """The leases of a worker; :meth:`extend_unfinished` and :meth:`delete_finished` are side tasks."""
+    """The leases of a worker; :meth:`delete_finished` is a side task.
+
+    The table is changed by the event loop's thread alone. Another thread may read copies of it, and extend.
+    """
 
     def __init__(self, queue: Queue, *, visibility_seconds: int) -> None:
         self._queue = queue
@@ -157,22 +160,24 @@ class Leases:
         receipts = {message.receipt for message in failed}
         return [lease for lease in leases if lease.message.receipt in receipts] if receipts else []
 
-    async def extend_unfinished(self) -> None:
-        """Extend the leases of unfinished messages; a side task."""
+    async def extend_unfinished(self, queue: Queue | None = None) -> None:
+        """Extend the leases of unfinished messages; a side task. queue: of the calling thread; None: the worker's."""
         interval = self._visibility_seconds / 3
         while True:
             await asyncio.sleep(interval)
             soon = monotonic() + self._visibility_seconds - interval / 2  # a later end can wait for the next round
             due = [
-                lease for lease in self._leases.values() if lease.unanswered and not lease.lost and lease.until < soon
+                lease
+                for lease in self._leases.copy().values()
+                if lease.unanswered and not lease.lost and lease.until < soon
             ]
             if due:
-                await self._extend(due)
+                await self._extend(due, queue or self._queue)
 
-    async def _extend(self, due: Sequence[Lease]) -> None:
+    async def _extend(self, due: Sequence[Lease], queue: Queue) -> None:
         now = monotonic()
-        longest = self._queue.limits.max_extend_seconds
-        if self._queue.limits.deletes_overdue:
+        longest = queue.limits.max_extend_seconds
+        if queue.limits.deletes_overdue:
             # The supervisor watches the heartbeats of their tasks.
             overdue = [lease for lease in due if now + self._visibility_seconds / 2 > lease.received_at + longest]
             await self._delete(overdue)
@@ -184,7 +189,7 @@ class Leases:
         for lease in due:
             by_seconds[min(self._visibility_seconds, int(lease.received_at + longest - now))].append(lease)
         for seconds, group in by_seconds.items():
-            extend = partial(self._queue.extend, seconds=seconds)
+            extend = partial(queue.extend, seconds=seconds)
             failed = set(await self._failed(group, extend) if seconds > 0 else group)
             for lease in group:
                 if lease not in failed:

@@ -30,6 +30,7 @@ from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.cancellation_poll import CancellationPoll
 from penstock.worker.handlers.actions import Registry
+from penstock.worker.lease_thread import LeaseThread, OpenQueues, due_heartbeats
 from penstock.worker.leases import Lease, Leases
 from penstock.worker.payload_io import encrypt_answer, encrypt_note
 from penstock.worker.responses import failure_answer, no_task_answer, unknown_action
@@ -47,11 +48,22 @@ log = get_logger()
 
 
 class Worker(Service):
-    """One worker process; ``run_once`` receives once and starts the tasks, :meth:`settle` waits for them."""
+    """One worker process; ``run_once`` receives once and starts the tasks, :meth:`settle` waits for them.
+
+    own_queues: opens queues for the thread of leases and heartbeats; None: the event loop sees to both.
+    """
 
     name = "worker"
 
-    def __init__(self, *, outbound: Queue, results: Queue, settings: Settings, registry: Registry) -> None:
+    def __init__(
+        self,
+        *,
+        outbound: Queue,
+        results: Queue,
+        settings: Settings,
+        registry: Registry,
+        own_queues: OpenQueues | None = None,
+    ) -> None:
         self._codec = PayloadCodec(settings)
         self._outbound = outbound
         self._receiver = Receiver(outbound, settings)
@@ -60,8 +72,9 @@ class Worker(Service):
         self._registry = registry
         self._leases = Leases(outbound, visibility_seconds=settings.visibility_timeout_seconds)
         self._timings = Timings()
-        name = settings.worker_name or name_of_process()
-        self._sender = ResultSender(results, sent=self._leases.answered, timings=self._timings, worker=name)
+        self._own_queues = own_queues
+        self._name = settings.worker_name or name_of_process()
+        self._sender = ResultSender(results, sent=self._leases.answered, timings=self._timings, worker=self._name)
         self._threads = Threads(settings.worker_threads)
         self._runner = Runner(
             settings, threads=self._threads, codec=self._codec, timings=self._timings, answer=self._answer,
@@ -80,11 +93,20 @@ class Worker(Service):
         tasks: dict[str, SideTask] = {
             "send responses": self._sender.run,
             "delete messages": self._leases.delete_finished,
-            "extend visibility": self._leases.extend_unfinished,
-            "heartbeat": self._heartbeat,
             "watch threads": self._watch_threads,
-            "watch loop": Watchdog(self._runner.action_of).run,
+            "watch loop": Watchdog(self._runner.attempts_of).run,
         }
+        has_thread = self._own_queues is not None
+        any_client_extends = self._outbound.limits.outlives_connection
+        if self._own_queues is None:
+            tasks["heartbeat"] = self._heartbeat
+        else:
+            tasks["leases and heartbeats"] = LeaseThread(
+                self._own_queues, self._settings, leases=self._leases, runner=self._runner, sender=self._sender,
+                codec=self._codec, worker=self._name, extends=any_client_extends,
+            ).run  # fmt: skip
+        if not (has_thread and any_client_extends):
+            tasks["extend visibility"] = self._leases.extend_unfinished
         url = self._settings.control_url
         if url is not None:
             poll = CancellationPoll(self._settings, url, self._runner.attempts, self._runner.lose)
@@ -239,12 +261,8 @@ class Worker(Service):
         interval = self._settings.heartbeat_seconds
         while True:
             await asyncio.sleep(interval / 4)
-            # Heartbeats due before the next round are sent now, so that the gap stays below the interval.
-            before = time.monotonic() - interval * 3 / 4
-            for attempt in self._runner.attempts():
-                if attempt.seen_at <= before:
-                    attempt.seen_at = time.monotonic()
-                    self._sender.progress(attempt.claim_id, encode_progress(attempt.claim_id), replace=False)
+            for attempt in due_heartbeats(self._runner, interval):
+                self._sender.progress(attempt.claim_id, encode_progress(attempt.claim_id), replace=False)
 
     async def _watch_threads(self) -> None:
         """End the process when every thread is stuck, to be restarted; a side task."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.protocol.compression import ENCODING, pack_result
-from penstock.protocol.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TOO_LARGE
+from penstock.protocol.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE
 from penstock.protocol.json_text import MAX_DEPTH, dumps, escape_for_sqs, foreign, json_depth
 from penstock.protocol.reports import encode_error, encode_result, encode_wait
 from penstock.protocol.requests import Invalid, Request
@@ -182,6 +182,13 @@ def unknown_action(action: str, registry: Registry, attempts: int | None = None)
     elif near:
         message += f"; the nearest it has is {near!r}"
     return Refusal("UnknownAction", message, code=METHOD_NOT_FOUND, data={"nearest": near}, attempts=attempts)
+
+
+def timeout_of(ran_seconds: float, limit_seconds: float | None, where: str | None) -> Refusal:
+    """The failure of an attempt at its time limit. where: the stack at which it was stopped."""
+    message = f"stopped after {ran_seconds:.3g} s; one attempt may run {limit_seconds:g} s"
+    data = {"limit_seconds": limit_seconds, "traceback": where}
+    return Refusal("TaskTimeout", message, code=TASK_TIMEOUT, data=data)
 
 
 def no_task_answer(entry: Request | Invalid, reason: str) -> str:

@@ -139,6 +139,11 @@ class ResultSender:
             elif not self._added.is_set():
                 self._empty.set()
 
+    def unsent(self) -> tuple[list[str], list[Lease]]:
+        """The responses that wait to be sent, and their leases; from any thread."""
+        waiting = [(text, lease) for text, lease, _ in self._answers.copy() if lease is not None]
+        return [text for text, _ in waiting], [lease for _, lease in waiting]
+
     async def send_now(self, texts: Iterable[str]) -> None:
         """Send entries ahead of the unsent ones; retries until the queue has accepted all."""
         entries: list[Entry] = [(text, None, None) for text in texts]

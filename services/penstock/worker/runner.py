@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any
 
 from penstock.payloads.codec import PayloadCodec
-from penstock.protocol.errors import TASK_TIMEOUT, InvalidParams
+from penstock.protocol.errors import InvalidParams
 from penstock.protocol.requests import ClaimId
 from penstock.runtime import metrics
 from penstock.runtime.logs import bind_task, get_logger
@@ -144,9 +144,16 @@ class Runner:
             raise responses.Refusal("BadParams", exc.message, code=exc.code, data=data, attempts=attempts) from None
 
     def attempts(self) -> Iterator[Attempt]:
-        """Every attempt without a response, running or waiting."""
-        for unit in chain(self._running, self._waiting, self._waiting_for_thread, self._open_batches.delayed()):
-            yield from (attempt for attempt in unit.attempts if not attempt.answered)
+        """Every attempt without a response, running or waiting; from any thread."""
+        # In the order of their way to the end, so that none is missed that moves on meanwhile.
+        delayed, waiting = self._open_batches.delayed(), [*self._waiting]
+        for unit in chain(delayed, waiting, [*self._waiting_for_thread], self._running.copy()):
+            yield from (attempt for attempt in [*unit.attempts] if not attempt.answered)
+
+    def stuck(self, seconds: float) -> list[Attempt]:
+        """Attempts that run for so long after they should have been stopped, which the loop does; from any thread."""
+        before = monotonic() - seconds
+        return [a for unit in self._running.copy() if unit.deadline < before for a in unit.attempts if not a.answered]
 
     def lose(self, attempt: Attempt) -> None:
         """Cancel the handler of an attempt that lost its claim, and drop its outcome."""
@@ -154,9 +161,10 @@ class Runner:
             log.info("task_lost", **attempt.log_fields(), ran_seconds=round(monotonic() - attempt.started_at, 3))
             attempt.cancellation.set()
 
-    def action_of(self, task: asyncio.Task[Any]) -> str | None:
-        """The action that a task of the loop runs, or None; from any thread."""
-        return next((unit.handler.name for unit in list(self._running) if unit.task is task), None)
+    def attempts_of(self, task: asyncio.Task[Any] | None) -> Sequence[Attempt]:
+        """The unanswered attempts that a task of the loop runs; from any thread."""
+        running = self._running.copy()
+        return [a for unit in running if unit.task is task for a in unit.attempts if not a.answered]
 
     async def wait_empty(self) -> None:
         """End batching delays, and wait until every attempt has its response."""
@@ -419,9 +427,7 @@ class Runner:
     def _finish_overdue(self, unit: Unit) -> None:
         if unit not in self._running:
             return  # its attempts were answered before, while it went on
-        message = f"stopped after {unit.ran_seconds:.3g} s; one attempt may run {unit.limit_seconds:g} s"
-        data = {"limit_seconds": unit.limit_seconds, "traceback": unit.where}
-        refusal = responses.Refusal("TaskTimeout", message, code=TASK_TIMEOUT, data=data)
+        refusal = responses.timeout_of(unit.ran_seconds, unit.limit_seconds, unit.where)
         errors: dict[int, responses.Error] = {}
         answers = [
             ("", None) if attempt.answered else self._answer_to(attempt, refusal, errors) for attempt in unit.attempts

@@ -1,4 +1,4 @@
-"""Watchdog: a thread that detects a handler that blocks the event loop, and with it heartbeats and lease extensions."""
+"""Watchdog: a thread that detects a handler that blocks the event loop, and with it the other handlers and results."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
+from penstock.worker.attempt import Attempt
 
 _BLOCKED_AFTER_SECONDS = 1.0
 _INTERVAL_SECONDS = _BLOCKED_AFTER_SECONDS / 4
@@ -24,8 +25,8 @@ log = get_logger()
 class Watchdog:
     """Counts the time for which the loop is blocked, and logs each action's first block, while it lasts."""
 
-    def __init__(self, action_of: Callable[[asyncio.Task[Any]], str | None]) -> None:
-        self._action_of = action_of
+    def __init__(self, attempts_of: Callable[[asyncio.Task[Any]], Sequence[Attempt]]) -> None:
+        self._attempts_of = attempts_of
         self._turned_at = 0.0
         self._logged: set[str | None] = set()
 
@@ -63,13 +64,14 @@ class Watchdog:
     def _report(self, loop: asyncio.AbstractEventLoop, thread_id: int, seconds: float) -> None:
         task = asyncio.current_task(loop)
         frame = sys._current_frames().get(thread_id)
-        action = None if task is None else self._action_of(task)
+        attempts = () if task is None else self._attempts_of(task)
+        action = attempts[0].handler.name if attempts else None
         if action in self._logged or len(self._logged) >= _MOST_ACTIONS:
             return
         self._logged.add(action)
         log.warning(
             "event_loop_blocked", action=action, seconds=round(seconds, 1),
-            hint="no heartbeat and no visibility extension goes out meanwhile: make the handler a plain def, which "
-            "runs in a thread, or put what computes into asyncio.to_thread",
+            hint="no other handler runs and no result goes out meanwhile: make the handler a plain def, which runs in "
+            "a thread, or put what computes into asyncio.to_thread",
             stack="".join(traceback.format_stack(frame, _STACK_ENTRIES)) if frame else None,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from penstock.protocol.json_text import dumps
 from penstock.protocol.reports import check_token, check_wait_seconds, make_token
@@ -73,6 +73,12 @@ class Wait:
     attempt: tuple[int, int] = field(default=(0, 0), repr=False)
 
 
+class Lease(Protocol):
+    """The worker's hold on a task's message."""
+
+    lost: bool
+
+
 class TaskCancelled(Exception):
     """Raised by ``ctx.raise_if_cancelled()``: this attempt's result would be ignored."""
 
@@ -115,7 +121,7 @@ class Context:
     redelivered: the message was delivered before, so an earlier worker may have done part of the work.
     report: receives progress, from any thread; without one progress is dropped, as in a test of a handler.
     cancellation: set when the task is no longer this worker's. tenant: from the scheduler, not the payload.
-    spawned: the tasks that go with the result, as JSON texts of the arguments of ``spawn``.
+    spawned: the tasks that go with the result, as JSON texts of the arguments of ``spawn``. lease: of its message.
     """
 
     task_id: int
@@ -126,6 +132,7 @@ class Context:
     cancellation: Cancellation = field(default_factory=Cancellation)
     spawned: list[str] = field(default_factory=list)
     tenant: str | None = None
+    lease: Lease | None = None
     _token: str | None = field(init=False, default=None)
 
     @property
@@ -135,6 +142,14 @@ class Context:
         It turns true within seconds where the worker has PENSTOCK_CONTROL_URL, and never elsewhere.
         """
         return self.cancellation.is_set
+
+    @property
+    def lease_lost(self) -> bool:
+        """True while the message's lease has ended, so that another worker may receive the task and run it too.
+
+        The outcome of this attempt still counts, unless another claim of the task was made meanwhile.
+        """
+        return self.lease is not None and self.lease.lost
 
     async def wait_cancelled(self) -> None:
         """Wait until ``cancelled``, beside the work."""

@@ -1,0 +1,175 @@
+"""Lease thread: extends leases and sends heartbeats by an event loop and clients of its own.
+
+A handler that blocks the worker's event loop delays neither. Past its time limit, which a blocked loop cannot enforce,
+this thread answers every task of the worker and ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from time import monotonic
+
+from penstock.brokers.base import Queue
+from penstock.payloads.codec import PayloadCodec
+from penstock.protocol.reports import encode_progress
+from penstock.runtime.logs import get_logger
+from penstock.settings.model import Settings
+from penstock.worker.attempt import Attempt
+from penstock.worker.leases import Lease, Leases
+from penstock.worker.payload_io import encrypt_answer
+from penstock.worker.responses import Refusal, failure_answer, timeout_of
+from penstock.worker.result_sender import ResultSender, Timings
+from penstock.worker.runner import Runner
+
+_STUCK_SECONDS = 10.0  # past a time limit; a loop that turns has answered the task by then
+_LOOKS = 3  # that find the loop stuck, one a second: a process that was suspended gets to answer its tasks
+_CLOSE_SECONDS = 1.0
+_LAST_SECONDS = 10.0  # for the answers of a stuck worker
+
+OpenQueues = Callable[[AsyncExitStack], Mapping[str, Queue]]
+
+log = get_logger()
+
+
+class LeaseThread:
+    """The thread of one worker; :meth:`run` is a side task. open_queues: called in the thread, once.
+
+    extends: False where leases belong to the worker's own connection, so that its event loop extends them.
+    """
+
+    def __init__(
+        self,
+        open_queues: OpenQueues,
+        settings: Settings,
+        *,
+        leases: Leases,
+        runner: Runner,
+        sender: ResultSender,
+        codec: PayloadCodec,
+        worker: str,
+        extends: bool,
+    ) -> None:
+        self._open_queues = open_queues
+        self._settings = settings
+        self._leases = leases
+        self._runner = runner
+        self._sender = sender
+        self._codec = codec
+        self._worker = worker
+        self._extends = extends
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+
+    async def run(self) -> None:
+        """Start the thread, and stop it when cancelled; raises what ended it before."""
+        loop = asyncio.new_event_loop()
+        stop = asyncio.Event()
+        ended: asyncio.Future[None] = self._loop.create_future()
+        threading.Thread(target=self._live, args=(loop, stop, ended), name="leases", daemon=True).start()
+        try:
+            await asyncio.shield(ended)
+        finally:
+            with suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(stop.set)
+            await asyncio.wait((ended,), timeout=_CLOSE_SECONDS)
+
+    def _live(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event, ended: asyncio.Future[None]) -> None:
+        problem: BaseException | None = None
+        try:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(self._until(stop))
+        except BaseException as exc:
+            problem = exc
+        with suppress(RuntimeError):  # the worker's loop is closed
+            if problem is None:
+                self._loop.call_soon_threadsafe(ended.set_result, None)
+            else:
+                self._loop.call_soon_threadsafe(ended.set_exception, problem)
+
+    async def _until(self, stop: asyncio.Event) -> None:
+        async with AsyncExitStack() as stack:
+            work = asyncio.create_task(self._work(self._open_queues(stack)))
+            await asyncio.wait((work, asyncio.create_task(stop.wait())), return_when=asyncio.FIRST_COMPLETED)
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                await work
+
+    async def _work(self, queues: Mapping[str, Queue]) -> None:
+        outbound = queues["outbound"]
+        sender = ResultSender(queues["results"], sent=lambda lease: None, timings=Timings(), worker=self._worker)
+        async with asyncio.TaskGroup() as group:
+            if self._extends:
+                group.create_task(self._leases.extend_unfinished(outbound))
+            group.create_task(self._heartbeat(sender))
+            group.create_task(self._watch(sender, outbound))
+
+    async def _heartbeat(self, sender: ResultSender) -> None:
+        interval = self._settings.heartbeat_seconds
+        while True:
+            await asyncio.sleep(interval / 4)
+            due = due_heartbeats(self._runner, interval)
+            with suppress(TimeoutError):  # the next round sends newer ones
+                async with asyncio.timeout(interval):
+                    await sender.send_now([encode_progress(attempt.claim_id) for attempt in due])
+
+    # A stuck worker
+
+    async def _watch(self, sender: ResultSender, outbound: Queue) -> None:
+        looks = 0
+        while looks < _LOOKS:
+            await asyncio.sleep(1.0)
+            looks = looks + 1 if self._runner.stuck(_STUCK_SECONDS) else 0
+        culprits = self._runner.attempts_of(asyncio.current_task(self._loop))
+        frame = sys._current_frames().get(self._loop_thread)
+        stack = "".join(traceback.format_stack(frame)) if frame else None
+        try:
+            async with asyncio.timeout(_LAST_SECONDS):
+                await self._answer_all(culprits, stack, sender, outbound)
+        finally:
+            action = culprits[0].handler.name if culprits else None
+            log.error(
+                "worker_stuck", action=action, tasks=[attempt.claim.task_id for attempt in culprits], stack=stack,
+                hint="the handler blocks the event loop past its time limit; make it a plain def, or process=True",
+            )  # fmt: skip
+            os._exit(1)
+
+    async def _answer_all(
+        self, culprits: Sequence[Attempt], stack: str | None, sender: ResultSender, outbound: Queue
+    ) -> None:
+        """Fail the tasks whose handler is stuck, give the others back uncounted, and delete the messages."""
+        texts, answered = self._sender.unsent()
+        for attempt in dict.fromkeys(self._runner.attempts()):
+            if attempt in culprits:
+                ran = monotonic() - attempt.started_at
+                limit = attempt.limit_seconds or attempt.handler.timeout or self._settings.task_timeout_seconds
+                refusal = timeout_of(ran, limit, stack)
+            else:
+                problem = "another task's handler blocked this worker past its time limit, so the worker ended"
+                refusal = Refusal("WorkerStuck", problem, data={"not_begun": True})
+            text = failure_answer(attempt.claim_id, attempt.handler, refusal)[0]
+            texts.append(encrypt_answer(self._codec, attempt.claim, text) if self._codec.encrypts else text)
+            answered.append(attempt.lease)
+        await sender.send_now(texts)
+        if self._extends:
+            await outbound.delete([lease.message for lease in _whole(answered)])
+
+
+def _whole(answered: Sequence[Lease]) -> list[Lease]:
+    """Leases of which no other response is missing."""
+    return [lease for lease, count in Counter(answered).items() if count == lease.unanswered]
+
+
+def due_heartbeats(runner: Runner, interval: float) -> list[Attempt]:
+    """Attempts that need a heartbeat before the next look, a quarter of the interval later; each is noted as sent."""
+    now = monotonic()
+    due = [attempt for attempt in runner.attempts() if attempt.seen_at <= now - interval * 3 / 4]
+    for attempt in due:
+        attempt.seen_at = now
+    return due
