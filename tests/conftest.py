@@ -116,6 +116,7 @@ def template_database(postgres: EmbeddedPostgres) -> str:
     postgres.create_database(TEMPLATE)
     upgrade(postgres.dsn(TEMPLATE))
     use_known_key(postgres, TEMPLATE)
+    postgres.execute("revoke create on schema public from public", TEMPLATE)  # as every version from 15 on has it
     return TEMPLATE
 
 

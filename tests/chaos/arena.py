@@ -28,6 +28,7 @@ from tests.chaos import proxy
 from tests.chaos.app import LEDGER_VARIABLE
 from tests.chaos.ledger import Fault, Ledger, Row, rate_of, read_finished, recovery_seconds, wait_settled
 from tests.chaos.load import Load
+from tests.failover import Address, Pair, url_of_hosts
 from tests.rabbitmq import RabbitMq
 
 PROCESSES = ("scheduler", "worker-1", "resulter", "submitter", "supervisor", "api", "worker-2")
@@ -84,9 +85,12 @@ class Arena:
     """Use it as a context: the stack is up and under load inside. folder: of all data, empty, on a disk.
 
     env: settings over :data:`FAST`. transport: sqs, behind the proxy, or amqp, a RabbitMQ without one.
+    database: "" for the stack's own Postgres; else a primary with a standby, by the URL of both hosts or by one "name".
     """
 
-    def __init__(self, folder: Path, row: Row, *, env: Mapping[str, str], transport: str = "sqs") -> None:
+    def __init__(
+        self, folder: Path, row: Row, *, env: Mapping[str, str], transport: str = "sqs", database: str = ""
+    ) -> None:
         self.folder = folder
         self.row = row
         self.log_path = folder / "stack.log"
@@ -94,6 +98,8 @@ class Arena:
         self.done_by_proxy: dict[str, int] = {}
         self._env = FAST | {"PENSTOCK_SQS_ACCESS_KEY": f"{ACCESS_KEY}:any"} | dict(env)
         self._transport = transport
+        self._database = database
+        self.pair = Pair(folder / "pair")
         self._proxy: _ProxyService | None = None
         self.rabbitmq: RabbitMq | None = None
         self._exit = contextlib.AsyncExitStack()
@@ -119,12 +125,11 @@ class Arena:
         output = Output(self._exit.enter_context(self.log_path.open("wb")), colour=False)
         self.stack = Stack(
             self.folder / "stack", port=0, workers=2, apps=["tests.chaos.app"],
-            worker_env={LEDGER_VARIABLE: str(self.ledger.folder)}, output=output, **broker,
+            worker_env={LEDGER_VARIABLE: str(self.ledger.folder)}, output=output, **broker, **await self._start_pair(),
         )  # fmt: skip
         self._exit.push_async_callback(self.stack.stop)
         await self.stack.start()
-        state = self.stack.state()
-        self.database_url: str = state["database_url"]
+        self.database_url: str = self.stack.state()["database_url"]
         self._connection: Any = None
         self._exit.push_async_callback(self._disconnect)
         send = await (self._sender_by_amqp() if self._proxy is None else self._sender_by_sqs(self._proxy.url))
@@ -138,6 +143,16 @@ class Arena:
         self._proxy = _ProxyService(self.folder / "proxy", sqs.url)
         await self._own(self._proxy)
         return {"sqs_endpoint_url": self._proxy.url}
+
+    async def _start_pair(self) -> dict[str, str]:
+        if not self._database:
+            return {}
+        self._exit.push_async_callback(asyncio.to_thread, self.pair.stop)
+        self.pair.start()
+        self.pair.primary.create_database("chaos")
+        self.address = await self._exit.enter_async_context(Address(self.pair.primary.port))
+        urls = [server.dsn("chaos") for server in (self.pair.primary, self.pair.standby)]
+        return {"database_url": self.address.leads_to(urls[0]) if self._database == "name" else url_of_hosts(*urls)}
 
     async def _start_rabbitmq(self) -> dict[str, str]:
         self.rabbitmq = RabbitMq(self.folder / "rabbitmq")
@@ -187,11 +202,11 @@ class Arena:
     # What scenarios do
 
     @contextlib.asynccontextmanager
-    async def fault(self, name: str, *, has_bar: bool = False) -> AsyncIterator[None]:
+    async def fault(self, name: str, *, bar_seconds: float | None = None) -> AsyncIterator[None]:
         """Around a blow: notes it, and then waits until tasks are settled at the old rate again."""
         began = time.time()
         yield
-        fault = Fault(name, began, time.time(), has_bar)
+        fault = Fault(name, began, time.time(), bar_seconds)
         self.row.faults.append(fault)
         while time.time() < fault.ended + _PATIENCE_SECONDS:
             await asyncio.sleep(0.5)
@@ -262,6 +277,12 @@ class Arena:
                 server_settings={"application_name": "ledger", "default_transaction_read_only": "off"},
             )  # fmt: skip
         return self._connection
+
+    async def promote(self) -> None:
+        """Make the standby the primary; the ledger is held against it from now on."""
+        await asyncio.to_thread(self.pair.promote)
+        await self._disconnect()
+        self.database_url = self.pair.standby.dsn("chaos")
 
     async def execute(self, statement: str) -> None:
         await (await self.connection()).execute(statement)

@@ -35,12 +35,14 @@ class Fault:
     name: str
     began: float
     ended: float
-    has_bar: bool
+    bar_seconds: float | None
     recovery_seconds: float | None = None
 
     @property
     def is_too_slow(self) -> bool:
-        return self.has_bar and (self.recovery_seconds is None or self.recovery_seconds > SINGLE_KILL_BAR_SECONDS)
+        if self.bar_seconds is None:
+            return False
+        return self.recovery_seconds is None or self.recovery_seconds > self.bar_seconds
 
 
 @dataclass
@@ -143,7 +145,7 @@ class Ledger:
         if not row.accepted:
             row.problems.append("nothing was accepted")
         row.problems += [
-            f"{fault.name}: recovery took {_seconds(fault.recovery_seconds)}, the bar is {SINGLE_KILL_BAR_SECONDS:g} s"
+            f"{fault.name}: recovery took {_seconds(fault.recovery_seconds)}, the bar is {fault.bar_seconds:g} s"
             for fault in row.faults
             if fault.is_too_slow
         ]

@@ -77,7 +77,7 @@ def run_one(scenario: Scenario, seconds: float, keep: Path | None = None, transp
 
 
 async def _run(scenario: Scenario, seconds: float, folder: Path, row: Row, transport: str) -> None:
-    async with Arena(folder, row, env=scenario.env, transport=transport) as arena:
+    async with Arena(folder, row, env=scenario.env, transport=transport, database=scenario.database) as arena:
         await scenario.inflict(arena, seconds)
         await arena.conclude(may_repeat=bool(scenario.why_repeated))
 

@@ -19,6 +19,7 @@ import asyncpg
 
 from penstock.brokers.opening import create_queues
 from tests.chaos.arena import FAST, PROCESSES, Arena
+from tests.chaos.ledger import SINGLE_KILL_BAR_SECONDS
 
 Inflict = Callable[[Arena, float], Awaitable[None]]
 _OUTAGE_SECONDS = 8.0
@@ -31,7 +32,7 @@ class Scenario:
     """inflict: gets the arena and for how many seconds to keep a lasting fault up.
 
     why_repeated: why tasks may run more than once, "" where none may. prepare: a context around the arena's folder.
-    transports: those on which it can be inflicted.
+    transports: those on which it can be inflicted. database: as of ``Arena``.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Scenario:
     env: Mapping[str, str] = field(default_factory=dict)
     prepare: Callable[[Path], contextlib.AbstractContextManager[str | None]] | None = None
     transports: tuple[str, ...] = ("sqs", "amqp")
+    database: str = ""
 
 
 SCENARIOS: dict[str, Scenario] = {}
@@ -65,7 +67,7 @@ _KILLED = "runs and results of killed workers are done again"
 async def kill_each(arena: Arena, seconds: float) -> None:
     """kill -9 of each kind of process in turn, the next when the rate is back"""
     for name in PROCESSES[:6]:
-        async with arena.fault(f"kill {name}", has_bar=True):
+        async with arena.fault(f"kill {name}", bar_seconds=SINGLE_KILL_BAR_SECONDS):
             arena.kill(name)
 
 
@@ -141,7 +143,7 @@ async def clocks_apart(arena: Arena, seconds: float) -> None:
 @scenario("postgres-kill", "messages that were given back while Postgres was unavailable")
 async def postgres_kill(arena: Arena, seconds: float) -> None:
     """kill -9 of Postgres, which recovers from its log"""
-    async with arena.fault("kill postgres", has_bar=True):
+    async with arena.fault("kill postgres", bar_seconds=SINGLE_KILL_BAR_SECONDS):
         arena.kill("postgres")
 
 
@@ -196,6 +198,38 @@ async def connections_exhausted(arena: Arena, seconds: float) -> None:
             await asyncio.sleep(0.5)
         for stranger in strangers:
             stranger.terminate()
+
+
+_FAILOVER_BAR_SECONDS = 5.0  # from the instant at which the new primary can be reached
+_DETECTION_SECONDS = 3.0  # until the standby is promoted
+
+
+@scenario("failover", "claims whose sending could not be confirmed", database="hosts")
+async def failover(arena: Arena, seconds: float) -> None:
+    """the primary is killed, its synchronous standby promoted; the old one comes back read-only, first in the URL"""
+    async with arena.fault("standby promoted", bar_seconds=_FAILOVER_BAR_SECONDS):
+        await asyncio.to_thread(arena.pair.kill_primary)
+        await asyncio.sleep(_DETECTION_SECONDS)
+        await arena.promote()
+    await arena.pair.return_read_only()
+    async with arena.fault("old primary back", bar_seconds=_FAILOVER_BAR_SECONDS):
+        await arena.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'penstock%'"
+        )
+
+
+@scenario("failover-by-name", "claims whose sending could not be confirmed", database="name")
+async def failover_by_name(arena: Arena, seconds: float) -> None:
+    """the primary's machine is lost, its connections stay half-open; its name leads to it again, read-only, then on"""
+    async with arena.fault("name leads to the standby", bar_seconds=_FAILOVER_BAR_SECONDS):
+        arena.address.lose()
+        await asyncio.to_thread(arena.pair.kill_primary)
+        await asyncio.sleep(seconds)
+        await arena.promote()
+        await arena.pair.return_read_only()
+        arena.address.point_to(arena.pair.primary.port)
+        await asyncio.sleep(_DETECTION_SECONDS)
+        arena.address.point_to(arena.pair.standby.port)
 
 
 @contextlib.contextmanager

@@ -130,7 +130,7 @@ def test_recovery_is_when_the_old_rate_has_come_back_for_seconds() -> None:
 
 
 def test_a_killed_process_that_is_not_made_good_within_the_bar_is_a_problem() -> None:
-    assert Fault("kill", 0, 0, True, 10.5).is_too_slow
-    assert Fault("kill", 0, 0, True, None).is_too_slow
-    assert not Fault("kill", 0, 0, True, 3.0).is_too_slow
-    assert not Fault("outage", 0, 0, False, None).is_too_slow
+    assert Fault("kill", 0, 0, 10.0, 10.5).is_too_slow
+    assert Fault("kill", 0, 0, 10.0, None).is_too_slow
+    assert not Fault("kill", 0, 0, 10.0, 3.0).is_too_slow
+    assert not Fault("outage", 0, 0, None, None).is_too_slow

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import asyncpg
 
+from penstock.db.connecting import connect
 from penstock.db.driver_errors import TRANSIENT, Translated
 from penstock.db.session import LOST_REPLY, FaultySession, Session
 from penstock.payloads.codec import PayloadCodec
@@ -87,7 +88,7 @@ class Store:
                         self._url,
                         min_size=1,
                         max_size=self._pool_size,
-                        timeout=10,
+                        connect=cast(Any, connect),
                         command_timeout=self._statement_timeout_seconds + 5,
                         reset=_no_reset,
                         server_settings={"application_name": self._application_name, **self.asked},
@@ -174,9 +175,7 @@ class Store:
     async def connect(self) -> Any:
         """A connection of its own beside the pool, for LISTEN; the caller closes it."""
         with Translated():
-            return await asyncpg.connect(
-                self._url, timeout=10, server_settings={"application_name": f"{self._application_name}-listen"}
-            )
+            return await connect(self._url, server_settings={"application_name": f"{self._application_name}-listen"})
 
 
 async def _no_reset(_connection: Any) -> None:

@@ -25,6 +25,7 @@ from penstock.settings.model import Settings
 log = get_logger()
 
 _LOCKED_PAUSE_SECONDS = 0.3  # one transaction may hold up one task, and other work comes
+_OUTAGE_PAUSE_SECONDS = 2.0  # at most, so that work goes on soon after a failover
 
 SideTask = Callable[[], Coroutine[Any, Any, None]]
 
@@ -104,7 +105,7 @@ class Loop:
                 self._health.failed(str(failure))
                 if pauses.is_reported:
                     log.warning("waiting_to_start", reason=str(failure), failures=pauses.failures + 1)
-                await is_set_within(self._stop, pauses.next_seconds())
+                await is_set_within(self._stop, min(pauses.next_seconds(), _OUTAGE_PAUSE_SECONDS))
             elif failure is not None:
                 raise failure
             elif not self._stop.is_set():
@@ -152,7 +153,8 @@ class Loop:
                 elif pauses.is_reported:
                     log.warning("backing_off", reason=str(exc), failures=pauses.failures + 1)
                 seconds = pauses.next_seconds()
-                seconds = min(seconds, _LOCKED_PAUSE_SECONDS) if isinstance(exc, Locked) else seconds
+                if is_unavailable:
+                    seconds = min(seconds, _LOCKED_PAUSE_SECONDS if isinstance(exc, Locked) else _OUTAGE_PAUSE_SECONDS)
                 await is_set_within(self._stop, seconds)
                 continue
             if pauses.failures:

@@ -6,11 +6,13 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from penstock.brokers.sqs import SqsTransport
@@ -24,6 +26,7 @@ from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.settings.model import Settings, load_settings
 from penstock.settings.values import fingerprint, new_key, read_key
+from tests import postgres_versions
 from tests.integration.apis import running
 from tests.integration.pooler import pooler
 from tests.s3 import S3Bucket
@@ -68,6 +71,20 @@ def database_with(postgres: EmbeddedPostgres, settings: Settings, assignment: st
     name = urlsplit(settings.require_database_url).path.removeprefix("/")
     postgres.execute(f'alter database "{name}" set {assignment}')
     yield
+
+
+async def test_a_standby_is_named_with_what_to_write_into_the_url(data_path: Path, settings: Settings) -> None:
+    server = postgres_versions.server(data_path / "postgres", options={"shared_buffers": "16MB"})
+    server.start()
+    server.stop()
+    (server.pgdata / "standby.signal").touch()
+    server.start()
+    try:
+        found = await complaint(settings.model_copy(update={"database_url": SecretStr(server.dsn())}), "database role")
+        assert found.seen == "it is a standby, and takes no writes"
+        assert "all hosts" in found.fix
+    finally:
+        server.stop()
 
 
 async def test_a_pipeline_that_runs_is_found_well(store: Store, settings: Settings) -> None:

@@ -108,7 +108,8 @@ def _examine_configuration(server: Any, report: Report) -> None:
     else:
         report("ok", "database", f"PostgreSQL {major} answers")
     if server["in_recovery"]:
-        report("error", "database role", "it is a standby, and takes no writes", "name the primary in the URL")
+        fix = "name the primary in PENSTOCK_DATABASE_URL, or all hosts: the one that takes writes is chosen"
+        report("error", "database role", "it is a standby, and takes no writes", fix)
     elif server["read_only"]:
         seen = "default_transaction_read_only is on: nothing can be written"
         fix = "set it to off for this role or database; a provider sets it when the disk is full"

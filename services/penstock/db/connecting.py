@@ -1,0 +1,81 @@
+"""Connections that end within seconds when their server is lost, and find the primary among several hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from penstock.settings.values import query_of
+
+LOST_SECONDS = 5
+"""A connection whose server acknowledges nothing for so long ends; after a failover it would stay half-open."""
+CONNECT_SECONDS = 5.0
+_HEAD_STARTS = (1.0, 2.0)  # seconds of an attempt before the next begins beside it; at a single host, of a new address
+_KEEPALIVE = {
+    "TCP_USER_TIMEOUT": LOST_SECONDS * 1000,  # milliseconds, until what was sent has to be acknowledged
+    "TCP_KEEPIDLE": 2,  # while nothing is sent: probes, which have to be acknowledged too
+    "TCP_KEEPINTVL": 1,
+    "TCP_KEEPCNT": LOST_SECONDS - 2,
+}
+_TRY_THE_NEXT = (OSError, asyncpg.CannotConnectNowError, asyncpg.TargetServerAttributeNotMatched)
+
+
+async def connect(url: str, *, timeout: float = CONNECT_SECONDS, **options: Any) -> Any:
+    """As ``asyncpg.connect``; of several hosts the first that takes writes, unless the URL asks for another kind.
+
+    A host that does not answer within a second does not keep the next one waiting. Raises as the driver does.
+    """
+    urls, asked = _urls_of_hosts(url), query_of(url).get("target_session_attrs")
+    if len(urls) > 1 and asked is None:
+        options["target_session_attrs"] = "read-write"
+    async with asyncio.timeout(timeout):
+        # prefer-standby is about all hosts together, so the driver tries them.
+        connection = await _first_of([url] if asked == "prefer-standby" else urls, options)
+    transport = connection._transport
+    if (found := transport.get_extra_info("socket")) is not None and found.family != socket.AF_UNIX:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if (option := getattr(socket, name, None)) is not None:  # not every system has all
+                found.setsockopt(socket.IPPROTO_TCP, option, value)
+    return connection
+
+
+async def _first_of(urls: list[str], options: dict[str, Any]) -> Any:
+    """The first connection that an attempt makes; each begins when the one before has failed or had its head start."""
+    following = list(urls if len(urls) > 1 else urls * (len(_HEAD_STARTS) + 1))
+    attempts: list[asyncio.Task[Any]] = []
+    running: set[asyncio.Task[Any]] = set()
+    try:
+        while True:
+            if following:
+                attempts.append(asyncio.create_task(asyncpg.connect(following.pop(0), **options)))
+                running.add(attempts[-1])
+            pause = _HEAD_STARTS[min(len(attempts), len(_HEAD_STARTS)) - 1] if following else None
+            done, running = await asyncio.wait(running, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+            for attempt in done:
+                failure = attempt.exception()
+                if failure is None:
+                    attempts.remove(attempt)
+                    return attempt.result()
+                if len(urls) == 1 or not isinstance(failure, _TRY_THE_NEXT) or not (following or running):
+                    raise failure
+    finally:
+        for attempt in attempts:
+            attempt.add_done_callback(_discard)
+            attempt.cancel()
+
+
+def _discard(attempt: asyncio.Task[Any]) -> None:
+    if not attempt.cancelled() and attempt.exception() is None:
+        attempt.result().terminate()
+
+
+def _urls_of_hosts(url: str) -> list[str]:
+    """The URL once for each host that stands in it."""
+    parts = urlsplit(url)
+    user, at, hosts = parts.netloc.rpartition("@")
+    return [parts._replace(netloc=f"{user}{at}{host}").geturl() for host in hosts.split(",")]
