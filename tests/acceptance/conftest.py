@@ -79,6 +79,13 @@ class RunningStack:
         assert "error" not in reply, reply
         return reply["result"]
 
+    def answers(self) -> bool:
+        """Whether the api can be asked."""
+        try:
+            return "result" in self.post({"jsonrpc": "2.0", "method": "stats", "id": 1})
+        except Exception:
+            return False
+
     def post(self, body: Any) -> Any:
         return httpx.post(f"{self.state['api']}/rpc", json=body, timeout=30).json()
 
@@ -131,9 +138,11 @@ def running(data_dir: Path, *arguments: str, env: dict[str, str] | None = None) 
         penstock("down", "--data-dir", str(data_dir))
 
 
+WORKERS = ("--workers", "2", "--app", "tests.acceptance.app", "--app", "examples.export")
+
+
 @pytest.fixture(scope="module")
 def stack(module_data_path: Path) -> Iterator[RunningStack]:
     """A stack whose two workers serve the actions of tests/acceptance/app.py."""
-    arguments = ("--workers", "2", "--app", "tests.acceptance.app", "--app", "examples.export")
-    with running(module_data_path / "stack", *arguments) as up:
+    with running(module_data_path / "stack", *WORKERS) as up:
         yield up

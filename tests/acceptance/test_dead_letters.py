@@ -49,7 +49,9 @@ def let_die(stack: RunningStack, queue: str, count: int) -> None:
 @pytest.fixture(scope="module")
 def stack(module_data_path: Path) -> Iterator[RunningStack]:
     """A stack without workers, whose repair leaves the tasks of a message that died alone for the while."""
-    with running(module_data_path / "dead", "--workers", "0", env={"PENSTOCK_STALE_AFTER_SECONDS": "600"}) as up:
+    with running(
+        module_data_path / "dead", "--one-process", "--workers", "0", env={"PENSTOCK_STALE_AFTER_SECONDS": "600"}
+    ) as up:
         yield up
 
 

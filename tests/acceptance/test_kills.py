@@ -27,7 +27,7 @@ def test_every_task_settles_although_a_process_is_killed(stack: RunningStack, vi
     pid = stack.pid_of(victim)
     os.kill(pid, signal.SIGKILL)
     stack.wait_for(lambda: stack.pid_of(victim) not in (pid, 0), what=f"a new {victim}")
-    stack.wait_for(lambda: _answers(stack), what="the api")
+    stack.wait_for(stack.answers, what="the api")
     ids += enqueue(stack, 100)
     tasks = stack.settled(ids, seconds=180)
     assert Counter(task["state"] for task in tasks) == {"SUCCESS": 400}
@@ -38,7 +38,7 @@ def test_every_task_settles_although_postgres_is_killed(stack: RunningStack) -> 
     pid = stack.pid_of("postgres")
     os.kill(pid, signal.SIGKILL)
     stack.wait_for(lambda: stack.pid_of("postgres") != pid, what="a new postgres")
-    stack.wait_for(lambda: _answers(stack), what="the api")
+    stack.wait_for(stack.answers, what="the api")
     assert Counter(task["state"] for task in stack.settled(ids, seconds=90)) == {"SUCCESS": 300}
 
 
@@ -48,13 +48,6 @@ def test_a_task_that_runs_longer_than_the_stale_time_runs_once(stack: RunningSta
     (task,) = stack.settled([task_id])
     assert (task["state"], task["attempts"]) == ("SUCCESS", 1)
     assert ledger.read_text().split() == [str(task_id)]
-
-
-def _answers(stack: RunningStack) -> bool:
-    try:
-        return "result" in stack.post({"jsonrpc": "2.0", "method": "stats", "id": 1})
-    except Exception:
-        return False
 
 
 def test_workers_told_to_stop_under_load_finish_what_they_hold_and_nothing_runs_twice(
@@ -89,13 +82,13 @@ def test_a_workflow_settles_in_order_although_each_process_is_killed_once(stack:
         pid = stack.pid_of(victim)
         os.kill(pid, signal.SIGKILL)
         stack.wait_for(lambda victim=victim, pid=pid: stack.pid_of(victim) not in (pid, 0), what=f"a new {victim}")
-        stack.wait_for(lambda: _answers(stack), what="the api")
+        stack.wait_for(stack.answers, what="the api")
     assert stack.rpc("workflow.create", {"steps": steps, "key": "killed"}) == {
         "id": flow, "state": stack.rpc("workflow.status", {"id": flow})["state"], "duplicate": True,
     }  # fmt: skip
 
     def ended() -> bool:
-        return _answers(stack) and stack.rpc("workflow.status", {"id": flow, "limit": 1})["finished_at"] is not None
+        return stack.answers() and stack.rpc("workflow.status", {"id": flow, "limit": 1})["finished_at"] is not None
 
     stack.wait_for(ended, seconds=240, what="the end of the workflow")
     found = stack.rpc("workflow.status", {"id": flow, "limit": 1000})

@@ -1,4 +1,7 @@
-"""The whole pipeline as its users meet it: real processes, a plain SQS client, a plain HTTP client."""
+"""The whole pipeline as its users meet it: real processes, a plain SQS client, a plain HTTP client.
+
+All but the workers run in one process here, as `penstock run` does it; tests/acceptance/test_kills.py has one each.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,19 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from tests.acceptance.conftest import ROOT, RunningStack, penstock
+import pytest
+
+from tests.acceptance.conftest import ROOT, WORKERS, RunningStack, penstock, running
+
+
+@pytest.fixture(scope="module")
+def stack(module_data_path: Path) -> Iterator[RunningStack]:
+    with running(module_data_path / "stack", "--one-process", *WORKERS) as up:
+        yield up
 
 
 def test_a_plain_sqs_client_submits_and_the_task_succeeds(stack: RunningStack) -> None:
@@ -95,8 +107,9 @@ def test_a_task_waits_while_its_worker_is_killed_and_succeeds_by_its_event(stack
         return all(task["state"] == "WAITING" for task in stack.rpc("status", {"ids": ids}))
 
     stack.wait_for(waiting, what="three tasks that wait")
-    for name in ("worker-1", "worker-2", "resulter"):
+    for name in ("worker-1", "worker-2", "run"):
         os.kill(stack.pid_of(name), signal.SIGKILL)
+    stack.wait_for(stack.answers, what="the api")
     by_task = {int(line.split(":")[1]): line for line in ledger.read_text().splitlines()}
     shown = stack.rpc("status", {"id": ids[0], "detail": True})["waits_for"]["token"]
     assert shown == by_task[ids[0]]
@@ -112,6 +125,23 @@ def test_a_task_waits_while_its_worker_is_killed_and_succeeds_by_its_event(stack
         ("SUCCESS", 1), ("SUCCESS", 1), ("CRITICAL_ERROR", 1)
     ]  # fmt: skip
     assert [task["result"] for task in settled] == [{"by": "Ann"}, 2, None]
+
+
+def test_every_task_settles_although_the_one_process_is_killed(stack: RunningStack) -> None:
+    names = {entry["name"] for entry in stack.state["processes"]}
+    assert names == {"run", "worker-1", "worker-2", "postgres", "sqs"}
+    batch = [
+        {"jsonrpc": "2.0", "method": "enqueue", "params": {"action": "sleep", "payload": {"seconds": 0.01}}, "id": n}
+        for n in range(300)
+    ]
+    ids = [reply["result"]["id"] for reply in stack.post(batch)]
+    pid = stack.pid_of("run")
+    os.kill(pid, signal.SIGKILL)
+    stack.wait_for(lambda: stack.pid_of("run") not in (pid, 0) and stack.answers(), what="a new process")
+    assert {task["state"] for task in stack.settled(ids, seconds=180)} == {"SUCCESS"}
+    log = (stack.data_dir / "penstock.log").read_text()
+    started = {"submitter", "scheduler", "resulter", "supervisor", "api"}
+    assert all(f"event=process_started process={name}" in log for name in started)  # lines name the part, not `run`
 
 
 def test_tasks_of_a_batched_handler_each_have_their_own_result(stack: RunningStack) -> None:

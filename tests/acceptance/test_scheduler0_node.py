@@ -49,7 +49,7 @@ def test_the_example_is_called_back_for_every_job(place: Place) -> None:
     exported, start = BEFORE.splitlines()
     place.env |= dict(word.split("=", 1) for word in exported.removeprefix("export ").split())
     assert start == "penstock up"
-    state = place.up("--port", "0")
+    state = place.up("--port", "0", "--one-process")
     text = BLOCK.replace("http://127.0.0.1:8080", state["api"])
     env = os.environ | place.env | {
         "PATH": f"{command.parent}:{os.environ['PATH']}", "JOBS": str(JOBS), "MINUTES": "0.5",

@@ -403,7 +403,7 @@ def test_a_stack_over_an_outside_postgres_and_sqs_runs_beside_another_and_knows_
 def test_a_task_survives_a_stack_that_is_stopped_then_one_that_is_killed_and_succeeds_in_the_third(
     place: Place,
 ) -> None:
-    state = place.up("--workers", "0")
+    state = place.up("--workers", "0", "--one-process")
     assert not [entry for entry in state["processes"] if entry["name"].startswith("worker")]
     task = place.greet("patient")
 
@@ -412,7 +412,7 @@ def test_a_task_survives_a_stack_that_is_stopped_then_one_that_is_killed_and_suc
     assert place.run("ps", check=False).returncode == 1
     assert "nothing runs" in place.run("down").stdout
 
-    again = place.up("--workers", "0")
+    again = place.up("--workers", "0", "--one-process")
     assert (again["database_url"], again["queues"]) == (state["database_url"], state["queues"])
     os.kill(place.holder(), signal.SIGKILL)
     for entry in again["processes"]:

@@ -31,7 +31,7 @@ MODULES = {
     "rejected": ("rejected",),
     "dlq": ("dlq",),
     "processes": (
-        "submitter", "scheduler", "resulter", "supervisor", "api", "worker",
+        "submitter", "scheduler", "resulter", "supervisor", "api", "run", "worker",
         "migrate", "create-queues", "payload-key", "claim-key",
     ),
     "sources": ("kafka-source", "clockwork-source"),

@@ -47,6 +47,12 @@ def up(
             help="N more workers for a separate queue, which is created; see `penstock routes`. Repeatable.",
         ),
     ] = None,
+    one_process: Annotated[
+        bool,
+        typer.Option(
+            "--one-process", help="Run all but the workers in one process, which starts faster and needs less memory."
+        ),
+    ] = False,
     app: Annotated[
         list[str] | None,
         typer.Option(
@@ -108,6 +114,7 @@ def up(
             *(("fleet", f"{queue}={count}") for queue, count in fleets.items()), *(("app", module) for module in apps),
         ]  # fmt: skip
         arguments = [f"--{name}={value}" for name, value in options if value is not None]
+        arguments += ["--one-process"] if one_process else []
         with _spinner("starting Postgres, SQS and the processes"):
             # In the environment, since every user can list the arguments of a process.
             state = start_detached(folder, arguments, {name: url for name, url in secrets.items() if url is not None})
@@ -119,8 +126,8 @@ def up(
 
     setup_logging("up", level=settings.log_level, form=settings.log_format)
     stack = Stack(
-        data_dir, port=port, workers=workers, fleets=fleets, apps=apps, database_url=database_url,
-        sqs_endpoint_url=sqs_endpoint_url, transport_url=transport_url,
+        data_dir, port=port, workers=workers, fleets=fleets, one_process=one_process, apps=apps,
+        database_url=database_url, sqs_endpoint_url=sqs_endpoint_url, transport_url=transport_url,
     )  # fmt: skip
     asyncio.run(stack.run(lambda state: _print_summary(folder, state, notes, detached=False)))
 

@@ -26,6 +26,7 @@ _LOOPS = {
     "resulter": "Move results from the results queue into Postgres.",
     "supervisor": "Repair stale tasks, remove old ones, export gauges.",
     "api": "Serve JSON-RPC over HTTP.",
+    "run": "Run submitter, scheduler, resulter, supervisor and api in one process, for small installations.",
 }
 
 

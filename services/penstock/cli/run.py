@@ -14,7 +14,7 @@ from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import SettingsError
 from penstock.runtime.chaos import Faults, faults_of
 from penstock.runtime.logs import get_logger, setup_logging, setup_root
-from penstock.runtime.loop import Service, run_service
+from penstock.runtime.loop import MakeService, Service, run_services
 from penstock.runtime.tracing.active import setup_tracing, stop_tracing
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings, misspelt_variables
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 PROCESSES = (
     "submitter", "scheduler", "worker", "resulter", "supervisor", "api", "kafka-source", "clockwork-source",
 )  # fmt: skip
+ALL_IN_ONE = "run"  # the one process of small installations
+_TOGETHER = ("submitter", "scheduler", "resulter", "supervisor", "api")
 _SOURCES = frozenset({"kafka-source", "clockwork-source"})
 _ONE_PASS = frozenset({"supervisor", "api"}) | _SOURCES  # more passes would not make them faster
 
@@ -34,7 +36,7 @@ log = get_logger()
 
 
 def run_process(name: str, settings: Settings, *, loops: int | None = None, apps: Sequence[str] = ()) -> int:
-    """Run one process until a signal; returns its exit code.
+    """Run one process until a signal; returns its exit code. `run` is all processes but the workers in one.
 
     loops: passes under way at once, None for the setting. apps: modules that register actions (worker only).
     Raises SettingsError.
@@ -42,21 +44,24 @@ def run_process(name: str, settings: Settings, *, loops: int | None = None, apps
     setup_logging(name, level=settings.log_level, form=settings.log_format)
     for seen, meant in misspelt_variables():
         log.warning("setting_unknown", seen=seen, meant=meant)
-    passes = 1 if name in _ONE_PASS else loops or settings.concurrency
-    make = _maker(name, settings, apps, faults_of(settings, name))
+    makes = [
+        (
+            _maker(each, settings, apps, faults_of(settings, each)),
+            1 if each in _ONE_PASS else loops or settings.concurrency,
+        )
+        for each in (_TOGETHER if name == ALL_IN_ONE else (name,))
+    ]
     # The application's modules, which a worker has loaded by now, may have set up logging.
     quiet = "error" if settings.log_level == "error" else "warning"
     setup_root(name, level=settings.log_level if name == "worker" else quiet, form=settings.log_format)
     setup_tracing(name, settings)  # after the application's modules, which may have set a provider of their own
     try:
-        return run_service(make, settings, passes=passes)
+        return run_services(makes, settings)
     finally:
         stop_tracing()
 
 
-def _maker(
-    name: str, settings: Settings, apps: Sequence[str], faults: Faults | None
-) -> Callable[[AsyncExitStack], Service]:
+def _maker(name: str, settings: Settings, apps: Sequence[str], faults: Faults | None) -> MakeService:
     """Modules are imported per process, so that a worker loads no database driver."""
     if name == "worker":
         return _worker(settings, apps, faults)
@@ -87,7 +92,7 @@ def _maker(
     return make
 
 
-def _worker(settings: Settings, apps: Sequence[str], faults: Faults | None) -> Callable[[AsyncExitStack], Service]:
+def _worker(settings: Settings, apps: Sequence[str], faults: Faults | None) -> MakeService:
     from penstock.compat.actions import MODULES
     from penstock.worker.deliveries.registry import Deliveries
     from penstock.worker.handlers.actions import REGISTRY, load_app

@@ -54,6 +54,7 @@ class Stack:
     workers: number of worker processes; apps: modules with handlers that each of them loads.
     fleets: workers of other queues, by queue name; the queues are made, routes to them are not.
     schedulers: number of scheduler processes; one is enough for all but the largest machines.
+    one_process: run all but the workers in one process, `penstock run`.
     database_url, sqs_endpoint_url: use these instead of the embedded Postgres or SQS.
     transport_url: use this broker instead of SQS.
     worker_env: variables for the workers alone.
@@ -71,6 +72,7 @@ class Stack:
         workers: int = 1,
         fleets: Mapping[str, int] | None = None,
         schedulers: int = 1,
+        one_process: bool = False,
         apps: Sequence[str] = (),
         database_url: str | None = None,
         sqs_endpoint_url: str | None = None,
@@ -82,6 +84,7 @@ class Stack:
         self.workers = workers
         self._fleets = dict(fleets or {})
         self.schedulers = schedulers
+        self._one_process = one_process
         self.apps = tuple(apps)
         self._port = port
         self._outside_database = database_url
@@ -159,7 +162,7 @@ class Stack:
             child = Child(name, command, worker_env, free_port(), metrics_host, self._control_environment)
             self._workers.append(child)
 
-        names = list(SINGLE_PROCESSES)
+        names = ["run"] if self._one_process else list(SINGLE_PROCESSES)
         if self.settings.kafka_source_json_topics or self.settings.kafka_source_avro_topics:
             names.append("kafka-source")
         has_clockwork = self.settings.clockwork_api or self.settings.clockwork_port is not None
@@ -168,7 +171,7 @@ class Stack:
         processes = {name: name for name in names}
         processes |= {f"scheduler-{number}": "scheduler" for number in range(2, self.schedulers + 1)}
         for name, process in processes.items():
-            more = self._api_environment if name == "api" else dict
+            more = self._api_environment if name in ("api", "run") else dict
             self._children.keep(Child(name, [sys.executable, "-m", "penstock", process], env, 0, metrics_host, more))
         for child in self._workers:
             self._children.keep(child)

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
@@ -27,7 +28,7 @@ class Health:
     """What a process knows of its own state."""
 
     def __init__(self, process: str) -> None:
-        self._process = process
+        self.process = process
         self._problem: str | None = "starting"
         self._last_turn = time.monotonic()
         metrics.READY.labels(process).set(0)
@@ -35,11 +36,11 @@ class Health:
     def succeeded(self) -> None:
         if self._problem is not None:
             self._problem = None
-            metrics.READY.labels(self._process).set(1)
+            metrics.READY.labels(self.process).set(1)
 
     def failed(self, reason: str) -> None:
         self._problem = reason
-        metrics.READY.labels(self._process).set(0)
+        metrics.READY.labels(self.process).set(0)
 
     async def pulse(self) -> None:
         while True:
@@ -54,13 +55,29 @@ class Health:
         return (True, "ok") if self._problem is None else (False, self._problem)
 
 
+class AllHealth:
+    """The health of several services in one process: good if each is; a problem is named with its service."""
+
+    def __init__(self, each: Sequence[Health]) -> None:
+        self._each = each
+
+    def alive(self) -> tuple[bool, str]:
+        return self._each[0].alive()  # they share the event loop
+
+    def ready(self) -> tuple[bool, str]:
+        problems = [(health.process, text) for health in self._each for good, text in [health.ready()] if not good]
+        if len(self._each) == 1:
+            return self._each[0].ready()
+        return not problems, "; ".join(f"{process}: {text}" for process, text in problems) or "ok"
+
+
 class HealthServer(ThreadingTCPServer):
     """The running server; ``url`` is its base, such as ``http://127.0.0.1:9464``. Raises OSError for a taken port."""
 
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, health: Health, host: str, port: int) -> None:
+    def __init__(self, health: Health | AllHealth, host: str, port: int) -> None:
         self.health = health
         self._free_threads = threading.BoundedSemaphore(_REQUESTS_AT_ONCE)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -122,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
 
-def serve_health(health: Health, host: str, port: int | None) -> HealthServer:
+def serve_health(health: Health | AllHealth, host: str, port: int | None) -> HealthServer:
     """Start the server; ``port`` None means 9464 or, if that is taken, a free one. Raises SettingsError."""
     for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
         try:

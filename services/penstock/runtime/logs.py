@@ -19,6 +19,7 @@ from penstock.protocol import trace_context
 _TREE = "penstock"
 _NO_TASK = {"task_id": None, "claim": None, "action": None}
 _TASK: ContextVar[Mapping[str, int | str | None]] = ContextVar("task", default=_NO_TASK)
+_PROCESS: ContextVar[str | None] = ContextVar("process", default=None)
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"asctime", "message", "taskName"}
 # Penstock's own libraries: below warning they log every request, and at debug its content.
 _QUIET = ("aiobotocore", "aiohttp", "aiormq", "asyncio", "botocore", "httpcore", "httpx", "urllib3", "uvicorn")
@@ -62,6 +63,11 @@ def setup_root(process: str, *, level: str = "warning", form: str = "logfmt") ->
 def bind_task(task_id: int | None, claim: int | None, action: str) -> None:
     """Have lines that are logged in this context, of the event loop or a thread, name a task; None in a batch."""
     _TASK.set({"task_id": task_id, "claim": claim, "action": action})
+
+
+def bind_process(name: str) -> None:
+    """Have lines that are logged in this context name this process, of several that one program runs."""
+    _PROCESS.set(name)
 
 
 def get_logger() -> Any:
@@ -139,7 +145,7 @@ class _Lines(logging.Formatter):
             event = {"event": "log", "logger": record.name, "message": record.getMessage()}
         event["timestamp"] = datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
         event["level"] = record.levelname.lower()
-        event["process"] = self._process
+        event["process"] = _PROCESS.get() or self._process
         bound = {name: value for name, value in _TASK.get().items() if value is not None}
         added = {name: value for name, value in vars(record).items() if name not in _STANDARD and name.isidentifier()}
         trace = trace_context.current()

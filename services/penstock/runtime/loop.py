@@ -1,7 +1,8 @@
 """What every process shares: start, repeat, stop.
 
 The loop repeats the passes of a :class:`Service`, backs off while Postgres or SQS is unavailable, and stops on a
-signal: the first lets the pass under way finish within the grace, the second leaves at once.
+signal: the first lets the pass under way finish within the grace, the second leaves at once. One process may run
+several services, each in a loop of its own.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import gc
 import os
 import random
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from penstock.protocol.errors import Locked, Unavailable
 from penstock.runtime import metrics
-from penstock.runtime.health import Health, serve_health
-from penstock.runtime.logs import get_logger
+from penstock.runtime.health import AllHealth, Health, serve_health
+from penstock.runtime.logs import bind_process, get_logger
 from penstock.runtime.periodic import Pauses, is_set_within
 from penstock.settings.model import Settings
 
@@ -67,13 +68,12 @@ class Service:
 class Loop:
     """Runs a service until a stop is requested. passes: how many may be under way at once (``--loops``)."""
 
-    def __init__(self, service: Service, *, passes: int, grace_seconds: float, health: Health | None = None) -> None:
+    def __init__(self, service: Service, *, passes: int, grace_seconds: float) -> None:
         self._service = service
         self._passes = passes
         self._grace_seconds = grace_seconds
-        self._health = health or Health(service.name)
+        self.health = Health(service.name)
         self._stop = asyncio.Event()
-        self._signals = 0
         self._exit_code = 0
 
     def stop(self) -> None:
@@ -84,15 +84,14 @@ class Loop:
 
     async def run(self) -> int:
         """Run until stopped; returns the exit code: 0, or 1 when a side task died."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
-                loop.add_signal_handler(number, self._signalled, number)
+        bind_process(self._service.name)
         log.info("process_started", pid=os.getpid(), passes=self._passes)
+        pulse = asyncio.create_task(self.health.pulse(), name="pulse")
         try:
             if await self._open():
                 await self._repeat_until_stopped()
         finally:
+            pulse.cancel()
             await self._service.close()
         log.info("process_stopped", exit_code=self._exit_code)
         return self._exit_code
@@ -102,14 +101,14 @@ class Loop:
         while not self._stop.is_set():
             failure = await self._until_stopped(self._service.open())
             if isinstance(failure, Unavailable):
-                self._health.failed(str(failure))
+                self.health.failed(str(failure))
                 if pauses.is_reported:
                     log.warning("waiting_to_start", reason=str(failure), failures=pauses.failures + 1)
                 await is_set_within(self._stop, min(pauses.next_seconds(), _OUTAGE_PAUSE_SECONDS))
             elif failure is not None:
                 raise failure
             elif not self._stop.is_set():
-                self._health.succeeded()
+                self.health.succeeded()
                 return True
         return False
 
@@ -117,7 +116,6 @@ class Loop:
         loop = asyncio.get_running_loop()
         repeats = [loop.create_task(self._repeat(), name=f"pass-{i}") for i in range(self._passes)]
         sides = [loop.create_task(run(), name=name) for name, run in self._service.side_tasks().items()]
-        sides.append(loop.create_task(self._health.pulse(), name="pulse"))
         for task in (*repeats, *sides):
             task.add_done_callback(self._watch)
         await self._stop.wait()
@@ -146,7 +144,7 @@ class Loop:
                 worked = await service.run_once()
             except Exception as exc:  # a mistake of ours must not become a crash loop; it stays loud
                 is_unavailable = isinstance(exc, Unavailable)
-                self._health.failed(str(exc) if is_unavailable else type(exc).__name__)
+                self.health.failed(str(exc) if is_unavailable else type(exc).__name__)
                 passes.labels(service.name, "failed").inc()
                 if not is_unavailable:
                     log.exception("pass_failed", error=type(exc).__name__)
@@ -160,7 +158,7 @@ class Loop:
             if pauses.failures:
                 log.info("recovered", after_failures=pauses.failures)
                 pauses.reset()
-            self._health.succeeded()
+            self.health.succeeded()
             passes.labels(service.name, "worked" if worked else "idle").inc()
             if not worked:
                 failure = await self._until_stopped(service.wait_for_work())
@@ -188,39 +186,62 @@ class Loop:
         self._exit_code = 1
         self.stop()
 
-    def _signalled(self, number: int) -> None:
-        self._signals += 1
-        if self._signals == 1:
-            log.info("stopping", signal=signal.Signals(number).name, grace_seconds=self._grace_seconds)
-            self.stop()
-        else:
-            log.warning("leaving_at_once", signal=signal.Signals(number).name)
-            os._exit(128 + number)
+
+MakeService = Callable[[AsyncExitStack], Service]
 
 
-def run_service(make: Callable[[AsyncExitStack], Service], settings: Settings, *, passes: int) -> int:
-    """Run a service in this process until a signal; returns the exit code.
+def run_services(makes: Sequence[tuple[MakeService, int]], settings: Settings) -> int:
+    """Run services in this process until a signal, or until one of them ends; returns the highest exit code.
 
-    make: builds the service inside the event loop; what it pushes on the stack is closed at the end.
-    Raises SettingsError for an unusable metrics port.
+    makes: each builds a service inside the event loop, with the number of passes that may be under way at once; what it
+    pushes on the stack is closed at the end. Raises SettingsError for an unusable metrics port.
     """
 
     async def main() -> int:
         async with AsyncExitStack() as stack:
-            service = make(stack)
+            services = [(make(stack), passes) for make, passes in makes]
             # The cycle collector is to run rarely and never scan what exists at the start. Tasks come and go by the
             # thousand and none is part of a cycle; at the usual thresholds a worker spends an eighth of its time on it.
             gc.collect()
             gc.freeze()
             gc.set_threshold(20_000, 50, 100)
-            health = Health(service.name)
-            server = serve_health(health, settings.metrics_host, settings.metrics_port)
+            loops = [Loop(service, passes=n, grace_seconds=settings.grace_seconds) for service, n in services]
+            server = serve_health(
+                AllHealth([each.health for each in loops]), settings.metrics_host, settings.metrics_port
+            )
             stack.callback(server.close)
             log.info("metrics_listening", url=server.url)
-            return await Loop(service, passes=passes, grace_seconds=settings.grace_seconds, health=health).run()
+            return await _run_all(loops, settings.grace_seconds)
 
     try:
         import uvloop
     except ImportError:  # no build of uvloop for this platform
         return asyncio.run(main())
     return uvloop.run(main())
+
+
+async def _run_all(loops: Sequence[Loop], grace_seconds: float) -> int:
+    signals = 0
+
+    def stop() -> None:
+        for each in loops:
+            each.stop()
+
+    def signalled(number: int) -> None:
+        nonlocal signals
+        signals += 1
+        if signals == 1:
+            log.info("stopping", signal=signal.Signals(number).name, grace_seconds=grace_seconds)
+            stop()
+        else:
+            log.warning("leaving_at_once", signal=signal.Signals(number).name)
+            os._exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
+            asyncio.get_running_loop().add_signal_handler(number, signalled, number)
+    running = [asyncio.create_task(each.run()) for each in loops]
+    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    stop()
+    await asyncio.wait(running)
+    return max(each.result() for each in running)

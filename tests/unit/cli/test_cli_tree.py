@@ -29,7 +29,7 @@ LISTING = [group for group in DEFAULTS if group != "config"]
 NOWHERE = "http://127.0.0.1:1"
 OF_THE_API = [command for command in COMMANDS if command.has("--api-url")]
 PROCESSES = (
-    "submitter", "scheduler", "worker", "resulter", "supervisor", "api", "kafka-source", "clockwork-source",
+    "submitter", "scheduler", "worker", "resulter", "supervisor", "api", "run", "kafka-source", "clockwork-source",
 )  # fmt: skip
 # They print no data of their own: they start, stop or change something and say so, or pass on lines unchanged.
 # `task result` prints JSON anyhow.

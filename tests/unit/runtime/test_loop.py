@@ -15,8 +15,8 @@ import pytest
 from penstock.protocol.errors import SettingsError, Unavailable
 from penstock.runtime import loop as loop_module
 from penstock.runtime import metrics
-from penstock.runtime.health import Health
-from penstock.runtime.loop import Loop, Service, SideTask, run_service
+from penstock.runtime.health import AllHealth, Health
+from penstock.runtime.loop import Loop, MakeService, Service, SideTask, run_services
 from penstock.runtime.periodic import Pauses
 from penstock.settings.model import Settings, load_settings
 from tests.waiting import wait_until
@@ -79,8 +79,8 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "Pauses", partial(Pauses, 0.001, 0.005))
 
 
-def looped(service: Service, *, passes: int = 1, grace_seconds: float = 30, health: Health | None = None) -> Loop:
-    return Loop(service, passes=passes, grace_seconds=grace_seconds, health=health)
+def looped(service: Service, *, passes: int = 1, grace_seconds: float = 30) -> Loop:
+    return Loop(service, passes=passes, grace_seconds=grace_seconds)
 
 
 def passes(outcome: str) -> float:
@@ -160,8 +160,8 @@ async def test_as_many_passes_as_asked_for_are_under_way_at_once() -> None:
 async def test_a_start_waits_until_what_it_needs_is_there(short_pauses: None) -> None:
     service = Scripted()
     service.unreachable = 3
-    health = Health("scripted")
-    loop = looped(service, health=health)
+    loop = looped(service)
+    health = loop.health
     running = asyncio.create_task(loop.run())
     await asyncio.wait_for(service.idle.wait(), 30)
     assert service.asked[:5] == ["open", "open", "open", "open", "pass"]
@@ -173,13 +173,14 @@ async def test_a_start_waits_until_what_it_needs_is_there(short_pauses: None) ->
 async def test_a_start_that_still_waits_says_why_and_stops_at_once_when_told() -> None:
     service = Scripted()
     service.unreachable = 10**9
-    health = Health("scripted")
-    loop = looped(service, health=health)
+    loop = looped(service)
+    health = loop.health
     running = asyncio.create_task(loop.run())
     async with asyncio.timeout(30):
         while health.ready() == (False, "starting"):
             await asyncio.sleep(0)
     assert health.ready() == (False, "Postgres is unavailable")
+    assert "pulse" in {task.get_name() for task in asyncio.all_tasks()}  # alive all the same
     loop.stop()
     assert await asyncio.wait_for(running, 30) == 0
     assert "pass" not in service.asked
@@ -203,15 +204,14 @@ async def test_a_start_that_hangs_does_not_hold_a_stop_back() -> None:
 
 async def test_a_pass_that_finds_postgres_away_is_repeated_and_health_follows(short_pauses: None) -> None:
     seen: list[tuple[bool, str]] = []
-    health = Health("scripted")
     step, spent = in_turn(Unavailable("Postgres is unavailable"), Unavailable("Postgres is unavailable"), 1)
 
     async def watched() -> int:
-        seen.append(health.ready())
+        seen.append(loop.health.ready())
         return await step()
 
     before = passes("failed")
-    loop = looped(Scripted(watched), health=health)
+    loop = looped(Scripted(watched))
     running = asyncio.create_task(loop.run())
     await asyncio.wait_for(spent.wait(), 30)
     loop.stop()
@@ -221,15 +221,14 @@ async def test_a_pass_that_finds_postgres_away_is_repeated_and_health_follows(sh
 
 
 async def test_a_mistake_in_a_pass_neither_ends_the_process_nor_shows_its_text_outside(short_pauses: None) -> None:
-    health = Health("scripted")
     seen: list[tuple[bool, str]] = []
     step, spent = in_turn(ValueError("postgresql://user:secret@host/db"), 1)
 
     async def watched() -> int:
-        seen.append(health.ready())
+        seen.append(loop.health.ready())
         return await step()
 
-    loop = looped(Scripted(watched), health=health)
+    loop = looped(Scripted(watched))
     running = asyncio.create_task(loop.run())
     await asyncio.wait_for(spent.wait(), 30)
     loop.stop()
@@ -407,19 +406,10 @@ async def test_a_side_task_that_ends_takes_the_process_down(dies: bool) -> None:
 # Signals and the whole process
 
 
-async def test_the_first_signal_stops_in_order() -> None:
-    service = Scripted()
-    running = asyncio.create_task(looped(service).run())
-    await asyncio.wait_for(service.idle.wait(), 30)
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert await asyncio.wait_for(running, 30) == 0
-    assert service.asked[-3:] == ["stop_taking", "drain", "close"]
-
-
 PROCESS = """
 import asyncio, sys
 from pathlib import Path
-from penstock.runtime.loop import Service, run_service
+from penstock.runtime.loop import Service, run_services
 from penstock.settings.model import load_settings
 
 class Slow(Service):
@@ -431,7 +421,7 @@ class Slow(Service):
     def stop_taking(self):
         Path(sys.argv[1] + ".stopping").touch()
 
-sys.exit(run_service(lambda stack: Slow(), load_settings(metrics_port=0, grace_seconds=float(sys.argv[2])), passes=1))
+sys.exit(run_services([(lambda stack: Slow(), 1)], load_settings(metrics_port=0, grace_seconds=float(sys.argv[2]))))
 """
 
 
@@ -476,5 +466,56 @@ def test_what_was_made_for_a_service_is_closed_after_it(settings: Settings) -> N
         asyncio.get_running_loop().call_later(0.01, os.kill, os.getpid(), signal.SIGTERM)
         return service
 
-    assert run_service(make, settings, passes=1) == 0
+    assert run_services([(make, 1)], settings) == 0
     assert service.asked[-2:] == ["close", "pool closed"]
+
+
+# Several services in one process
+
+
+def given(service: Service) -> tuple[MakeService, int]:
+    return lambda stack: service, 1
+
+
+def test_a_signal_stops_all_services_of_a_process_in_order(settings: Settings) -> None:
+    services = [Scripted(), Scripted()]
+
+    async def step() -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 0
+
+    assert run_services([given(Scripted(step)), *map(given, services)], settings) == 0
+    assert [service.asked[-3:] for service in services] == [["stop_taking", "drain", "close"]] * 2
+
+
+def test_a_service_that_dies_stops_the_others_and_the_process_fails(settings: Settings) -> None:
+    async def dies() -> None:
+        raise RuntimeError("no")
+
+    other = Scripted()
+    assert run_services([given(other), given(Scripted(sides={"side": dies}))], settings) == 1
+    assert other.asked[-3:] == ["stop_taking", "drain", "close"]
+
+
+def test_a_mistake_in_one_service_is_raised_when_the_others_have_stopped(settings: Settings) -> None:
+    class Broken(Scripted):
+        async def open(self) -> None:
+            raise SettingsError("wrong")
+
+    other = Scripted()
+    with pytest.raises(SettingsError, match="wrong"):
+        run_services([given(other), given(Broken())], settings)
+    assert other.asked[-1] == "close"
+
+
+def test_a_process_is_ready_when_all_its_services_are_and_names_those_that_are_not() -> None:
+    api, scheduler = Health("api"), Health("scheduler")
+    both = AllHealth([api, scheduler])
+    assert both.ready() == (False, "api: starting; scheduler: starting")
+    api.succeeded()
+    scheduler.failed("Postgres is unavailable")
+    assert both.ready() == (False, "scheduler: Postgres is unavailable")
+    scheduler.succeeded()
+    assert (both.ready(), both.alive()) == ((True, "ok"), (True, "ok"))
+    api.failed("gone")
+    assert AllHealth([api]).ready() == (False, "gone")
