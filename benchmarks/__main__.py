@@ -23,8 +23,8 @@ def bench(
     scenario: Annotated[
         str,
         typer.Argument(
-            help="drain, live, latency, enqueue, mixed, urgent, future, features, history, held-xmin, schedules, "
-            "scale, or all of them."
+            help="drain, live, latency, trickle, enqueue, mixed, urgent, future, features, history, held-xmin, "
+            "schedules, scale, or all of them."
         ),
     ],
     tasks: Annotated[
@@ -40,12 +40,18 @@ def bench(
     repeat: Annotated[int, typer.Option(min=1, max=99, help="Run it so often and report the medians.")] = 1,
     rate: Annotated[
         list[float] | None,
-        typer.Option(min=0.1, show_default="50 and 500", help="Enqueues a second, for latency; may be repeated."),
+        typer.Option(
+            min=0.1,
+            show_default="50 and 500; 1 to 500",
+            help="Enqueues a second, for latency and trickle; may be repeated.",
+        ),
     ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
-            min=0.1, show_default="10, 60", help="How long: a rate of latency, the open transaction of held-xmin."
+            min=0.1,
+            show_default="10, 30, 60",
+            help="How long: a rate of latency or trickle, the open transaction of held-xmin.",
         ),
     ] = None,
     rows: Annotated[
@@ -55,6 +61,9 @@ def bench(
     sqs_endpoint_url: Annotated[
         str | None, typer.Option(show_default=False, help="Use this SQS instead of the embedded one.")
     ] = None,
+    peers: Annotated[
+        bool, typer.Option(help="In trickle, measure PgQueuer too; its environment is made at the first run.")
+    ] = True,
     one_stack: Annotated[
         bool,
         typer.Option(
@@ -83,17 +92,18 @@ def bench(
         Profiler(profile, "check")  # better now than after the fill
     options = Options(
         tasks=0,
-        rates=tuple(rate or (50.0, 500.0)),
         sqs_endpoint_url=sqs_endpoint_url,
         profile=profile,
+        peers=peers,
     )
+    given = Given(tasks, rows, seconds, workers, schedulers, tuple(rate or ()), repeat, one_stack)
     columns = (TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as progress:
-        ran = run(scenarios, Given(tasks, rows, seconds, workers, schedulers, repeat, one_stack), options, progress)
+        ran = run(scenarios, given, options, progress)
     asked: dict[str, Any] = {"scenario": scenario, "tasks": tasks, "workers": workers, "schedulers": schedulers}
     asked |= {
         "repeat": repeat,
-        "rates": list(options.rates),
+        "rates": rate,
         "seconds": seconds,
         "rows": rows,
         "sqs_endpoint_url": sqs_endpoint_url,

@@ -29,18 +29,12 @@ from typing import Any
 import asyncpg
 
 from benchmarks.harness.machine import describe_machine
+from benchmarks.peer_venv import ROOT, SCRIPTS, make_venv
 from penstock.cli.common import print_table
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.local.sqs import EmbeddedSqs
 from penstock.runtime.logs import setup_logging
 
-ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = Path(__file__).resolve().parent / "peer_scripts"
-VENV = ROOT / ".bench-peers"
-REQUIREMENTS = (
-    "asyncpg>=0.30", "uvloop>=0.20", "pgqueuer==1.6.*", "awa-pg==0.6.*", "celery[sqs]==5.7.*", "psycopg2-binary>=2.9",
-    "sqlalchemy>=2.0", "boto3>=1.35",
-)  # fmt: skip
 REPORTED = ("pgqueuer", "awa-pg", "celery", "kombu", "asyncpg", "uvloop")
 STUCK_SECONDS = 120.0
 OURS = {1: "penstock 1 worker", 2: "penstock 2 workers"}
@@ -279,20 +273,6 @@ def _end(workers: Sequence[subprocess.Popen[bytes]]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(worker.pid, signal.SIGKILL)  # and whatever it has started itself
         worker.wait()
-
-
-def make_venv() -> Path:
-    """The peers' own environment, made or brought up to date; returns its Python."""
-    python = VENV / "bin" / "python"
-    marker = VENV / "installed.txt"
-    wanted = "\n".join(REQUIREMENTS)
-    if not marker.exists() or marker.read_text("utf-8") != wanted:
-        print(f"installing the peers into {VENV} (a minute or so)", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
-        pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-        subprocess.run([*pip, *REQUIREMENTS], check=True)
-        marker.write_text(wanted, "utf-8")
-    return python
 
 
 def versions(python: Path) -> dict[str, str]:

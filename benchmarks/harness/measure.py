@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,23 @@ class Process:
     peak_mb: float | None
 
 
+@dataclass
+class SqsCount:
+    """Calls that were answered, by queue and operation, and 64 KiB units that AWS would bill for them."""
+
+    calls: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    billed_units: float = 0.0
+
+    def add(self, families: Iterable[Metric]) -> None:
+        """Add what one process has counted."""
+        for family in families:
+            for sample in family.samples:
+                if sample.name == "penstock_sqs_billed_units_total":
+                    self.billed_units += sample.value
+                elif sample.name == "penstock_sqs_calls_total" and sample.labels["outcome"] == "ok":
+                    self.calls[f"{sample.labels['queue']} {sample.labels['operation']}"] += sample.value
+
+
 @dataclass(frozen=True)
 class Usage:
     """One reading of everything.
@@ -52,28 +70,10 @@ class Usage:
     at: float
     busy_seconds: float
     processes: Mapping[str, Process]
-    sqs_calls: float
-    sqs_billed_units: float
+    sqs: SqsCount
     wal_bytes: int
     dead_tuples: int
     task_table_bytes: int
-
-
-@dataclass
-class SqsCount:
-    """Calls that were answered, and 64 KiB units that AWS would bill for them."""
-
-    calls: float = 0.0
-    billed_units: float = 0.0
-
-    def add(self, families: Iterable[Metric]) -> None:
-        """Add what one process has counted."""
-        for family in families:
-            for sample in family.samples:
-                if sample.name == "penstock_sqs_billed_units_total":
-                    self.billed_units += sample.value
-                elif sample.name == "penstock_sqs_calls_total" and sample.labels["outcome"] == "ok":
-                    self.calls += sample.value
 
 
 @dataclass
@@ -104,10 +104,10 @@ async def read_usage(state: Mapping[str, Any], database: asyncpg.Pool[Any], page
 
     Raises StackError when a process is not there, since its figures went with it.
     """
-    processes = {OWN_NAME: _read_process(os.getpid(), children=False)}
+    processes = {OWN_NAME: read_process(os.getpid(), children=False)}
     for entry in state["processes"]:
         try:
-            processes[entry["name"]] = _read_process(entry["pid"], children=entry["metrics"] is None)
+            processes[entry["name"]] = read_process(entry["pid"], children=entry["metrics"] is None)
         except (psutil.NoSuchProcess, TypeError) as exc:
             raise StackError(f"{entry['name']} has died during the benchmark: its figures are lost, run again") from exc
     count = SqsCount()
@@ -120,8 +120,7 @@ async def read_usage(state: Mapping[str, Any], database: asyncpg.Pool[Any], page
         time.monotonic(),
         _busy_seconds(),
         processes,
-        count.calls,
-        count.billed_units,
+        count,
         int(row["wal"]),
         row["dead"],
         row["size"],
@@ -143,7 +142,12 @@ def cost(before: Usage, after: Usage, tasks: int) -> dict[str, Any]:
     ours = sum(process.cpu_seconds - before.processes[name].cpu_seconds for name, process in after.processes.items())
     available = (after.at - before.at) * (os.cpu_count() or 1)
     others = max(0.0, after.busy_seconds - before.busy_seconds - ours) / available if available > 0 else 0.0
-    units = (after.sqs_billed_units - before.sqs_billed_units) / tasks
+    calls = {
+        name: round((count - before.sqs.calls[name]) / tasks, 5)
+        for name, count in sorted(after.sqs.calls.items())
+        if count > before.sqs.calls[name]
+    }
+    units = (after.sqs.billed_units - before.sqs.billed_units) / tasks
     return {
         "machine_used_by_others_percent": round(100 * others, 1),
         "cpu_us_per_task": cpu | {"total": round(sum(cpu.values()), 2)},
@@ -152,7 +156,8 @@ def cost(before: Usage, after: Usage, tasks: int) -> dict[str, Any]:
             "end": {name: round(process.memory_mb, 1) for name, process in after.processes.items()},
             "peak": {name: round(p.peak_mb, 1) for name, p in after.processes.items() if p.peak_mb is not None},
         },
-        "sqs_calls_per_task": round((after.sqs_calls - before.sqs_calls) / tasks, 5),
+        "sqs_calls_per_task": round((sum(after.sqs.calls.values()) - sum(before.sqs.calls.values())) / tasks, 5),
+        "sqs_calls_by_operation": calls,
         "sqs_billed_units_per_task": round(units, 5),
         "sqs_usd_per_million_tasks": round(units * USD_PER_MILLION_SQS_REQUESTS, 4),
         "wal_bytes_per_task": round((after.wal_bytes - before.wal_bytes) / tasks, 1),
@@ -174,7 +179,8 @@ def percentiles_ms(seconds: Sequence[float]) -> dict[str, float | int]:
     return picked | {"max": round(ordered[-1] * 1000, 2), "count": len(ordered)}
 
 
-def _read_process(pid: int, *, children: bool) -> Process:
+def read_process(pid: int, *, children: bool) -> Process:
+    """A reading of one process; children: with its own children, those that have ended included."""
     process = psutil.Process(pid)
     with process.oneshot():
         own = process.cpu_times()

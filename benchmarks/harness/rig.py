@@ -39,17 +39,18 @@ class Options:
 
     tasks: how many. workers, schedulers: processes. seconds: how long, for scenarios that last. rates: enqueues a
     second. rows: how many rows are to be in the way. sqs_endpoint_url: instead of the embedded SQS. profile: folder
-    for profiles.
+    for profiles. peers: measure other task queues too, where the scenario does.
     """
 
     tasks: int
     workers: int = 1
     schedulers: int = 1
     seconds: float = 10.0
-    rates: tuple[float, ...] = (50.0, 500.0)
+    rates: tuple[float, ...] = ()
     rows: int = 0
     sqs_endpoint_url: str | None = None
     profile: Path | None = None
+    peers: bool = True
 
 
 @dataclass

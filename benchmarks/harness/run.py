@@ -26,6 +26,7 @@ class Given:
     seconds: float | None = None
     workers: int | None = None
     schedulers: int | None = None
+    rates: tuple[float, ...] = ()
     repeat: int = 1
     one_stack: bool = False
 
@@ -71,6 +72,7 @@ async def _run(scenarios: Sequence[Scenario], given: Given, base: Options, progr
                 seconds=given.seconds or scenario.seconds,
                 workers=given.workers or scenario.workers,
                 schedulers=given.schedulers or scenario.schedulers,
+                rates=given.rates or scenario.rates,
             )
             for number in range(1, given.repeat + 1):
                 name = scenario.name if given.repeat == 1 else f"{scenario.name} {number}/{given.repeat}"

@@ -29,7 +29,19 @@ def run_benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
     """What one run of all scenarios has printed, and its JSON; on two schedulers, which a scenario must not notice."""
     path = tmp_path_factory.mktemp("bench") / "figures" / "all.json"
-    sizes = ("--tasks", str(TASKS), "--rows", str(ROWS), "--seconds", "1", "--rate", "100", "--schedulers", "2")
+    sizes = (
+        "--tasks",
+        str(TASKS),
+        "--rows",
+        str(ROWS),
+        "--seconds",
+        "1",
+        "--rate",
+        "100",
+        "--schedulers",
+        "2",
+        "--no-peers",
+    )
     done = run_benchmark("all", *sizes, "--workers", "1", "--one-stack", "--json", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, json.loads(path.read_text())
@@ -188,6 +200,26 @@ def test_workflows_of_each_kind_end_well(report: dict[str, Any]) -> None:
     for row in figures["table"]:
         assert 0 < row["create_seconds"] < row["seconds"]
         check_cost(row["cost"])
+
+
+def test_trickle_has_the_cost_and_the_times_of_a_single_task_and_of_a_step(report: dict[str, Any]) -> None:
+    figures = figures_of(report, "trickle")
+    assert figures["idle"]["cpu_percent_of_a_core"].keys() == PROCESSES | SERVICES | {"total"}
+    assert figures["idle"]["sqs_calls_per_second"]["outbound receive_message"] > 0
+    single, chain = figures["at_100_per_second"], figures["chain"]
+    assert (single["tasks"], chain["steps"]) == (100, 7)
+    check_percentiles(single["enqueue_call_ms"], 100)
+    check_percentiles(single["call_to_handler_start_ms"], 100)
+    check_percentiles(single["call_to_success_visible_ms"], 17)  # of a third as many, every second is watched
+    check_percentiles(chain["step_ms"], 6)
+    for leg in (single, chain):
+        assert leg["cpu_ms_by_process"].keys() == PROCESSES - {"bench"} | {"postgres"}
+        assert leg["cpu_ms"] == pytest.approx(sum(leg["cpu_ms_by_process"].values()), abs=0.01)
+        assert leg["cpu_ms"] > 0
+        assert 0 < leg["sqs_calls_by_operation"]["outbound send_message_batch"] <= 1.1
+        assert leg["sqs_usd_per_million_tasks"] == pytest.approx(leg["sqs_calls_per_task"] * 0.4, abs=0.002)
+    assert [row["tasks"] for row in figures["table"]] == ["100/s", "chain"]
+    assert "pgqueuer" not in figures
 
 
 def test_scale_has_a_row_for_each_number_of_processes(report: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from benchmarks.harness.scenarios import (
     live,
     priorities,
     schedules,
+    trickle,
     workflows,
 )
 
@@ -25,7 +26,7 @@ from benchmarks.harness.scenarios import (
 class Scenario:
     """A scenario by name, what it measures, and its default sizes.
 
-    tasks: 0 where the time decides.
+    tasks: 0 where the time decides. rates: enqueues a second.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Scenario:
     workers: int = 1
     schedulers: int = 1
     seconds: float = 10.0
+    rates: tuple[float, ...] = ()
 
 
 SCENARIOS: dict[str, Scenario] = {
@@ -43,7 +45,15 @@ SCENARIOS: dict[str, Scenario] = {
     for scenario in (
         Scenario("drain", "a backlog of no-op tasks, until settled", backlog.drain, 200_000),
         Scenario("live", "producers and pipeline at once, half by HTTP, half through SQS", live.live, 200_000),
-        Scenario("latency", "single enqueues on an idle pipeline", latency.latency, 0),
+        Scenario("latency", "single enqueues on an idle pipeline", latency.latency, 0, rates=(50.0, 500.0)),
+        Scenario(
+            "trickle",
+            "single enqueues at low rates: CPU, calls and latency of one task",
+            trickle.trickle,
+            0,
+            seconds=30,
+            rates=trickle.RATES,
+        ),
         Scenario("enqueue", "the HTTP api, single and batched, 1 and 100 connections", enqueue.enqueue, 10_000),
         Scenario("mixed", "priorities, failing and slow tasks, urgent ones in between", priorities.mixed, 10_000),
         Scenario("urgent", "urgent tasks behind a backlog that is being drained", priorities.urgent, 100_000),

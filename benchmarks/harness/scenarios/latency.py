@@ -101,18 +101,9 @@ async def _until_success(rig: Rig, rate: float, sent: dict[str, float | int]) ->
         settled = await rig.settled()
         await call_steadily(connections, tasks=_WARM_UP_TASKS, per_second=_WARM_UP_PER_SECOND)
         await rig.wait_settled(settled + _WARM_UP_TASKS, "warming up")
-        advance = rig.bench.bar(f"{rate:g} a second, until SUCCESS", tasks)
-        async with _watcher(rig, every=max(1, round(rate / _WATCHED_PER_SECOND))) as watch:
-
-            def on_call(call: Call) -> None:
-                advance(1)
-                watch.add(call)
-
-            await rig.begin()
-            calls = await call_steadily(connections, tasks=tasks, per_second=rate, on_call=on_call)
-            await rig.wait_settled(settled + _WARM_UP_TASKS + tasks)
-            used = await rig.end(tasks)
-            await watch.empty.wait()
+        await rig.begin()
+        calls, visible = await call_watched(rig, connections, tasks, rate)
+        used = await rig.end(tasks)
     started = await rig.database.fetch(
         "select (result::text)::bigint - (payload ->> 'at')::bigint as wait_us from penstock.task_history"
         " where state = 'SUCCESS' and id = any($1::bigint[])",
@@ -123,9 +114,25 @@ async def _until_success(rig: Rig, rate: float, sent: dict[str, float | int]) ->
         "enqueue_call_ms": percentiles_ms([call.seconds for call in calls]),
         "call_to_sent_ms": sent,
         "call_to_handler_start_ms": percentiles_ms([row["wait_us"] / 1e6 for row in started]),
-        "call_to_success_visible_ms": percentiles_ms(watch.seconds),
+        "call_to_success_visible_ms": percentiles_ms(visible),
         "cost": used,
     }
+
+
+async def call_watched(rig: Rig, connections: Connections, tasks: int, rate: float) -> tuple[list[Call], list[float]]:
+    """Enqueue at a steady rate until all have settled; returns the calls, and seconds to SUCCESS of those watched."""
+    total = await rig.settled() + tasks
+    advance = rig.bench.bar(f"{rate:g} a second, until SUCCESS", tasks)
+    async with _watcher(rig, every=max(1, round(rate / _WATCHED_PER_SECOND))) as watch:
+
+        def on_call(call: Call) -> None:
+            advance(1)
+            watch.add(call)
+
+        calls = await call_steadily(connections, tasks=tasks, per_second=rate, on_call=on_call)
+        await rig.wait_settled(total)
+        await watch.empty.wait()
+    return calls, watch.seconds
 
 
 class _Watch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
@@ -60,23 +61,32 @@ def _random(count: int) -> dict[str, Any]:
     return {"steps": steps}
 
 
-async def _run(rig: Rig, kind: str, definition: dict[str, Any]) -> dict[str, Any]:
-    """Make one and wait for its end. Raises StackError when nothing moves for a minute."""
-    await rig.begin()
+async def run_workflow(rig: Rig, definition: dict[str, Any]) -> tuple[Mapping[str, Any], float]:
+    """Make one and wait for its end; returns its row, and the seconds after ``begin`` at which it was made.
+
+    Raises StackError when nothing moves for a minute.
+    """
     with Client(rig.api, timeout=120) as client:
         made = await asyncio.to_thread(client.workflows.create, **definition)
     created = rig.seconds()
     open_, moved = -1, time.monotonic()
     while True:
-        row = await rig.database.fetchrow("select state, steps, open from penstock.workflow where id = $1", made["id"])
+        row = await rig.database.fetchrow(
+            "select id, state, steps, open from penstock.workflow where id = $1", made["id"]
+        )
         assert row is not None
         if row["open"] == 0:
-            break
+            return row, created
         if row["open"] != open_:
             open_, moved = row["open"], time.monotonic()
         elif time.monotonic() - moved > STUCK_SECONDS:
             raise StackError(f"{open_} of {row['steps']} steps are open and nothing moves:\n{rig.last_words()}")
         await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _run(rig: Rig, kind: str, definition: dict[str, Any]) -> dict[str, Any]:
+    await rig.begin()
+    row, created = await run_workflow(rig, definition)
     seconds = rig.seconds()
     cost = await rig.end(row["steps"])
     return {
