@@ -33,6 +33,7 @@ class Limits:
     tasks: kept, it would hold up all others of the connection. Where False, others receive the message again.
     outlives_connection: a lease survives the loss of the connection to the broker.
     makes_queues: processes make missing queues, unless they may not.
+    bills_calls: each call costs money, so calls that can wait share one.
     fair_groups: the queue knows the group of a message and keeps a group with many messages from delaying others.
     Where False, groups are not sent.
     """
@@ -47,6 +48,7 @@ class Limits:
     deletes_overdue: bool = False
     outlives_connection: bool = True
     makes_queues: bool = False
+    bills_calls: bool = False
     fair_groups: bool = False
 
 

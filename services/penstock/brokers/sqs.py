@@ -1,4 +1,4 @@
-"""SQS by aiobotocore: batch calls within its limits, partial failures by entry, every call counted.
+"""SQS: batch calls within its limits, partial failures by entry, every call counted.
 
 Facts relied on (AWS, 2025): 10 entries and 1 MiB a call, sizes in UTF-8 bytes with attributes counted; a reply of
 HTTP 200 may hold ``Failed`` entries, of which those with SenderFault never succeed; a missing list means empty.
@@ -14,15 +14,18 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from time import monotonic
 from typing import Any
 
 import aiohttp
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
+from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError, ClientError
 
 from penstock.brokers.base import MAX_RECEIVES, Depth, Limits, Message, Outgoing, QueueMissing, SendReport, Unsent
+from penstock.brokers.sqs_direct import OPERATIONS, DirectCalls, open_direct
 from penstock.protocol.batching import pack
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
@@ -38,6 +41,7 @@ LIMITS = Limits(
     max_call_messages=10,
     max_wait_seconds=20,
     max_extend_seconds=43_200,
+    bills_calls=True,
     fair_groups=True,
 )
 _GROUP_ID = re.compile(r"[!-~]{1,128}")  # letters, digits and punctuation of ASCII, all of which SQS takes
@@ -48,6 +52,8 @@ UNAVAILABLE = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, Timeout
 MISSING_QUEUE = {"NonExistentQueue", "QueueDoesNotExist"}
 # For a message's size or characters; one message may cause it for its whole call.
 _REFUSALS = {"BatchRequestTooLong", "InvalidMessageContents", "InvalidParameterValue"}
+_CONNECT_SECONDS = 5
+_USER_AGENT = f"penstock/{__version__}"
 _NO_GROUPS = re.compile(r"MessageGroupId|not valid for this queue type")  # in errors of endpoints without groups
 _BAD_CREDENTIALS = {
     "ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidSecurity",
@@ -71,6 +77,7 @@ class SqsTransport:
     """One SQS client, made when first used.
 
     access_key: ``id:secret``; None for the SDK's own chain. answer_seconds: until a call fails, beyond a long poll.
+    direct: make the calls of every task without the SDK's layers, where that is possible.
     visibility_timeout_seconds, receive_wait_seconds: attributes of queues that are made.
     """
 
@@ -86,13 +93,14 @@ class SqsTransport:
         answer_seconds: float = 10,
         visibility_timeout_seconds: int = 60,
         receive_wait_seconds: int = 20,
+        direct: bool = True,
     ) -> None:
         key_id, secret = access_key.partition(":")[::2] if access_key else (None, None)
         config = AioConfig(
-            connect_timeout=5,
+            connect_timeout=_CONNECT_SECONDS,
             read_timeout=longest_poll_seconds + answer_seconds,
             max_pool_connections=64,
-            user_agent=f"penstock/{__version__}",  # a constant; botocore builds its own in each call
+            user_agent=_USER_AGENT,  # a constant; botocore builds its own in each call
             # These cost CPU in every call: tests check requests at a real endpoint, and SQS has own digests.
             parameter_validation=False,
             disable_request_compression=True,
@@ -114,6 +122,9 @@ class SqsTransport:
         self._stack = AsyncExitStack()
         self._retired = AsyncExitStack()
         self._client: Any = None
+        self._direct: DirectCalls | None = None
+        self._makes_direct = direct
+        self._answer_seconds = longest_poll_seconds + answer_seconds
         self._opening = asyncio.Lock()
         self._look_for_credentials_at = float("-inf")
 
@@ -125,7 +136,7 @@ class SqsTransport:
             endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region,
             access_key=key.get_secret_value() if key else None,
             visibility_timeout_seconds=settings.visibility_timeout_seconds,
-            receive_wait_seconds=settings.receive_wait_seconds, **options,
+            receive_wait_seconds=settings.receive_wait_seconds, direct=settings.sqs_client == "direct", **options,
         )  # fmt: skip
 
     def queue(self, name: str, *, label: str) -> SqsQueue:
@@ -157,12 +168,32 @@ class SqsTransport:
     async def client(self) -> Any:
         async with self._opening:
             if self._client is None:
-                try:
-                    made = self._session.create_client("sqs", **self._client_options)
-                    self._client = await self._stack.enter_async_context(made)
-                except (BotoCoreError, ValueError) as exc:
-                    raise Unavailable(f"SQS cannot be used: {exc}") from exc
+                async with AsyncExitStack() as opened:
+                    try:
+                        made = self._session.create_client("sqs", **self._client_options)
+                        client = await opened.enter_async_context(made)
+                        direct = await self._open_direct(client) if self._makes_direct else None
+                    except (BotoCoreError, ValueError) as exc:
+                        raise Unavailable(f"SQS cannot be used: {exc}") from exc
+                    if direct is not None:
+                        opened.callback(direct.close)
+                    await self._stack.enter_async_context(opened.pop_all())
+                    self._client, self._direct = client, direct
         return self._client
+
+    async def _open_direct(self, client: Any) -> DirectCalls | None:
+        key_id, secret = self._client_options["aws_access_key_id"], self._client_options["aws_secret_access_key"]
+        return await open_direct(
+            self._session, client, own_key=ReadOnlyCredentials(key_id, secret, None) if key_id else None,
+            user_agent=_USER_AGENT, connect_seconds=_CONNECT_SECONDS, answer_seconds=self._answer_seconds,
+        )  # fmt: skip
+
+    def call_of(self, client: Any, operation: str) -> Callable[..., Awaitable[Mapping[str, Any]]]:
+        """What makes the call: the client, or the one beside it that is leaner."""
+        if self._direct is not None and client is self._client and operation in OPERATIONS:
+            return partial(self._direct.call, operation)
+        made: Callable[..., Awaitable[Mapping[str, Any]]] = getattr(client, operation)
+        return made
 
     async def renew_credentials(self, refused: Any) -> None:
         """Have the next call use other credentials than the refused client's, if the SDK's own chain finds any now.
@@ -179,12 +210,13 @@ class SqsTransport:
             return
         async with self._opening:
             before, self._retired = self._retired, self._stack  # calls of other tasks may still be under way by it
-            self._session, self._stack, self._client = session, AsyncExitStack(), None
+            self._session, self._stack = session, AsyncExitStack()
+            self._client = self._direct = None
         await before.aclose()
         log.info("credentials_changed")
 
     async def close(self) -> None:
-        self._client = None
+        self._client = self._direct = None
         await self._stack.aclose()
         await self._retired.aclose()
 
@@ -350,8 +382,7 @@ class SqsQueue:
         client: Any = None
         try:
             client = await self._transport.client()
-            call: Callable[..., Awaitable[Mapping[str, Any]]] = getattr(client, operation)
-            reply = await call(**arguments)
+            reply = await self._transport.call_of(client, operation)(**arguments)
         except UNAVAILABLE as exc:
             metrics.SQS_CALLS.labels(operation, self.label, "failed").inc()
             code = error_code(exc.response.get("Error", {}).get("Code")) if isinstance(exc, ClientError) else ""

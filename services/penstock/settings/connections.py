@@ -22,6 +22,7 @@ from penstock.settings.values import (
     OrUnset,
     PositiveSeconds,
     ReadableFile,
+    Seconds,
     checked,
     query_of,
     setting,
@@ -109,6 +110,11 @@ class QueueSettings(Group):
         "An AWS access key for SQS alone, as `ID:SECRET`; unset means the SDK's own chain. The embedded SQS of "
         "`penstock up` accepts the key that `penstock env` prints.",
     )
+    sqs_client: Literal["direct", "sdk"] = setting(
+        "direct",
+        "`direct` makes the calls that tasks need (receive, send, delete, extend) without the layers of the AWS SDK, "
+        "at a fifth of its CPU; `sdk` makes all by it, as is always done through an HTTP proxy.",
+    )
     aws_region: OrUnset[str] = setting(None, "AWS region; unset means the SDK's own chain.")
     inbound_queue: Name = setting("penstock-inbound", "Name or URL: producers to submitter.")
     outbound_queue: Name = setting("penstock-outbound", "Name or URL: scheduler to workers.")
@@ -131,6 +137,13 @@ class QueueSettings(Group):
     )
     visibility_timeout_seconds: int = setting(
         60, "A received message reappears after this long unless deleted or extended.", ge=3, le=43200
+    )
+    billed_call_wait_seconds: Seconds = setting(
+        1,
+        "On SQS, deletes and heartbeats, which nobody waits for, wait up to this long to share a call, at most a tenth "
+        "of the visibility timeout; a process that is killed leaves up to nine finished messages to be delivered "
+        "again. 0: at once.",
+        le=60,
     )
     amqp_consumer_timeout_seconds: float = setting(
         1800,

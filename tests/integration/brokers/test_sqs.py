@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from penstock.brokers.base import MAX_RECEIVES, Depth, Outgoing
 from penstock.brokers.opening import create_queues
@@ -25,6 +26,24 @@ def database_url() -> str:
     return "postgresql://nobody@127.0.0.1:1/none"
 
 
+@pytest.fixture(params=["direct", "sdk"])
+def settings(settings: Settings, request: pytest.FixtureRequest) -> Settings:
+    """Every test here is made of both clients."""
+    return settings.model_copy(update={"sqs_client": request.param})
+
+
+@pytest.fixture
+async def transport(settings: Settings) -> AsyncIterator[SqsTransport]:
+    transport = transport_of(settings)
+    yield transport
+    await transport.close()
+
+
+def transport_of(settings: Settings, *, endpoint_url: str | None = None) -> SqsTransport:
+    update = {"sqs_endpoint_url": endpoint_url} if endpoint_url else {}
+    return SqsTransport.of(settings.model_copy(update=update))
+
+
 @pytest.fixture
 def proxy(sqs_url: str) -> Iterator[SqsProxy]:
     with sqs_proxy(sqs_url) as proxy:
@@ -34,7 +53,7 @@ def proxy(sqs_url: str) -> Iterator[SqsProxy]:
 @pytest.fixture
 async def watched(settings: Settings, proxy: SqsProxy) -> AsyncIterator[SqsQueue]:
     """The outbound queue, reached through the proxy; its URL is known, so that only the calls of the test count."""
-    transport = SqsTransport(endpoint_url=proxy.url, region="us-east-1")
+    transport = transport_of(settings, endpoint_url=proxy.url)
     queue = transport.queue(settings.outbound_queue, label="outbound")
     await queue.url()
     proxy.calls.clear()
@@ -262,6 +281,72 @@ async def test_depth_tells_visible_from_held(outbound: SqsQueue) -> None:
     assert depth.total == 13
 
 
+# Errors
+
+
+def refusing(status: int, reply: Any, calls: list[str]) -> Any:
+    def hook(operation: str, request: dict[str, Any], forward: Forward) -> tuple[int, Any]:
+        calls.append(operation)
+        return status, reply
+
+    return hook
+
+
+@pytest.mark.parametrize(
+    ("status", "reply", "code", "calls"),
+    [
+        (400, {"__type": "com.amazonaws.sqs#QueueDoesNotExist", "message": "gone"}, "QueueDoesNotExist", 1),
+        (400, {"__type": "com.amazonaws.sqs#InvalidMessageContents", "Message": "x"}, "InvalidMessageContents", 1),
+        (400, {"__type": "ThrottlingException", "message": "slow"}, "ThrottlingException", 2),
+        (403, {"__type": "com.amazonaws.sqs#RequestThrottled", "message": "slow"}, "RequestThrottled", 2),
+        (403, {"__type": "RequestTimeTooSkewed", "message": "now is not then"}, "RequestTimeTooSkewed", 1),
+        (403, {"__type": "SignatureDoesNotMatch", "message": "no"}, "SignatureDoesNotMatch", 1),
+        (307, {"message": "elsewhere"}, "307", 1),
+        (500, {"__type": "InternalFailure", "message": "sorry"}, "InternalFailure", 2),
+        (503, {}, "503", 2),
+    ],
+)
+async def test_errors_are_named_and_tried_again_as_by_the_sdk(
+    settings: Settings, watched: SqsQueue, proxy: SqsProxy, monkeypatch: pytest.MonkeyPatch,
+    status: int, reply: dict[str, str], code: str, calls: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("penstock.brokers.sqs_direct._LONGEST_PAUSE_SECONDS", 0.001)
+    made: list[str] = []
+    proxy.hook = refusing(status, reply, made)
+    transport = transport_of(settings, endpoint_url=proxy.url)
+    try:
+        client = await transport.client()
+        with pytest.raises(ClientError) as raised:
+            await transport.call_of(client, "receive_message")(QueueUrl="http://127.0.0.1/q")
+    finally:
+        await transport.close()
+    assert made == ["ReceiveMessage"] * calls
+    assert raised.value.response["Error"]["Code"] == code
+    message = reply.get("message") or reply.get("Message") or ""
+    assert str(raised.value).startswith(f"An error occurred ({code}) when calling the ReceiveMessage operation")
+    assert str(raised.value).endswith(f": {message}")
+
+
+async def test_neither_client_shows_its_secrets(
+    watched: SqsQueue, proxy: SqsProxy, monkeypatch: pytest.MonkeyPatch, settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-show-this")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "nor-this-token")
+    proxy.hook = refusing(403, {"__type": "SignatureDoesNotMatch", "message": "no"}, [])
+    transport = transport_of(settings, endpoint_url=proxy.url)
+    caplog.set_level("DEBUG", "penstock")
+    try:
+        with pytest.raises(Unavailable) as raised:
+            await transport.queue("http://127.0.0.1/q", label="q").receive(wait_seconds=0, visibility_seconds=1)
+    finally:
+        await transport.close()
+    shown = f"{raised.value!r} {raised.value.__cause__!r} {caplog.text}"
+    assert "SignatureDoesNotMatch" in shown
+    assert "do-not-show-this" not in shown
+    assert "nor-this-token" not in shown
+
+
 # Queue or endpoint away
 
 
@@ -296,11 +381,13 @@ async def test_a_queue_may_be_given_by_its_url(transport: SqsTransport, outbound
     assert [message.body for message in await take(outbound)] == ["1"]
 
 
-async def test_an_endpoint_that_is_away_is_unavailable_and_loses_nothing(outbound: SqsQueue) -> None:
+async def test_an_endpoint_that_is_away_is_unavailable_and_loses_nothing(
+    settings: Settings, outbound: SqsQueue
+) -> None:
     await put(outbound, "1")
     held = await take(outbound)
     before = sample("penstock_sqs_calls_total", operation="receive_message", queue="away", outcome="failed")
-    transport = SqsTransport(endpoint_url="http://127.0.0.1:1", region="us-east-1")
+    transport = transport_of(settings, endpoint_url="http://127.0.0.1:1")
     away = transport.queue("http://127.0.0.1:1/000000000000/q", label="away")
     try:
         for call in (away.depth(), away.receive(wait_seconds=0, visibility_seconds=30)):
@@ -323,7 +410,7 @@ async def test_missing_credentials_are_said_plainly(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region="us-east-1")
+    transport = transport_of(settings)
     try:
         with pytest.raises(Unavailable, match="credentials"):
             await transport.queue(settings.outbound_queue, label="outbound").depth()
@@ -334,7 +421,7 @@ async def test_missing_credentials_are_said_plainly(
 async def test_a_missing_region_is_said_plainly(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name)
-    transport = SqsTransport()
+    transport = SqsTransport(direct=settings.sqs_client == "direct")
     try:
         with pytest.raises(Unavailable, match="region"):
             await transport.queue(settings.outbound_queue, label="outbound").depth()

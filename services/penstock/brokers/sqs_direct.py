@@ -1,0 +1,430 @@
+"""The calls to SQS that every task makes, signed and sent without the layers of the SDK, at a fifth of their CPU.
+
+Endpoint, region, credentials and authorities come from the SDK, its errors are raised, and its other calls are made by
+it. decisions/040 has the figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import os
+import random
+import re
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import parse_qs, quote, urlsplit
+
+import msgspec
+from botocore.credentials import ReadOnlyCredentials
+from botocore.exceptions import (
+    ClientError,
+    ConnectionClosedError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    HTTPClientError,
+    NoCredentialsError,
+    ReadTimeoutError,
+    SSLError,
+)
+from botocore.exceptions import ConnectionError as NotConnected
+from botocore.httpsession import get_cert_path
+from botocore.utils import get_environ_proxies, normalize_url_path
+
+OPERATIONS = {
+    "change_message_visibility_batch": "ChangeMessageVisibilityBatch",
+    "delete_message_batch": "DeleteMessageBatch",
+    "receive_message": "ReceiveMessage",
+    "send_message_batch": "SendMessageBatch",
+}
+_CONTENT_TYPE = "application/x-amz-json-1.0"
+_CONNECTIONS = 64
+_IDLE_SECONDS = 12.0  # after which a connection is not used again: AWS may be closing it
+_TRIES = 2
+_LONGEST_PAUSE_SECONDS = 1.0  # before the second, as the SDK's
+_FAILING_STATUS = {500, 502, 503, 504}
+_PASSING = {
+    "BandwidthLimitExceeded", "EC2ThrottledException", "LimitExceededException", "PriorRequestNotComplete",
+    "ProvisionedThroughputExceededException", "RequestLimitExceeded", "RequestThrottled", "RequestThrottledException",
+    "RequestTimeout", "RequestTimeoutException", "SlowDown", "ThrottledException", "Throttling", "ThrottlingException",
+    "TooManyRequestsException", "TransactionInProgressException",
+}  # fmt: skip
+_HEAD_END = b"\r\n\r\n"
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) (\d{3})(?: |$)")
+
+Credentials = Callable[[], Awaitable[ReadOnlyCredentials]]
+
+
+async def open_direct(
+    session: Any, client: Any, *, own_key: ReadOnlyCredentials | None, user_agent: str, connect_seconds: float,
+    answer_seconds: float,
+) -> DirectCalls | None:  # fmt: skip
+    """Calls as the client would make them; None where only the SDK can: behind an HTTP proxy.
+
+    own_key: None for the session's own chain. Raises botocore's errors when there are no credentials.
+    """
+    # What a client presigns shows the endpoint and the signing region that its rules come to.
+    signed = urlsplit(await client.generate_presigned_url("list_queues"))
+    endpoint_url = f"{signed.scheme}://{signed.netloc}{signed.path or '/'}"
+    if get_environ_proxies(endpoint_url):
+        return None
+    _, _, region, service, _ = parse_qs(signed.query)["X-Amz-Credential"][0].rsplit("/", 4)
+    context = None
+    if signed.scheme == "https":
+        authorities = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
+        context = ssl.create_default_context(cafile=authorities or get_cert_path(True))
+    return DirectCalls(
+        Connections(endpoint_url, context, connect_seconds=connect_seconds, answer_seconds=answer_seconds),
+        Signer(endpoint_url, region, service),
+        credentials=_credentials_of(session, own_key), user_agent=user_agent,
+    )  # fmt: skip
+
+
+def _credentials_of(session: Any, own_key: ReadOnlyCredentials | None) -> Credentials:
+    async def find() -> ReadOnlyCredentials:
+        if own_key is not None:
+            return own_key
+        found = await session.get_credentials()
+        if found is None:
+            raise NoCredentialsError
+        return cast(ReadOnlyCredentials, await found.get_frozen_credentials())
+
+    return find
+
+
+class DirectCalls:
+    """See :func:`open_direct`. A failed call is tried once more if another may succeed, as by the SDK."""
+
+    def __init__(self, connections: Connections, signer: Signer, *, credentials: Credentials, user_agent: str) -> None:
+        self._connections = connections
+        self._signer = signer
+        self._credentials = credentials
+        self._user_agent = user_agent
+
+    async def call(self, operation: str, **arguments: Any) -> Mapping[str, Any]:
+        """Make one of OPERATIONS; returns the members of its answer. Raises botocore's errors."""
+        target = OPERATIONS[operation]
+        try:
+            body = msgspec.json.encode(arguments)
+        except UnicodeEncodeError:  # half of a surrogate pair: SQS is to refuse it, and no other message
+            body = json.dumps(arguments).encode()
+        for tries in range(1, _TRIES + 1):
+            headers = self._signer.sign(target, body, await self._credentials(), time.time())
+            try:
+                answer = await self._connections.exchange(f"{headers}User-Agent: {self._user_agent}\r\n", body)
+            except (HTTPClientError, NotConnected) as exc:
+                if tries == _TRIES:
+                    raise
+                if isinstance(exc, _Dropped):
+                    continue
+            else:
+                if answer.status < 300:
+                    return _read_json(answer.body)
+                error = _error_of(answer, target)
+                is_passing = answer.status in _FAILING_STATUS or error.response["Error"]["Code"] in _PASSING
+                if tries == _TRIES or not is_passing:
+                    raise error
+            await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_SECONDS))
+        raise AssertionError("the last try returns or raises")
+
+    def close(self) -> None:
+        self._connections.close()
+
+
+def _read_json(body: bytes) -> Mapping[str, Any]:
+    try:
+        try:
+            read = msgspec.json.decode(body) if body else {}
+        except msgspec.DecodeError:  # of half a surrogate pair, which json takes
+            read = json.loads(body)
+    except ValueError:
+        read = None
+    if not isinstance(read, dict):
+        raise HTTPClientError(error=f"the answer is not of SQS: {body[:200]!r}")
+    return read
+
+
+def _error_of(answer: Answer, target: str) -> ClientError:
+    """The error as the SDK words it."""
+    try:
+        said = _read_json(answer.body)
+    except HTTPClientError:
+        said = {}
+    given = answer.headers.get("x-amzn-query-error", "").partition(";")[0] or said.get("__type") or said.get("code")
+    code = str(given or answer.status).rpartition("#")[2].partition(":")[0]
+    message = said.get("message") or said.get("Message") or ""
+    return ClientError(
+        {
+            "Error": {"Code": code, "Message": str(message)},
+            "ResponseMetadata": {"HTTPStatusCode": answer.status, "HTTPHeaders": dict(answer.headers)},
+        },
+        target,
+    )
+
+
+# Signature Version 4
+
+
+class Signer:
+    """Signs requests to one endpoint; as botocore's SigV4Auth, with the key of a day computed once."""
+
+    def __init__(self, endpoint_url: str, region: str, service: str) -> None:
+        parts = urlsplit(endpoint_url)
+        self.host = host_of(endpoint_url)
+        self._path = quote(normalize_url_path(parts.path), safe="/~")
+        self._region, self._service = region, service
+        self._key: tuple[str, str, bytes] = ("", "", b"")  # of a day and a secret
+        self._prefix = f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {self.host}\r\nContent-Type: {_CONTENT_TYPE}\r\n"
+
+    def sign(self, target: str, body: bytes, credentials: ReadOnlyCredentials, now: float) -> str:
+        """The head of the request, without Content-Length and the empty line."""
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+        day, token = stamp[:8], credentials.token
+        signed = [("content-type", _CONTENT_TYPE), ("host", self.host), ("x-amz-date", stamp)]
+        if token:
+            signed.append(("x-amz-security-token", token))
+        signed += [("x-amz-target", f"AmazonSQS.{target}"), ("x-amzn-query-mode", "true")]
+        names = ";".join(name for name, _ in signed)
+        lines = "".join(f"{name}:{value}\n" for name, value in signed)
+        canonical = f"POST\n{self._path}\n\n{lines}\n{names}\n{hashlib.sha256(body).hexdigest()}"
+        scope = f"{day}/{self._region}/{self._service}/aws4_request"
+        text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+        signature = hmac.digest(self._key_of(day, credentials.secret_key), text.encode(), "sha256").hex()
+        more = "".join(f"{name}: {value}\r\n" for name, value in signed[2:])
+        return (
+            f"{self._prefix}{more}Authorization: AWS4-HMAC-SHA256 Credential={credentials.access_key}/{scope}, "
+            f"SignedHeaders={names}, Signature={signature}\r\n"
+        )
+
+    def _key_of(self, day: str, secret: str) -> bytes:
+        if self._key[:2] != (day, secret):
+            key = f"AWS4{secret}".encode()
+            for part in (day, self._region, self._service, "aws4_request"):
+                key = hmac.digest(key, part.encode(), "sha256")
+            self._key = day, secret, key
+        return self._key[2]
+
+
+def host_of(url: str) -> str:
+    """The Host header: without a user, and without the port of the scheme."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    return host if parts.port in (None, {"http": 80, "https": 443}[parts.scheme]) else f"{host}:{parts.port}"
+
+
+# HTTP/1.1
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response; names of headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class _Dropped(ConnectionClosedError):  # type: ignore[misc]
+    """A connection that was used before is closed, without an answer: it may have been closed while it was idle."""
+
+
+class Connections:
+    """Connections to one endpoint, used one request at a time and kept for the next."""
+
+    def __init__(
+        self, url: str, context: ssl.SSLContext | None, *, connect_seconds: float, answer_seconds: float
+    ) -> None:
+        parts = urlsplit(url)
+        self._url = url
+        self._address = parts.hostname or "", parts.port or (443 if context else 80)
+        self._context = context
+        self._connect_seconds = connect_seconds
+        self._answer_seconds = answer_seconds
+        self._room = asyncio.Semaphore(_CONNECTIONS)
+        self._idle: list[_Connection] = []
+
+    async def exchange(self, head: str, body: bytes) -> Answer:
+        """Send a request; ``head`` lacks Content-Length. Raises HTTPClientError, NotConnected."""
+        async with self._room:
+            connection = self._take() or await self._connect()
+            try:
+                async with asyncio.timeout(self._answer_seconds) as limit:
+                    answer = await connection.exchange(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            except TimeoutError as exc:
+                if limit.expired():
+                    raise ReadTimeoutError(endpoint_url=self._url, error=exc) from exc
+                raise ConnectionClosedError(endpoint_url=self._url, error=exc) from exc
+            except OSError as exc:
+                if connection.is_used and not connection.has_begun:
+                    self.close()  # the others may have been closed as well
+                    raise _Dropped(endpoint_url=self._url, error=exc) from exc
+                raise ConnectionClosedError(endpoint_url=self._url, error=exc) from exc
+            except ValueError as exc:
+                raise HTTPClientError(error=f"the answer is not HTTP: {exc}") from exc
+            finally:
+                connection.release(self._idle)
+        return answer
+
+    def _take(self) -> _Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_fresh:
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self) -> _Connection:
+        host, port = self._address
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    _Connection, host, port, ssl=self._context, server_hostname=host if self._context else None
+                )
+        except TimeoutError as exc:
+            raise ConnectTimeoutError(endpoint_url=self._url, error=exc) from exc
+        except ssl.SSLError as exc:
+            raise SSLError(endpoint_url=self._url, error=exc) from exc
+        except OSError as exc:
+            raise EndpointConnectionError(endpoint_url=self._url, error=exc) from exc
+        return connection
+
+    def close(self) -> None:
+        """Close what is idle."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+
+class _Connection(asyncio.Protocol):
+    """is_used: it has answered before. has_begun: a part of the answer has come."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[Answer] | None = None
+        self._received = bytearray()
+        self._head: tuple[int, dict[str, str]] | None = None
+        self._at = 0  # of the body, or its next chunk
+        self._length: int | None = None
+        self._chunks: list[bytes] | None = None
+        self._is_kept = False
+        self._idle_since = 0.0
+        self.is_used = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._received)
+
+    @property
+    def is_fresh(self) -> bool:
+        return self._transport is not None and time.monotonic() - self._idle_since < _IDLE_SECONDS
+
+    async def exchange(self, request: bytes) -> Answer:
+        """Raises OSError when the connection is closed, ValueError for what is not HTTP."""
+        if self._transport is None:
+            raise ConnectionResetError("the connection is closed")
+        self._received.clear()
+        self._head = None
+        self._is_kept = False
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return await self._answer
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        answer = self._answer
+        if answer is None or answer.done():
+            self.close()  # nothing was asked
+            return
+        try:
+            while self._head is None and self._read_head():
+                pass
+            body = None if self._head is None else self._read_body()
+        except ValueError as exc:
+            answer.set_exception(exc)
+            return
+        if body is not None and self._head is not None:
+            answer.set_result(Answer(*self._head, body))
+
+    def _read_head(self) -> bool:
+        """Read the head, once it is whole; returns whether it was of an interim answer and another one comes."""
+        end = self._received.find(_HEAD_END)
+        if end < 0:
+            return False
+        first, *lines = bytes(self._received[:end]).split(b"\r\n")
+        found = _STATUS_LINE.match(first)
+        if found is None:
+            raise ValueError(repr(first[:100]))
+        status = int(found[2])
+        if status < 200:
+            del self._received[: end + len(_HEAD_END)]
+            return True
+        headers = {}
+        for line in lines:
+            name, _, value = line.decode("latin-1").partition(":")
+            headers[name.lower()] = value.strip()
+        self._head = status, headers
+        self._at = end + len(_HEAD_END)
+        is_chunked = headers.get("transfer-encoding", "").lower() == "chunked"
+        self._chunks = [] if is_chunked else None
+        length = "0" if status in (204, 304) else headers.get("content-length")
+        self._length = None if length is None or is_chunked else int(length)
+        ends = self._length is not None or is_chunked
+        self._is_kept = ends and found[1] == b"1" and headers.get("connection", "").lower() != "close"
+        return False
+
+    def _read_body(self) -> bytes | None:
+        """The body, once it is whole."""
+        if self._chunks is not None:
+            return self._read_chunks(self._chunks)
+        if self._length is None or len(self._received) < self._at + self._length:
+            return None
+        self._is_kept &= len(self._received) == self._at + self._length
+        return bytes(self._received[self._at : self._at + self._length])
+
+    def _read_chunks(self, chunks: list[bytes]) -> bytes | None:
+        while (end := self._received.find(b"\r\n", self._at)) >= 0:
+            size = int(self._received[self._at : end].partition(b";")[0], 16)
+            if size == 0:
+                return b"".join(chunks) if self._received.find(_HEAD_END, end) >= 0 else None
+            begin = end + 2
+            if len(self._received) < begin + size + 2:
+                return None
+            chunks.append(bytes(self._received[begin : begin + size]))
+            self._at = begin + size + 2
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        answer = self._answer
+        if answer is not None and not answer.done():
+            if self._head is not None and self._length is None and self._chunks is None and exc is None:
+                answer.set_result(Answer(*self._head, bytes(self._received[self._at :])))  # its end is the body's
+            else:
+                answer.set_exception(
+                    exc if isinstance(exc, OSError) else ConnectionResetError("closed by the endpoint")
+                )
+
+    def release(self, idle: list[_Connection]) -> None:
+        """After an exchange: keep the connection if it can be used again."""
+        answer = self._answer
+        is_whole = answer is not None and answer.done() and not answer.cancelled() and answer.exception() is None
+        if is_whole and self._is_kept and self._transport is not None:
+            self.is_used = True
+            self._idle_since = time.monotonic()
+            idle.append(self)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
