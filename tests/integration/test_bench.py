@@ -215,7 +215,6 @@ def test_trickle_has_the_cost_and_the_times_of_a_single_task_and_of_a_step(repor
     for leg in (single, chain):
         assert leg["cpu_ms_by_process"].keys() == PROCESSES - {"bench"} | {"postgres"}
         assert leg["cpu_ms"] == pytest.approx(sum(leg["cpu_ms_by_process"].values()), abs=0.01)
-        assert leg["cpu_ms"] > 0
         assert 0 < leg["sqs_calls_by_operation"]["outbound send_message_batch"] <= 1.1
         assert leg["sqs_usd_per_million_tasks"] == pytest.approx(leg["sqs_calls_per_task"] * 0.4, abs=0.002)
     assert [row["tasks"] for row in figures["table"]] == ["100/s", "chain"]

@@ -706,6 +706,29 @@ async def test_a_hold_that_could_not_be_extended_once_is_extended_by_the_next_tr
     assert await rig.outbound.depth() == EMPTY
 
 
+async def test_messages_that_wait_to_be_deleted_are_deleted_when_the_process_stops(
+    rig: Rig, proxy: SqsProxy, settings: Settings
+) -> None:
+    waiting = settings.model_copy(update={"billed_call_wait_seconds": 60.0, "visibility_timeout_seconds": 600})
+    worker = worker_of(rig, waiting)
+    await send(rig, *"abc")
+    async with running(worker):
+        while await worker.run_once():
+            pass
+        await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
+    assert await rig.outbound.depth() == EMPTY
+    resulter = Resulter(store=rig.store, results=rig.far["results"], settings=waiting)
+    deleting = asyncio.create_task(resulter.side_tasks()["delete messages"]())
+    proxy.calls.clear()
+    while await resulter.run_once():
+        pass
+    assert await rig.counts() == {"SUCCESS": 3}
+    await resulter.drain(PATIENCE_SECONDS)
+    assert await rig.results.depth() == EMPTY
+    assert len(proxy.entries("DeleteMessageBatch")) < len([1 for name, _ in proxy.calls if name == "ReceiveMessage"])
+    deleting.cancel()
+
+
 # Queues and credentials that change
 
 

@@ -177,6 +177,11 @@ CALLERS: dict[Place, list[tuple[str, set[str]]]] = {
     ("client/inbound.py", "self._queue"): [("producer", {"inbound"})],
     ("brokers/consumer.py", "self._queue"): [("submitter", {"inbound"}), ("resulter", {"results"})],
     ("brokers/consumer.py", "self._receiver"): [("submitter", {"inbound"}), ("resulter", {"results"})],
+    ("brokers/deleter.py", "self._queue"): [
+        ("submitter", {"inbound"}),
+        ("resulter", {"results"}),
+        ("worker", {"outbound"}),
+    ],
     ("submitter.py", "self._queue"): [("submitter", {"inbound"})],
     ("scheduler/process.py", "self._outbound"): [("scheduler", {"outbound"})],
     ("scheduler/sending.py", "queue"): [("scheduler", {"outbound"} | ROUTES)],

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
 
 from penstock.brokers.base import Message, Queue
+from penstock.brokers.deleter import Deleter
 from penstock.brokers.receiver import Receiver
 from penstock.protocol.errors import Locked, PenstockError, TooSlow, Unavailable
 from penstock.runtime.logs import get_logger
@@ -61,6 +63,11 @@ class Consumer(Service):
         self._notify = notify
         self._queue = queue
         self._receiver = Receiver(queue, settings)
+        self._deleter = Deleter(
+            queue, longest_seconds=settings.billed_call_wait_seconds,
+            visibility_seconds=settings.visibility_timeout_seconds,
+        )  # fmt: skip
+        self._deletes_later = queue.limits.bills_calls and settings.billed_call_wait_seconds > 0
         self._settings = settings
         self._is_doubtful = False  # the database answers, and does not commit
         self._kept: list[Sequence[Message]] = []
@@ -81,7 +88,7 @@ class Consumer(Service):
         await self._queue.depth()
 
     def side_tasks(self) -> Mapping[str, SideTask]:
-        return {"notify": self._notify, "hold": self._extend}
+        return {"notify": self._notify, "hold": self._extend, "delete messages": self._deleter.run}
 
     async def run_once(self) -> int:
         """Receive, commit, delete; returns how many messages came.
@@ -125,7 +132,10 @@ class Consumer(Service):
             self._kept += [[message] for message in left.slow]
         rest = [*left.put_off, *left.locked, *left.slow]
         stored = [message for message in messages if message not in rest] if rest else messages
-        await self._queue.delete(stored)
+        if self._deletes_later:
+            self._deleter.add(stored)
+        else:
+            await self._queue.delete(stored)
         if left.error is not None and not stored:
             raise left.error
         return len(messages)
@@ -158,7 +168,10 @@ class Consumer(Service):
         self._receiver.stop()
 
     async def drain(self, seconds: float) -> None:
-        """Give back kept messages; the passes have ended."""
+        """Delete what is stored, and give back kept messages; the passes have ended."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds / 2):
+                await self._deleter.flush()
         for messages in (*self._kept, self._locked):
             if messages:
                 self.forget(messages)

@@ -140,9 +140,9 @@ class QueueSettings(Group):
     )
     billed_call_wait_seconds: Seconds = setting(
         1,
-        "On SQS, deletes and heartbeats, which nobody waits for, wait up to this long to share a call, at most a tenth "
-        "of the visibility timeout; a process that is killed leaves up to nine finished messages to be delivered "
-        "again. 0: at once.",
+        "On SQS, deletes and reports of progress, which no caller waits for, wait up to this long to share a call, at "
+        "most a tenth of the visibility timeout; a process that is killed leaves up to nine finished messages to be "
+        "delivered again. 0: at once.",
         le=60,
     )
     amqp_consumer_timeout_seconds: float = setting(

@@ -158,7 +158,7 @@ class LeaseThread:
             answered.append(attempt.lease)
         await sender.send_now(texts)
         if self._extends:
-            await outbound.delete([lease.message for lease in _whole(answered)])
+            await outbound.delete([lease.message for lease in (*_whole(answered), *self._leases.finished())])
 
 
 def _whole(answered: Sequence[Lease]) -> list[Lease]:

@@ -10,44 +10,12 @@ from functools import partial
 from time import monotonic, time
 
 from penstock.brokers.base import Message, Queue
+from penstock.brokers.deleter import Deleter
 from penstock.protocol.errors import Unavailable
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 
-_SHORTEST_LINGER_SECONDS = 0.005  # messages that finish within it are deleted by one call
-_LONGEST_LINGER_SECONDS = 0.05
-_RATE_MEMORY_SECONDS = 0.25
-_SHORTEST_DELAY_SECONDS = 0.002
-_DELETE_TRIES = 5
-
 log = get_logger()
-
-
-class Linger:
-    """An adaptive batching delay (Kafka's linger), which grows with the rate of items; none below a certain rate.
-
-    full: items in a call worth waiting for. longest_seconds: the wait at the rate that brings ``full`` items within it.
-    """
-
-    def __init__(self, full: int, *, longest_seconds: float) -> None:
-        self._full = full
-        self._longest_seconds = longest_seconds
-        self._rate = 0.0
-        self._seen_at = monotonic()
-
-    def record(self, items: int) -> None:
-        """Count items sent since the last call."""
-        now = monotonic()
-        gone = max(now - self._seen_at, 1e-3)
-        self._seen_at = now
-        self._rate += (items / gone - self._rate) * min(1.0, gone / _RATE_MEMORY_SECONDS)
-
-    def seconds(self, waiting: int) -> float:
-        """The delay now, in seconds, with so many items waiting."""
-        if waiting >= self._full:
-            return 0.0
-        wait = self._longest_seconds * min(1.0, self._rate * self._longest_seconds / self._full)
-        return wait if wait >= _SHORTEST_DELAY_SECONDS else 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +32,6 @@ class Lease:
     until: float
     begun: bool = False
     lost: bool = False
-    delete_tries: int = 0
 
     def begin(self) -> None:
         """Record the start of the message's first task."""
@@ -80,15 +47,13 @@ class Leases:
     The table is changed by the event loop's thread alone. Another thread may read copies of it, and extend.
     """
 
-    def __init__(self, queue: Queue, *, visibility_seconds: int) -> None:
+    def __init__(self, queue: Queue, *, visibility_seconds: int, delete_seconds: float) -> None:
         self._queue = queue
         self._visibility_seconds = visibility_seconds
-        self._linger = Linger(queue.limits.max_call_messages, longest_seconds=_LONGEST_LINGER_SECONDS)
+        self._deleter = Deleter(
+            queue, longest_seconds=delete_seconds, visibility_seconds=visibility_seconds, deleted=self._deleted
+        )
         self._leases: dict[str, Lease] = {}
-        self._finished: list[Lease] = []
-        self._any_finished = asyncio.Event()
-        self.all_deleted = asyncio.Event()
-        self.all_deleted.set()
         self.empty = asyncio.Event()
         self.empty.set()
         metrics.HELD_MESSAGES.set_function(lambda: len(self._leases))
@@ -107,6 +72,8 @@ class Leases:
         lease.message = message
         lease.lost = False
         lease.until = monotonic() + self._visibility_seconds
+        if not lease.unanswered:
+            self._deleter.add([message])
         log.warning("message_received_again", message_id=message.id, unanswered=lease.unanswered)
         return True
 
@@ -114,38 +81,22 @@ class Leases:
         """Count the response of one of the message's tasks as sent."""
         lease.unanswered -= 1
         if lease.unanswered == 0:
-            self._finished.append(lease)
-            self._any_finished.set()
-            self.all_deleted.clear()
+            if lease.lost:
+                self._forget([lease])
+            else:
+                self._deleter.add([lease.message])
 
     async def delete_finished(self) -> None:
         """Delete finished messages in batches; a side task."""
-        while True:
-            await self._any_finished.wait()
-            if len(self._finished) < self._queue.limits.max_call_messages:
-                await asyncio.sleep(max(_SHORTEST_LINGER_SECONDS, self._linger.seconds(len(self._finished))))
-            self._any_finished.clear()
-            finished, self._finished = self._finished, []
-            self._linger.record(len(finished))
-            again = await self._delete([lease for lease in finished if not lease.lost])
-            self._forget([lease for lease in finished if lease not in again])
-            if again:
-                await asyncio.sleep(0.1 * 2 ** max(lease.delete_tries for lease in again))
-                self._finished += again
-                self._any_finished.set()
-            if not self._finished:
-                self.all_deleted.set()
+        await self._deleter.run()
 
-    async def _delete(self, finished: Sequence[Lease]) -> list[Lease]:
-        """Returns the leases to retry. A message given up is redelivered, and the claim fence rejects its responses."""
-        again = []
-        for lease in await self._failed(finished, self._queue.delete):
-            lease.delete_tries += 1
-            if lease.delete_tries < _DELETE_TRIES:
-                again.append(lease)
-            else:
-                log.warning("message_not_deleted", message_id=lease.message.id, tries=lease.delete_tries)
-        return again
+    async def wait_deleted(self) -> None:
+        """Wait until every finished message is deleted, without a delay for the sake of batches."""
+        await self._deleter.flush()
+
+    def _deleted(self, messages: Sequence[Message]) -> None:
+        """A message given up is delivered again, and the claim fence rejects its responses."""
+        self._forget([self._leases[message.id] for message in messages if message.id in self._leases])
 
     @staticmethod
     async def _failed(
@@ -165,11 +116,14 @@ class Leases:
         interval = self._visibility_seconds / 3
         while True:
             await asyncio.sleep(interval)
-            soon = monotonic() + self._visibility_seconds - interval / 2  # a later end can wait for the next round
+            now = monotonic()
+            soon = now + self._visibility_seconds - interval / 2  # a later end can wait for the next round
+            # One that is to be deleted ends so soon only while the event loop, which deletes it, is blocked.
+            at_once = now + interval * 1.15
             due = [
                 lease
                 for lease in self._leases.copy().values()
-                if lease.unanswered and not lease.lost and lease.until < soon
+                if not lease.lost and lease.until < (soon if lease.unanswered else at_once)
             ]
             if due:
                 await self._extend(due, queue or self._queue)
@@ -180,7 +134,7 @@ class Leases:
         if queue.limits.deletes_overdue:
             # The supervisor watches the heartbeats of their tasks.
             overdue = [lease for lease in due if now + self._visibility_seconds / 2 > lease.received_at + longest]
-            await self._delete(overdue)
+            await self._failed(overdue, self._queue.delete)
             for lease in overdue:
                 lease.lost = True
                 log.info("message_deleted_early", message_id=lease.message.id, unanswered=lease.unanswered)
@@ -211,6 +165,10 @@ class Leases:
                 await self._queue.release(messages)
             except Unavailable as exc:
                 log.warning("messages_not_released", messages=len(messages), reason=str(exc))
+
+    def finished(self) -> list[Lease]:
+        """Leases of messages that are to be deleted."""
+        return [lease for lease in self._leases.copy().values() if not lease.unanswered]
 
     def unfinished(self) -> list[Lease]:
         """Leases of messages with tasks that have no response."""

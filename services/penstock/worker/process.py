@@ -70,11 +70,18 @@ class Worker(Service):
         self._results = results
         self._settings = settings
         self._registry = registry
-        self._leases = Leases(outbound, visibility_seconds=settings.visibility_timeout_seconds)
+        self._leases = Leases(
+            outbound,
+            visibility_seconds=settings.visibility_timeout_seconds,
+            delete_seconds=settings.billed_call_wait_seconds,
+        )
         self._timings = Timings()
         self._own_queues = own_queues
         self._name = settings.worker_name or name_of_process()
-        self._sender = ResultSender(results, sent=self._leases.answered, timings=self._timings, worker=self._name)
+        self._sender = ResultSender(
+            results, sent=self._leases.answered, timings=self._timings, worker=self._name,
+            progress_seconds=min(settings.billed_call_wait_seconds, settings.heartbeat_seconds / 4),
+        )  # fmt: skip
         self._threads = Threads(settings.worker_threads)
         self._runner = Runner(
             settings, threads=self._threads, codec=self._codec, timings=self._timings, answer=self._answer,
@@ -173,7 +180,7 @@ class Worker(Service):
 
     async def _wait_saved(self) -> None:
         await self._sender.wait_empty()
-        await self._leases.all_deleted.wait()
+        await self._leases.wait_deleted()
 
     # Receiving
 

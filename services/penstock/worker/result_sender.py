@@ -15,9 +15,10 @@ from penstock.protocol.json_text import utf8_size
 from penstock.protocol.message_attributes import WORKER_ATTRIBUTE
 from penstock.protocol.reports import encode_run_times
 from penstock.runtime import metrics
+from penstock.runtime.linger import Linger
 from penstock.runtime.logs import get_logger
 from penstock.runtime.periodic import Pauses
-from penstock.worker.leases import Lease, Linger
+from penstock.worker.leases import Lease
 from penstock.worker.responses import refused_answer
 
 MAX_ENTRIES = 1000  # in one message
@@ -75,9 +76,20 @@ class Timings:
 
 
 class ResultSender:
-    """Sends at once under little load, in growing batches under much; each response's lease goes to ``sent``."""
+    """Sends at once under little load, in growing batches under much; each response's lease goes to ``sent``.
 
-    def __init__(self, queue: Queue, *, sent: Callable[[Lease], None], timings: Timings, worker: str) -> None:
+    progress_seconds: for which heartbeats and progress wait for responses to go with, where calls are billed.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        *,
+        sent: Callable[[Lease], None],
+        timings: Timings,
+        worker: str,
+        progress_seconds: float = 0.0,
+    ) -> None:
         self._queue = queue
         self._attributes = {WORKER_ATTRIBUTE: worker}
         self._sent = sent
@@ -85,6 +97,8 @@ class ResultSender:
         self._linger = Linger(MAX_ENTRIES, longest_seconds=_LONGEST_LINGER_SECONDS)
         self._answers: list[Entry] = []
         self._progress: dict[str, str] = {}
+        self._progress_seconds = progress_seconds if queue.limits.bills_calls else 0.0
+        self._progress_due: asyncio.TimerHandle | None = None
         self._hurry = False
         self._max_bytes = queue.limits.max_message_bytes - _ATTRIBUTES_BYTES
         self._added = asyncio.Event()
@@ -101,12 +115,17 @@ class ResultSender:
         """Send the newest report of a task; without ``replace`` a bare heartbeat, which an unsent report implies."""
         if replace or claim_id not in self._progress:
             self._progress[claim_id] = text
-        self._added.set()
         self._empty.clear()
+        if self._hurry or not self._progress_seconds:
+            self._added.set()
+        elif self._progress_due is None:
+            self._progress_due = asyncio.get_running_loop().call_later(self._progress_seconds, self._added.set)
 
     async def wait_empty(self) -> None:
         """Send everything without further batching delay, and wait until it is in the queue."""
         self._hurry = True
+        if self._progress:
+            self._added.set()
         try:
             await self._empty.wait()
         finally:
@@ -123,6 +142,9 @@ class ResultSender:
             self._added.clear()
             entries, self._answers = self._answers, []
             progress, self._progress = self._progress, {}
+            if self._progress_due is not None:
+                self._progress_due.cancel()
+                self._progress_due = None
             entries += [(text, None, claim_id) for claim_id, text in progress.items()]
             run_times = self._timings.unsent()
             if run_times is not None:
@@ -136,7 +158,7 @@ class ResultSender:
                 self._progress = {entry[2]: entry[0] for entry in failed if entry[2] is not None} | self._progress
                 self._added.set()
                 await self._pause(pauses, len(failed), reason)
-            elif not self._added.is_set():
+            elif not (self._added.is_set() or self._progress):
                 self._empty.set()
 
     def unsent(self) -> tuple[list[str], list[Lease]]:

@@ -260,7 +260,7 @@ async def test_an_endpoint_that_is_away_or_takes_no_connection_is_an_error_of_th
         await connections.exchange("", b"")
 
 
-# TLS and proxies, as the SDK is told
+# TLS and proxies, set as for the SDK
 
 
 @pytest.fixture

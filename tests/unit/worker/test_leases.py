@@ -54,7 +54,7 @@ async def until(condition: Callable[[], object]) -> None:
 @pytest.mark.parametrize("deletes", [True, False])
 async def test_a_message_held_for_as_long_as_can_be_is_let_go_and_its_tasks_go_on(deletes: bool) -> None:
     queue = Calls(replace(LIMITS, max_extend_seconds=1, deletes_overdue=deletes))
-    leases = Leases(queue, visibility_seconds=1)
+    leases = Leases(queue, visibility_seconds=1, delete_seconds=0)
     lease = leases.add(Message("m", "r", "[]", 1, None, {}), 2)
     tasks = [asyncio.create_task(run()) for run in (leases.extend_unfinished, leases.delete_finished)]
     try:

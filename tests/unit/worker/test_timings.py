@@ -8,8 +8,9 @@ import json
 import pytest
 
 from penstock.protocol.reports import RunTimes, decode_reports
-from penstock.worker import leases, result_sender
-from penstock.worker.leases import Linger
+from penstock.runtime import linger
+from penstock.runtime.linger import Linger
+from penstock.worker import result_sender
 from penstock.worker.result_sender import Timings
 from tests.integration.doors import sample
 
@@ -28,7 +29,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(result_sender, "monotonic", clock)
-    monkeypatch.setattr(leases, "monotonic", clock)
+    monkeypatch.setattr(linger, "monotonic", clock)
     return clock
 
 

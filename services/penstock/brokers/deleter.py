@@ -1,0 +1,120 @@
+"""Deletes messages in batches: no caller waits for a delete, and each call to SQS is billed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+from penstock.brokers.base import Message, Queue
+from penstock.protocol.errors import Unavailable
+from penstock.runtime.linger import Linger
+from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import is_set_within
+
+_SHORTEST_SECONDS = 0.005  # messages that are added within it are deleted by one call
+_LONGEST_SECONDS = 0.05  # where calls are not billed
+_VISIBILITY_SHARE = 0.1  # of the lease, which is not extended any more
+_TRIES = 5
+_FIRST_PAUSE_SECONDS = 0.1  # before a try
+
+log = get_logger()
+
+
+class Deleter:
+    """Deletes added messages as soon as they fill a call, else after a delay that grows with their rate.
+
+    longest_seconds: of the delay, where calls are billed. deleted: called with messages that are deleted, or given up:
+    those are delivered again, and what is stored of them changes nothing.
+    """
+
+    def __init__(
+        self, queue: Queue, *, longest_seconds: float, visibility_seconds: int,
+        deleted: Callable[[Sequence[Message]], None] = lambda messages: None,
+    ) -> None:  # fmt: skip
+        if queue.limits.bills_calls:
+            longest_seconds = min(longest_seconds, visibility_seconds * _VISIBILITY_SHARE)
+        else:
+            longest_seconds = _LONGEST_SECONDS
+        self._queue = queue
+        self._deleted = deleted
+        self._full = queue.limits.max_call_messages
+        self._linger = Linger(self._full, longest_seconds=max(longest_seconds, _LONGEST_SECONDS))
+        self._waiting: dict[str, tuple[Message, float]] = {}  # by id, with when it was added; the oldest is first
+        self._tries: dict[str, int] = {}  # of messages that could not be deleted yet
+        self._flushes = 0
+        self._any = asyncio.Event()
+        self._enough = asyncio.Event()
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def add(self, messages: Sequence[Message]) -> None:
+        """Have messages deleted; one that was received again is deleted by its newest receipt."""
+        now = monotonic()
+        for message in messages:
+            self._waiting[message.id] = message, self._waiting.get(message.id, (message, now))[1]
+        if self._waiting:
+            self._none.clear()
+            self._any.set()
+            if len(self._waiting) >= self._full:
+                self._enough.set()
+
+    async def flush(self) -> None:
+        """Wait until every added message is deleted or given up, without a delay; :meth:`run` must be running."""
+        self._flushes += 1
+        self._enough.set()
+        try:
+            await self._none.wait()
+        finally:
+            self._flushes -= 1
+
+    async def run(self) -> None:
+        """Delete what is added; a side task."""
+        while True:
+            await self._any.wait()
+            if len(self._waiting) < self._full and not self._flushes:
+                self._enough.clear()
+                (_, since), *_ = self._waiting.values()
+                delay = max(_SHORTEST_SECONDS, self._linger.seconds(len(self._waiting)))
+                await is_set_within(self._enough, since + delay - monotonic())
+            batch = self._take()
+            self._linger.record(len(batch))
+            again = await self._delete(batch)
+            kept = {message.id for message in again}
+            done = [message for message in batch if message.id not in kept]
+            if done:
+                self._deleted(done)
+            if again:
+                await asyncio.sleep(_FIRST_PAUSE_SECONDS * 2 ** max(self._tries[message.id] for message in again))
+                self.add([message for message in again if message.id not in self._waiting])
+            if not self._waiting:
+                self._any.clear()
+                self._none.set()
+
+    def _take(self) -> list[Message]:
+        """The oldest messages that fill calls; all, where they fill none or everything is to go."""
+        count = len(self._waiting)
+        if count > self._full and not self._flushes:
+            count -= count % self._full
+        ids = list(self._waiting)[:count]
+        return [self._waiting.pop(message_id)[0] for message_id in ids]
+
+    async def _delete(self, batch: list[Message]) -> list[Message]:
+        """Returns the messages to try again."""
+        try:
+            failed = await self._queue.delete(batch)
+        except Unavailable:
+            failed = batch
+        left = {message.id for message in failed}
+        again = []
+        for message in batch:
+            if message.id not in left:
+                self._tries.pop(message.id, None)
+        for message in failed:
+            tries = self._tries[message.id] = self._tries.get(message.id, 0) + 1
+            if tries < _TRIES:
+                again.append(message)
+            else:
+                del self._tries[message.id]
+                log.warning("message_not_deleted", message_id=message.id, tries=tries)
+        return again
