@@ -41,6 +41,7 @@ PUBLIC = [
     "Settings",
     "SettingsError",
     "StateConflict",
+    "SyncInboundClient",
     "Task",
     "TaskCancelled",
     "TaskFailed",

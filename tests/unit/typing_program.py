@@ -12,7 +12,20 @@ import asyncpg
 from pydantic import BaseModel
 
 import penstock
-from penstock import Action, Bound, Call, Context, Task, Wait, action
+from penstock import (
+    Action,
+    AsyncClient,
+    Bound,
+    Call,
+    Client,
+    Context,
+    InboundClient,
+    SyncInboundClient,
+    Task,
+    Wait,
+    action,
+)
+from penstock.client import records
 
 
 class Size(BaseModel):
@@ -58,7 +71,7 @@ async def asynchronous(connection: asyncpg.Connection[Any], ctx: Context, size: 
     assert_type(task, Task[Image])
     assert_type(task.id, int)
     assert_type(await task.result(timeout=3), Image)
-    await task.status(detail=True)
+    await task.status()
     await task.cancel(reason="enough")
     urgent = resize.with_options(priority=1, delay=timedelta(days=1), labels={"of": "test"}, unique=3.5)
     assert_type(await urgent.enqueue_in(connection, "a.png", size, day=date.today()), Task[Image])
@@ -94,6 +107,50 @@ def blocking(connection: Any, size: Size) -> None:
     penstock.connect(17)  # refused
     takes(resize)  # refused
     task.result_sync(timeout="soon")  # refused
+
+
+def by_name(client: Client, inbound: SyncInboundClient) -> None:
+    task = client.enqueue("resize", {"url": "a"}, priority=5, delay=timedelta(minutes=1))
+    assert_type(task, records.Accepted)
+    assert_type(task.id, int)
+    assert_type(task["id"], Any)
+    assert_type(client.status(task.id), records.Task)
+    assert_type(client.status(task.id, detail=True).failures[0].attempt, int)
+    assert_type(client.status([1, 2]), list[records.Task | None])
+    assert_type(client.list(state="SUCCESS", limit=3).tasks, list[records.Task])
+    assert_type(client.set_limits("resize", rate=3, per="minute").rate, float | None)
+    assert_type(client.stats().lag.due, int)
+    assert_type(client.schedules.create("n", "@hourly", "resize", overlap="skip").upcoming, list[str])
+    assert_type(client.workflows.wait(3, timeout=5).tree, list[records.Step])
+    assert_type(client.wait_job(7), records.Job)
+    inbound.enqueue("resize", {"url": "a"}, unique_key="a")
+    inbound.schedules.pause("n")
+    started = client.bulk_cancel(action="resize", older_than=60)
+    if isinstance(started, records.BulkStarted):
+        assert_type(started.job, int)
+
+    client.enqueue("resize", {}, priorty=5)  # refused
+    client.enqueue(3)  # refused
+    client.cancel(task.id, why="no")  # refused
+    client.set_limits("resize", per="day")  # refused
+    client.schedules.create("n", "@hourly", "resize", overlap="never")  # refused
+    client.bulk_cancel(acton="resize")  # refused
+    inbound.enqueue("resize", priorty=5)  # refused
+    inbound.fail("token", "error", finall=True)  # refused
+    _ = task.stat  # refused
+
+
+async def by_name_asynchronous(client: AsyncClient, inbound: InboundClient, connection: Any) -> None:
+    assert_type(await client.enqueue("resize", {"url": "a"}), records.Accepted)
+    assert_type(await client.status(1, detail=True), records.TaskDetail)
+    assert_type(await client.schedules.get("n"), records.ScheduleDetail)
+    assert_type(await penstock.enqueue(connection, "resize", {}, priority=3), records.Accepted)
+    await inbound.enqueue("resize", {"url": "a"}, unique_key="a")
+    await inbound.workflows.cancel(key="k")
+
+    await client.enqueue("resize", {}, priorty=5)  # refused
+    await penstock.enqueue(connection, "resize", {}, priorty=3)  # refused
+    await inbound.schedules.pause("n", why="no")  # refused
 
 
 action("named", max_attempt=3)  # refused

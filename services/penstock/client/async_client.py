@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar, overload
 
 import httpx
 
-from penstock.client import exchanges
-from penstock.client.exchanges import Exchange, Params
-from penstock.client.methods import AsyncAnswer, AsyncAnswers, AsyncValue, Methods, Schedules, Workflows
+from penstock.client import exchanges, records
+from penstock.client.exchanges import Exchange, Request
+from penstock.client.methods import AsyncRunner, AsyncSchedules, AsyncWorkflows, Methods
 from penstock.client.results import AsyncResults
 from penstock.protocol.errors import PenstockError
 
+T = TypeVar("T")
 
-class AsyncClient(Methods[AsyncAnswer, AsyncAnswers, AsyncValue]):
+
+class AsyncClient(Methods, AsyncRunner):
     """The api's methods over HTTP. `Client` blocks and is safe to share between threads; `AsyncClient` is for asyncio,
     within one event loop, and awaits any number of results by one long poll for each thousand tasks.
 
@@ -26,8 +29,8 @@ class AsyncClient(Methods[AsyncAnswer, AsyncAnswers, AsyncValue]):
 
     def __init__(self, url: str | None = None, api_key: str | None = None, timeout: float = 30) -> None:
         self.url = exchanges.base_url(url)
-        self.schedules: Schedules[AsyncAnswer] = Schedules(self.call)
-        self.workflows: Workflows[AsyncAnswer] = Workflows(self.call, self._run)
+        self.schedules = AsyncSchedules(self._run)
+        self.workflows = AsyncWorkflows(self._run)
         self._timeout = timeout
         # Retries a refused connection only, when nothing was sent yet; anything later could be done twice.
         transport = httpx.AsyncHTTPTransport(retries=1)
@@ -45,9 +48,30 @@ class AsyncClient(Methods[AsyncAnswer, AsyncAnswers, AsyncValue]):
         await self._results.close()
         await self._http.aclose()
 
-    async def call(self, method: str, params: Params = None) -> Any:
-        """Call any method and return its result."""
-        return await self._run(exchanges.calling(method, params))
+    @overload
+    async def status(self, task_id: int, *, detail: Literal[True]) -> records.TaskDetail: ...
+    @overload
+    async def status(self, task_id: int, *, detail: bool = False) -> records.Task: ...
+    @overload
+    async def status(self, task_id: Sequence[int], *, detail: bool = False) -> list[records.Task | None]: ...
+    async def status(self, task_id: int | Sequence[int], *, detail: bool = False) -> Any:
+        """Return a task; for several ids a list, with None for an unknown id.
+
+        detail: with payload, keys, claim and every failed attempt. Raises TaskNotFound for a single id.
+        """
+        which = {"id": task_id} if isinstance(task_id, int) else {"ids": [*task_id]}
+        kind = records.TaskDetail if detail else records.Task
+        return await self._run(Request("status", which | ({"detail": True} if detail else {}), kind))
+
+    @overload
+    async def stats(self, *, tenant: None = None) -> records.Statistics: ...
+    @overload
+    async def stats(self, *, tenant: str) -> records.TenantStatistics: ...
+    async def stats(self, *, tenant: str | None = None) -> Any:
+        """Return counts by state and action, rates of the last minute, lag; tenant: only counts and ``at_least``."""
+        if tenant is None:
+            return await self._run(Request("stats", None, records.Statistics))
+        return await self._run(Request("stats", {"tenant": tenant}, records.TenantStatistics))
 
     async def result(self, task_id: int, *, timeout: float | None = None) -> Any:
         """Wait until a task has settled and return its result, by long polls.
@@ -65,7 +89,8 @@ class AsyncClient(Methods[AsyncAnswer, AsyncAnswers, AsyncValue]):
             response = await self._http.get(f"{self.url}/tasks/{task_id}/{what}", timeout=self._timeout)
         return exchanges.downloaded(response.status_code, response.content)
 
-    async def _run(self, exchange: Exchange) -> Any:
+    async def _run(self, call: Request[T] | Exchange[T]) -> T:
+        exchange = exchanges.exchange_of(call)
         try:
             body, seconds = next(exchange)
             while True:
@@ -76,7 +101,8 @@ class AsyncClient(Methods[AsyncAnswer, AsyncAnswers, AsyncValue]):
                 else:
                     body, seconds = exchange.send(answer)
         except StopIteration as end:
-            return end.value
+            result: T = end.value
+            return result
 
     async def _step(self, body: str | None, seconds: float) -> Any:
         if body is None:

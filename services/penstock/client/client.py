@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar, overload
 
 import httpx
 
-from penstock.client import exchanges
-from penstock.client.exchanges import Exchange, Params
-from penstock.client.methods import Answer, Answers, Methods, Schedules, Value, Workflows
+from penstock.client import exchanges, records
+from penstock.client.exchanges import Exchange, Request
+from penstock.client.methods import Methods, Runner, Schedules, Workflows
 from penstock.client.results import Results
 from penstock.protocol.errors import PenstockError
 
+T = TypeVar("T")
 
-class Client(Methods[Answer, Answers, Value]):
+
+class Client(Methods, Runner):
     """The api's methods over HTTP. `Client` blocks and is safe to share between threads; `AsyncClient` is for asyncio,
     within one event loop, and awaits any number of results by one long poll for each thousand tasks.
 
@@ -27,8 +30,8 @@ class Client(Methods[Answer, Answers, Value]):
 
     def __init__(self, url: str | None = None, api_key: str | None = None, timeout: float = 30) -> None:
         self.url = exchanges.base_url(url)
-        self.schedules: Schedules[Answer] = Schedules(self.call)
-        self.workflows: Workflows[Answer] = Workflows(self.call, self._run)
+        self.schedules = Schedules(self._run)
+        self.workflows = Workflows(self._run)
         self._timeout = timeout
         # Retries a refused connection only, when nothing was sent yet; anything later could be done twice.
         transport = httpx.HTTPTransport(retries=1)
@@ -46,9 +49,30 @@ class Client(Methods[Answer, Answers, Value]):
         self._results.close()
         self._http.close()
 
-    def call(self, method: str, params: Params = None) -> Any:
-        """Call any method and return its result."""
-        return self._run(exchanges.calling(method, params))
+    @overload
+    def status(self, task_id: int, *, detail: Literal[True]) -> records.TaskDetail: ...
+    @overload
+    def status(self, task_id: int, *, detail: bool = False) -> records.Task: ...
+    @overload
+    def status(self, task_id: Sequence[int], *, detail: bool = False) -> list[records.Task | None]: ...
+    def status(self, task_id: int | Sequence[int], *, detail: bool = False) -> Any:
+        """Return a task; for several ids a list, with None for an unknown id.
+
+        detail: with payload, keys, claim and every failed attempt. Raises TaskNotFound for a single id.
+        """
+        which = {"id": task_id} if isinstance(task_id, int) else {"ids": [*task_id]}
+        kind = records.TaskDetail if detail else records.Task
+        return self._run(Request("status", which | ({"detail": True} if detail else {}), kind))
+
+    @overload
+    def stats(self, *, tenant: None = None) -> records.Statistics: ...
+    @overload
+    def stats(self, *, tenant: str) -> records.TenantStatistics: ...
+    def stats(self, *, tenant: str | None = None) -> Any:
+        """Return counts by state and action, rates of the last minute, lag; tenant: only counts and ``at_least``."""
+        if tenant is None:
+            return self._run(Request("stats", None, records.Statistics))
+        return self._run(Request("stats", {"tenant": tenant}, records.TenantStatistics))
 
     def result(self, task_id: int, *, timeout: float | None = None) -> Any:
         """Wait until a task has settled and return its result, by long polls.
@@ -66,7 +90,8 @@ class Client(Methods[Answer, Answers, Value]):
             response = self._http.get(f"{self.url}/tasks/{task_id}/{what}", timeout=self._timeout)
         return exchanges.downloaded(response.status_code, response.content)
 
-    def _run(self, exchange: Exchange) -> Any:
+    def _run(self, call: Request[T] | Exchange[T]) -> T:
+        exchange = exchanges.exchange_of(call)
         try:
             body, seconds = next(exchange)
             while True:
@@ -77,7 +102,8 @@ class Client(Methods[Answer, Answers, Value]):
                 else:
                     body, seconds = exchange.send(answer)
         except StopIteration as end:
-            return end.value
+            result: T = end.value
+            return result
 
     def _step(self, body: str | None, seconds: float) -> Any:
         if body is None:

@@ -11,10 +11,13 @@ import json
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import httpx
 
+from penstock.client.record import Record, read
+from penstock.client.records import Accepted
 from penstock.protocol import errors, trace_context
 from penstock.protocol.batching import pack
 from penstock.protocol.json_text import decode_any, dumps
@@ -24,7 +27,8 @@ BATCH_TASKS = 1000
 BATCH_BYTES = 4 * 1024 * 1024  # half of what the api takes by default
 
 Params = Mapping[str, Any] | Sequence[Any] | None
-Exchange = Generator[tuple[str | None, float], Any, Any]
+T = TypeVar("T")
+Exchange = Generator[tuple[str | None, float], Any, T]
 
 _KINDS: dict[int, type[errors.RpcError]] = {
     kind.code: kind
@@ -34,6 +38,16 @@ _KINDS: dict[int, type[errors.RpcError]] = {
         errors.ScheduleNotFound, errors.TooManyWaits, errors.WorkflowNotFound, errors.WorkflowConflict,
     )
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Generic[T]):
+    """A call of one method, with or without an answer. record: of the answer. member: which part of it is wanted."""
+
+    method: str
+    params: Params
+    record: type[Record] | None = None
+    member: str | None = None
 
 
 class Unfinished(errors.Unavailable):
@@ -82,23 +96,34 @@ def reaching(url: str) -> Iterator[None]:
         ) from exc
 
 
-def calling(method: str, params: Params, *, member: str | None = None, extra_seconds: float = 0.0) -> Exchange:
-    """One request; returns its result, or a member of it. Raises RpcError, Unavailable."""
+def exchange_of(call: Request[T] | Exchange[T]) -> Exchange[T]:
+    """The exchange that carries out a call."""
+    return _asking(call) if isinstance(call, Request) else call
+
+
+def _asking(request: Request[T]) -> Exchange[T]:
+    answer = yield from calling(request.method, request.params)
+    found: T = read(request.record, answer if request.member is None else answer[request.member])
+    return found
+
+
+def calling(method: str, params: Params, *, extra_seconds: float = 0.0) -> Exchange[Any]:
+    """One request; returns its result. Raises RpcError, Unavailable."""
     answer = yield request_text(method, params, 0), extra_seconds
     if not isinstance(answer, dict):
         raise errors.Unavailable("the answer is a batch, and not that of a Penstock api: check the URL")
     if "error" in answer:
         raise error_of(answer["error"])
-    return answer["result"] if member is None else answer["result"][member]
+    return answer["result"]
 
 
-def batching(calls: Iterable[tuple[str, Params]]) -> Exchange:
+def batching(calls: Iterable[tuple[str, Params]]) -> Exchange[list[Any]]:
     """Several requests in one; returns each one's result or its RpcError, in their order."""
     requests = [request_text(method, params, number) for number, (method, params) in enumerate(calls)]
     return (yield from _batch(requests)) if requests else []
 
 
-def enqueueing(tasks: Iterable[Mapping[str, Any]]) -> Exchange:
+def enqueueing(tasks: Iterable[Mapping[str, Any]]) -> Exchange[list[Accepted | errors.RpcError]]:
     """Tasks in few batches; returns as ``batching``. Raises Unfinished."""
     entries = list(tasks)
     texts = [request_text("enqueue", prepared(task), number) for number, task in enumerate(entries)]
@@ -108,7 +133,7 @@ def enqueueing(tasks: Iterable[Mapping[str, Any]]) -> Exchange:
     while todo:
         start, end = todo.pop()
         try:
-            results += yield from _batch(texts[start:end], first=start)
+            results += read(Accepted, (yield from _batch(texts[start:end], first=start)))
         except (errors.Unavailable, errors.RateLimited) as exc:
             problem = f"{len(entries) - start} of {len(entries)} tasks were not accepted: {exc}"
             raise Unfinished(problem, results, entries[start:]) from exc
@@ -122,7 +147,7 @@ def enqueueing(tasks: Iterable[Mapping[str, Any]]) -> Exchange:
     return results
 
 
-def _batch(requests: Sequence[str], first: int = 0) -> Exchange:
+def _batch(requests: Sequence[str], first: int = 0) -> Exchange[list[Any]]:
     answers = yield f"[{','.join(requests)}]", 0.0
     if isinstance(answers, dict) and "error" in answers:
         raise error_of(answers["error"])

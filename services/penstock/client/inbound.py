@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from penstock.brokers.base import Outgoing, Queue, Transport
 from penstock.brokers.opening import open_transport
-from penstock.client.exchanges import Params, Unfinished, request_text, trace_headers
-from penstock.client.methods import ScheduleChanges, WorkflowChanges
+from penstock.client.exchanges import Params, Request, Unfinished, request_text, trace_headers
+from penstock.client.methods import AsyncScheduleSender, AsyncWorkflowSender
 from penstock.payloads.codec import PayloadCodec, offered_aad
 from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.errors import TooLarge
 from penstock.protocol.json_text import dumps
+from penstock.protocol.options import EnqueueOptions, Seconds
 from penstock.protocol.requests import given, prepared, task_params
 from penstock.runtime.periodic import Pauses
 from penstock.settings.model import Settings, load_settings
@@ -56,8 +57,8 @@ class InboundClient:
         else:
             self._transport = open_transport(load_settings(transport_url=transport_url))
         self._queue: Queue = self._transport.queue(queue, label="inbound")
-        self.schedules = ScheduleChanges(self.send)
-        self.workflows = WorkflowChanges(self.send)
+        self.schedules = AsyncScheduleSender(self._run)
+        self.workflows = AsyncWorkflowSender(self._run)
 
     async def __aenter__(self) -> InboundClient:
         return self
@@ -70,7 +71,7 @@ class InboundClient:
         await self._transport.close()
         await self._codec.close()
 
-    async def enqueue(self, action: str, payload: Any = None, **options: Any) -> None:
+    async def enqueue(self, action: str, payload: Any = None, **options: Unpack[EnqueueOptions]) -> None:
         """Send one task; options as in :meth:`Client.enqueue`. Raises TooLarge, Unfinished."""
         await self.enqueue_many([task_params(action, payload, options)])
 
@@ -97,13 +98,20 @@ class InboundClient:
         """Send the result that a task waits for. Raises TooLarge, Unfinished."""
         await self.send("task.complete", given(token=token, tenant=tenant) | {"result": result})
 
-    async def fail(self, token: str, error: str | Mapping[str, Any], **options: Any) -> None:
-        """Send a failure of the waiting attempt; options as in :meth:`Client.fail`. Raises TooLarge, Unfinished."""
-        await self.send("task.fail", {"token": token, "error": error, **options})
+    async def fail(
+        self, token: str, error: str | Mapping[str, Any], *, final: bool = False, retry_after: Seconds | None = None,
+        tenant: str | None = None,
+    ) -> None:  # fmt: skip
+        """Send a failure of the waiting attempt, as :meth:`Client.fail`. Raises TooLarge, Unfinished."""
+        params = prepared(given(token=token, retry_after=retry_after, tenant=tenant))
+        await self.send("task.fail", params | {"error": error, "final": final})
 
     async def send(self, method: str, params: Params) -> None:
         """Send a request of any method that changes something, such as ``cancel``. Raises TooLarge, Unfinished."""
         await self._send_all([request_text(method, params, None)], [params])
+
+    async def _run(self, call: Request[Any]) -> None:
+        await self.send(call.method, call.params)
 
     async def _send_all(self, texts: Sequence[str], requests: Sequence[Any]) -> None:
         """Send requests as texts; Unfinished names the entries of ``requests`` that were not sent."""

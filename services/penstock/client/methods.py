@@ -1,78 +1,121 @@
-"""Methods that are one call each, shared by all clients.
+"""Methods of the api, one declaration each for all clients.
 
-`Returned` is what a call returns: an answer for a blocking client, an awaitable answer for asyncio, and an awaitable
-None through the inbound queue. `ReturnedList` and `ReturnedAny` are the same for answers that are no object.
+A method returns its call: a request, or an exchange of several. The decorator has the client carry it out, and gives it
+the type that this client returns: the answer of a blocking one, an awaitable answer for asyncio, and nothing, or an
+awaitable nothing, through the inbound queue.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from datetime import datetime
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
-from penstock.client.exchanges import Exchange, Params, Unfinished, batching, calling, enqueueing
+from penstock.client import records
+from penstock.client.exchanges import Exchange, Params, Request, Unfinished, batching, calling, enqueueing
+from penstock.client.record import read
 from penstock.client.workflows import Workflow
-from penstock.protocol.errors import Unavailable
+from penstock.protocol.errors import RpcError, Unavailable
+from penstock.protocol.options import (
+    BulkOptions,
+    BulkRescheduleOptions,
+    EnqueueOptions,
+    Instant,
+    Labels,
+    LimitOptions,
+    ScheduleOptions,
+    ScheduleUpdates,
+    Seconds,
+    TenantLimitOptions,
+)
 from penstock.protocol.requests import given, prepared, task_params
 
-Answer = dict[str, Any]
-Answers = list[Any]
-Value = Any
-AsyncAnswer = Coroutine[Any, Any, Answer]
-AsyncAnswers = Coroutine[Any, Any, Answers]
-AsyncValue = Coroutine[Any, Any, Value]
-Returned = TypeVar("Returned")
-ReturnedList = TypeVar("ReturnedList")
-ReturnedAny = TypeVar("ReturnedAny")
-Send = Callable[[str, Params], Returned]
-Run = Callable[[Exchange], Returned]
+P = ParamSpec("P")
+T = TypeVar("T")
+Call = Request[T] | Exchange[T]
+Bulk = records.BulkStarted | records.BulkPreview
+Values = list[Any]  # names of their own, for `list` is a method
+Enqueued = list[records.Accepted | RpcError]
+Actions = list[records.Action]
+Routes = list[records.Route]
 
 
-class Methods(Generic[Returned, ReturnedList, ReturnedAny]):
+class Runner:
+    """Carries out calls, and blocks."""
+
+
+class AsyncRunner:
+    """Carries out calls on an event loop."""
+
+
+class Sender:
+    """Sends calls through the inbound queue, and blocks."""
+
+
+class AsyncSender:
+    """Sends calls through the inbound queue on an event loop."""
+
+
+class Method(Generic[P, T]):
+    """What type checkers take a method for."""
+
+    @overload
+    def __get__(self, client: Runner, kind: Any = None) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, client: AsyncRunner, kind: Any = None) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __get__(self, client: Sender, kind: Any = None) -> Callable[P, None]: ...
+    @overload
+    def __get__(self, client: AsyncSender, kind: Any = None) -> Callable[P, Coroutine[Any, Any, None]]: ...
+    def __get__(self, client: Any, kind: Any = None) -> Any:
+        raise NotImplementedError
+
+
+def method(function: Callable[Concatenate[Any, P], Call[T]]) -> Method[P, T]:
+    """Have a client carry out the call that a function returns."""
+
+    @functools.wraps(function)
+    def run(self: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return self._run(function(self, *args, **kwargs))
+
+    return run  # type: ignore[return-value]
+
+
+class Methods:
     """Methods of tasks, limits and bulk jobs."""
 
-    def call(self, method: str, params: Params = None) -> Returned:
-        """Call any method and return its result."""
-        raise NotImplementedError
+    @method
+    def call(self, method: str, params: Params = None) -> Request[Any]:
+        """Call any method and return its result, plain dicts and lists."""
+        return Request(method, params)
 
-    def _run(self, exchange: Exchange) -> Any:
-        raise NotImplementedError
-
-    def batch(self, calls: Iterable[tuple[str, Params]]) -> ReturnedList:
+    @method
+    def batch(self, calls: Iterable[tuple[str, Params]]) -> Exchange[Values]:
         """Call several methods with one request; returns each one's result or RpcError, in the order of the calls."""
-        results: ReturnedList = self._run(batching(calls))
-        return results
+        return batching(calls)
 
-    def enqueue_many(self, tasks: Iterable[Mapping[str, Any]]) -> ReturnedList:
+    @method
+    def enqueue_many(self, tasks: Iterable[Mapping[str, Any]]) -> Exchange[Enqueued]:
         """Add tasks, each a mapping of ``action`` and the other parameters of `enqueue`, with few requests.
 
         Returns as ``batch`` does. Raises Unfinished, with the tasks that are left, when the api becomes unavailable.
         """
-        results: ReturnedList = self._run(enqueueing(tasks))
-        return results
+        return enqueueing(tasks)
 
-    def status(self, task_id: int | Sequence[int], *, detail: bool = False) -> ReturnedAny:
-        """Return a task as a dict; for several ids a list, with None for an unknown id.
-
-        detail: with payload, keys, claim and every failed attempt. Raises TaskNotFound for a single id.
-        """
-        which: dict[str, Any] = {"id": task_id} if isinstance(task_id, int) else {"ids": [*task_id]}
-        found: ReturnedAny = self._run(calling("status", which | ({"detail": True} if detail else {})))
-        return found
-
-    def actions(self) -> ReturnedList:
+    @method
+    def actions(self) -> Request[Actions]:
         """Return the actions that are limited or paused."""
-        found: ReturnedList = self._run(calling("action.list", None, member="actions"))
-        return found
+        return Request("action.list", None, records.Action, "actions")
 
-    def routes(self) -> ReturnedList:
+    @method
+    def routes(self) -> Request[Routes]:
         """Return the routes in the order in which they are tried."""
-        found: ReturnedList = self._run(calling("route.list", None, member="routes"))
-        return found
+        return Request("route.list", None, records.Route, "routes")
 
-    def enqueue(self, action: str, payload: Any = None, **options: Any) -> Returned:
+    @method
+    def enqueue(self, action: str, payload: Any = None, **options: Unpack[EnqueueOptions]) -> Request[records.Accepted]:
         """Add a task; it is stored when this returns. Returns ``{"id", "state", "duplicate"}``.
 
         payload: a JSON object or array, ``{}`` when None; it may hold what a handler may return.
@@ -82,72 +125,80 @@ class Methods(Generic[Returned, ReturnedList, ReturnedAny]):
         Seconds may be a timedelta.
         With "replace" the answer has ``replaced``; with "error" DuplicateTask is raised, its data naming the first.
         """
-        return self.call("enqueue", task_params(action, payload, options))
+        return Request("enqueue", task_params(action, payload, options), records.Accepted)
 
-    def cancel(self, task_id: int, *, reason: str | None = None) -> Returned:
+    @method
+    def cancel(self, task_id: int, *, reason: str | None = None) -> Request[records.Changed]:
         """Cancel a task that is not settled. Raises TaskNotFound, StateConflict."""
-        return self.call("cancel", given(id=task_id, reason=reason))
+        return Request("cancel", given(id=task_id, reason=reason), records.Changed)
 
-    def complete(self, token: str, result: Any = None, *, tenant: str | None = None) -> Returned:
+    @method
+    def complete(self, token: str, result: Any = None, *, tenant: str | None = None) -> Request[records.Answered]:
         """Give a waiting task its result; one that comes before its task waits is kept.
 
         tenant: of the task, with a token that its handler has chosen.
         Returns ``{"id", "state", "kept", "duplicate"}``. Raises StateConflict, TaskNotFound, TooLarge.
         """
-        return self.call("task.complete", given(token=token, tenant=tenant) | {"result": result})
+        return Request("task.complete", given(token=token, tenant=tenant) | {"result": result}, records.Answered)
 
+    @method
     def fail(
         self,
         token: str,
         error: str | Mapping[str, Any],
         *,
         final: bool = False,
-        retry_after: float | None = None,
+        retry_after: Seconds | None = None,
         tenant: str | None = None,
-    ) -> Returned:
+    ) -> Request[records.Answered]:
         """Fail the attempt of a waiting task, as ``complete`` gives it a result.
 
         error: text, or an object with message, code and data. final: no more attempts. retry_after: seconds until the
         next one, None for the usual delay.
         """
-        params = given(token=token, retry_after=retry_after, tenant=tenant)
-        return self.call("task.fail", params | {"error": error, "final": final})
+        params = prepared(given(token=token, retry_after=retry_after, tenant=tenant))
+        return Request("task.fail", params | {"error": error, "final": final}, records.Answered)
 
+    @method
     def reschedule(
         self,
         task_id: int,
         *,
-        run_at: datetime | str | int | None = None,
-        delay: float | None = None,
+        run_at: Instant | None = None,
+        delay: Seconds | None = None,
         priority: int | None = None,
-    ) -> Returned:
+    ) -> Request[records.Changed]:
         """Move a waiting task to another time or priority. Raises TaskNotFound, StateConflict."""
         params = given(id=task_id, run_at=run_at, delay=delay, priority=priority)
-        return self.call("reschedule", prepared(params))
+        return Request("reschedule", prepared(params), records.Changed)
 
-    def ordering_list(self, *, limit: int = 50, cursor: str | None = None) -> Returned:
+    @method
+    def ordering_list(self, *, limit: int = 50, cursor: str | None = None) -> Request[records.HeldKeys]:
         """Return a page of ordering keys that a task in CRITICAL_ERROR holds: ``{"keys", "cursor"}``."""
-        return self.call("ordering.list", given(limit=limit, cursor=cursor))
+        return Request("ordering.list", given(limit=limit, cursor=cursor), records.HeldKeys)
 
-    def ordering_release(self, key: str, *, tenant: str | None = None) -> Returned:
+    @method
+    def ordering_release(self, key: str, *, tenant: str | None = None) -> Request[records.ReleasedKey]:
         """Release a held ordering key: ``{"key", "released", "next"}``; next: the task that may run now, or None.
 
         tenant: owner of the key.
         """
-        return self.call("ordering.release", given(key=key, tenant=tenant))
+        return Request("ordering.release", given(key=key, tenant=tenant), records.ReleasedKey)
 
-    def retry(self, task_id: int) -> Returned:
+    @method
+    def retry(self, task_id: int) -> Request[records.Changed]:
         """Run a CRITICAL_ERROR or CANCELLED task again, its attempts at 0. Raises TaskNotFound, StateConflict.
 
         StateConflict also when another task has taken its unique key; ``data["holder"]`` is that task.
         """
-        return self.call("retry", {"id": task_id})
+        return Request("retry", {"id": task_id}, records.Changed)
 
+    @method
     def list(
-        self, *, state: str | None = None, action: str | None = None, labels: Mapping[str, str] | None = None,
-        key: str | None = None, since: datetime | str | int | None = None, until: datetime | str | int | None = None,
+        self, *, state: str | None = None, action: str | None = None, labels: Labels | None = None,
+        key: str | None = None, since: Instant | None = None, until: Instant | None = None,
         limit: int = 50, cursor: str | None = None, tenant: str | None = None,
-    ) -> Returned:  # fmt: skip
+    ) -> Request[records.TaskPage]:  # fmt: skip
         """Return a page of tasks, newest first: ``{"tasks", "cursor"}``; the last page has the cursor None.
 
         labels: tasks that have all of them. key: unique or ordering key. since, until: created then or later, and
@@ -157,238 +208,307 @@ class Methods(Generic[Returned, ReturnedList, ReturnedAny]):
             state=state, action=action, labels=None if labels is None else dict(labels), key=key, since=since,
             until=until, limit=limit, cursor=cursor, tenant=tenant,
         )  # fmt: skip
-        return self.call("list", prepared(params))
+        return Request("list", prepared(params), records.TaskPage)
 
-    def set_limits(self, action: str, **limits: Any) -> Returned:
+    @method
+    def set_limits(self, action: str, **limits: Unpack[LimitOptions]) -> Request[records.Action]:
         """Limit an action: max_in_flight, rate and burst, the same by limit key with ``key_`` before, and ``per``.
 
         A limit that is left out stays unchanged; None removes it. Returns the limits in effect.
         """
-        return self.call("action.set", {"action": action, **limits})
+        return Request("action.set", {"action": action, **limits}, records.Action)
 
-    def set_tenant_limits(self, tenant: str, **limits: Any) -> Returned:
+    @method
+    def set_tenant_limits(self, tenant: str, **limits: Unpack[TenantLimitOptions]) -> Request[records.TenantDetail]:
         """Limit a tenant, or ``*`` for all: max_in_flight, rate and burst, and ``per``. As ``set_limits``."""
-        return self.call("tenant.set", {"tenant": tenant, **limits})
+        return Request("tenant.set", {"tenant": tenant, **limits}, records.TenantDetail)
 
-    def pause(self, action: str) -> Returned:
+    @method
+    def pause(self, action: str) -> Request[records.Action]:
         """Stop sending tasks of an action; new ones are still accepted."""
-        return self.call("action.pause", {"action": action})
+        return Request("action.pause", {"action": action}, records.Action)
 
-    def resume(self, action: str) -> Returned:
+    @method
+    def resume(self, action: str) -> Request[records.Action]:
         """Send tasks of an action again."""
-        return self.call("action.resume", {"action": action})
+        return Request("action.resume", {"action": action}, records.Action)
 
+    @method
     def set_route(
-        self, name: str, queue: str, actions: Sequence[str] = ("*",), labels: Mapping[str, str] | None = None,
+        self, name: str, queue: str, actions: Sequence[str] = ("*",), labels: Labels | None = None,
         position: int = 0,
-    ) -> Returned:  # fmt: skip
+    ) -> Request[records.RouteChanged]:  # fmt: skip
         """Send tasks of some actions, or with some labels, to a queue of their own."""
         params = {"name": name, "queue": queue, "actions": [*actions], "labels": dict(labels or {})}
-        return self.call("route.set", params | {"position": position})
+        return Request("route.set", params | {"position": position}, records.RouteChanged)
 
-    def delete_route(self, name: str) -> Returned:
+    @method
+    def delete_route(self, name: str) -> Request[records.RouteChanged]:
         """Delete a route; its waiting tasks take another one, or the outbound queue. Raises RpcError if unknown."""
-        return self.call("route.delete", {"name": name})
+        return Request("route.delete", {"name": name}, records.RouteChanged)
 
-    def stats(self, *, tenant: str | None = None) -> Returned:
-        """Return counts by state and action, rates of the last minute, lag; tenant: only counts and ``at_least``."""
-        return self.call("stats", None if tenant is None else {"tenant": tenant})
-
-    def bulk_cancel(self, **filters: Any) -> Returned:
+    @method
+    def bulk_cancel(self, **filters: Unpack[BulkOptions]) -> Exchange[Bulk]:
         """Start a job that cancels the tasks of a filter. Returns ``{"job"}``.
 
         filters: action, states, labels, older_than, newer_than (s), ids_from, ids_to; or ``all=True``. With
         ``dry_run=True`` nothing is changed, and the answer is ``{"count", "exact", "estimate", "sample"}``.
         """
-        return self.call("bulk.cancel", filters)
+        return _bulk("bulk.cancel", filters)
 
-    def bulk_retry(self, **filters: Any) -> Returned:
+    @method
+    def bulk_retry(self, **filters: Unpack[BulkOptions]) -> Exchange[Bulk]:
         """Start a job that retries CRITICAL_ERROR and CANCELLED tasks; filters as of bulk_cancel."""
-        return self.call("bulk.retry", filters)
+        return _bulk("bulk.retry", filters)
 
-    def bulk_delete(self, **filters: Any) -> Returned:
+    @method
+    def bulk_delete(self, **filters: Unpack[BulkOptions]) -> Exchange[Bulk]:
         """Start a job that deletes the records of settled tasks; filters as of bulk_cancel."""
-        return self.call("bulk.delete", filters)
+        return _bulk("bulk.delete", filters)
 
-    def bulk_reschedule(self, **filters: Any) -> Returned:
+    @method
+    def bulk_reschedule(self, **filters: Unpack[BulkRescheduleOptions]) -> Exchange[Bulk]:
         """Start a job that moves waiting tasks to another time; filters as of bulk_cancel.
 
         Also takes run_at (as enqueue) or delay (s), spread (s), priority.
         """
-        return self.call("bulk.reschedule", prepared(filters))
+        return _bulk("bulk.reschedule", filters)
 
-    def job(self, job_id: int) -> Returned:
+    @method
+    def job(self, job_id: int) -> Request[records.Job]:
         """Return a job as a dict. Raises JobNotFound."""
-        return self.call("job.get", {"id": job_id})
+        return Request("job.get", {"id": job_id}, records.Job)
 
-    def jobs(self, *, limit: int = 50, cursor: str | None = None) -> Returned:
+    @method
+    def jobs(self, *, limit: int = 50, cursor: str | None = None) -> Request[records.JobPage]:
         """Return a page of jobs, newest first: ``{"jobs", "cursor"}``."""
-        return self.call("job.list", {"limit": limit, "cursor": cursor})
+        return Request("job.list", {"limit": limit, "cursor": cursor}, records.JobPage)
 
-    def cancel_job(self, job_id: int) -> Returned:
+    @method
+    def cancel_job(self, job_id: int) -> Request[records.Job]:
         """Stop a job; its changes so far stay. Raises JobNotFound."""
-        return self.call("job.cancel", {"id": job_id})
+        return Request("job.cancel", {"id": job_id}, records.Job)
 
+    @method
     def wait_job(
         self, job_id: int, *, timeout: float | None = None, interval: float = 0.2,
-        progress: Callable[[Answer], None] | None = None,
-    ) -> Returned:  # fmt: skip
+        progress: Callable[[records.Job], None] | None = None,
+    ) -> Exchange[records.Job]:  # fmt: skip
         """Wait until a job has ended and return it, in any end state.
 
         timeout: seconds; None: unlimited. interval: seconds between two requests. progress: called with the job after
         each request. Raises JobNotFound, and Unfinished, with the job in its results, after the timeout.
         """
-
-        def waiting() -> Exchange:
-            deadline = math.inf if timeout is None else monotonic() + timeout
-            while True:
-                job = yield from calling("job.get", {"id": job_id})
-                if progress is not None:
-                    progress(job)
-                if job["state"] != "RUNNING":
-                    return job
-                if monotonic() >= deadline:
-                    raise Unfinished(f"job {job_id} still runs after {timeout} s", [job], [])
-                yield None, interval
-
-        job: Returned = self._run(waiting())
-        return job
+        deadline = math.inf if timeout is None else monotonic() + timeout
+        while True:
+            job: records.Job = read(records.Job, (yield from calling("job.get", {"id": job_id})))
+            if progress is not None:
+                progress(job)
+            if job.state != "RUNNING":
+                return job
+            if monotonic() >= deadline:
+                raise Unfinished(f"job {job_id} still runs after {timeout} s", [job], [])
+            yield None, interval
 
 
-class ScheduleChanges(Generic[Returned]):
+def _bulk(name: str, filters: Mapping[str, Any]) -> Exchange[Bulk]:
+    answer = yield from calling(name, prepared(filters))
+    bulk: Bulk = read(records.BulkStarted if "job" in answer else records.BulkPreview, answer)
+    return bulk
+
+
+class ScheduleChanges:
     """Changes of cron schedules, over HTTP or through the inbound queue, which returns no answers."""
 
-    def __init__(self, send: Send[Returned]) -> None:
-        self._send = send
-
-    def create(self, name: str, expression: str, action: str, payload: Any = None, **options: Any) -> Returned:
+    @method
+    def create(
+        self, name: str, expression: str, action: str, payload: Any = None, *, replace: bool = False,
+        **options: Unpack[ScheduleOptions],
+    ) -> Request[records.ScheduleDetail]:  # fmt: skip
         """Create a schedule; returns it, with its ``next_at``. Through the queue, ``replace=True`` makes it repeatable.
 
         options: timezone, start_at and end_at (datetime with a zone, RFC 3339 text or epoch ms), jitter (s), missed
         (skip, one, all), max_missed, max_lateness (s), overlap (allow, skip, queue), priority, max_attempts, timeout
-        (s), ordering_key, labels, paused, replace, tenant.
+        (s), ordering_key, labels, paused, tenant. replace: an existing one of that name becomes this one.
         """
-        params = given(name=name, expression=expression, action=action, payload=payload)
-        return self._send("schedule.create", params | prepared(options))
+        params = given(name=name, expression=expression, action=action, payload=payload, replace=replace or None)
+        return Request("schedule.create", params | prepared(options), records.ScheduleDetail)
 
-    def update(self, name: str, **changes: Any) -> Returned:
+    @method
+    def update(self, name: str, **changes: Unpack[ScheduleUpdates]) -> Request[records.ScheduleDetail]:
         """Change the given members, None removes one; returns the schedule."""
-        return self._send("schedule.update", {"name": name} | prepared(changes))
+        return Request("schedule.update", {"name": name} | prepared(changes), records.ScheduleDetail)
 
-    def delete(self, name: str) -> Returned:
+    @method
+    def delete(self, name: str) -> Request[records.ScheduleDeleted]:
         """Delete a schedule; its tasks stay."""
-        return self._send("schedule.delete", {"name": name})
+        return Request("schedule.delete", {"name": name}, records.ScheduleDeleted)
 
-    def pause(self, name: str) -> Returned:
+    @method
+    def pause(self, name: str) -> Request[records.ScheduleDetail]:
         """Stop a schedule until ``resume``; returns it."""
-        return self._send("schedule.pause", {"name": name})
+        return Request("schedule.pause", {"name": name}, records.ScheduleDetail)
 
-    def resume(self, name: str) -> Returned:
+    @method
+    def resume(self, name: str) -> Request[records.ScheduleDetail]:
         """Continue a schedule from now on; returns it."""
-        return self._send("schedule.resume", {"name": name})
+        return Request("schedule.resume", {"name": name}, records.ScheduleDetail)
 
-    def run_now(self, name: str) -> Returned:
+    @method
+    def run_now(self, name: str) -> Request[records.ScheduleRun]:
         """Trigger a schedule now, even if paused; returns the run, with its ``task_id``."""
-        return self._send("schedule.run_now", {"name": name})
+        return Request("schedule.run_now", {"name": name}, records.ScheduleRun)
 
 
-class Schedules(ScheduleChanges[Returned]):
+class ScheduleMethods(ScheduleChanges):
     """Cron schedules over HTTP. Every method raises as those of the client: InvalidParams, RpcError, Unavailable."""
 
-    def get(self, name: str) -> Returned:
+    @method
+    def get(self, name: str) -> Request[records.ScheduleDetail]:
         """Return a schedule with its payload and its next few instants."""
-        return self._send("schedule.get", {"name": name})
+        return Request("schedule.get", {"name": name}, records.ScheduleDetail)
 
-    def list(self, **filters: Any) -> Returned:
-        """Return a page of schedules, newest first: ``{"schedules", "cursor"}``.
+    @method
+    def list(
+        self, *, labels: Labels | None = None, action: str | None = None, paused: bool | None = None,
+        tenant: str | None = None, limit: int = 50, cursor: str | None = None,
+    ) -> Request[records.SchedulePage]:  # fmt: skip
+        """Return a page of schedules, newest first: ``{"schedules", "cursor"}``."""
+        filters = given(labels=labels, action=action, paused=paused, tenant=tenant, limit=limit, cursor=cursor)
+        return Request("schedule.list", filters, records.SchedulePage)
 
-        filters: labels, action, paused, tenant, limit, cursor.
-        """
-        return self._send("schedule.list", filters)
-
-    def runs(self, name: str, *, limit: int = 50, cursor: str | None = None) -> Returned:
+    @method
+    def runs(self, name: str, *, limit: int = 50, cursor: str | None = None) -> Request[records.SchedulePageOfRuns]:
         """Return a page of its runs, newest first: ``{"runs", "cursor"}``."""
-        return self._send("schedule.runs", {"name": name, "limit": limit, "cursor": cursor})
+        return Request("schedule.runs", {"name": name, "limit": limit, "cursor": cursor}, records.SchedulePageOfRuns)
 
-    def create_many(self, schedules: Iterable[Mapping[str, Any]], *, replace: bool = False) -> Returned:
+    @method
+    def create_many(
+        self, schedules: Iterable[Mapping[str, Any]], *, replace: bool = False
+    ) -> Request[records.ImportStarted]:
         """Import up to 50,000 schedules, each a mapping as of ``create``; returns ``{"id", "total"}`` at once."""
         params = {"schedules": [prepared(schedule) for schedule in schedules], "replace": replace}
-        return self._send("schedule.create_many", params)
+        return Request("schedule.create_many", params, records.ImportStarted)
 
-    def import_status(self, import_id: int) -> Returned:
+    @method
+    def import_status(self, import_id: int) -> Request[records.ImportStatus]:
         """Return the progress of a ``create_many``, with the first hundred or so refused schedules and the reasons."""
-        return self._send("schedule.import_status", {"id": import_id})
+        return Request("schedule.import_status", {"id": import_id}, records.ImportStatus)
 
 
-class WorkflowChanges(Generic[Returned]):
+class WorkflowChanges:
     """Changes of workflows, over HTTP or through the inbound queue, which returns no answers. A workflow is named by
     its id, or by ``key=`` and, if it belongs to a tenant, ``tenant=``."""
 
-    def __init__(self, send: Send[Returned]) -> None:
-        self._send = send
-
+    @method
     def create(
-        self, workflow: Workflow | None = None, *, chain: Sequence[Any] | None = None, **params: Any
-    ) -> Returned:
+        self, workflow: Workflow | None = None, *, steps: Sequence[Any] | None = None,
+        chain: Sequence[Any] | None = None, name: str | None = None, key: str | None = None, tenant: str | None = None,
+    ) -> Request[records.WorkflowAccepted]:  # fmt: skip
         """Create a workflow from a `Workflow`, or from a ``chain`` or ``steps`` as the api takes them.
 
         Returns ``{"id", "state", "duplicate"}``. Raises WorkflowConflict for the key of another definition,
         InvalidParams naming the invalid step. Through the queue give a key, as a send that timed out is repeated; the
         message holds up to 1 MiB.
         """
-        if workflow is not None:
-            params = workflow.params() | params
-        elif chain is not None:
-            params["chain"] = [*chain]
-        return self._send("workflow.create", params)
+        params = given(steps=steps, chain=chain, name=name, key=key, tenant=tenant)
+        return Request(
+            "workflow.create", ({} if workflow is None else workflow.params()) | params, records.WorkflowAccepted
+        )
 
+    @method
     def cancel(
         self, workflow_id: int | None = None, *, key: str | None = None, reason: str | None = None,
         tenant: str | None = None,
-    ) -> Returned:  # fmt: skip
+    ) -> Request[records.WorkflowChanged]:  # fmt: skip
         """Cancel the steps that have not ended. Raises WorkflowNotFound, WorkflowConflict."""
-        return self._send("workflow.cancel", given(id=workflow_id, key=key, reason=reason, tenant=tenant))
+        return Request(
+            "workflow.cancel", given(id=workflow_id, key=key, reason=reason, tenant=tenant), records.WorkflowChanged
+        )
 
-    def retry(self, workflow_id: int | None = None, *, key: str | None = None, tenant: str | None = None) -> Returned:
+    @method
+    def retry(
+        self, workflow_id: int | None = None, *, key: str | None = None, tenant: str | None = None
+    ) -> Request[records.WorkflowChanged]:
         """Restart the steps that have not succeeded. Raises WorkflowNotFound, WorkflowConflict."""
-        return self._send("workflow.retry", given(id=workflow_id, key=key, tenant=tenant))
+        return Request("workflow.retry", given(id=workflow_id, key=key, tenant=tenant), records.WorkflowChanged)
 
 
-class Workflows(WorkflowChanges[Returned]):
+class WorkflowMethods(WorkflowChanges):
     """Workflows over HTTP. Every method raises as those of the client."""
 
-    def __init__(self, send: Send[Returned], run: Run[Returned]) -> None:
-        super().__init__(send)
-        self._run = run
-
+    @method
     def status(
         self, workflow_id: int | None = None, *, key: str | None = None, limit: int = 100, cursor: str | None = None,
         tenant: str | None = None,
-    ) -> Returned:  # fmt: skip
+    ) -> Request[records.WorkflowDetail]:  # fmt: skip
         """Return a workflow with counts by state and a page of its steps as ``tree``. Raises WorkflowNotFound."""
         params = given(id=workflow_id, key=key, limit=limit, cursor=cursor, tenant=tenant)
-        return self._send("workflow.status", params)
+        return Request("workflow.status", params, records.WorkflowDetail)
 
+    @method
     def list(
         self, *, state: str | None = None, limit: int = 50, cursor: str | None = None, tenant: str | None = None
-    ) -> Returned:
+    ) -> Request[records.WorkflowPage]:
         """Return a page of workflows, newest first: ``{"workflows", "cursor"}``."""
-        return self._send("workflow.list", given(state=state, limit=limit, cursor=cursor, tenant=tenant))
+        return Request(
+            "workflow.list", given(state=state, limit=limit, cursor=cursor, tenant=tenant), records.WorkflowPage
+        )
 
-    def wait(self, workflow_id: int, *, timeout: float | None = None, interval: float = 0.5) -> Returned:
+    @method
+    def wait(
+        self, workflow_id: int, *, timeout: float | None = None, interval: float = 0.5
+    ) -> Exchange[records.WorkflowDetail]:
         """Wait until a workflow has ended and return it as ``status`` does.
 
         timeout: seconds; None: unlimited. interval: seconds between two requests. Raises Unavailable after the timeout.
         """
+        deadline = math.inf if timeout is None else monotonic() + timeout
+        while True:
+            workflow = yield from calling("workflow.status", {"id": workflow_id, "limit": 1})
+            if workflow["state"] in ("SUCCESS", "FAILED", "CANCELLED"):
+                found = yield from calling("workflow.status", {"id": workflow_id, "limit": 100})
+                detail: records.WorkflowDetail = read(records.WorkflowDetail, found)
+                return detail
+            if monotonic() >= deadline:
+                raise Unavailable(f"workflow {workflow['id']} is {workflow['state']} after {timeout} s")
+            yield None, interval
 
-        def waiting() -> Exchange:
-            deadline = math.inf if timeout is None else monotonic() + timeout
-            while True:
-                workflow = yield from calling("workflow.status", {"id": workflow_id, "limit": 1})
-                if workflow["state"] in ("SUCCESS", "FAILED", "CANCELLED"):
-                    return (yield from calling("workflow.status", {"id": workflow_id, "limit": 100}))
-                if monotonic() >= deadline:
-                    raise Unavailable(f"workflow {workflow['id']} is {workflow['state']} after {timeout} s")
-                yield None, interval
 
-        return self._run(waiting())
+class _Part:
+    """A part of a client. run: the client's own, which carries out calls."""
+
+    def __init__(self, run: Callable[[Any], Any]) -> None:
+        self._run = run
+
+
+class Schedules(_Part, ScheduleMethods, Runner):
+    """Cron schedules; every method raises as those of the client."""
+
+
+class AsyncSchedules(_Part, ScheduleMethods, AsyncRunner):
+    """Cron schedules for asyncio; every method raises as those of the client."""
+
+
+class Workflows(_Part, WorkflowMethods, Runner):
+    """Workflows; every method raises as those of the client."""
+
+
+class AsyncWorkflows(_Part, WorkflowMethods, AsyncRunner):
+    """Workflows for asyncio; every method raises as those of the client."""
+
+
+class ScheduleSender(_Part, ScheduleChanges, Sender):
+    """Changes of cron schedules through the inbound queue."""
+
+
+class AsyncScheduleSender(_Part, ScheduleChanges, AsyncSender):
+    """Changes of cron schedules through the inbound queue, for asyncio."""
+
+
+class WorkflowSender(_Part, WorkflowChanges, Sender):
+    """Changes of workflows through the inbound queue."""
+
+
+class AsyncWorkflowSender(_Part, WorkflowChanges, AsyncSender):
+    """Changes of workflows through the inbound queue, for asyncio."""

@@ -52,7 +52,7 @@ class PollPauses:
 class Results:
     """Outcomes of tasks, one long poll after the other. call_seconds: the timeout of a call."""
 
-    def __init__(self, run: Callable[[Exchange], Any], call_seconds: float) -> None:
+    def __init__(self, run: Callable[[Exchange[Any]], Any], call_seconds: float) -> None:
         self._run = run
         self._call_seconds = call_seconds
 
@@ -84,7 +84,7 @@ class Results:
 class AsyncResults:
     """Outcomes of tasks, awaited by the thousand over one long poll. Used within one event loop."""
 
-    def __init__(self, run: Callable[[Exchange], Awaitable[Any]], call_seconds: float) -> None:
+    def __init__(self, run: Callable[[Exchange[Any]], Awaitable[Any]], call_seconds: float) -> None:
         self._run = run
         self._call_seconds = call_seconds
         self.polls: list[_SharedPoll] = []
@@ -122,7 +122,11 @@ class _SharedPoll:
     """
 
     def __init__(
-        self, run: Callable[[Exchange], Awaitable[Any]], call_seconds: float, *, ended: Callable[[_SharedPoll], None]
+        self,
+        run: Callable[[Exchange[Any]], Awaitable[Any]],
+        call_seconds: float,
+        *,
+        ended: Callable[[_SharedPoll], None],
     ) -> None:
         self._run = run
         self._ended = ended

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from penstock.client import default
+from penstock.client import default, records
 
 R = TypeVar("R")
 
@@ -38,20 +38,18 @@ class Task(Generic[R]):
         """As ``result``."""
         return self._read(self.id, default.client().result(self.id, timeout=timeout))
 
-    async def status(self, *, detail: bool = False) -> dict[str, Any]:
-        """Return the task as it is now, as `Client.status` does."""
-        found: dict[str, Any] = await (await default.async_client()).status(self.id, detail=detail)
-        return found
+    async def status(self) -> records.TaskDetail:
+        """Return the task as it is now, with its payload and every failed attempt."""
+        return await (await default.async_client()).status(self.id, detail=True)
 
-    def status_sync(self, *, detail: bool = False) -> dict[str, Any]:
+    def status_sync(self) -> records.TaskDetail:
         """As ``status``."""
-        found: dict[str, Any] = default.client().status(self.id, detail=detail)
-        return found
+        return default.client().status(self.id, detail=True)
 
-    async def cancel(self, *, reason: str | None = None) -> dict[str, Any]:
+    async def cancel(self, *, reason: str | None = None) -> records.Changed:
         """Cancel the task unless it has settled. Raises TaskNotFound, StateConflict."""
         return await (await default.async_client()).cancel(self.id, reason=reason)
 
-    def cancel_sync(self, *, reason: str | None = None) -> dict[str, Any]:
+    def cancel_sync(self, *, reason: str | None = None) -> records.Changed:
         """As ``cancel``."""
         return default.client().cancel(self.id, reason=reason)

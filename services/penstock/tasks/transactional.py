@@ -10,14 +10,16 @@ import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
+from penstock.client.records import Accepted
 from penstock.protocol import trace_context
 from penstock.protocol.errors import DuplicateTask, InvalidParams
 from penstock.protocol.json_text import dumps
 from penstock.protocol.method import decode
+from penstock.protocol.options import EnqueueOptions
 from penstock.protocol.requests import prepared, task_params
 from penstock.protocol.task import NewTask
 from penstock.settings.model import Settings, load_settings
@@ -42,8 +44,9 @@ _ADVICE = {
 
 
 async def enqueue(
-    connection: Any, action: str, payload: Any = None, *, settings: Settings | None = None, **options: Any
-) -> dict[str, Any]:
+    connection: Any, action: str, payload: Any = None, *, settings: Settings | None = None,
+    **options: Unpack[EnqueueOptions],
+) -> Accepted:  # fmt: skip
     """Add a task in the transaction of an asyncpg, SQLAlchemy or psycopg connection (session, cursor) for asyncio.
 
     It is stored when the caller commits; without a transaction, at once. Options and answer are those of
@@ -56,7 +59,7 @@ async def enqueue(
 
 async def enqueue_many(
     connection: Any, tasks: Iterable[Mapping[str, Any]], *, settings: Settings | None = None
-) -> list[Any]:
+) -> list[Accepted | DuplicateTask]:
     """Add tasks, each a mapping of ``action`` and what else `enqueue` takes, by one statement; all or none.
 
     Returns their answers in order, DuplicateTask standing for a task that asked to be refused. Raises as `enqueue`.
@@ -79,15 +82,16 @@ async def enqueue_many(
 
 
 def enqueue_sync(
-    connection: Any, action: str, payload: Any = None, *, settings: Settings | None = None, **options: Any
-) -> dict[str, Any]:
+    connection: Any, action: str, payload: Any = None, *, settings: Settings | None = None,
+    **options: Unpack[EnqueueOptions],
+) -> Accepted:  # fmt: skip
     """As `enqueue`, in the transaction of a SQLAlchemy Connection or Session, or a psycopg Connection or Cursor."""
     return _only(enqueue_many_sync(connection, [task_params(action, payload, options)], settings=settings))
 
 
 def enqueue_many_sync(
     connection: Any, tasks: Iterable[Mapping[str, Any]], *, settings: Settings | None = None
-) -> list[Any]:
+) -> list[Accepted | DuplicateTask]:
     """As `enqueue_many`, on the connections that `enqueue_sync` takes."""
     read, arguments = _read(tasks, settings or _settings())
     rows: Iterable[Any]
@@ -104,7 +108,7 @@ def enqueue_many_sync(
     return _answers(read, rows)
 
 
-def _only(answers: list[dict[str, Any] | DuplicateTask]) -> dict[str, Any]:
+def _only(answers: list[Accepted | DuplicateTask]) -> Accepted:
     (answer,) = answers
     if isinstance(answer, DuplicateTask):
         raise answer
@@ -190,12 +194,12 @@ def _read(tasks: Iterable[Mapping[str, Any]], settings: Settings) -> tuple[list[
     return read, (msgspec.json.encode(entries).decode(), settings.payload_limit_bytes)
 
 
-def _answers(tasks: Sequence[NewTask], rows: Iterable[Any]) -> list[Any]:
-    answers: list[Any] = []
+def _answers(tasks: Sequence[NewTask], rows: Iterable[Any]) -> list[Accepted | DuplicateTask]:
+    answers: list[Accepted | DuplicateTask] = []
     for task, (task_id, state, is_duplicate, replaced) in zip(tasks, rows, strict=True):
         if is_duplicate and task.on_duplicate == "error":
             answers.append(DuplicateTask(task_id, state))
             continue
-        answer = {"id": task_id, "state": str(state), "duplicate": is_duplicate}
-        answers.append(answer if replaced is None else answer | {"replaced": replaced})
+        answer = Accepted(id=task_id, state=str(state), duplicate=is_duplicate)
+        answers.append(answer if replaced is None else Accepted(answer, replaced=replaced))
     return answers

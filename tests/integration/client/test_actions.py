@@ -120,7 +120,7 @@ async def test_arguments_and_results_keep_their_types(
         def blocking() -> None:
             task = double.enqueue_sync(21)
             assert task.result_sync(timeout=60) == 42
-            assert task.status_sync(detail=True)["payload"] == {"n": 21}
+            assert task.status_sync()["payload"] == {"n": 21}
             assert [one.result_sync(timeout=60) for one in double.enqueue_many_sync([{"n": 4}])] == [8]
 
         await asyncio.to_thread(blocking)
@@ -134,7 +134,7 @@ async def test_options_go_with_each_task(store: Store, settings: Settings) -> No
         again = await later.with_options(unique_key="one").enqueue(2)
         assert (task.duplicate, again) == (False, Task(task.id, duplicate=True))
         assert again.replaced is None
-        detail = await task.status(detail=True)
+        detail = await task.status()
         assert (detail["labels"], detail["payload"]) == ({"of": "test"}, {"n": 1})
         assert (await later.with_options(unique_key="one", on_duplicate="replace").enqueue(3)).replaced is True
 

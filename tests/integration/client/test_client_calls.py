@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -13,11 +14,12 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 from penstock.brokers.opening import create_queues
-from penstock.brokers.sqs import SqsQueue
+from penstock.brokers.sqs import SqsQueue, SqsTransport
 from penstock.client.async_client import AsyncClient
 from penstock.client.client import Client
 from penstock.client.exchanges import Unfinished
 from penstock.client.inbound import MESSAGE_TASKS, InboundClient
+from penstock.client.sync_inbound import SyncInboundClient
 from penstock.db.pool import Store
 from penstock.methods.inbound import read_inbound
 from penstock.protocol.errors import (
@@ -41,8 +43,8 @@ async def test_client_calls_every_method(store: Store, settings: Settings) -> No
             first = client.enqueue("mail", {"to": "a@b", "big": 10**30}, run_at=run_at, unique_key="k", priority=None)
             assert (first["state"], first["duplicate"]) == ("SCHEDULED", False)
             assert client.enqueue("mail", unique_key="k")["duplicate"]
-            task = client.status(first["id"], detail=True)
-            assert task["payload"] == {"to": "a@b", "big": 10**30}
+            task = client.status(first.id, detail=True)
+            assert task.payload == task["payload"] == {"to": "a@b", "big": 10**30}
             assert task["run_at"] == "2040-01-02T00:00:00.000000Z"
             assert client.status([first["id"], 999])[1] is None
             assert client.cancel(first["id"]) == {"id": first["id"], "state": "CANCELLED"}
@@ -263,6 +265,49 @@ async def test_inbound_client_packs_tasks_that_the_submitter_can_read(settings: 
     numbered = sorted(json.loads(task.payload)["n"] for task in tasks if task.action == "n")
     assert numbered == list(range(MESSAGE_TASKS * 12 + 1))
     assert {task.priority for task in tasks if task.action == "n"} == {3}
+
+
+def test_the_blocking_inbound_client_sends_what_the_other_sends(settings: Settings) -> None:
+    def send(client: SyncInboundClient) -> None:
+        client.enqueue("one", {"n": 1}, delay=timedelta(minutes=1))
+
+    with SyncInboundClient(settings.inbound_queue, settings.sqs_endpoint_url, settings.aws_region) as client:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(send, [client] * 4))
+        assert client.enqueue_many([{"action": "two"}, {"action": "two"}]) == 2
+        client.schedules.pause("nightly")
+        client.workflows.cancel(key="k")
+        client.complete("token", {"a": 1})
+        client.fail("token", "no", retry_after=timedelta(seconds=5))
+        with pytest.raises(TooLarge):
+            client.enqueue("large", {"text": "x" * 1_100_000})
+    client.close()  # once more
+    with (
+        SyncInboundClient(
+            settings.inbound_queue + "-missing", settings.sqs_endpoint_url, settings.aws_region
+        ) as client,
+        pytest.raises(Unfinished) as unfinished,
+    ):
+        client.enqueue("lost")
+    assert unfinished.value.unsent == [{"action": "lost"}]
+
+    async def received() -> list[Any]:
+        transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
+        queue = transport.queue(settings.inbound_queue, label="inbound")
+        bodies: list[Any] = []
+        while messages := await queue.receive(wait_seconds=1, visibility_seconds=60):
+            bodies += [json.loads(message.body) for message in messages]
+        await transport.close()
+        return [request for body in bodies for request in (body if isinstance(body, list) else [body])]
+
+    requests = asyncio.run(received())
+    assert sorted(request["method"] for request in requests) == sorted(
+        [*["enqueue"] * 6, "schedule.pause", "workflow.cancel", "task.complete", "task.fail"]
+    )
+    by_method = {request["method"]: request["params"] for request in requests}
+    assert by_method["task.fail"] == {"token": "token", "retry_after": 5.0, "error": "no", "final": False}
+    assert by_method["schedule.pause"] == {"name": "nightly"}
+    assert [r["params"]["delay"] for r in requests if r["params"].get("action") == "one"] == [60.0] * 4
 
 
 async def test_tasks_for_a_missing_queue_are_handed_back_and_sent_once_it_is_there(

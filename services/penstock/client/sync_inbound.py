@@ -1,0 +1,85 @@
+"""The client through the inbound queue for programs without asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, TypeVar, Unpack
+
+from penstock.client.exchanges import Params, Request
+from penstock.client.inbound import InboundClient
+from penstock.client.methods import ScheduleSender, WorkflowSender
+from penstock.protocol.options import EnqueueOptions, Seconds
+from penstock.settings.model import Settings
+
+T = TypeVar("T")
+
+
+class SyncInboundClient:
+    """`InboundClient` with blocking methods, for Django, Flask and scripts; its arguments and errors are the same.
+
+    Use it in a ``with`` block, or call ``close``. It is safe to share between threads, and not across a fork.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        *,
+        access_key: str | None = None,
+        transport_url: str | None = None,
+        payloads: Settings | None = None,
+    ) -> None:
+        self._client = InboundClient(
+            queue, endpoint_url, region, access_key=access_key, transport_url=transport_url, payloads=payloads
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-inbound", daemon=True)
+        self._thread.start()
+        self.schedules = ScheduleSender(self._send_call)
+        self.workflows = WorkflowSender(self._send_call)
+
+    def __enter__(self) -> SyncInboundClient:
+        return self
+
+    def __exit__(self, *_exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        if not self._loop.is_closed():
+            self._wait(self._client.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def enqueue(self, action: str, payload: Any = None, **options: Unpack[EnqueueOptions]) -> None:
+        """Send one task; options as in :meth:`Client.enqueue`."""
+        self._wait(self._client.enqueue(action, payload, **options))
+
+    def enqueue_many(self, tasks: Iterable[Mapping[str, Any]]) -> int:
+        """Send tasks, many in a message; returns their number."""
+        return self._wait(self._client.enqueue_many(tasks))
+
+    def complete(self, token: str, result: Any = None, *, tenant: str | None = None) -> None:
+        """Send the result that a task waits for."""
+        self._wait(self._client.complete(token, result, tenant=tenant))
+
+    def fail(
+        self, token: str, error: str | Mapping[str, Any], *, final: bool = False, retry_after: Seconds | None = None,
+        tenant: str | None = None,
+    ) -> None:  # fmt: skip
+        """Send a failure of the waiting attempt."""
+        self._wait(self._client.fail(token, error, final=final, retry_after=retry_after, tenant=tenant))
+
+    def send(self, method: str, params: Params) -> None:
+        """Send a request of any method that changes something."""
+        self._wait(self._client.send(method, params))
+
+    def _send_call(self, call: Request[Any]) -> None:
+        self.send(call.method, call.params)
+
+    def _wait(self, sending: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(sending, self._loop).result()
