@@ -1,14 +1,16 @@
-"""Alembic environment: online over asyncpg with the URL handed in by penstock.migrate, offline as SQL text."""
+"""Alembic environment: online over asyncpg with the URL handed in by penstock.migrate, offline as SQL text.
+
+Online it works through a pooler in transaction mode too: settings and locks are of transactions, statements unnamed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
-import asyncpg
 from alembic import context
 from penstock_tables import SCHEMA, metadata
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -21,28 +23,34 @@ _OPTIONS = {
 
 
 def _run(connection: Connection) -> None:
-    # Several processes may migrate at once (a rolling deploy); the second waits and finds nothing to do. The lock comes
-    # first of all: two that create the schema at once collide, its "if not exists" notwithstanding. It is asked for
-    # again and again: a statement that waits holds a snapshot, and an index made concurrently would wait for that.
-    while not connection.scalar(text("select pg_try_advisory_lock(hashtext('penstock migrate'))")):
-        time.sleep(0.2)
-        connection.rollback()
+    limit = f"set local lock_timeout = {int(context.config.attributes['lock_seconds'] * 1000)}"
+    event.listen(connection, "begin", lambda begun: begun.exec_driver_sql(limit))
     connection.execute(text(f"create schema if not exists {SCHEMA}"))
-    # After it, for others may hold it for as long as they migrate.
-    connection.execute(text(f"set lock_timeout = {int(context.config.attributes['lock_seconds'] * 1000)}"))
     connection.commit()
     context.configure(connection=connection, **_OPTIONS)
     with context.begin_transaction():
         context.run_migrations()
 
 
+def _lock(connection: Connection) -> None:
+    """Take the lock of those that migrate, kept until the transaction of this connection ends.
+
+    Several processes may migrate at once (a rolling deploy); the second waits and finds nothing to do. The lock comes
+    first of all: two that create the schema at once collide, its "if not exists" notwithstanding. It is asked for
+    again and again: a statement that waits holds a snapshot, and an index made concurrently would wait for that.
+    """
+    connection.execute(text("set local idle_in_transaction_session_timeout = 0"))
+    while not connection.scalar(text("select pg_try_advisory_xact_lock(hashtext('penstock migrate'))")):
+        time.sleep(0.2)
+
+
 async def _online(url: str) -> None:
     # The driver reads the URL itself, so that it means here what it means to every process.
-    engine = create_async_engine(
-        "postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(url), poolclass=NullPool
-    )
+    unnamed = {"statement_cache_size": 0, "prepared_statement_cache_size": 0, "prepared_statement_name_func": str}
+    engine = create_async_engine("postgresql+asyncpg://", connect_args={"dsn": url, **unnamed}, poolclass=NullPool)
     try:
-        async with engine.connect() as connection:
+        async with engine.connect() as holder, engine.connect() as connection:
+            await holder.run_sync(_lock)
             await connection.run_sync(_run)
             await connection.commit()
     finally:

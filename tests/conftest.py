@@ -48,6 +48,7 @@ from penstock.settings.model import Settings, load_settings  # noqa: E402
 from tests import postgres_versions  # noqa: E402
 from tests.claims import use_known_key  # noqa: E402
 from tests.kafka import kafka as kafka  # noqa: E402
+from tests.pgbouncer import pgbouncer as pgbouncer  # noqa: E402
 from tests.rabbitmq import rabbitmq as rabbitmq  # noqa: E402
 from tests.s3 import s3 as s3  # noqa: E402
 from tests.s3 import s3_url as s3_url  # noqa: E402
@@ -178,11 +179,17 @@ def make_queues(sqs_url: str) -> Callable[[Settings], None]:
 
 
 @pytest.fixture
-def settings(database_url: str, sqs_url: str, make_queues: Callable[[Settings], None]) -> Settings:
+def application_url(database_url: str) -> str:
+    """That database as our own code reaches it."""
+    return database_url
+
+
+@pytest.fixture
+def settings(application_url: str, sqs_url: str, make_queues: Callable[[Settings], None]) -> Settings:
     """Settings with a database and queues of this test alone, the queues created, and short times."""
     prefix = f"t-{secrets.token_hex(4)}"
     result = load_settings(
-        database_url=database_url,
+        database_url=application_url,
         sqs_endpoint_url=sqs_url,
         aws_region="us-east-1",
         inbound_queue=f"{prefix}-inbound",

@@ -14,8 +14,8 @@ from penstock.settings.model import Settings
 
 
 @pytest.fixture
-async def store(database_url: str) -> AsyncIterator[Store]:
-    store = Store(database_url, application_name="penstock-test")
+async def store(application_url: str) -> AsyncIterator[Store]:
+    store = Store(application_url, application_name="penstock-test")
     yield store
     await store.close()
 

@@ -409,7 +409,7 @@ def test_concurrent_upgrades_wait_for_each_other(empty_database_url: str) -> Non
             deadline = asyncio.get_running_loop().time() + 120
             asking = (
                 "select count(*) from pg_stat_activity where datname = current_database()"
-                " and pid <> pg_backend_pid() and query like '%pg_try_advisory_lock%'"
+                " and pid <> pg_backend_pid() and query like '%pg_try_advisory_xact_lock%'"
             )
             while await holder.fetchval(asking) < 3:
                 assert asyncio.get_running_loop().time() < deadline

@@ -312,7 +312,7 @@ class SimulatedConnection:
             await self._database.notify(*args)
             return []
         if name in ("shorten_waits", "limit_lock_wait_to"):
-            self.lock_wait_seconds = args[0] / 1000 if args else 0.02
+            self.lock_wait_seconds = 0.02 if name == "shorten_waits" else args[0] / 1000
             return []
         if name == "lift_statement_timeout":
             return []

@@ -152,10 +152,10 @@ class Database(Shown):
         """The result of work in a session of its own."""
         import asyncio
 
-        from penstock.db.pool import Store
+        from penstock.db.opening import open_store
 
         async def run() -> Result:
-            store = Store(self.settings.require_database_url, pool_size=1, application_name="penstock-cli")
+            store = open_store(self.settings, "penstock-cli", pool_size=1)
             try:
                 async with store.session() as session:
                     return await work(session)

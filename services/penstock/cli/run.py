@@ -65,21 +65,15 @@ def _maker(name: str, settings: Settings, apps: Sequence[str], faults: Faults | 
     """Modules are imported per process, so that a worker loads no database driver."""
     if name == "worker":
         return _worker(settings, apps, faults)
-    from penstock.db.pool import Store
+    from penstock.db.opening import open_store
 
-    database_url = settings.require_database_url
+    _ = settings.require_database_url  # raises at once
 
     def make(stack: AsyncExitStack) -> Service:
         host = "".join(char for char in socket.gethostname() if char.isascii() and char.isprintable())
-        store = Store(
-            database_url,
-            pool_size=settings.database_pool_size,
-            statement_timeout_seconds=settings.statement_timeout_seconds,
-            # What Postgres shows for each connection: process and machine, within its 63 bytes.
-            application_name=f"penstock-{name}@{host[:26]}:{os.getpid()}",
-            codec=PayloadCodec(settings),
-            faults=faults,
-        )
+        # What Postgres shows for each connection: process and machine, within its 63 bytes.
+        shown = f"penstock-{name}@{host[:26]}:{os.getpid()}"
+        store = open_store(settings, shown, codec=PayloadCodec(settings), faults=faults)
         stack.push_async_callback(store.close)
         if name not in _SOURCES:
             return _over_postgres(name, settings, store, _opener(settings, stack, faults))

@@ -76,8 +76,12 @@ def downgrade(database_url: str, revision: str, *, lock_seconds: float = LOCK_SE
     _run(command.downgrade, database_url, revision, lock_seconds, tries)
 
 
+async def _connect(database_url: str) -> asyncpg.Connection:
+    return await asyncpg.connect(database_url, statement_cache_size=0)  # so that a pooler may stand between
+
+
 async def _read_revision(database_url: str) -> str | None:
-    connection = await asyncpg.connect(database_url)
+    connection = await _connect(database_url)
     try:
         found: str | None = await connection.fetchval("select version_num from penstock.alembic_version")
     except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
@@ -131,7 +135,7 @@ async def grant(database_url: str, role: str) -> None:
     Raises Refused for an unknown role and for one with the rights of the schema's owner.
     """
     with Translated():
-        connection = await asyncpg.connect(database_url)
+        connection = await _connect(database_url)
         try:
             async with connection.transaction():
                 await _grant(connection, role)

@@ -54,7 +54,10 @@ class Notifier:
 
 
 class Listener:
-    """Receives wake-ups: each sets ``event``. Run ``run`` as a side task; it reconnects automatically."""
+    """Receives wake-ups: each sets ``event``. Run ``run`` as a side task; it reconnects automatically.
+
+    A pooler passes none on, so none is received there, unless the store has a listen_url.
+    """
 
     def __init__(self, store: Store, channel: str = CHANNEL) -> None:
         self._store = store
@@ -71,6 +74,8 @@ class Listener:
             lost = asyncio.Event()
             try:
                 connection = await self._store.connect()
+                if connection is None:
+                    await lost.wait()  # for ever: all that wait for wake-ups also poll
                 connection.add_termination_listener(lambda _, lost=lost: lost.set())
                 for channel, event in self._events.items():
                     await connection.add_listener(channel, lambda *_, event=event: event.set())

@@ -12,13 +12,17 @@ import asyncpg
 
 from penstock.db.connecting import connect
 from penstock.db.driver_errors import TRANSIENT, Translated
+from penstock.db.pooler import REFUSALS, PooledConnection, Pooler, is_direct, set_local
 from penstock.db.session import LOST_REPLY, FaultySession, Session
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.fence import ClaimKey, Fence
 from penstock.runtime.chaos import Faults
+from penstock.runtime.logs import get_logger
 
 _FENCE_SECONDS = 60.0
+
+log = get_logger()
 
 PLANNING = {"jit": "off", "enable_seqscan": "off"}
 """Settings of every connection that decide on plans.
@@ -49,10 +53,12 @@ PATIENT_SECONDS = 5.0
 class Store:
     """A pool of connections to the database that holds the tasks; opened when first used.
 
-    faults: refuse statements, and lose the reply of commits, which stay; None: no fault is injected.
+    pooler: what stands before Postgres; None: found out when the pool is opened. listen_url: for LISTEN, None for the
+    database_url. faults: refuse statements, and lose the reply of commits, which stay; None: no fault is injected.
     """
 
-    def __init__(self, database_url: str, *, pool_size: int = 8, statement_timeout_seconds: float = 30,
+    def __init__(self, database_url: str, *, pooler: Pooler | None = None, listen_url: str | None = None,
+                 pool_size: int = 8, statement_timeout_seconds: float = 30,
                  acquire_timeout_seconds: float = 30, application_name: str = "penstock",
                  codec: PayloadCodec | None = None, faults: Faults | None = None) -> None:  # fmt: skip
         self.codec = codec or PayloadCodec()
@@ -60,6 +66,8 @@ class Store:
         self._faults = faults
         self._fence_read_at = float("-inf")
         self._url = database_url
+        self._listen_url = listen_url
+        self._is_pooled = None if pooler is None else pooler == "transaction"
         self._pool_size = pool_size
         self._statement_timeout_seconds = statement_timeout_seconds
         self._acquire_timeout_seconds = acquire_timeout_seconds
@@ -71,7 +79,7 @@ class Store:
             "idle_in_transaction_session_timeout": "60000",
             **PLANNING,
         }
-        """Settings of each new connection."""
+        """Settings of each new connection, or through a pooler of each transaction."""
         self._pool: Any = None
         self._opening = asyncio.Lock()
         self.settled_steps = False
@@ -84,16 +92,55 @@ class Store:
         async with self._opening:
             if self._pool is None:
                 with Translated():
-                    self._pool = await asyncpg.create_pool(
-                        self._url,
-                        min_size=1,
-                        max_size=self._pool_size,
-                        connect=cast(Any, connect),
-                        command_timeout=self._statement_timeout_seconds + 5,
-                        reset=_no_reset,
-                        server_settings={"application_name": self._application_name, **self.asked},
-                    )
+                    self._pool = await self._open()
         return self._pool
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether connections are shared by transactions of many clients; known once the pool is open."""
+        return bool(self._is_pooled)
+
+    async def _open(self) -> Any:
+        if self._is_pooled is not None:
+            return await self._make_pool()
+        try:
+            pool = await self._make_pool()
+        except REFUSALS:  # if for another reason, the next is refused too
+            self._is_pooled = True
+        else:
+            try:
+                async with pool.acquire() as connection:
+                    self._is_pooled = not await is_direct(connection)
+            finally:
+                if self._is_pooled is not False:
+                    pool.terminate()
+            if not self._is_pooled:
+                return pool
+        pool = await self._make_pool()
+        log.info("pooler_found", wake_ups="polling" if self._listen_url is None else "PENSTOCK_DATABASE_LISTEN_URL")
+        return pool
+
+    async def _make_pool(self) -> Any:
+        async def begin_with_settings(connection: Any) -> None:
+            connection.settings = set_local(self.asked)
+
+        named = {"application_name": self._application_name}
+        direct: dict[str, Any] = {"server_settings": named | self.asked}
+        pooled: dict[str, Any] = {
+            "server_settings": named,
+            "statement_cache_size": 0,
+            "connection_class": PooledConnection,
+            "init": begin_with_settings,
+        }
+        return await asyncpg.create_pool(
+            self._url,
+            min_size=1,
+            max_size=self._pool_size,
+            connect=cast(Any, connect),
+            command_timeout=self._statement_timeout_seconds + 5,
+            reset=_no_reset,
+            **(pooled if self._is_pooled else direct),
+        )
 
     async def close(self) -> None:
         if self._pool is not None:
@@ -119,9 +166,10 @@ class Store:
                     f"all {self._pool_size} connections of the pool were in use for {self._acquire_timeout_seconds:g} "
                     "s: is Postgres slow, or is PENSTOCK_DATABASE_POOL_SIZE too small?"
                 ) from None
-            session = Session(connection, self.codec, self.fence)
+            given = (connection, self.codec, self.fence, self._statement_timeout_seconds)
+            session = Session(*given)
             if self._faults is not None:
-                session = FaultySession(connection, self.codec, self.fence)
+                session = FaultySession(*given)
                 session.faults, session.commits_each = self._faults, commits_each
             try:
                 yield session
@@ -173,9 +221,13 @@ class Store:
         await self.fetch("read_clock")
 
     async def connect(self) -> Any:
-        """A connection of its own beside the pool, for LISTEN; the caller closes it."""
+        """A connection of its own beside the pool, for LISTEN; the caller closes it. None through a pooler."""
+        await self.open()
+        if self.is_pooled and self._listen_url is None:
+            return None
         with Translated():
-            return await connect(self._url, server_settings={"application_name": f"{self._application_name}-listen"})
+            named = {"application_name": f"{self._application_name}-listen"}
+            return await connect(self._listen_url or self._url, server_settings=named)
 
 
 async def _no_reset(_connection: Any) -> None:

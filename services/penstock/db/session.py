@@ -30,10 +30,17 @@ class Session:
     ``Store.read_fence``. settled_steps: a task of a workflow was settled. left_keys: ordering keys were left for later.
     """
 
-    def __init__(self, connection: Any, codec: PayloadCodec | None = None, fence: Fence | None = None) -> None:
+    def __init__(
+        self,
+        connection: Any,
+        codec: PayloadCodec | None = None,
+        fence: Fence | None = None,
+        statement_timeout_seconds: float = 30.0,
+    ) -> None:
         self._connection = connection
         self.codec = codec or PayloadCodec()
         self.fence = fence or Fence()
+        self._statement_timeout_ms = round(statement_timeout_seconds * 1000)
         self.settled_steps = False
         self._timeout_seconds: float | None = None  # the connection's own
         self.left_keys = False
@@ -75,7 +82,7 @@ class Session:
 
     async def hurry(self) -> None:
         """Shorten the lock and statement timeouts of this transaction."""
-        await self._connection.fetch(SQL["shorten_waits"])
+        await self._connection.fetch(SQL["shorten_waits"], self._statement_timeout_ms)
 
     async def plan_for(self, rows: int) -> None:
         """Plan the next statements of this transaction for arrays of that size.

@@ -35,8 +35,18 @@ WRONG_SETTINGS = [2, 2]  # exit codes; once may be a port that was lost to anoth
 LOCAL_DEFAULTS = {"receive_wait_seconds": "1", "visibility_timeout_seconds": "30"}
 # Of the caller's environment, what would send a process to another database, SQS or port than the stack's.
 _REPLACED = ("DATABASE_URL", "SQS_ENDPOINT_URL", "TRANSPORT_URL", "HTTP_PORT", "METRICS_PORT", "API_URL", "CONTROL_URL")
+_OF_ANOTHER_DATABASE = tuple(
+    f"PENSTOCK_DATABASE_{name}" for name in ("POOLER", "LISTEN_URL", "SSL_MODE", "SSL_ROOT_CERT")
+)
 # Not for workers: handlers, and what they import, could reach everything by them.
-_WITHHELD = ("DATABASE_URL", "API_KEYS", "API_KEY", "CONTROL_API_KEY", "SCHEDULER0_AUTH_PASSWORD")
+_WITHHELD = (
+    "DATABASE_URL",
+    "DATABASE_LISTEN_URL",
+    "API_KEYS",
+    "API_KEY",
+    "CONTROL_API_KEY",
+    "SCHEDULER0_AUTH_PASSWORD",
+)
 _CONTROL_NAME = "local-workers"
 _CONTROL_PERMISSION = Permission.WORKER
 _HAS_SEARCH_PATH = """
@@ -129,7 +139,7 @@ class Stack:
         self._places = self._places_of(user, sqs_url, access_key)
         settings = self._places | {"PENSTOCK_DATABASE_URL": database_url}
         if self._outside_database is None:  # the embedded one has no TLS, and is not reached over a network
-            settings |= dict.fromkeys(("PENSTOCK_DATABASE_SSL_MODE", "PENSTOCK_DATABASE_SSL_ROOT_CERT"), "")
+            settings |= dict.fromkeys(_OF_ANOTHER_DATABASE, "")
         overrides = {name.removeprefix("PENSTOCK_").lower(): value for name, value in settings.items()}
         self.settings = load_settings(**overrides)
         await asyncio.gather(self._migrate(self.settings.require_database_url), self._create_queues())

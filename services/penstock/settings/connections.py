@@ -34,10 +34,20 @@ _VERIFYING = ("verify-ca", "verify-full")
 class DatabaseSettings(Group):
     database_url: OrUnset[DatabaseUrl] = setting(
         None,
-        "Postgres that stores the tasks, `postgresql://user:password@host:port/name`, directly or through a pooler "
-        "in session mode; workers need none.",
+        "Postgres that stores the tasks, `postgresql://user:password@host:port/name`, directly or through a pooler; "
+        "workers need none.",
     )
     database_pool_size: int = setting(8, "Maximum number of connections of one process.", ge=2, le=200)
+    database_pooler: OrUnset[Literal["transaction", "session"]] = setting(
+        None,
+        "Mode of a pooler before Postgres, `transaction` or `session`; unset finds a pooler and works as in "
+        "transaction mode, which suits both.",
+    )
+    database_listen_url: OrUnset[DatabaseUrl] = setting(
+        None,
+        "Postgres itself, past a pooler in transaction mode, for one connection of each process that listens for "
+        "wake-ups; unset: through such a pooler, processes poll.",
+    )
     statement_timeout_seconds: PositiveSeconds = setting(
         30, "Postgres cancels a statement that runs longer, and it is tried again."
     )
@@ -59,7 +69,16 @@ class DatabaseSettings(Group):
                 f"{PREFIX}DATABASE_URL is not set: set it to postgresql://user:password@host:5432/name, "
                 "or run `penstock up`, which brings a Postgres of its own"
             )
-        url = self.database_url.get_secret_value()
+        return self._with_parameters(self.database_url.get_secret_value())
+
+    @property
+    def listen_url(self) -> str | None:
+        """The URL to listen at, in clear; None for that of the database."""
+        if self.database_listen_url is None:
+            return None
+        return self._with_parameters(self.database_listen_url.get_secret_value())
+
+    def _with_parameters(self, url: str) -> str:
         given = query_of(url)
         more = urlencode({name: value for name, value in self._ssl_parameters().items() if name not in given})
         if not more:

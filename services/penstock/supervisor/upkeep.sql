@@ -129,10 +129,9 @@ select penstock.make_partition($1, $2, $3, $4);
 
 -- name: shorten_waits
 -- For parts of a batch that has waited already, for a lock or for a statement: 20 ms for a lock, a tenth of its usual time
--- for a statement.
+-- for a statement, which is $1 ms.
 select set_config('lock_timeout', '20', true),
-       set_config('statement_timeout', greatest(reset_val::int / 10, least(reset_val::int, 100))::text, true)
-from pg_settings where name = 'statement_timeout';
+       set_config('statement_timeout', greatest($1::int / 10, least($1, 100))::text, true);
 
 -- name: detach_partition
 -- $1 partition. From here on no statement sees its records. This and other changes of tables are functions with the rights of

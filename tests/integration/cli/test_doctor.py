@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from penstock.brokers.sqs import SqsTransport
 from penstock.cli.app import app
 from penstock.cli.doctor.checks import examine, examine_payloads
-from penstock.cli.doctor.database import PROCESSES
+from penstock.cli.doctor.database import PROCESSES, examine_database
 from penstock.cli.doctor.deliveries import examine_deliveries
 from penstock.cli.doctor.findings import Finding, Report
 from penstock.db.migrate import grant
@@ -28,9 +28,12 @@ from penstock.settings.model import Settings, load_settings
 from penstock.settings.values import fingerprint, new_key, read_key
 from tests import postgres_versions
 from tests.integration.apis import running
-from tests.integration.pooler import pooler
+from tests.pgbouncer import WHY_NOT, pgbouncer_before, through
 from tests.s3 import S3Bucket
 
+IGNORING = {
+    "ignore_startup_parameters": "statement_timeout,lock_timeout,idle_in_transaction_session_timeout,jit,enable_seqscan"
+}
 OFF_IN_TESTS = {"fsync", "synchronous_commit"}  # the tests' own server is quick, and keeps nothing
 
 
@@ -212,32 +215,41 @@ async def test_a_database_that_keeps_nothing(
         assert (await complaint(settings, what)).level == level
 
 
+@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 @pytest.mark.parametrize(
-    ("kind", "what", "said"),
+    ("pooler", "given", "level", "what", "said", "fix"),
     [
-        ({"refuses": "statement_timeout"}, "connection pooler", "unsupported startup parameter: statement_timeout"),
-        ({"drops": ["enable_seqscan", "jit"]}, "connection settings", "enable_seqscan is on, not off"),
-        ({"by_transaction": True}, "connection pooler", "transaction or statement mode"),
+        ({}, {}, "note", "wake-ups", "every 0.05 s", "PENSTOCK_DATABASE_LISTEN_URL"),
+        ({}, {"listens": "directly"}, "ok", "wake-ups", "receives them", ""),
+        ({}, {"listens": "pooled"}, "error", "wake-ups", "receives none", "past the pooler"),
+        ({}, {"database_pooler": "session"}, "error", "connection pooler", "startup parameter", "leave it unset"),
+        (IGNORING, {"database_pooler": "session"}, "error", "connection pooler", "taken for one in", "leave it unset"),
+        (IGNORING | {"pool_mode": "session"}, {"database_pooler": "session"}, "error", "connection settings",
+         "enable_seqscan is on, not off", "docs/postgres.md"),
+        ({"pool_mode": "statement"}, {}, "error", "connection pooler", "statement pooling", "pool_mode to transaction"),
+        (None, {"database_pooler": "transaction"}, "warning", "connection pooler", "none is found", "unset"),
     ],
-    ids=["refused", "ignored", "by-transaction"],
-)
-async def test_a_pooler_that_breaks_connections_is_found(
-    kind: dict[str, Any], what: str, said: str, settings: Settings
-) -> None:
-    async with pooler(settings.require_database_url, **kind) as url:
-        pooled = Settings(**settings.model_dump(exclude={"database_url"}), database_url=url)
-        found = await complaint(pooled, what)
-    assert found.level == "error"
+    ids=["polling", "listening", "deaf", "refuses", "shares", "ignores", "by-statement", "none"],
+)  # fmt: skip
+async def test_a_pooler_is_recognised_with_what_is_wrong_about_it(
+    pooler: dict[str, str] | None, given: dict[str, str], level: str, what: str, said: str, fix: str,
+    settings: Settings, postgres: EmbeddedPostgres,
+) -> None:  # fmt: skip
+    direct = settings.require_database_url
+    with nullcontext() if pooler is None else pgbouncer_before(postgres.dsn(), **pooler) as port:
+        url = direct if port is None else through(direct, port)
+        listen_url = {"directly": direct, "pooled": url}.get(given.get("listens", ""))
+        changed = {name: value for name, value in given.items() if name != "listens"}
+        pooled = Settings(
+            **settings.model_dump(exclude={"database_url", "database_listen_url", "database_pooler"}),
+            database_url=url, database_listen_url=listen_url, **changed,
+        )  # fmt: skip
+        report = Report()
+        await examine_database(pooled, report)
+    (found,) = [finding for finding in report.findings if finding.what == what]
+    assert found.level == level, found
     assert said in found.seen
-    assert "session mode" in found.fix
-
-
-async def test_a_pooler_in_session_mode_is_no_complaint(settings: Settings) -> None:
-    async with pooler(settings.require_database_url) as url:
-        pooled = Settings(**settings.model_dump(exclude={"database_url"}), database_url=url)
-        levels = {found.what: found.level for found in await findings(pooled)}
-    assert levels["connection settings"] == "ok"
-    assert "connection pooler" not in levels
+    assert fix in found.fix
 
 
 async def test_more_connections_than_there_are(settings: Settings) -> None:

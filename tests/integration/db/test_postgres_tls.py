@@ -104,7 +104,7 @@ async def test_migrate_takes_the_same_way(empty_database_url: str, tmp_path: Pat
         assert done.returncode == 0, done.stderr
         listed = penstock("keys", "list", **settings, PENSTOCK_DATABASE_SSL_ROOT_CERT=str(front.ca_path))
         assert listed.returncode == 0, listed.stderr
-        assert (front.secured, front.plain) == (3, 0)  # migrate looks at the revision first
+        assert (front.secured, front.plain) == (4, 0)  # migrate looks at the revision first, and holds a lock
     connection = await asyncpg.connect(empty_database_url)
     assert await connection.fetchval("select to_regclass('penstock.task')") is not None
     await connection.close()

@@ -48,14 +48,20 @@ async def other(other_url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
 
 
 @pytest.fixture
-async def make(other_url: str) -> AsyncIterator[Callable[..., Execute]]:
+def delivery_url(other_url: str) -> str:
+    """That database as deliveries reach it."""
+    return other_url
+
+
+@pytest.fixture
+async def make(delivery_url: str) -> AsyncIterator[Callable[..., Execute]]:
     """Makes what runs one task of sql.execute, with statements by name, or the members of one."""
     opened: list[Deliveries] = []
 
     def make(result_limit_bytes: int = 262144, **statements: Any) -> Execute:
         registry = Registry()
         named = {
-            name: {"dsn": other_url, **({"statement": given} if isinstance(given, str) else given)}
+            name: {"dsn": delivery_url, **({"statement": given} if isinstance(given, str) else given)}
             for name, given in statements.items()
         }
         settings = load_settings(deliveries="sql.execute", sql_statements=named, result_limit_bytes=result_limit_bytes)

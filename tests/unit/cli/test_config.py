@@ -16,6 +16,7 @@ from penstock.settings.values import PREFIX
 SECRETS = {
     "PENSTOCK_SQS_ACCESS_KEY": "AKID:hunter2",
     "PENSTOCK_DATABASE_URL": "postgresql://me:hunter2@db:5432/tasks?passfile=hunter2",
+    "PENSTOCK_DATABASE_LISTEN_URL": "postgresql://me:hunter2@db:5433/tasks",
     "PENSTOCK_API_KEYS": "hunter2hunter2hunter2,ci:read:" + "0" * 64,
     "PENSTOCK_CONTROL_API_KEY": "hunter2",
     "PENSTOCK_HTTP_SIGNING_SECRETS": "billing:hunter2",

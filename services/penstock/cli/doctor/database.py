@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import asyncpg
 
-from penstock.cli.doctor.findings import Report
+from penstock.cli.doctor.findings import Level, Report
+from penstock.db.driver_errors import Translated
 from penstock.db.migrate import head_revision, revisions
+from penstock.db.opening import open_store
 from penstock.db.pool import Store
+from penstock.db.pooler import is_direct
 from penstock.db.session import Session
 from penstock.protocol.errors import PenstockError
+from penstock.runtime.periodic import is_set_within
 from penstock.settings.model import Settings
 
 OLDEST, NEWEST = 14, 18  # major versions that the tests have seen, or that are promised
 PROCESSES = ("submitter", "scheduler", "resulter", "supervisor", "api")
 _LONG_TRANSACTION_SECONDS = 300
-_DIRECT = (
-    "connect directly, or by a pooler in session mode: "
-    "docs/operations.md, The database, names the settings that the role needs then"
+_NOT_SESSION = (
+    "set PENSTOCK_DATABASE_POOLER=transaction, or leave it unset; docs/postgres.md, Poolers, names what the role needs "
+    "for a pooler in session mode"
 )
+_CHANNEL = "penstock_doctor"
+_WAKE_UP_SECONDS = 3.0
 _GRANT = "run `penstock migrate --grant ROLE` as the owner of the schema, with the role of PENSTOCK_DATABASE_URL"
 
 
@@ -31,16 +38,14 @@ async def examine_database(settings: Settings, report: Report) -> None:
         seen = "PENSTOCK_DATABASE_URL is not set"
         report("note", "database", seen, "right for a worker; all other processes need it")
         return
-    store = Store(
-        settings.require_database_url,
-        pool_size=2,
-        statement_timeout_seconds=settings.statement_timeout_seconds,
-        application_name="penstock-doctor",
-    )
+    store = open_store(settings, "penstock-doctor", pool_size=2)
     try:
-        if await _shares_connections(store):
-            seen = "a pooler in transaction or statement mode stands before Postgres"
-            report("error", "connection pooler", seen, _DIRECT)
+        await store.open()
+        if store.is_pooled:
+            await _examine_pooler(store, settings, report)
+        elif await _shares_connections(store):
+            seen = "one in transaction mode stands before Postgres, and is taken for one in session mode"
+            report("error", "connection pooler", seen, _NOT_SESSION)
             return
         async with store.session() as session:
             found = await session.fetch("read_settings_in_force", list(store.asked))
@@ -48,19 +53,57 @@ async def examine_database(settings: Settings, report: Report) -> None:
             shown = "; ".join(f"{row['name']} is {row['setting']}, not {store.asked[row['name']]}" for row in ignored)
             if ignored:
                 seen = f"a pooler does not pass on what connections ask for: {shown}"
-                report("error", "connection settings", seen, _DIRECT)
+                report("error", "connection settings", seen, _NOT_SESSION)
             else:
-                report("ok", "connection settings", "what each connection asks for is in force")
-            await _examine_server(session, settings, report)
+                report("ok", "connection settings", "what is asked for is in force")
+            await _examine_server(session, settings, report, is_pooled=store.is_pooled)
     except PenstockError as exc:
         seen = str(exc).splitlines()[0]
         if "unsupported startup parameter" in str(exc):
-            report("error", "connection pooler", seen, _DIRECT)
+            report("error", "connection pooler", seen, _NOT_SESSION)
+        elif "statement pooling mode" in str(exc):
+            report("error", "connection pooler", seen, "set its pool_mode to transaction: tasks need transactions")
         else:
             fix = "check PENSTOCK_DATABASE_URL, the network between here and there, and that Postgres runs"
             report("error", "database", seen, fix)
     finally:
         await store.close()
+
+
+async def _examine_pooler(store: Store, settings: Settings, report: Report) -> None:
+    with Translated():
+        async with (await store.open()).acquire() as connection:
+            found = not await is_direct(connection)
+    if found:
+        report("ok", "connection pooler", "settings go with each transaction, as one in transaction mode needs")
+    else:
+        seen = "none is found, and PENSTOCK_DATABASE_POOLER is transaction: each statement takes more round trips"
+        report("warning", "connection pooler", seen, "leave PENSTOCK_DATABASE_POOLER unset, which finds a pooler")
+    if settings.database_listen_url is None:
+        seen = f"none pass the pooler: schedulers look for tasks every {settings.poll_seconds:g} s"
+        report(
+            "note",
+            "wake-ups",
+            seen,
+            "set PENSTOCK_DATABASE_LISTEN_URL to the URL of Postgres itself to start them sooner",
+        )
+    elif await _hears(store):
+        report("ok", "wake-ups", "PENSTOCK_DATABASE_LISTEN_URL receives them")
+    else:
+        seen = "PENSTOCK_DATABASE_LISTEN_URL receives none"
+        report("error", "wake-ups", seen, "name the same database there, and Postgres itself, past the pooler")
+
+
+async def _hears(store: Store) -> bool:
+    heard = asyncio.Event()
+    connection = await store.connect()
+    try:
+        await connection.add_listener(_CHANNEL, lambda *_: heard.set())
+        async with store.session() as session:
+            await session.fetch("notify_work", _CHANNEL)
+        return await is_set_within(heard, _WAKE_UP_SECONDS)
+    finally:
+        connection.terminate()
 
 
 async def _shares_connections(store: Store) -> bool:
@@ -75,7 +118,7 @@ async def _shares_connections(store: Store) -> bool:
         return True  # what this connection has prepared is another server's
 
 
-async def _examine_server(session: Session, settings: Settings, report: Report) -> None:
+async def _examine_server(session: Session, settings: Settings, report: Report, *, is_pooled: bool) -> None:
     before = time.time()
     (server,) = await session.fetch("read_server")
     now = (before + time.time()) / 2
@@ -83,7 +126,7 @@ async def _examine_server(session: Session, settings: Settings, report: Report) 
     wanted = len(PROCESSES) * settings.database_pool_size
     room, connected = server["connections"], server["connected"]
     seen = f"{connected} of {room} connections in use; one of each process may take {wanted}"
-    if wanted > room:
+    if wanted > room and not is_pooled:  # the pooler has its own limits
         report("error", "connections", seen, "raise max_connections, or lower PENSTOCK_DATABASE_POOL_SIZE")
     elif connected > room * 0.8:
         report("warning", "connections", seen, "raise max_connections before a burst finds none")
@@ -96,7 +139,7 @@ async def _examine_server(session: Session, settings: Settings, report: Report) 
         report("error", "privileges", "this role may not use the schema penstock", _GRANT)
     else:
         await _examine_schema(session, report)
-        await _examine_use(session, report)
+        await _examine_use(session, report, is_pooled=is_pooled)
 
 
 def _examine_configuration(server: Any, report: Report) -> None:
@@ -155,7 +198,7 @@ def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-async def _examine_use(session: Session, report: Report) -> None:
+async def _examine_use(session: Session, report: Report, *, is_pooled: bool) -> None:
     transactions = await session.fetch("read_oldest_transaction")
     if transactions and transactions[0]["seconds"] >= _LONG_TRANSACTION_SECONDS:
         oldest = transactions[0]
@@ -171,6 +214,8 @@ async def _examine_use(session: Session, report: Report) -> None:
     missing = [name for name in PROCESSES if f"penstock-{name}" not in connected]
     if missing:
         fix = f"start at least one of each: `penstock {missing[0]}` and so on"
-        report("warning", "processes", f"none is connected: {', '.join(missing)}", fix)
+        # A connection of the pooler has the name of the client that used it last.
+        level: Level = "note" if is_pooled else "warning"
+        report(level, "processes", f"none is connected: {', '.join(missing)}", fix)
     else:
         report("ok", "processes", "every kind that needs the database is connected")

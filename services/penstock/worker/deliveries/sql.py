@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -92,7 +93,8 @@ class Statements:
     async def _run(self, connection: Any, named: NamedStatement, name: str, values: Sequence[Any]) -> dict[str, Any]:
         milliseconds = max(1, math.ceil(named.timeout_seconds * 1000))
         await connection.execute(f"set local statement_timeout = {milliseconds}")
-        prepared = await connection.prepare(named.statement)
+        # A name of its own: other clients of a pooler prepare theirs on the same connection of the server.
+        prepared = await connection.prepare(named.statement, name=f"penstock_{uuid.uuid4().hex}")
         wanted = len(prepared.get_parameters())
         if wanted != len(values):
             own = named.with_task_id + named.with_tenant
@@ -117,6 +119,7 @@ class Statements:
             if dsn not in self._pools:
                 pool = await asyncpg.create_pool(
                     dsn, min_size=0, max_size=_CONNECTIONS, init=_as_json, timeout=_CONNECT_SECONDS,
+                    statement_cache_size=0,  # as a pooler in transaction mode needs
                     server_settings={"application_name": "penstock-sql.execute"},
                 )  # fmt: skip
                 self._pools[dsn] = pool, asyncio.Semaphore(_CONNECTIONS)
