@@ -45,6 +45,9 @@ from penstock.local.sqs import EmbeddedSqs  # noqa: E402
 from penstock.runtime import metrics  # noqa: E402
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX  # noqa: E402
 from penstock.settings.model import Settings, load_settings  # noqa: E402
+from penstock.testing.plugin import _penstock_template as _penstock_template  # noqa: E402
+from penstock.testing.plugin import penstock_inline as penstock_inline  # noqa: E402
+from penstock.testing.plugin import penstock_pipeline as penstock_pipeline  # noqa: E402
 from tests import postgres_versions  # noqa: E402
 from tests.claims import use_known_key  # noqa: E402
 from tests.kafka import kafka as kafka  # noqa: E402
@@ -107,6 +110,12 @@ def postgres() -> Iterator[EmbeddedPostgres]:
         server.start()
         yield server
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def penstock_postgres(postgres: EmbeddedPostgres) -> EmbeddedPostgres:
+    """For `penstock_pipeline`: the server of the run instead of one more."""
+    return postgres
 
 
 @pytest.fixture(scope="session")

@@ -54,6 +54,12 @@ TESTED = {
     "test_every_example_of_the_tasks_page_is_true",
     ("docs/tenants.md", "json http"): "tests/integration/test_tenants_page.py::"
     "test_every_example_of_the_tenants_page_is_true",
+    ("docs/testing.md", "python shop.py"): "tests/integration/testing/test_testing_page.py::"
+    "test_every_test_of_the_testing_page_passes",
+    ("docs/testing.md", "python test_shop.py"): "tests/integration/testing/test_testing_page.py::"
+    "test_every_test_of_the_testing_page_passes",
+    ("docs/testing.md", "python test_transaction.py"): "tests/integration/testing/test_testing_page.py::"
+    "test_every_test_of_the_testing_page_passes",
     ("docs/tracing.md", "shell trace"): "tests/integration/test_tracing_page.py::"
     "test_the_example_of_the_tracing_page_reaches_a_collector",
     ("docs/tracing.md", "python app"): "tests/integration/test_tracing_page.py::"

@@ -17,6 +17,7 @@ import asyncpg
 
 from penstock.db.pool import LOCK_WAIT_SECONDS, PLANNING, Store
 from penstock.db.statements import SQL
+from penstock.testing.clock import clock_statements
 from tests.simulation.clock import real_monotonic, wall
 from tests.simulation.loop import Process, current
 
@@ -28,26 +29,18 @@ _LOOK_SECONDS = 0.002  # real ones: what takes longer may wait for a lock
 
 # Postgres asks the simulation for the time: statements name these functions without a schema, and the search path leads
 # them here. Statistics stay those of empty tables, and a plan does not depend on how often it was used.
-SCHEMA = """
-create schema sim;
-create function sim.now() returns timestamptz stable language sql as
-    $$select coalesce(nullif(current_setting('sim.now', true), ''), pg_read_file('simulated_time'))::timestamptz$$;
-create function sim.clock_timestamp() returns timestamptz stable language sql as
-    $$select pg_read_file('simulated_time')::timestamptz$$;
+SCHEMA = (
+    clock_statements(
+        "sim",
+        "coalesce(nullif(current_setting('sim.now', true), ''), pg_read_file('simulated_time'))::timestamptz",
+        "pg_read_file('simulated_time')::timestamptz",
+    )
+    + """
 create sequence sim.uuid;
 create function sim.gen_random_uuid() returns uuid language sql as $$select md5(nextval('sim.uuid')::text)::uuid$$;
 do $$
 declare one record;
 begin
-    for one in select p.oid::regprocedure as name from pg_proc p, unnest(p.proconfig) setting
-        where p.pronamespace = 'penstock'::regnamespace and setting like 'search_path=%' loop
-        execute format('alter function %s set search_path = sim, pg_catalog, penstock, pg_temp', one.name);
-    end loop;
-    for one in select d.adrelid::regclass as owner, a.attname as name from pg_attrdef d
-        join pg_attribute a on a.attrelid = d.adrelid and a.attnum = d.adnum
-        where pg_get_expr(d.adbin, d.adrelid) = 'now()' loop
-        execute format('alter table %s alter column %I set default sim.now()', one.owner, one.name);
-    end loop;
     for one in select c.oid::regclass as name from pg_class c
         where c.relnamespace = 'penstock'::regnamespace and c.relname ~ '_[0-9]{8}$' and c.relkind = 'r' loop
         execute format('drop table %s', one.name);  -- of days that are long past
@@ -70,6 +63,7 @@ create trigger note after insert or update or delete on penstock.task
     for each row execute function sim.note('live');
 create trigger note after insert or delete on penstock.task_history for each row execute function sim.note('ended');
 """
+)
 _RESET = """
 do $$
 declare one record;

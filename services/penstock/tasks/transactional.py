@@ -15,7 +15,7 @@ from typing import Any, Unpack
 import msgspec
 
 from penstock.client.records import Accepted
-from penstock.protocol import trace_context
+from penstock.protocol import in_process, trace_context
 from penstock.protocol.errors import DuplicateTask, InvalidParams
 from penstock.protocol.json_text import dumps
 from penstock.protocol.method import decode
@@ -65,7 +65,9 @@ async def enqueue_many(
     Returns their answers in order, DuplicateTask standing for a task that asked to be refused. Raises as `enqueue`.
     """
     read, arguments = _read(tasks, settings or _settings())
-    rows: Iterable[Any]
+    rows = _substituted(arguments)
+    if rows is not None:
+        return _answers(read, rows)
     with _advice():
         match _driver(connection, _ASYNC_CLASSES):
             case "asyncpg":
@@ -94,7 +96,9 @@ def enqueue_many_sync(
 ) -> list[Accepted | DuplicateTask]:
     """As `enqueue_many`, on the connections that `enqueue_sync` takes."""
     read, arguments = _read(tasks, settings or _settings())
-    rows: Iterable[Any]
+    rows = _substituted(arguments)
+    if rows is not None:
+        return _answers(read, rows)
     with _advice():
         match _driver(connection, _SYNC_CLASSES):
             case "sqlalchemy":
@@ -106,6 +110,11 @@ def enqueue_many_sync(
             case _:
                 raise _wrong(connection, _SYNC, "enqueue", _ASYNC)
     return _answers(read, rows)
+
+
+def _substituted(arguments: tuple[str, int]) -> Iterable[Any] | None:
+    """The rows of a test that takes the place of the database's function."""
+    return None if in_process.substitute is None else in_process.substitute.enqueue(arguments[0])
 
 
 def _only(answers: list[Accepted | DuplicateTask]) -> Accepted:

@@ -1,0 +1,97 @@
+"""Planned failures: attempts that fail, and workers that die at a chosen point."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.worker.handlers.actions import Handler, Registry
+from penstock.worker.handlers.context import Context
+
+
+class WorkerCrash(BaseException):
+    """Raised in a handler, or in a fake that it calls, the worker dies there: nothing of this attempt is reported."""
+
+
+@dataclass(slots=True)
+class _Plan:
+    """action: None for any. times: how often it still happens. error: None for a crash."""
+
+    action: str | None
+    times: int
+    error: BaseException | None = None
+
+
+class Faults:
+    """dying: ids of tasks whose worker dies when it would report them."""
+
+    def __init__(self) -> None:
+        self.dying: set[int] = set()
+        self._plans: list[_Plan] = []
+
+    def fail(self, action: str, *, times: int = 1, error: BaseException | None = None) -> None:
+        """Let the next attempts of an action fail before their handler runs, with this error."""
+        self._plans.append(_Plan(action, times, error or RuntimeError("failed on purpose, by the test")))
+
+    def crash(self, action: str | None = None, *, before_answer: bool = True, times: int = 1) -> None:
+        """Let the worker die in the next attempts of an action, or of any: once the handler has done its work, and
+        before its answer is sent."""
+        if not before_answer:
+            raise ValueError("crash() needs a place: before_answer=True, or raise WorkerCrash where the worker dies")
+        self._plans.append(_Plan(action, times))
+
+    def _due(self, action: str, *, crash: bool) -> _Plan | None:
+        """The next plan for an action, counted."""
+        for plan in self._plans:
+            if plan.times > 0 and plan.action in (None, action) and (plan.error is None) is crash:
+                plan.times -= 1
+                return plan
+        return None
+
+    def over(self, registry: Registry) -> Registry:
+        """The same handlers, with these failures."""
+        faulty = Registry()
+        for name, handler in registry.items():
+            made = copy.copy(handler)
+            made.function = self._faulty(handler)
+            made.takes_context = handler.batch is None
+            faulty[name] = made
+        return faulty
+
+    def _faulty(self, handler: Handler) -> Callable[..., Any]:
+        function = handler.function
+        skipped = 0 if handler.takes_context or handler.batch is not None else 1  # arguments that it does not take
+        if not handler.is_async:
+
+            @functools.wraps(function)
+            def run(*args: Any, **kwargs: Any) -> Any:
+                with self._around(handler.name, args[0]):
+                    return function(*args[skipped:], **kwargs)
+
+            return run
+
+        @functools.wraps(function)
+        async def run_async(*args: Any, **kwargs: Any) -> Any:
+            with self._around(handler.name, args[0]):
+                return await function(*args[skipped:], **kwargs)
+
+        return run_async
+
+    @contextmanager
+    def _around(self, action: str, first: Context | Sequence[Any]) -> Iterator[None]:
+        tasks = {first.task_id} if isinstance(first, Context) else {call.ctx.task_id for call in first}
+        planned = self._due(action, crash=False)
+        if planned is not None and planned.error is not None:
+            raise planned.error
+        try:
+            yield
+        except WorkerCrash:
+            self.dying |= tasks
+            raise
+        finally:
+            if self._due(action, crash=True) is not None:
+                self.dying |= tasks

@@ -1,0 +1,409 @@
+"""Tasks without infrastructure: recorded in memory, and run by the real worker over queues in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as changed
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from penstock.brokers.base import Outgoing
+from penstock.methods.inbound import refusal_of
+from penstock.methods.table import read_command
+from penstock.protocol import reports
+from penstock.protocol.batching import join_batch
+from penstock.protocol.errors import (
+    HANDLER_ERROR,
+    TASK_TIMEOUT,
+    AnsweredAlready,
+    MethodNotFound,
+    RpcError,
+    StateConflict,
+    TaskNotFound,
+)
+from penstock.protocol.message_attributes import TIMEOUT_ATTRIBUTE, encode_tenants
+from penstock.protocol.method import decode
+from penstock.protocol.requests import Invalid, Request, decode_body, encode_call
+from penstock.protocol.task import Enqueued, NewTask, State
+from penstock.protocol.tenant import stored_key
+from penstock.protocol.views import timestamp
+from penstock.results.apply import delay_after
+from penstock.results.spawn import read_spawner
+from penstock.results.wait_answers import Answered, AnswerWait
+from penstock.results.waits import read_answer
+from penstock.settings.model import load_settings
+from penstock.tasks import methods, views
+from penstock.tasks.list import ShowTasks
+from penstock.tasks.new_task import new_task
+from penstock.tasks.params import EnqueueParams
+from penstock.testing.clock import Clock
+from penstock.testing.faults import Faults
+from penstock.testing.queue import MemoryQueue
+from penstock.testing.worker import ALONE, ONE_AT_A_TIME, matches, run_worker
+from penstock.worker.handlers.actions import REGISTRY, Registry
+
+_LOST = "its worker died each time that it ran"
+
+
+@dataclass(eq=False)
+class InlineTask:
+    """A task that was enqueued. new: as it was asked for, checked. due_at: of the next attempt.
+
+    errors: error objects of the failed attempts. result_text: JSON. token: what it waits for, until ``wait_until``.
+    """
+
+    id: int
+    new: NewTask
+    created_at: datetime
+    due_at: datetime
+    state: State = State.SCHEDULED
+    attempts: int = 0
+    claim: int = 0
+    errors: list[Any] = field(default_factory=list)
+    result_text: str = "null"
+    progress: Any = None
+    reason: str | None = None
+    token: str | None = None
+    wait_until: datetime | None = None
+    policy: reports.Hints = reports.NO_HINTS
+
+    @property
+    def action(self) -> str:
+        return self.new.action
+
+    @property
+    def payload(self) -> Any:
+        return json.loads(self.new.payload)
+
+    @property
+    def result(self) -> Any:
+        return json.loads(self.result_text)
+
+    @property
+    def error(self) -> Any:
+        """The error object of the last failed attempt; None after a success."""
+        return self.errors[-1] if self.errors and self.state is not State.SUCCESS else None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it may still be changed: it is neither running nor settled."""
+        return not self.state.final and self.state is not State.ACQUIRED
+
+
+class Inline:
+    """What the fixture `penstock_inline` gives: the tasks, the clock, and failures to plan. registry: the handlers."""
+
+    def __init__(self, registry: Registry = REGISTRY) -> None:
+        self.clock = Clock()
+        self.faults = Faults()
+        self.fail = self.faults.fail
+        self.crash = self.faults.crash
+        self._registry = registry
+        self._settings = load_settings(**ALONE)
+        self._tasks: dict[int, InlineTask] = {}
+        self._answers: dict[str, AnswerWait] = {}  # that came before their task waits, by token
+        self._outbound = MemoryQueue("outbound", self.clock.seconds, limits=ONE_AT_A_TIME)
+        self._results = MemoryQueue("results", self.clock.seconds)
+        self._lock = threading.RLock()
+
+    @property
+    def tasks(self) -> list[InlineTask]:
+        """All tasks, oldest first."""
+        return list(self._tasks.values())
+
+    def enqueued(self, action: str | None = None, payload: Any = None) -> list[InlineTask]:
+        """Tasks that were enqueued, of this action and payload. payload: an object matches by the given members."""
+        return [one for one in self.tasks if action in (None, one.action) and matches(one.payload, payload)]
+
+    # Running
+
+    async def drain(self, *, retries: bool = True) -> list[InlineTask]:
+        """Run tasks until none is due; returns those that ran.
+
+        retries: the clock moves on to the next attempt of a failed task, as often as it has attempts left. Delays and
+        waits end by `clock.advance` alone. Raises LookupError for an action without a handler.
+        """
+        ran: dict[int, InlineTask] = {}
+        while True:
+            with self._lock:
+                self._end_overdue()
+                claimed = self._claim()
+            ran |= {task.id: task for task in claimed}
+            if claimed or self._outbound.messages:
+                await run_worker(self._outbound, self._results, self._settings, self._registry, self.faults)
+                with self._lock:
+                    self._record()
+                continue
+            again = [task.due_at for task in self.tasks if task.state is State.ERROR]
+            if not (again and retries):
+                return list(ran.values())
+            self.clock.advance_to(min(again))
+
+    def drain_sync(self, *, retries: bool = True) -> list[InlineTask]:
+        """As `drain`, in a test that is no coroutine."""
+        return asyncio.run(self.drain(retries=retries))
+
+    def _claim(self) -> list[InlineTask]:
+        """Send what is due, by priority; of an ordering key, the oldest task alone."""
+        now, heads, due = self.clock.now(), set(), []
+        for task in self.tasks:
+            key = task.new.ordering_key and stored_key(task.new.tenant, task.new.ordering_key)
+            if task.state.final or key in heads:
+                continue
+            if key is not None:
+                heads.add(key)
+            if task.state in (State.SCHEDULED, State.ERROR) and task.due_at <= now:
+                due.append(task)
+        calls: dict[Any, list[InlineTask]] = {}  # tasks of one message: those that a batched handler takes together
+        for task in sorted(due, key=lambda task: (-task.new.priority, task.due_at, task.id)):
+            handler = self._registry.get(task.action)
+            if handler is None:
+                raise LookupError(f"no handler of action {task.action!r} is registered: import its module in the test")
+            task.state, task.attempts, task.claim = State.ACQUIRED, task.attempts + 1, task.claim + 1
+            calls.setdefault((task.action, task.new.timeout_seconds) if handler.batch else task.id, []).append(task)
+        for tasks in calls.values():
+            body = join_batch([encode_call(one.id, one.claim, one.action, one.new.payload) for one in tasks])
+            attributes = encode_tenants([(one.id, one.new.tenant) for one in tasks])
+            if tasks[0].new.timeout_seconds is not None:
+                attributes[TIMEOUT_ATTRIBUTE] = repr(tasks[0].new.timeout_seconds)
+            self._outbound.put(Outgoing(body, attributes))
+        return due
+
+    def _record(self) -> None:
+        """Apply what the worker reported, and fail what workers do not survive."""
+        for stored in self._results.take(list(self._results.messages), 0):
+            for report in reports.decode_reports(stored.body, batch_limit=len(stored.body)):
+                if isinstance(report, reports.Succeeded | reports.Failed | reports.Waiting | reports.Progress):
+                    self._apply(report)
+        self._results.messages.clear()
+        for dead in self._outbound.dead:
+            for entry in decode_body(dead.sent.body, batch_limit=len(dead.sent.body)).entries:
+                assert isinstance(entry, Request)
+                task_id, claim = map(int, json.loads(bytes(entry.id)).split(":"))
+                self._fail(self._tasks[task_id], claim, reports.error_text(HANDLER_ERROR, _LOST, type="StaleTask"))
+        self._outbound.dead.clear()
+
+    def _apply(self, report: reports.Succeeded | reports.Failed | reports.Waiting | reports.Progress) -> None:
+        task = self._tasks[report.task_id]
+        if report.claim != task.claim or task.state is not State.ACQUIRED:
+            return  # of an attempt that is over
+        if isinstance(report, reports.Progress):
+            task.progress = json.loads(report.detail or "null")
+        elif isinstance(report, reports.Waiting):
+            self._wait(task, report)
+        elif isinstance(report, reports.Failed):
+            self._fail(task, task.claim, report.error, report.hints)
+        else:
+            for new in read_spawner(report.spawn, self._settings).tasks if report.spawn else ():
+                self._insert(new)
+            task.state, task.result_text = State.SUCCESS, report.result
+
+    def _fail(self, task: InlineTask, claim: int, error: str, hints: reports.Hints = reports.NO_HINTS) -> None:
+        if task.claim != claim or task.state is not State.ACQUIRED:
+            return
+        task.errors.append(json.loads(error))
+        delay = delay_after(task.attempts, task.new.max_attempts, hints, self._settings.backoff)
+        if delay is None:
+            task.state = State.CRITICAL_ERROR
+        else:
+            task.state, task.due_at = State.ERROR, self.clock.now() + timedelta(seconds=delay)
+
+    def _wait(self, task: InlineTask, wait: reports.Waiting) -> None:
+        task.token = reports.stored_token(wait.token, task.new.tenant)
+        seconds = self._settings.wait_timeout_seconds if wait.timeout is None else wait.timeout
+        task.state, task.wait_until, task.policy = (
+            State.WAITING,
+            self.clock.now() + timedelta(seconds=seconds),
+            wait.policy,
+        )
+        if (answer := self._answers.pop(task.token, None)) is not None:
+            self._resume(task, answer)
+
+    def _resume(self, task: InlineTask, answer: AnswerWait) -> None:
+        task.state, task.token = State.ACQUIRED, None
+        self._apply(read_answer(answer.answer, (task.id, task.claim), task.policy))
+
+    def _end_overdue(self) -> None:
+        """Waits that have timed out, and tasks that have expired."""
+        now = self.clock.now()
+        for task in self.tasks:
+            if task.token is not None and task.wait_until is not None and task.wait_until <= now:
+                task.state, task.token = State.ACQUIRED, None
+                error = reports.error_text(TASK_TIMEOUT, "no answer came before its wait timed out", type="WaitTimeout")
+                self._fail(task, task.claim, error, task.policy)
+            expires = task.new.expires_at
+            if expires is not None and expires <= now and task.state in (State.SCHEDULED, State.ERROR):
+                task.state, task.reason = State.CANCELLED, "expired"
+
+    # Enqueueing
+
+    def _insert(self, new: NewTask) -> Enqueued:
+        now = self.clock.now()
+        if new.expires_in_seconds is not None:
+            new = changed(new, expires_at=now + timedelta(seconds=new.expires_in_seconds))
+        due_at = new.run_at or now + timedelta(seconds=new.delay_seconds or 0)
+        holder = self._holder(new, now)
+        if holder is None:
+            task = self._tasks[len(self._tasks) + 1] = InlineTask(len(self._tasks) + 1, new, now, due_at)
+            return Enqueued(task.id, task.state, False)
+        if new.on_duplicate != "replace":
+            return Enqueued(holder.id, holder.state, True)
+        if holder.is_waiting:
+            holder.new = changed(holder.new, payload=new.payload)
+            if new.replaces_priority:
+                holder.new = changed(holder.new, priority=new.priority)
+            if new.run_at is not None or new.delay_seconds is not None:
+                holder.due_at = due_at
+        return Enqueued(holder.id, holder.state, True, holder.is_waiting)
+
+    def _holder(self, new: NewTask, now: datetime) -> InlineTask | None:
+        """The task that keeps its unique key from a new one."""
+        if new.unique_key is None:
+            return None
+        for task in reversed(self.tasks):
+            other = task.new
+            if (other.tenant, other.action, other.unique_key) == (new.tenant, new.action, new.unique_key):
+                if new.unique == "retained" or (new.unique == "live" and not task.state.final):
+                    return task
+                is_within = isinstance(new.unique, float | int) and now < task.created_at + timedelta(
+                    seconds=new.unique
+                )
+                return task if is_within else None
+        return None
+
+    # In the place of the api, the database's function and the inbound queue
+
+    def answer(self, body: str) -> Any:
+        asked = decode_body(body, batch_limit=len(body))
+        answers = [self._respond(entry) for entry in asked.entries]
+        return answers if asked.is_batch else answers[0]
+
+    def enqueue(self, entries: str) -> list[tuple[int, str, bool, bool | None]]:
+        with self._lock:
+            rows = []
+            for entry in msgspec.json.decode(entries, type=list[dict[str, msgspec.Raw]]):
+                asked = {name: one for name, one in entry.items() if name not in ("traceparent", "tracestate")}
+                told = self._insert(new_task(decode(EnqueueParams, msgspec.json.encode(asked)), self._settings))
+                rows.append((told.id, str(told.state), told.duplicate, told.replaced))
+            return rows
+
+    def send(self, bodies: Sequence[str]) -> None:
+        for body in bodies:
+            answers = self.answer(body)
+            for answer in answers if isinstance(answers, list) else [answers]:
+                if "error" in answer:
+                    raise ValueError(f"the submitter would reject this request: {answer['error']['message']}")
+
+    def _respond(self, entry: Request | Invalid) -> dict[str, Any]:
+        try:
+            if isinstance(entry, Invalid):
+                raise entry.error
+            with self._lock:
+                result = self._carry_out(entry)
+            member = {"result": msgspec.json.decode(msgspec.json.encode(result))}
+        except RpcError as exc:
+            member = {"error": {"code": exc.code, "message": exc.message, "data": exc.data}}
+        return {"jsonrpc": "2.0", "id": json.loads(bytes(entry.id) or b"null"), **member}
+
+    def _carry_out(self, request: Request) -> Any:
+        """Raises RpcError."""
+        command = read_command(request.method, request.params, self._settings)
+        carry_out: dict[type, Callable[[Any], Any]] = {
+            NewTask: self._enqueue, ShowTasks: self._show, methods.AwaitResults: self._await,
+            AnswerWait: self._answer_wait, methods.Cancel: self._cancel, methods.Retry: self._retry,
+            methods.Reschedule: self._reschedule,
+        }  # fmt: skip
+        if type(command) not in carry_out:
+            raise MethodNotFound(f"penstock_inline has no {request.method}: use the fixture penstock_pipeline")
+        return carry_out[type(command)](command)
+
+    def _enqueue(self, new: NewTask) -> views.Accepted:
+        enqueued = self._insert(new)
+        if (refusal := refusal_of(new, enqueued)) is not None:
+            raise refusal
+        return views.Accepted(enqueued.id, enqueued.state, enqueued.duplicate, enqueued.replaced)
+
+    def _find(self, task_id: int) -> InlineTask:
+        if task_id not in self._tasks:
+            raise TaskNotFound(task_id)
+        return self._tasks[task_id]
+
+    def _show(self, command: ShowTasks) -> Any:
+        if not command.many:
+            return self._shown(self._find(command.ids[0]), command.detail)
+        return [self._shown(self._tasks[one], command.detail) if one in self._tasks else None for one in command.ids]
+
+    def _shown(self, task: InlineTask, detail: bool) -> views.Task:
+        new, at = task.new, timestamp(task.created_at)
+        members: dict[str, Any] = {
+            "id": task.id, "action": task.action, "state": task.state, "attempts": task.attempts,
+            "max_attempts": new.max_attempts, "priority": new.priority, "run_at": timestamp(task.due_at),
+            "created_at": at, "updated_at": at, "progress": task.progress, "result": task.result, "error": task.error,
+            "reason": task.reason, "tenant": new.tenant,
+        }  # fmt: skip
+        if not detail:
+            return views.Task(**members)
+        failures = [views.Failure(place, place, at, error, None) for place, error in enumerate(task.errors, 1)]
+        waits_for = None
+        if task.token is not None and task.wait_until is not None:
+            waits_for = views.WaitsFor(task.token, timestamp(task.wait_until))
+        return views.TaskDetail(
+            **members, payload=task.payload, unique_key=new.unique_key, ordering_key=new.ordering_key,
+            limit_key=new.limit_key, labels=json.loads(new.labels or "null"),
+            expires_at=None if new.expires_at is None else timestamp(new.expires_at), timeout=new.timeout_seconds,
+            claim=task.claim, worker=None, failures=failures, waits_for=waits_for,
+        )  # fmt: skip
+
+    def _await(self, command: methods.AwaitResults) -> Any:
+        found = [self._find(one) for one in command.ids]
+        pending = [task for task in found if not task.state.final]
+        if pending and not (command.any_will_do and len(pending) < len(found)):
+            # A test that waited here would wait for ever.
+            raise AssertionError(f"task {pending[0].id} is {pending[0].state}, not settled: drain() first")
+        told = [
+            views.Outcome(id=task.id, state=task.state, result=task.result, error=task.error, reason=task.reason)
+            for task in found
+            if task.state.final
+        ]
+        return told if command.many else told[0]
+
+    def _answer_wait(self, command: AnswerWait) -> Answered:
+        token = reports.stored_token(command.token, command.tenant)
+        for task in self.tasks:
+            if task.token == token:
+                self._resume(task, command)
+                return Answered(task.id, task.state, kept=False, duplicate=False)
+        kept = self._answers.setdefault(token, command)
+        if kept.digest != command.digest:
+            raise AnsweredAlready(None, None)
+        return Answered(None, None, kept=True, duplicate=kept is not command)
+
+    def _cancel(self, command: methods.Cancel) -> views.Changed:
+        task = self._find(command.id)
+        if task.state.final:
+            raise StateConflict(task.id, task.state, "cancelled")
+        task.state, task.reason, task.token = State.CANCELLED, command.reason, None
+        return views.Changed(task.id, task.state)
+
+    def _retry(self, command: methods.Retry) -> views.Changed:
+        task = self._find(command.id)
+        if task.state not in (State.CRITICAL_ERROR, State.CANCELLED):
+            raise StateConflict(task.id, task.state, "retried")
+        task.state, task.attempts, task.due_at, task.reason = State.SCHEDULED, 0, self.clock.now(), None
+        return views.Changed(task.id, task.state)
+
+    def _reschedule(self, command: methods.Reschedule) -> views.Changed:
+        task = self._find(command.id)
+        if not task.is_waiting:
+            raise StateConflict(task.id, task.state, "rescheduled")
+        if command.run_at is not None or command.delay_seconds is not None:
+            task.due_at = command.run_at or self.clock.now() + timedelta(seconds=command.delay_seconds or 0)
+        if command.priority is not None:
+            task.new = changed(task.new, priority=command.priority)
+        return views.Changed(task.id, task.state)

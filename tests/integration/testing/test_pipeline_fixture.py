@@ -1,0 +1,94 @@
+"""`penstock_pipeline`: real passes over a database of the test, whose clock moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+import pytest
+
+import penstock
+from penstock import AsyncClient, Client, Context
+from penstock.testing.pipeline import Pipeline
+from penstock.worker.handlers.actions import Registry, action
+
+
+@pytest.fixture
+def ran() -> list[Any]:
+    return []
+
+
+@pytest.fixture
+def pipeline(penstock_pipeline: Pipeline, ran: list[Any]) -> Pipeline:
+    registry = penstock_pipeline._registry = Registry()
+
+    @action("note", registry=registry)
+    async def note(ctx: Context, n: int) -> int:
+        ran.append((n, ctx.redelivered))
+        return n
+
+    @action("wait", registry=registry)
+    async def wait(ctx: Context) -> Any:
+        return ctx.wait("token", timeout=3600, on_timeout="fail")
+
+    return penstock_pipeline
+
+
+async def test_all_processes_work_until_nothing_is_due(pipeline: Pipeline, ran: list[Any]) -> None:
+    connection = await asyncpg.connect(pipeline.database_url)
+    await connection.execute("create table orders (id int default 0, at timestamptz default now())")
+    transaction = connection.transaction()
+    await transaction.start()
+    await penstock.enqueue(connection, "note", {"n": 0})
+    await transaction.rollback()
+    async with connection.transaction():
+        await penstock.enqueue(connection, "note", {"n": 1})
+    async with AsyncClient() as client, penstock.InboundClient("any") as inbound:
+        second = (await client.enqueue("note", {"n": 2}, delay=86_400))["id"]
+        await inbound.enqueue("note", {"n": 3}, ordering_key="k")
+        await inbound.enqueue("note", {"n": 4}, ordering_key="k")
+        pipeline.fail("note", times=2)
+        pipeline.crash("note")
+        with pytest.raises(AssertionError, match="drain"):
+            await client.result(second)
+        await pipeline.drain()
+        assert sorted(n for n, again in ran if not again) == [1, 3, 4]
+        assert len([n for n, again in ran if again]) == 1  # whose first worker died
+        assert [task.state for task in pipeline.enqueued("note", {"n": 2})] == ["SCHEDULED"]
+        pipeline.clock.advance(days=1)
+        await pipeline.drain()
+        assert await client.result(second) == 2
+    assert sum(task.attempts for task in pipeline.enqueued("note")) == 6
+    await connection.execute("insert into orders default values")
+    assert await connection.fetchval("select at > pg_catalog.now() + interval '1 day' from orders")
+    await connection.close()
+
+
+def test_schedules_workflows_waits_and_limits_follow_the_clock(pipeline: Pipeline, ran: list[Any]) -> None:
+    with Client() as client:
+        client.schedules.create("nightly", "30 2 * * *", "note", {"n": 1})
+        for _ in range(3):
+            pipeline.clock.advance(days=1)
+            pipeline.drain_sync()
+        assert ran == [(1, False)] * 3
+        client.schedules.delete("nightly")
+        flow = penstock.Workflow()
+        flow.chain(flow.step("note", {"n": 2}), flow.step("note", {"n": 3}, name="then"))
+        client.workflows.create(flow)
+        waiting = client.enqueue("wait")["id"]
+        client.set_limits("note", rate=1, per="hour", burst=1)
+        pipeline.drain_sync()
+        assert ran[3:] == [(2, False)]
+        pipeline.clock.advance(minutes=59)
+        pipeline.drain_sync()
+        assert len(ran) == 4
+        assert client.status(waiting)["state"] == "WAITING"
+        pipeline.clock.advance(minutes=2)
+        pipeline.drain_sync()
+        assert ran[4:] == [(3, False)]
+        assert client.status(waiting)["error"]["data"]["type"] == "WaitTimeout"
+
+
+def test_each_test_has_its_own_database_and_clock(pipeline: Pipeline) -> None:
+    assert pipeline.enqueued() == []
+    assert not pipeline.clock.offset

@@ -1,0 +1,235 @@
+"""`penstock_inline`: the rules of production, without infrastructure."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import AsyncClient, Call, Client, Context
+from penstock.protocol import in_process
+from penstock.testing.faults import WorkerCrash
+from penstock.testing.inline import Inline
+from penstock.worker.handlers.actions import Registry, action
+
+Ran = list[Any]
+
+
+@pytest.fixture
+def ran() -> Ran:
+    return []
+
+
+@pytest.fixture
+def inline(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inline]:
+    registry = Registry()
+
+    @action("note", registry=registry, backoff=penstock.Backoff(10, 2, 100, 0))
+    async def note(ctx: Context, n: int, again: bool = False) -> int:
+        ran.append((n, ctx.claim, ctx.redelivered, ctx.tenant))
+        if again:
+            raise penstock.Retry(60)
+        return n
+
+    @action("plain", registry=registry)
+    def plain(n: int) -> str:
+        ran.append(threading.get_ident())
+        return f"plain {n}"
+
+    @action("parent", registry=registry)
+    async def parent(ctx: Context, count: int) -> None:
+        for n in range(count):
+            ctx.spawn("note", {"n": n})
+
+    @action("wait", registry=registry)
+    async def wait(ctx: Context, token: str) -> Any:
+        return ctx.wait(token, timeout=3600, on_timeout="fail")
+
+    @action("together", registry=registry, batch=10)
+    async def together(calls: list[Call[dict[str, int]]]) -> list[int]:
+        ran.append([call.params["n"] for call in calls])
+        return [call.params["n"] for call in calls]
+
+    @action("fragile", registry=registry)
+    async def fragile(ctx: Context) -> None:
+        ran.append(ctx.redelivered)
+        if not ctx.redelivered:
+            raise WorkerCrash
+
+    @action("slow", registry=registry)
+    async def slow(ctx: Context) -> None:
+        await asyncio.sleep(60)
+
+    made = Inline(registry)
+    monkeypatch.setattr(in_process, "substitute", made)
+    return made
+
+
+async def test_tasks_of_every_client_are_recorded_with_the_answers_of_the_api(inline: Inline, ran: Ran) -> None:
+    async with AsyncClient() as client:
+        first = await client.enqueue("note", {"n": 1}, priority=3, labels={"team": "a"})
+        assert first == {"id": 1, "state": "SCHEDULED", "duplicate": False}
+        assert [one["id"] for one in await client.enqueue_many([{"action": "note", "payload": {"n": 2}}] * 2)] == [2, 3]
+    with Client() as blocking:
+        assert blocking.enqueue("note", {"n": 4})["id"] == 4
+        with pytest.raises(penstock.InvalidParams, match="max_attempts"):
+            blocking.enqueue("note", {"n": 4}, max_attempts=0)
+    assert (await penstock.enqueue(None, "note", {"n": 5}, run_at=datetime(2020, 1, 1, tzinfo=UTC)))["id"] == 5
+    assert penstock.enqueue_many_sync(None, [{"action": "note", "payload": {"n": 6}}])[0]["id"] == 6
+    async with penstock.InboundClient("any") as inbound:
+        await inbound.enqueue("note", {"n": 7})
+    assert [task.payload["n"] for task in inline.enqueued("note")] == [1, 2, 2, 4, 5, 6, 7]
+    assert [task.id for task in inline.enqueued(payload={"n": 2})] == [2, 3]
+    assert inline.enqueued("note", {"m": 2}) == inline.enqueued("other") == []
+    assert len(await inline.drain()) == 7
+    assert [n for n, *_ in ran] == [1, 5, 2, 2, 4, 6, 7]  # by priority, then by time
+    assert [task.result for task in inline.tasks] == [1, 2, 2, 4, 5, 6, 7]
+
+
+async def test_a_unique_key_decides_as_in_production(inline: Inline) -> None:
+    key: dict[str, Any] = {"unique_key": "a"}
+    assert not (await penstock.enqueue(None, "note", {"n": 1}, **key))["duplicate"]
+    assert await penstock.enqueue(None, "note", {"n": 2}, **key) == {"id": 1, "state": "SCHEDULED", "duplicate": True}
+    replaced = await penstock.enqueue(None, "note", {"n": 3}, on_duplicate="replace", **key)
+    assert (replaced["id"], replaced["replaced"], inline.tasks[0].payload) == (1, True, {"n": 3})
+    with pytest.raises(penstock.DuplicateTask):
+        await penstock.enqueue(None, "note", {"n": 4}, on_duplicate="error", **key)
+    with Client() as client, pytest.raises(penstock.DuplicateTask):
+        client.enqueue("note", {"n": 4}, on_duplicate="error", **key)
+    assert not (await penstock.enqueue(None, "note", {"n": 5}, tenant="acme", **key))["duplicate"]
+    await inline.drain()
+    assert (await penstock.enqueue(None, "note", {"n": 6}, **key))["state"] == "SUCCESS"
+    assert not (await penstock.enqueue(None, "note", {"n": 6}, unique="live", **key))["duplicate"]
+    inline.clock.advance(minutes=5)
+    assert (await penstock.enqueue(None, "note", {"n": 7}, unique=600, **key))["duplicate"]
+    assert not (await penstock.enqueue(None, "note", {"n": 7}, unique=200, **key))["duplicate"]
+
+
+async def test_failures_are_repeated_by_the_backoff_of_the_action(inline: Inline, ran: Ran) -> None:
+    start = inline.clock.now()
+    await penstock.enqueue(None, "note", {"n": 1})
+    (task,) = inline.tasks
+    inline.fail("note", times=2, error=ValueError("no"))
+    await inline.drain(retries=False)
+    assert (task.state, task.attempts, task.error["data"]["type"]) == ("ERROR", 1, "ValueError")
+    assert timedelta(seconds=10) <= task.due_at - start < timedelta(seconds=20)
+    await inline.drain()
+    assert (task.state, task.attempts, task.error, len(task.errors)) == ("SUCCESS", 3, None, 2)
+    assert timedelta(seconds=30) <= inline.clock.now() - start < timedelta(seconds=60)
+    assert [claim for _, claim, *_ in ran] == [3]
+    await penstock.enqueue(None, "note", {"n": 2, "again": True}, max_attempts=3)
+    await inline.drain()
+    assert (inline.tasks[1].state, inline.tasks[1].attempts) == ("CRITICAL_ERROR", 3)
+    await penstock.enqueue(None, "note", {"n": "one"}, max_attempts=1)
+    await inline.drain()
+    assert inline.tasks[2].error["data"]["type"] == "BadParams"
+
+
+async def test_a_crash_runs_the_attempt_again_and_no_other(inline: Inline, ran: Ran) -> None:
+    await penstock.enqueue_many(None, [{"action": "note", "payload": {"n": n}, "tenant": "acme"} for n in range(3)])
+    inline.crash("note")
+    await inline.drain()
+    assert ran == [(0, 1, False, "acme"), (0, 1, True, "acme"), (1, 1, False, "acme"), (2, 1, False, "acme")]
+    assert [task.attempts for task in inline.tasks] == [1, 1, 1]
+    ran.clear()
+    await penstock.enqueue(None, "fragile")
+    await inline.drain()
+    assert ran == [False, True]
+
+
+async def test_a_task_that_no_worker_survives_fails_its_attempts(inline: Inline, ran: Ran) -> None:
+    await penstock.enqueue(None, "note", {"n": 1}, max_attempts=2)
+    inline.crash("note", times=100)
+    await inline.drain()
+    assert (inline.tasks[0].state, inline.tasks[0].error["data"]["type"]) == ("CRITICAL_ERROR", "StaleTask")
+    assert len(ran) == 10
+
+
+async def test_delays_expiry_and_ordering_keys(inline: Inline, ran: Ran) -> None:
+    await penstock.enqueue(None, "note", {"n": 1}, delay=timedelta(days=3))
+    await penstock.enqueue(None, "note", {"n": 2}, delay=60, expires_in=30)
+    await penstock.enqueue(None, "note", {"n": 3}, ordering_key="k")
+    await penstock.enqueue(None, "note", {"n": 4}, ordering_key="k", priority=9)
+    await inline.drain()
+    inline.clock.advance(days=2, hours=23)
+    await inline.drain()
+    assert [n for n, *_ in ran] == [3, 4]
+    assert (inline.tasks[1].state, inline.tasks[1].reason) == ("CANCELLED", "expired")
+    inline.clock.advance(hours=1)
+    await inline.drain()
+    assert [n for n, *_ in ran] == [3, 4, 1]
+    with pytest.raises(ValueError, match="moves on"):
+        inline.clock.advance(days=-1)
+
+
+async def test_spawned_tasks_batches_and_plain_functions(inline: Inline, ran: Ran) -> None:
+    await penstock.enqueue(None, "parent", {"count": 2})
+    assert [task.action for task in await inline.drain()] == ["parent", "note", "note"]
+    ran.clear()
+    await penstock.enqueue_many(None, [{"action": "together", "payload": {"n": n}} for n in range(4)])
+    await inline.drain()
+    assert ran == [[0, 1, 2, 3]]
+    inline.fail("together")
+    await penstock.enqueue(None, "together", {"n": 9})
+    await inline.drain()
+    assert inline.enqueued("together", {"n": 9})[0].attempts == 2
+    await penstock.enqueue(None, "plain", {"n": 5})
+    await inline.drain()
+    assert inline.enqueued("plain")[0].result == "plain 5"
+    assert ran[-1] != threading.get_ident()
+
+
+async def test_waits_are_answered_before_in_time_or_never(inline: Inline) -> None:
+    async with AsyncClient() as client:
+        tasks = [(await client.enqueue("wait", {"token": token}))["id"] for token in ("early", "asked", "late")]
+        assert (await client.complete("early", 1))["kept"]
+        await inline.drain()
+        assert await client.result(tasks[0]) == 1
+        shown = await client.status(tasks[1], detail=True)
+        assert (shown["state"], shown["waits_for"]["token"]) == ("WAITING", "asked")
+        assert (await client.complete("asked", {"yes": True}))["state"] == "SUCCESS"
+        with pytest.raises(AssertionError, match="drain"):
+            await client.result(tasks[2])
+        inline.clock.advance(hours=2)
+        await inline.drain()
+        with pytest.raises(penstock.TaskFailed, match="wait timed out"):
+            await client.result(tasks[2])
+
+
+async def test_other_methods_change_tasks_or_say_what_to_use(inline: Inline) -> None:
+    async with AsyncClient() as client:
+        task = (await client.enqueue("note", {"n": 1}, delay=60))["id"]
+        await client.reschedule(task, delay=0, priority=4)
+        assert inline.tasks[0].new.priority == 4
+        await client.cancel(task, reason="no")
+        with pytest.raises(penstock.StateConflict):
+            await client.cancel(task)
+        with pytest.raises(penstock.ResultCancelled):
+            await client.result(task)
+        await client.retry(task)
+        await inline.drain()
+        assert await client.result(task) == 1
+        assert await client.status([task, 99]) == [await client.status(task), None]
+        with pytest.raises(penstock.TaskNotFound):
+            await client.status(99)
+        with pytest.raises(penstock.RpcError, match="penstock_pipeline"):
+            await client.stats()
+
+
+async def test_what_a_test_forgot_is_said(inline: Inline) -> None:
+    await penstock.enqueue(None, "nowhere")
+    with pytest.raises(LookupError, match="no handler of action 'nowhere'"):
+        await inline.drain()
+    with pytest.raises(ValueError, match="before_answer"):
+        inline.crash("note", before_answer=False)
+
+
+async def test_a_time_limit_holds(inline: Inline) -> None:
+    await penstock.enqueue(None, "slow", timeout=0.01, max_attempts=1)
+    await inline.drain()
+    assert inline.tasks[0].error["data"]["type"] == "TaskTimeout"
