@@ -75,6 +75,8 @@ class Method(Generic[P, T]):
 
 def method(function: Callable[Concatenate[Any, P], Call[T]]) -> Method[P, T]:
     """Have a client carry out the call that a function returns."""
+    returned = function.__annotations__["return"]  # as text; help() shows the answer, not the call
+    function.__annotations__["return"] = returned.partition("[")[2].removesuffix("]")
 
     @functools.wraps(function)
     def run(self: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
