@@ -269,7 +269,7 @@ HELP = """
 import sys
 from typer.main import get_command
 from typer.testing import CliRunner
-from penstock.cli.app import app
+from penstock.cli.app import MODULES, app, make_app
 
 def walk(command, words):
     yield words
@@ -277,7 +277,7 @@ def walk(command, words):
         yield from walk(inner, [*words, name])
 
 shown = 0
-for words in walk(get_command(app), []):
+for words in walk(get_command(make_app(MODULES)), []):
     done = CliRunner().invoke(app, [*words, "--help"])
     assert done.exit_code == 0, (words, done.output, done.exception)
     shown += 1
