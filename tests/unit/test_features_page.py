@@ -8,11 +8,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import typer.main
 
 from penstock.api.table import METHODS
-from penstock.cli.app import app
 from penstock.methods.table import SUBMIT_PREFIX
+from tests.command_lines import command_tree
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "features.md").read_text("utf-8")
@@ -47,7 +46,7 @@ def test_every_feature_is_held_by_tests_that_exist(row: list[str]) -> None:
 def test_every_method_and_command_of_a_feature_exists(row: list[str]) -> None:
     for name in re.findall(r"`((?:bulk|job|keys|dlq|rejected)\.\w+|submit:)", row[1]):
         assert name in METHODS or name == SUBMIT_PREFIX, name
-    group = typer.main.get_command(app)
+    group = command_tree()
     for words in re.findall(r"`penstock ((?:[a-z][a-z-]* ?)+)", row[1]):
         command = group
         for word in words.split():
