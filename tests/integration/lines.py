@@ -62,17 +62,20 @@ class Line:
 
 
 @asynccontextmanager
-async def running(store: Store, settings: Settings, **changes: Any) -> AsyncIterator[Line]:
-    """A line whose worker has the deliveries of the settings."""
+async def running(
+    store: Store, settings: Settings, stores: Mapping[str, Store] | None = None, **changes: Any
+) -> AsyncIterator[Line]:
+    """A line whose worker has the deliveries of the settings. stores: of processes that have their own."""
+    stores = {"scheduler": store, "resulter": store} | dict(stores or {})
     registry = Registry()
     settings = Settings.model_validate(settings.model_dump() | changes)
     deliveries = Deliveries(settings, registry, MODULES)
     transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
     outbound = transport.queue(settings.outbound_queue, label="outbound")
     results = transport.queue(settings.results_queue, label="results")
-    scheduler = Scheduler(open_queue=no_routes, store=store, outbound=outbound, settings=settings)
+    scheduler = Scheduler(open_queue=no_routes, store=stores["scheduler"], outbound=outbound, settings=settings)
     worker = Worker(outbound=outbound, results=results, settings=settings, registry=registry)
-    resulter = Resulter(store=store, results=results, settings=settings)
+    resulter = Resulter(store=stores["resulter"], results=results, settings=settings)
     sides = [asyncio.ensure_future(run()) for run in worker.side_tasks().values()]
     try:
         yield Line(store, scheduler, worker, resulter, registry)

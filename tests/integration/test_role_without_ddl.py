@@ -1,4 +1,7 @@
-"""All processes work with a role that `penstock migrate --grant` has prepared, and that role may change no schema."""
+"""All processes work with one role that `penstock migrate --grant` has prepared, or with one each by `penstock grants`.
+
+No such role may change the schema.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import asyncpg
 import httpx
@@ -53,11 +56,38 @@ async def app_url(role: str, database_url: str, postgres: EmbeddedPostgres) -> s
     return urlsplit(database_url)._replace(netloc=f"penstock%20App:app@127.0.0.1:{postgres.port}").geturl()
 
 
+PROCESSES = ("submitter", "scheduler", "resulter", "supervisor", "api")
+
+
 @pytest.fixture
-async def app_store(app_url: str) -> AsyncIterator[Store]:
-    store = Store(app_url, application_name="penstock-app")
-    yield store
-    await store.close()
+def roles(postgres: EmbeddedPostgres, database_url: str) -> Iterator[dict[str, str]]:
+    """URLs by process, each of a role with what `penstock grants` prints for it."""
+    database = urlsplit(database_url).path.removeprefix("/")
+    urls = {}
+    for process in PROCESSES:
+        name = f"{ROLE} {process}"
+        postgres.execute(f"""create role "{name}" login password 'app'""")
+        printed = CliRunner().invoke(app, ["grants", "--role", name, "--process", process]).stdout
+        for _ in range(2):  # again, it changes nothing
+            postgres.execute(printed, database)
+        address = f"{quote(name)}:app@127.0.0.1:{postgres.port}"
+        urls[process] = urlsplit(database_url)._replace(netloc=address).geturl()
+    yield urls
+    for process in PROCESSES:
+        postgres.execute(f'drop owned by "{ROLE} {process}"', database)
+        postgres.execute(f'drop role "{ROLE} {process}"')
+
+
+@pytest.fixture(params=["one role", "a role each"])
+async def stores(
+    request: pytest.FixtureRequest, app_url: str, roles: dict[str, str]
+) -> AsyncIterator[dict[str, Store]]:
+    """A store for each process."""
+    urls = dict.fromkeys(PROCESSES, app_url) if request.param == "one role" else roles
+    stores = {process: Store(url, pool_size=4) for process, url in urls.items()}
+    yield stores
+    for store in stores.values():
+        await store.close()
 
 
 @pytest.fixture
@@ -78,18 +108,18 @@ def register(registry: Registry) -> None:
 
 
 async def test_every_process_works_by_a_role_without_ddl(
-    app_store: Store, settings: Settings, inbound: SqsQueue, sql: Any
+    stores: dict[str, Store], settings: Settings, inbound: SqsQueue, sql: Any
 ) -> None:
     async with AsyncExitStack() as stack:
         transport, queues, dead_letters = queues_of(settings)
         stack.push_async_callback(transport.close)
-        submitter = Submitter(store=app_store, inbound=inbound, settings=settings)
+        submitter = Submitter(store=stores["submitter"], inbound=inbound, settings=settings)
         supervisor = Supervisor(
-            store=app_store, queues=queues, dead_letters=dead_letters, settings=settings, open_queue=no_routes,
-            additions=[DelayedRecords],
+            store=stores["supervisor"], queues=queues, dead_letters=dead_letters, settings=settings,
+            open_queue=no_routes, additions=[DelayedRecords],
         )  # fmt: skip
-        line = await stack.enter_async_context(line_running(app_store, settings))
-        api = await stack.enter_async_context(api_running(app_store, settings))
+        line = await stack.enter_async_context(line_running(stores["api"], settings, stores))
+        api = await stack.enter_async_context(api_running(stores["api"], settings))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=api.url, timeout=60, headers=JSON))
         register(line.registry)
 
@@ -107,6 +137,7 @@ async def test_every_process_works_by_a_role_without_ddl(
             later = (await call("enqueue", action="fine", payload={}, delay=3600))["id"]
             assert (await call("cancel", id=later))["state"] == "CANCELLED"
             await call("schedule.create", name="often", expression="* * * * * *", action="fine")
+            job = (await call("bulk.cancel", action="nothing"))["job"]
             steps = [{"name": "a", "action": "fine"}, {"name": "b", "action": "fine", "after": ["a"]}]
             workflow = (await call("workflow.create", name="w", steps=steps))["id"]
             assert json.loads((await line.until(ours, "SUCCESS"))["payload"]) == {"n": 2}
@@ -116,6 +147,8 @@ async def test_every_process_works_by_a_role_without_ddl(
             async with asyncio.timeout(60):
                 while (await call("workflow.status", id=workflow))["state"] != "SUCCESS":
                     await line.run_once()
+                while (await call("job.get", job=job))["state"] == "RUNNING":
+                    await asyncio.sleep(0.1)
                 while not await sql.fetchval("select count(*) from penstock.schedule_run where outcome = 'FIRED'"):
                     await asyncio.sleep(0.1)
             await supervisor.run_once()
@@ -130,12 +163,12 @@ async def test_every_process_works_by_a_role_without_ddl(
 
 
 async def test_partitions_are_made_filled_detached_and_dropped_by_it(
-    app_store: Store, settings: Settings, sql: Any, app_url: str
+    stores: dict[str, Store], settings: Settings, sql: Any
 ) -> None:
     today = datetime.now(UTC)
     days = [f"task_success_{today + timedelta(days=n):%Y%m%d}" for n in range(4)]
     await sql.execute(f"drop table {', '.join(f'penstock.{name}' for name in days)}")
-    async with line_running(app_store, settings) as line:
+    async with line_running(stores["api"], settings, stores) as line:
         register(line.registry)
         ids = await line.enqueue("fine", {}, {}, {}, unique_key=None)
         for task_id in ids:
@@ -146,8 +179,8 @@ async def test_partitions_are_made_filled_detached_and_dropped_by_it(
         keeping = settings.model_copy(
             update={"retention_success_seconds": 30 * DAY, "retention_cancelled_seconds": 3600.0}
         )
-        await Retention(store=app_store, settings=keeping).run_once()
-        await Retention(store=app_store, settings=keeping).run_once()
+        await Retention(store=stores["supervisor"], settings=keeping).run_once()
+        await Retention(store=stores["supervisor"], settings=keeping).run_once()
         assert await sql.fetchval("select count(*) from penstock.task_success_default") == 0
         for name in [*days, f"task_success_{old:%Y%m%d}"]:
             found = await sql.fetchrow(
@@ -157,13 +190,13 @@ async def test_partitions_are_made_filled_detached_and_dropped_by_it(
         (again,) = await line.enqueue("fine", {})
         await line.until(again, "SUCCESS")
     weekly = settings.model_copy(update={"retention_success_seconds": 7 * DAY})
-    assert await Retention(store=app_store, settings=weekly).run_once() == 1
+    assert await Retention(store=stores["supervisor"], settings=weekly).run_once() == 1
     assert await sql.fetchval("select to_regclass($1)", f"penstock.task_success_{old:%Y%m%d}") is None
     assert await sql.fetchval("select count(*) from penstock.task_history") == 3
     # States that are kept for a short time leave record by record, by an index on partitions of the days.
     shortly = settings.model_copy(update={"retention_success_seconds": 1.0})
     await sql.execute("update penstock.task_history set finished_at = finished_at - interval '2 s'")
-    await Retention(store=app_store, settings=shortly).run_once()
+    await Retention(store=stores["supervisor"], settings=shortly).run_once()
     assert await sql.fetchval("select count(*) from penstock.task_history") == 0
 
 

@@ -32,7 +32,7 @@ MODULES = {
     "dlq": ("dlq",),
     "processes": (
         "submitter", "scheduler", "resulter", "supervisor", "api", "run", "worker",
-        "migrate", "create-queues", "payload-key", "claim-key",
+        "migrate", "grants", "create-queues", "payload-key", "claim-key",
     ),
     "sources": ("kafka-source", "clockwork-source"),
     "doctor.command": ("doctor",),

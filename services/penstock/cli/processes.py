@@ -34,7 +34,7 @@ def add_to(app: typer.Typer) -> None:
     for name, text in _LOOPS.items():
         app.command(name, help=text, rich_help_panel="Processes")(_process_command(name))
     app.command("worker", rich_help_panel="Processes")(worker)
-    for command in (migrate, create_queues, payload_key, expanded(claim_key)):
+    for command in (migrate, grants, create_queues, payload_key, expanded(claim_key)):
         app.command(rich_help_panel="Set-up")(command)
 
 
@@ -153,6 +153,25 @@ def migrate(
     if grant is not None:
         asyncio.run(migrations.grant(url, grant))
         typer.echo(f"role {grant} may do what the processes need")
+
+
+def grants(
+    role: Annotated[str, typer.Option(metavar="NAME", help="Existing role that the process connects as.")],
+    process: Annotated[
+        list[str],
+        typer.Option(
+            metavar="KIND",
+            help="submitter, scheduler, resulter, supervisor, api, kafka-source or clockwork-source. Repeatable.",
+        ),
+    ],
+) -> None:
+    """Print the SQL that gives a role what one kind of process needs and nothing else. Changes nothing.
+
+    Run it as the owner of the schema, again after each upgrade. A worker needs no role.
+    """
+    from penstock.db.grants import grants as statements_of
+
+    typer.echo("".join(f"{line};\n" for line in ("begin", *statements_of(role, process), "commit")), nl=False)
 
 
 def create_queues(

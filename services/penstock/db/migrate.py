@@ -155,14 +155,14 @@ async def _grant(connection: asyncpg.Connection, role: str) -> None:
         f"grant usage on schema penstock to {name}",
         f"grant {_TABLES} on all tables in schema penstock to {name}",
         f"revoke insert, update, delete on penstock.alembic_version from {name}",
-        f"grant usage on all sequences in schema penstock to {name}",
+        f"grant usage, select on all sequences in schema penstock to {name}",
         f"grant execute on all functions in schema penstock to {name}",
     ]
     for (creator,) in await connection.fetch(_CREATORS):
         later = f"alter default privileges for role {creator} in schema penstock grant"
         statements += [
             f"{later} {_TABLES} on tables to {name}",
-            f"{later} usage on sequences to {name}",
+            f"{later} usage, select on sequences to {name}",
             f"{later} execute on functions to {name}",
         ]
     for statement in statements:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,7 +23,8 @@ from penstock.cli.doctor.checks import examine, examine_payloads
 from penstock.cli.doctor.database import PROCESSES, examine_database
 from penstock.cli.doctor.deliveries import examine_deliveries
 from penstock.cli.doctor.findings import Finding, Report
-from penstock.db.migrate import grant
+from penstock.db.grants import grants
+from penstock.db.migrate import grant, upgrade
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.settings.model import Settings, load_settings
@@ -188,10 +191,10 @@ async def test_a_role_that_may_not_write(settings: Settings, postgres: EmbeddedP
         postgres.execute("grant select on all tables in schema penstock to reader", name)
         found = await complaint(reader, "privileges")
         assert found.level == "error"
-        assert "INSERT on " in found.seen
+        assert " this role lacks UPDATE on " in found.seen
         assert "penstock migrate --grant" in found.fix
         postgres.execute("grant insert, update, delete on all tables in schema penstock to reader", name)
-        postgres.execute("grant usage on all sequences in schema penstock to reader", name)
+        postgres.execute("grant usage, select on all sequences in schema penstock to reader", name)
         assert "EXECUTE on begin_default_move, " in (await complaint(reader, "privileges")).seen
         await grant(settings.require_database_url, "reader")
         for who in (reader, settings):
@@ -199,6 +202,38 @@ async def test_a_role_that_may_not_write(settings: Settings, postgres: EmbeddedP
     finally:
         postgres.execute("drop owned by reader", name)
         postgres.execute("drop role reader")
+
+
+async def test_a_server_of_a_provider_without_superuser(settings: Settings, postgres: EmbeddedPostgres) -> None:
+    """The owner of the database migrates; each process has a role of its own, which sees little of other sessions."""
+    postgres.execute("create role provided login password 'p'")
+    postgres.execute("create role provided_scheduler login password 'p'")
+    postgres.execute("create database provided owner provided")
+    url = f"postgresql://provided:p@127.0.0.1:{postgres.port}/provided"
+    as_scheduler = url.replace("provided:", "provided_scheduler:")
+    stores = [Store(as_scheduler, application_name="penstock-scheduler"), Store(url, application_name="penstock-api")]
+    try:
+        await asyncio.to_thread(upgrade, url)
+        owner = await asyncpg.connect(url)
+        await owner.execute(";".join(grants("provided_scheduler", ["scheduler"])))
+        async with stores[0].session(), stores[1].session():
+            who = settings.model_copy(update={"database_url": SecretStr(as_scheduler)})
+            found = {finding.what: finding for finding in await findings(who)}
+            assert not [one for one in found.values() if one.level == "error" and one.what != "api"]
+            assert found["privileges"].seen.startswith("this role may run scheduler; as ")
+            assert re.match(r"[4-9] of", found["connections"].seen)  # its own, the api's, the owner's and doctor's
+            assert "scheduler" not in found["processes"].seen
+            await owner.execute("revoke update on penstock.task from provided_scheduler")
+            lacking = await complaint(who, "privileges")
+            assert (lacking.level, lacking.seen) == ("error", "as scheduler this role lacks UPDATE on task")
+            assert "penstock grants --role provided_scheduler --process scheduler" in lacking.fix
+        await owner.close()
+    finally:
+        for store in stores:
+            await store.close()
+        postgres.drop_database("provided")
+        postgres.execute("drop role provided")
+        postgres.execute("drop role provided_scheduler")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import asyncpg
 
 from penstock.cli.doctor.findings import Level, Report
 from penstock.db.driver_errors import Translated
+from penstock.db.grants import is_needed
 from penstock.db.migrate import head_revision, revisions
 from penstock.db.opening import open_store
 from penstock.db.pool import Store
@@ -167,11 +168,7 @@ def _examine_configuration(server: Any, report: Report) -> None:
 
 
 async def _examine_schema(session: Session, report: Report) -> None:
-    missing = [f"{row['privilege']} on {row['name']}" for row in await session.fetch("list_missing_privileges")]
-    if missing:
-        report("error", "privileges", f"this role lacks {_first(missing)}", _GRANT)
-    else:
-        report("ok", "privileges", "this role may read and write every table, and call the functions of upkeep")
+    await _examine_privileges(session, report)
     published = await session.fetch("list_published_without_identity")
     if published:
         names = _first([row["name"] for row in published])
@@ -192,6 +189,30 @@ async def _examine_schema(session: Session, report: Report) -> None:
     else:
         seen = f"at {found}, which this version does not know; its newest is {head}"
         report("error", "schema", seen, "install the version of Penstock that made it, or a newer one")
+
+
+async def _examine_privileges(session: Session, report: Report) -> None:
+    """An error if a process that runs as this role lacks a right, or if no process could run as it."""
+    missing = [(row["name"], row["privilege"]) for row in await session.fetch("list_missing_privileges")]
+    if not missing:
+        report("ok", "privileges", "this role may read and write every table, and call the functions of upkeep")
+        return
+    lacking = {process: [right for right in missing if is_needed(process, *right)] for process in PROCESSES}
+    able = [process for process, rights in lacking.items() if not rights]
+    connections = await session.fetch("list_penstock_connections")
+    own = [row["name"].removeprefix("penstock-") for row in connections if row["is_own"]]
+    broken = [process for process in own if lacking.get(process)]
+    # Of those that lack anything, the one that runs as this role, else the one that lacks least.
+    process = min(broken or set(PROCESSES) - set(able), key=lambda name: len(lacking[name]))
+    seen = f"as {process} this role lacks " + _first([f"{privilege} on {name}" for name, privilege in lacking[process]])
+    if able and not broken:
+        seen = f"this role may run {', '.join(able)}; {seen}"
+    role = await session.value("read_role")
+    fix = f"run as the owner of the schema what `penstock grants --role {role} --process {process}` prints, or"
+    report(
+        "note" if able and not broken else "error", "privileges", seen,
+        f"{fix} `penstock migrate --grant {role}` if all processes share the role",
+    )  # fmt: skip
 
 
 def _first(names: Sequence[str]) -> str:

@@ -7,7 +7,9 @@ select current_setting('server_version_num')::int as version, pg_is_in_recovery(
        current_setting('fsync') = 'on' as fsync, current_setting('synchronous_commit') as synchronous_commit,
        current_setting('autovacuum') = 'on' as autovacuum,
        current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int as connections,
-       (select count(*) from pg_stat_activity where backend_type = 'client backend')::int as connected,
+       -- Of sessions of other roles only those that may read all statistics see the type.
+       (select count(*) from pg_stat_activity
+        where datid is not null and coalesce(backend_type, 'client backend') = 'client backend')::int as connected,
        date_part('epoch', clock_timestamp()) as clock,
        exists (select from pg_class where relnamespace = (select oid from pg_namespace where nspname = 'penstock')
                and relname = 'alembic_version') as has_schema,
@@ -20,7 +22,7 @@ select version_num from penstock.alembic_version;
 -- Of this role, on tables, partitions, sequences and functions of the schema; the version table is the migrations' business.
 select c.relname as name, p.privilege
 from pg_class c
-cross join lateral unnest(case when c.relkind = 'S' then array['USAGE']
+cross join lateral unnest(case when c.relkind = 'S' then array['SELECT', 'USAGE']
                                else array['SELECT', 'INSERT', 'UPDATE', 'DELETE'] end) p (privilege)
 where c.relnamespace = (select oid from pg_namespace where nspname = 'penstock') and c.relkind in ('r', 'p', 'S')
   and c.relname <> 'alembic_version'
@@ -33,8 +35,11 @@ where pronamespace = (select oid from pg_namespace where nspname = 'penstock') a
 order by 1, 2;
 
 -- name: list_penstock_connections
--- By the name that each process gives its connections, which the machine and the process's number follow.
-select split_part(application_name, '@', 1) as name, count(*)::int as connections from pg_stat_activity
+-- By the name that each process gives its connections, which the machine and the process's number follow; is_own: some
+-- of them are of this role.
+select split_part(application_name, '@', 1) as name, count(*)::int as connections,
+       bool_or(usename = current_user) as is_own
+from pg_stat_activity
 where datname = current_database() and application_name like 'penstock-%' group by 1;
 
 -- name: read_oldest_transaction
@@ -69,6 +74,9 @@ where p.proname in ('penstock_enqueue', 'penstock_enqueue_many') and a.grantee =
 -- name: read_settings_in_force
 -- $1 names. (name, setting), in the units of each.
 select name, setting from pg_settings where name = any($1::text[]);
+
+-- name: read_role
+select current_user::text;
 
 -- name: read_backend
 -- The server's process behind this connection.
