@@ -14,6 +14,8 @@ from sqlalchemy import Connection, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from penstock.db.connecting import connect
+
 _OPTIONS = {
     "target_metadata": metadata,
     "version_table_schema": SCHEMA,
@@ -45,9 +47,9 @@ def _lock(connection: Connection) -> None:
 
 
 async def _online(url: str) -> None:
-    # The driver reads the URL itself, so that it means here what it means to every process.
+    given = {"url": url, "async_creator_fn": connect}  # so that a URL means here what it means to every process
     unnamed = {"statement_cache_size": 0, "prepared_statement_cache_size": 0, "prepared_statement_name_func": str}
-    engine = create_async_engine("postgresql+asyncpg://", connect_args={"dsn": url, **unnamed}, poolclass=NullPool)
+    engine = create_async_engine("postgresql+asyncpg://", connect_args=given | unnamed, poolclass=NullPool)
     try:
         async with engine.connect() as holder, engine.connect() as connection:
             await holder.run_sync(_lock)

@@ -147,7 +147,7 @@ async def test_every_process_works_by_a_role_without_ddl(
             async with asyncio.timeout(60):
                 while (await call("workflow.status", id=workflow))["state"] != "SUCCESS":
                     await line.run_once()
-                while (await call("job.get", job=job))["state"] == "RUNNING":
+                while (await call("job.get", id=job))["state"] == "RUNNING":
                     await asyncio.sleep(0.1)
                 while not await sql.fetchval("select count(*) from penstock.schedule_run where outcome = 'FIRED'"):
                     await asyncio.sleep(0.1)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 from alembic import command
@@ -14,6 +15,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
+from penstock.db.connecting import connect
 from penstock.db.driver_errors import Translated
 from penstock.protocol.errors import Refused, Unavailable
 
@@ -76,8 +78,8 @@ def downgrade(database_url: str, revision: str, *, lock_seconds: float = LOCK_SE
     _run(command.downgrade, database_url, revision, lock_seconds, tries)
 
 
-async def _connect(database_url: str) -> asyncpg.Connection:
-    return await asyncpg.connect(database_url, statement_cache_size=0)  # so that a pooler may stand between
+async def _connect(database_url: str) -> Any:
+    return await connect(database_url, statement_cache_size=0)  # so that a pooler may stand between
 
 
 async def _read_revision(database_url: str) -> str | None:

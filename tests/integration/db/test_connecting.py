@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from penstock.db.connecting import connect
+from penstock.db.migrate import upgrade
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.errors import Unavailable
@@ -106,3 +107,12 @@ async def test_all_hosts_refused_is_the_refusal(database_url: str) -> None:
     parts = urlsplit(database_url)
     with pytest.raises(OSError):
         await connect(parts._replace(netloc=f"{parts.netloc.rpartition('@')[0]}@127.0.0.1:1,127.0.0.1:2").geturl())
+
+
+async def test_a_migration_finds_the_host_that_takes_writes(database_url: str, address: Address, sql: Any) -> None:
+    name = await sql.fetchval("select current_database()")
+    address.lose()
+    await asyncio.to_thread(upgrade, url_of_hosts(address.leads_to(database_url), database_url))
+    await sql.execute(f"alter database {name} set default_transaction_read_only = on")
+    with pytest.raises(asyncpg.TargetServerAttributeNotMatched):
+        await asyncio.to_thread(upgrade, url_of_hosts(database_url, database_url))
