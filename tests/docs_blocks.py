@@ -81,6 +81,10 @@ TESTED = {
     ("docs/workflows.md", "json results"): "tests/integration/workflows/test_workflow_doors.py::"
     "test_the_answer_of_the_page_makes_its_child",
 } | {
+    ("docs/web-frameworks.md", f"python {kind}"): "tests/integration/test_web_frameworks_page.py::"
+    f"test_the_application_of_{framework}_adds_orders_with_their_tasks"
+    for kind, framework in (("receipts.py", "fastapi"), ("fastapi", "fastapi"), ("flask", "flask"))
+} | {
     ("docs/protocol.md", f"json {kind}"): "tests/integration/test_protocol_page.py::"
     "test_every_example_of_the_protocol_page_is_true"
     for kind in ("inbound", "outbound", "results", "dead", "rejected")

@@ -162,6 +162,10 @@ def test_a_worker_loads_no_database_driver(statement: str) -> None:
     assert loaded_by(statement) & (DATABASE | {"penstock.db"}) == set()
 
 
+def test_an_action_loads_no_http_client_before_it_is_enqueued() -> None:
+    assert loaded_by("from penstock import action") & {"httpx", "pydantic", *DATABASE} == set()
+
+
 def test_the_commands_load_neither_the_database_nor_sqs() -> None:
     assert loaded_by("import penstock.cli.app") & (DATABASE | {"penstock.db", "botocore", "aiobotocore"}) == set()
 
