@@ -42,6 +42,8 @@ TESTED = {
     ("docs/payloads.md", "python"): "tests/integration/test_payloads_page.py::test_the_programs_of_the_page_run",
     ("docs/postgres.md", "sql restore"): "tests/integration/test_postgres_page.py::"
     "test_after_a_restore_results_of_later_claims_are_ignored_once_the_sequences_are_advanced",
+    ("docs/processes.md", "python app"): "tests/integration/worker/test_processes.py::"
+    "test_the_handler_of_the_processes_page_runs_in_a_child",
     ("docs/protocol.md", "json http"): "tests/integration/test_protocol_page.py::"
     "test_every_example_of_the_protocol_page_is_true",
     ("docs/python-api.md", "python"): "tests/integration/test_python_api_page.py::"

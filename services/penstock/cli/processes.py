@@ -76,6 +76,27 @@ def worker(
             help="Number of concurrent receive loops (not tasks; see --concurrency); default PENSTOCK_CONCURRENCY.",
         ),
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Child processes for handlers with process=True; default PENSTOCK_WORKER_PROCESSES, else one per CPU.",
+        ),
+    ] = None,
+    recycle_after: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TASKS", min=1,
+            help="Replace a child process after so many calls; default PENSTOCK_PROCESS_RECYCLE_AFTER, else never.",
+        ),
+    ] = None,
+    max_memory: Annotated[
+        int | None,
+        typer.Option(
+            metavar="BYTES",
+            help="Replace a child process with more memory after its task; default PENSTOCK_PROCESS_MAX_MEMORY_BYTES.",
+        ),
+    ] = None,
     log_level: LogLevelOption = None,
     data_dir: DataDirOption = None,
 ) -> None:  # fmt: skip
@@ -97,7 +118,10 @@ def worker(
         # The AWS credentials stay, for handlers that call other services: the stack's queues have a key of their own.
         os.environ.update({name: value for name, value in state["env"].items() if not name.startswith("AWS_")})
         typer.echo(f"penstock: worker of the stack in {DataDir(data_dir).path}", err=True)
-    run("worker", log_level, loops=loops, apps=app or (), outbound_queue=queue, worker_concurrency=concurrency)
+    run(
+        "worker", log_level, loops=loops, apps=app or (), outbound_queue=queue, worker_concurrency=concurrency,
+        worker_processes=processes, process_recycle_after=recycle_after, process_max_memory_bytes=max_memory,
+    )  # fmt: skip
 
 
 def run(

@@ -115,7 +115,7 @@ def _worker(settings: Settings, apps: Sequence[str], faults: Faults | None) -> M
         queues = _queues(settings, _opener(settings, stack, faults))
         return Worker(
             outbound=queues["outbound"], results=queues["results"], settings=settings, registry=registry,
-            own_queues=lambda stack: _queues(settings, _opener(settings, stack, faults)),
+            apps=apps, own_queues=lambda stack: _queues(settings, _opener(settings, stack, faults)),
         )  # fmt: skip
 
     return make

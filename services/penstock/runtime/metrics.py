@@ -125,6 +125,15 @@ LOOP_BLOCKED_SECONDS = _counter(
     "loop_blocked_seconds_total", "Time for which a handler blocked the worker's event loop"
 )
 HELD_MESSAGES = _gauge("held_messages", "Outbound messages received and not yet deleted")
+PROCESSES = _gauge("processes", "Child processes for handlers, by state (idle, busy)", ["state"])
+PROCESS_ENDS = _counter(
+    "process_ends_total",
+    "Child processes that ended, by reason (recycled, memory, timeout, died, stopped)",
+    ["reason"],
+)
+PROCESS_PEAK_BYTES = _histogram(
+    "process_peak_bytes", "Peak memory of child processes that ended", buckets=[2.0**power for power in range(25, 37)]
+)
 KAFKA_PUBLISHED = _counter(
     "kafka_published_total", "Records of kafka.publish, by outcome (published, failed, refused)", ["outcome"]
 )

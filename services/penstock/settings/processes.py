@@ -92,6 +92,18 @@ class WorkerSettings(Group):
         None, "Name of this worker in what is shown of its tasks; unset: `host:pid`."
     )
     worker_threads: Count = setting(16, "Threads for handlers that are plain functions.")
+    worker_processes: OrUnset[Count] = setting(
+        None, "Child processes for handlers with `process=True`, if there are any; unset: one for each CPU."
+    )
+    process_recycle_after: OrUnset[Count] = setting(
+        None, "Calls after which a child process is replaced; unset: never."
+    )
+    process_max_memory_bytes: OrUnset[int] = setting(
+        None,
+        "A child process with more memory than this finishes its task and is replaced; at twice as much, its "
+        "allocations fail. Unset: no limit.",
+        ge=64 * 1024 * 1024,
+    )
     task_timeout_seconds: PositiveSeconds = setting(
         900, "Maximum run time of one attempt, unless the task or its action sets one."
     )

@@ -14,6 +14,7 @@ from penstock.protocol.requests import ClaimId
 from penstock.worker.handlers.actions import Handler
 from penstock.worker.handlers.context import Cancellation, Context, Report
 from penstock.worker.leases import Lease
+from penstock.worker.processes.handle import Child, Ended
 from penstock.worker.threads import Call
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class HandlerCall:
 
     limit_seconds: run time; of an attempt before its start, the message's own limit or None.
     overdue: stopped at its time limit. cut: stopped with the process. where: the stack at which it was stopped.
-    thread_call: of a plain function.
+    thread_call: of a plain function. child: the process that is reserved. ended: how it did, killed at the time limit.
     """
 
     handler: Handler
@@ -38,6 +39,8 @@ class HandlerCall:
     deadline: float = field(init=False, default=math.inf)
     task: asyncio.Task[None] = field(init=False)
     thread_call: Call | None = field(init=False, default=None)
+    child: Child | None = field(init=False, default=None)
+    ended: Ended | None = field(init=False, default=None)
     span: AttemptSpan | None = field(init=False, default=None)
     overdue: bool = field(init=False, default=False)
     cut: bool = field(init=False, default=False)

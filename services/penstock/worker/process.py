@@ -33,6 +33,7 @@ from penstock.worker.handlers.actions import Registry
 from penstock.worker.lease_thread import LeaseThread, OpenQueues, due_heartbeats
 from penstock.worker.leases import Lease, Leases
 from penstock.worker.payload_io import encrypt_answer, encrypt_note
+from penstock.worker.processes.pool import ProcessPool
 from penstock.worker.responses import failure_answer, no_task_answer, unknown_action
 from penstock.worker.result_sender import ResultSender, Timings
 from penstock.worker.runner import Runner, log_failure
@@ -51,6 +52,7 @@ class Worker(Service):
     """One worker process; ``run_once`` receives once and starts the tasks, :meth:`settle` waits for them.
 
     own_queues: opens queues for the thread of leases and heartbeats; None: the event loop sees to both.
+    apps: modules that register the handlers in child processes; none: handlers with ``process=True`` run in this one.
     """
 
     name = "worker"
@@ -63,6 +65,7 @@ class Worker(Service):
         settings: Settings,
         registry: Registry,
         own_queues: OpenQueues | None = None,
+        apps: Sequence[str] = (),
     ) -> None:
         self._codec = PayloadCodec(settings)
         self._outbound = outbound
@@ -83,9 +86,11 @@ class Worker(Service):
             progress_seconds=min(settings.billed_call_wait_seconds, settings.heartbeat_seconds / 4),
         )  # fmt: skip
         self._threads = Threads(settings.worker_threads)
+        wants_processes = bool(apps) and any(handler.process for handler in registry.values())
+        self._processes = ProcessPool(settings, apps) if wants_processes else None
         self._runner = Runner(
             settings, threads=self._threads, codec=self._codec, timings=self._timings, answer=self._answer,
-            progress=self._progress,
+            progress=self._progress, processes=self._processes,
         )  # fmt: skip
         self._starting = asyncio.Lock()
         self._stopping = False
@@ -114,6 +119,8 @@ class Worker(Service):
             ).run  # fmt: skip
         if not (has_thread and any_client_extends):
             tasks["extend visibility"] = self._leases.extend_unfinished
+        if self._processes is not None:
+            tasks["child processes"] = self._processes.run
         url = self._settings.control_url
         if url is not None:
             poll = CancellationPoll(self._settings, url, self._runner.attempts, self._runner.lose)
@@ -310,6 +317,8 @@ class Worker(Service):
             await self._leases.release(unfinished)
         if self._releasing is not None:
             await self._releasing
+        if self._processes is not None:
+            await self._processes.stop()
 
     async def close(self) -> None:
         self._runner.close()

@@ -28,6 +28,7 @@ from penstock.worker.handlers.context import Fail, Retry, Wait
 TEXT_LIMIT_BYTES = 2048  # of a message, as JSON
 TRACEBACK_LIMIT_BYTES = 8192  # of a traceback, as JSON; its end is kept
 _ACTION_SHOWN_CHARS = 200
+TIMEOUT_KIND = "TaskTimeout"
 
 _encode = msgspec.json.Encoder(enc_hook=foreign).encode
 
@@ -184,11 +185,11 @@ def unknown_action(action: str, registry: Registry, attempts: int | None = None)
     return Refusal("UnknownAction", message, code=METHOD_NOT_FOUND, data={"nearest": near}, attempts=attempts)
 
 
-def timeout_of(ran_seconds: float, limit_seconds: float | None, where: str | None) -> Refusal:
+def timeout_of(ran_seconds: float, limit_seconds: float | None, where: str | None, **more: Any) -> Refusal:
     """The failure of an attempt at its time limit. where: the stack at which it was stopped."""
     message = f"stopped after {ran_seconds:.3g} s; one attempt may run {limit_seconds:g} s"
-    data = {"limit_seconds": limit_seconds, "traceback": where}
-    return Refusal("TaskTimeout", message, code=TASK_TIMEOUT, data=data)
+    data = {"limit_seconds": limit_seconds, "traceback": where, **more}
+    return Refusal(TIMEOUT_KIND, message, code=TASK_TIMEOUT, data=data)
 
 
 def no_task_answer(entry: Request | Invalid, reason: str) -> str:

@@ -7,7 +7,7 @@ import inspect
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -26,12 +26,14 @@ from penstock.worker.attempt import Attempt, Batch, OpenBatches
 from penstock.worker.handlers.context import Call, Context
 from penstock.worker.leases import Lease
 from penstock.worker.payload_io import needs_opening, open_params, store_result
+from penstock.worker.processes.pool import ProcessDied, ProcessKilled, ProcessPool
 from penstock.worker.result_sender import Timings
 from penstock.worker.threads import Threads
 
 _CANCEL_SECONDS = 5.0  # clean-up time of a cancelled handler before the task is answered without it
 _SHORT_SECONDS = 1.0  # shorter tasks are fetched ahead
 _MEAN_WEIGHT = 0.05
+_KILL_SECONDS = _CANCEL_SECONDS + 1  # from the time limit until the child that did not stop its handler is killed
 
 log = get_logger()
 
@@ -47,6 +49,7 @@ class Runner:
         settings: Settings,
         *,
         threads: Threads,
+        processes: ProcessPool | None = None,
         codec: PayloadCodec,
         timings: Timings,
         answer: Callable[[Attempt, str], None],
@@ -54,6 +57,9 @@ class Runner:
     ) -> None:
         self._concurrency = settings.worker_concurrency
         self._threads = threads
+        self._processes = processes
+        if processes is not None:
+            processes.on_idle = self._start_waiting
         self._timeout_seconds = settings.task_timeout_seconds
         self._bad_params_attempts = settings.bad_params_attempts
         self._log_details = settings.log_failure_details and not codec.encrypts
@@ -72,6 +78,7 @@ class Runner:
         self._running: set[Unit] = set()
         self._waiting: deque[Unit] = deque()
         self._waiting_for_thread: deque[Unit] = deque()
+        self._waiting_for_process: deque[Unit] = deque()
         self._open_batches = OpenBatches(self._queue)
         self._may_start = True
         self._mean_seconds = 0.0
@@ -91,7 +98,7 @@ class Runner:
 
         Long tasks are never fetched ahead: they would wait here while other workers are idle.
         """
-        waiting = len(self._waiting) + len(self._waiting_for_thread)
+        waiting = len(self._waiting) + len(self._waiting_for_thread) + len(self._waiting_for_process)
         if not waiting:
             return len(self._running) < self._concurrency
         is_short = self._mean_seconds < _SHORT_SECONDS and monotonic() - self._last_end < _SHORT_SECONDS
@@ -108,7 +115,12 @@ class Runner:
         self._start_waiting()
 
     def _queue_of(self, unit: Unit) -> deque[Unit]:
+        if self._is_for_process(unit):
+            return self._waiting_for_process
         return self._waiting if unit.handler.is_async else self._waiting_for_thread
+
+    def _is_for_process(self, unit: Unit) -> bool:
+        return self._processes is not None and unit.handler.process
 
     def _queue(self, batch: Batch) -> None:
         self._queue_of(batch).append(batch)
@@ -117,7 +129,8 @@ class Runner:
     def _join(self, attempt: Attempt, alone: bool) -> None:
         """Add an attempt to a batch, or answer it if its parameters are invalid."""
         attempt.started_at = monotonic()
-        if not needs_opening(attempt.params):  # else it is fitted when its batch starts
+        # Else it is fitted when its batch starts, or in the child.
+        if not (needs_opening(attempt.params) or self._is_for_process(attempt)):
             try:
                 attempt.params = self._fitted(attempt)
             except responses.Refusal as exc:
@@ -147,7 +160,9 @@ class Runner:
         """Every attempt without a response, running or waiting; from any thread."""
         # In the order of their way to the end, so that none is missed that moves on meanwhile.
         delayed, waiting = self._open_batches.delayed(), [*self._waiting]
-        for unit in chain(delayed, waiting, [*self._waiting_for_thread], self._running.copy()):
+        for unit in chain(
+            delayed, waiting, [*self._waiting_for_thread], [*self._waiting_for_process], self._running.copy()
+        ):
             yield from (attempt for attempt in [*unit.attempts] if not attempt.answered)
 
     def stuck(self, seconds: float) -> list[Attempt]:
@@ -175,10 +190,14 @@ class Runner:
 
     def _start_waiting(self) -> None:
         running, waiting, plain = self._running, self._waiting, self._waiting_for_thread
+        in_child = self._waiting_for_process
         while self._may_start and len(running) < self._concurrency:
             # The oldest waiting call is next, so that plain functions and coroutines do not delay each other.
             is_older = plain and not (waiting and waiting[0].received_at < plain[0].received_at)
-            if is_older and self._threads.has_room:
+            if in_child and self._processes is not None and self._processes.has_room:
+                unit = in_child.popleft()
+                unit.child = self._processes.take()
+            elif is_older and self._threads.has_room:
                 unit = plain.popleft()
                 self._threads.reserve()
             elif waiting:
@@ -192,7 +211,7 @@ class Runner:
                 continue
             running.add(unit)
             unit.task = self._loop.create_task(self._run(unit))
-        if not (running or waiting or plain or self._open_batches):
+        if not (running or waiting or plain or in_child or self._open_batches):
             self._empty.set()
 
     def _close_batch(self, batch: Batch) -> bool:
@@ -207,8 +226,8 @@ class Runner:
                 attempt.lease.begin()
                 batch.attempts.append(attempt)
         self.changed.set()
-        if not batch.attempts and not batch.handler.is_async:
-            self._threads.release()
+        if not batch.attempts:
+            self._give_back(batch)
         return bool(batch.attempts)
 
     async def _run(self, unit: Unit) -> None:
@@ -220,7 +239,10 @@ class Runner:
             self._set_alarm(unit.deadline)
         error = ""
         try:
-            answers = await (self._run_batch(unit) if isinstance(unit, Batch) else self._run_attempt(unit))
+            if self._processes is not None and unit.handler.process:
+                answers = await self._run_in_process(unit, self._processes)
+            else:
+                answers = await (self._run_batch(unit) if isinstance(unit, Batch) else self._run_attempt(unit))
             if self._codec.bucket is not None and any(map(self._is_large, answers)):
                 unit.deadline = math.inf  # the handler has done its work
                 answers = await asyncio.gather(*map(self._stored, unit.attempts, answers))
@@ -229,7 +251,9 @@ class Runner:
             if unit.cut and isinstance(exc, asyncio.CancelledError):
                 self._abandon(unit)
                 return
-            if unit.overdue:
+            if isinstance(exc, ProcessKilled):
+                unit.ended = exc.ended
+            elif unit.overdue:
                 unit.where = unit.where or responses.traceback_of(exc)
             if unit.span is not None and not (self._codec.encrypts or isinstance(exc, responses.Refusal)):
                 unit.span.raised(exc)
@@ -264,12 +288,9 @@ class Runner:
         bind_task(None, None, handler.name)
         for attempt in batch.attempts:
             attempt.started_at = batch.started_at
-        sealed = [attempt for attempt in batch.attempts if needs_opening(attempt.params)]
-        if sealed:
-            await asyncio.gather(*map(self._open, sealed))
-            batch.attempts = [attempt for attempt in batch.attempts if not attempt.answered]
-            if not batch.attempts:
-                return ()
+        await self._open_all(batch)
+        if not batch.attempts:
+            return ()
         if self._spans is not None:
             batch.begin_span(self._spans).activate()
         calls = [
@@ -293,11 +314,19 @@ class Runner:
             for attempt, outcome in zip(batch.attempts, returned, strict=True)
         ]
 
+    async def _open_all(self, batch: Batch) -> None:
+        """Open the payloads of a batch, and drop the attempts for which that fails."""
+        sealed = [attempt for attempt in batch.attempts if needs_opening(attempt.params)]
+        if sealed:
+            await asyncio.gather(*map(self._open, sealed))
+            batch.attempts = [attempt for attempt in batch.attempts if not attempt.answered]
+
     async def _open(self, attempt: Attempt) -> None:
-        """Open and fit the payload of an attempt in a batch; if that fails, the attempt is answered."""
+        """Open the payload of an attempt in a batch, and fit it; if that fails, the attempt is answered."""
         try:
             await open_params(self._codec, attempt)
-            attempt.params = self._fitted(attempt)
+            if not self._is_for_process(attempt):
+                attempt.params = self._fitted(attempt)
         except responses.Refusal as exc:
             self._refuse(attempt, exc)
 
@@ -335,6 +364,53 @@ class Runner:
         self._settle(attempt, answer, (monotonic() - batch.started_at) / len(batch.attempts))
         self.changed.set()
 
+    async def _run_in_process(self, unit: Unit, processes: ProcessPool) -> Sequence[Answer]:
+        """Run a call in a child, which sends the responses; those of a batch are settled as they come."""
+        unit.deadline += _KILL_SECONDS  # the child stops its handler at the limit; if it does not, it is killed
+        if isinstance(unit, Batch):
+            await self._open_all(unit)
+            if not unit.attempts:
+                return ()
+        elif needs_opening(unit.params):
+            await open_params(self._codec, unit)
+        attempts = {attempt.claim_id: attempt for attempt in unit.attempts}
+        for attempt in attempts.values():
+            attempt.started_at = unit.started_at
+        if self._spans is not None:
+            unit.begin_span(self._spans)
+        trace = None if unit.span is None else unit.span.context
+        answers: dict[str, Answer] = {}
+
+        def receive(kind: str, claim_id: str, *content: Any) -> None:
+            attempt = attempts[claim_id]
+            if kind == "progress":
+                self._report(attempt, *content)
+            else:
+                text, problem = content
+                answers[claim_id] = text, problem and responses.Problem(*problem)
+                if isinstance(unit, Batch) and not (self._codec.bucket and self._is_large(answers[claim_id])):
+                    self._settle(attempt, answers[claim_id], (monotonic() - unit.started_at) / len(attempts))
+
+        limit = unit.limit_seconds or self._timeout_seconds
+        try:
+            child, unit.child = unit.child, None
+            assert child is not None
+            await processes.call(child, unit.handler.name, limit, unit.attempts, trace and trace.headers, receive)
+        except ProcessDied as exc:
+            if not (isinstance(unit, Batch) and len(unit.attempts) > 1):
+                raise
+            self._run_alone(unit, answers, exc)
+        return [answers[attempt.claim_id] for attempt in unit.attempts]
+
+    def _run_alone(self, batch: Batch, answers: Mapping[str, Answer], death: ProcessDied) -> None:
+        """Run the unanswered tasks of a batch once more, each in a call of its own: one of them ended the child."""
+        alone = [attempt for attempt in batch.attempts if attempt.claim_id not in answers]
+        batch.attempts = [attempt for attempt in batch.attempts if attempt.claim_id in answers]
+        log.warning("batch_split", action=batch.handler.name, tasks=len(alone), reason=str(death))
+        for attempt in alone:
+            attempt.end_span("ProcessDied")
+        self._waiting_for_process.extend(map(Batch.of, alone))
+
     async def _in_thread(self, unit: Unit, function: Callable[[], Any]) -> Any:
         unit.thread_call = self._threads.start(function)
         try:
@@ -356,10 +432,18 @@ class Runner:
         ran = now - unit.started_at
         for attempt, answer in zip(unit.attempts, answers, strict=True):
             if not attempt.answered:
-                self._settle(attempt, answer, ran / len(answers), is_timeout=unit.overdue)
+                self._settle(attempt, answer, ran / len(answers))
         self._mean_seconds += (ran - self._mean_seconds) * _MEAN_WEIGHT
         self._last_end = now
         self._end(unit)
+
+    def _give_back(self, unit: Unit) -> None:
+        """Give back the child of a call, or the thread of one whose handler was not called."""
+        if self._processes is not None and unit.handler.process:
+            if unit.child is not None:
+                self._processes.give_back(unit.child)
+        elif unit.thread_call is None and not unit.handler.is_async:
+            self._threads.release()
 
     def _abandon(self, unit: Unit) -> None:
         """Leave the attempts to the worker that receives their messages next."""
@@ -371,14 +455,14 @@ class Runner:
             unit.span.end("cut")
         self._end(unit)
 
-    def _settle(self, attempt: Attempt, answer: Answer, ran: float, *, is_timeout: bool = False) -> None:
+    def _settle(self, attempt: Attempt, answer: Answer, ran: float) -> None:
         attempt.answered = True
         text, problem = answer
         trace_id = None
         if attempt.span is not None:
             trace_id = attempt.span.trace_id
             text = attempt.end_span("" if problem is None else problem.kind, text)
-        outcome = "timeout" if is_timeout else "ok" if problem is None else "error"
+        outcome = "ok" if problem is None else "timeout" if problem.kind == responses.TIMEOUT_KIND else "error"
         self._timings.add(attempt.handler.name, outcome, ran, trace_id)
         if attempt.is_lost:
             log.info("task_dropped", **attempt.log_fields(), ran_seconds=round(ran, 3))
@@ -388,9 +472,8 @@ class Runner:
 
     def _end(self, unit: Unit) -> None:
         self._running.discard(unit)
-        if unit.thread_call is None and not unit.handler.is_async:
-            self._threads.release()  # the handler was not called
-        if self._waiting or self._waiting_for_thread or not self._running:
+        self._give_back(unit)
+        if self._waiting or self._waiting_for_thread or self._waiting_for_process or not self._running:
             self._start_waiting()
         self.changed.set()
 
@@ -427,7 +510,9 @@ class Runner:
     def _finish_overdue(self, unit: Unit) -> None:
         if unit not in self._running:
             return  # its attempts were answered before, while it went on
-        refusal = responses.timeout_of(unit.ran_seconds, unit.limit_seconds, unit.where)
+        refusal = responses.timeout_of(
+            unit.ran_seconds, unit.limit_seconds, unit.where, **(unit.ended.data if unit.ended else {})
+        )
         errors: dict[int, responses.Error] = {}
         answers = [
             ("", None) if attempt.answered else self._answer_to(attempt, refusal, errors) for attempt in unit.attempts
@@ -454,13 +539,14 @@ class Runner:
     def take_back(self) -> list[Lease]:
         """Remove the attempts of messages of which no task has started; returns the leases of these messages."""
         untouched: dict[Lease, None] = {}
-        for unit in [*self._waiting, *self._waiting_for_thread, *self._open_batches.delayed()]:
+        queues = (self._waiting, self._waiting_for_thread, self._waiting_for_process)
+        for unit in [*chain(*queues), *self._open_batches.delayed()]:
             untouched |= dict.fromkeys(attempt.lease for attempt in unit.attempts if not attempt.lease.begun)
             if isinstance(unit, Batch):
                 unit.attempts = [attempt for attempt in unit.attempts if attempt.lease.begun]
                 if not unit.attempts:
                     self._open_batches.close(unit)
-        for queue in (self._waiting, self._waiting_for_thread):
+        for queue in queues:
             kept = [unit for unit in queue if any(attempt.lease.begun for attempt in unit.attempts)]
             queue.clear()
             queue.extend(kept)
@@ -478,6 +564,7 @@ class Runner:
         self._open_batches.flush()
         self._waiting.clear()
         self._waiting_for_thread.clear()
+        self._waiting_for_process.clear()
         for unit in self._running:
             unit.cut = True
             unit.task.cancel()

@@ -64,6 +64,11 @@ class Spans:
         self._provider = provider
         self._tracer = provider.get_tracer("penstock", __version__)
 
+    @staticmethod
+    def continue_from(parent: TraceContext) -> None:
+        """Make a span of another process the current one of this task of the event loop, and of its threads."""
+        contexts.attach(_under(parent))
+
     def shutdown(self) -> None:
         self._provider.shutdown()
 

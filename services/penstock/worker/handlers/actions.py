@@ -38,8 +38,9 @@ class Handler:
     """A registered function with its options; those that are None are left to the task or the settings.
 
     timeout: seconds. batch: the tasks of one call, None for a handler of one task; linger_seconds: how long the first
-    of them waits for the others. takes_context: as its first argument. fit: converts a task's parameters, raw JSON, to
-    the other arguments, or for a task of a batch to the type that its calls hold; raises InvalidParams.
+    of them waits for the others. process: it runs in a child process, where the worker has any. takes_context: as its
+    first argument. fit: converts a task's parameters, raw JSON, to the other arguments, or for a task of a batch to the
+    type that its calls hold; raises InvalidParams.
     Raises SettingsError for a function that cannot be a handler, an invalid name or invalid numbers.
     """
 
@@ -52,6 +53,7 @@ class Handler:
     backoff: Backoff | None = None
     batch: int | None = None
     linger: InitVar[float | None] = None
+    process: bool = False
     linger_seconds: float = field(init=False)
     is_async: bool = field(init=False)
     takes_context: bool = field(init=False, default=False)
@@ -77,6 +79,8 @@ class Handler:
             most = getattr(self, option)
             if most is not None and not (type(most) is int and 1 <= most <= MAX_ATTEMPTS_LIMIT):
                 raise SettingsError(f"action {name!r}: {option} must be 1 to {MAX_ATTEMPTS_LIMIT}, not {most!r}")
+        if type(self.process) is not bool:
+            raise SettingsError(f"action {name!r}: process must be True or False, not {self.process!r}")
         if self.timeout is not None and not (is_number(self.timeout) and 0 < self.timeout < math.inf):
             raise SettingsError(f"action {name!r}: timeout must be above 0 seconds, not {self.timeout!r}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -142,6 +146,7 @@ class ActionOptions(TypedDict, total=False):
     bad_params_attempts: int | None
     timeout: float | None
     backoff: Backoff | None
+    process: bool
 
 
 class Decorator(Protocol):
@@ -212,7 +217,7 @@ def action(name: Any = None, *, registry: Registry = REGISTRY, **options: Any) -
     ``def`` in a thread. Returns an `Action`: it is called as the function, and has the verbs that enqueue it.
     max_attempts: lowers the task's own cap. bad_params_attempts: of a task whose parameters do not fit, None for
     PENSTOCK_BAD_PARAMS_ATTEMPTS. timeout: seconds that one attempt may run, unless the task has its own. backoff:
-    delays between attempts.
+    delays between attempts. process: run it in a child process of the worker, whose death fails this attempt alone.
     batch: the function takes up to so many tasks at once, as a ``list[Call[MyParams]]`` alone, and returns a list with
     one answer for each, in their order: a result, an exception (Retry, Fail or any other) that fails this task alone,
     or its ``ctx.wait()``. linger: seconds that the first task waits for others, 0.05 unless given.

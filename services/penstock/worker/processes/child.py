@@ -1,0 +1,180 @@
+"""One child: runs one call at a time as a worker does, and sends responses and progress to the worker.
+
+It holds no message and speaks to no queue. What a handler does with its task goes through the callbacks of its runner,
+which write to one channel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import resource
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from penstock.brokers.base import Message
+from penstock.payloads.codec import PayloadCodec
+from penstock.protocol import trace_context
+from penstock.protocol.requests import ClaimId, parse_claim_id
+from penstock.runtime.tracing import active
+from penstock.settings.model import Settings
+from penstock.worker.attempt import Attempt, Batch
+from penstock.worker.handlers.actions import REGISTRY
+from penstock.worker.leases import Lease
+from penstock.worker.processes.channel import Channel
+from penstock.worker.responses import Refusal
+from penstock.worker.result_sender import Timings
+from penstock.worker.runner import Answer, Runner, Unit
+from penstock.worker.threads import Threads
+
+_HARD_LIMIT = 2  # times the memory limit: there allocations fail, before the kernel kills something
+
+
+def run(connection: socket.socket, settings: Settings) -> int:
+    """Serve the worker until it sends a stop; returns the exit code."""
+    if settings.process_max_memory_bytes is not None:
+        limit = settings.process_max_memory_bytes * _HARD_LIMIT
+        with suppress(ValueError, OSError):  # the kernel does not know it
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    active.setup_tracing("worker", settings)
+    try:
+        return asyncio.run(_Child(Channel(connection), settings).live())
+    finally:
+        active.stop_tracing()
+
+
+class _Child:
+    def __init__(self, channel: Channel, settings: Settings) -> None:
+        self._channel = channel
+        self._settings = settings
+        self._stop = asyncio.Event()
+
+    async def live(self) -> int:
+        self._runner = _ChildRunner(self._settings, self._channel)
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._read, name="channel", daemon=True).start()
+        await self._stop.wait()
+        return 0
+
+    def _read(self) -> None:
+        while (message := self._channel.read()) is not None:
+            self._loop.call_soon_threadsafe(self._obey, *message)
+        os._exit(0)  # the worker has ended; a handler may block the event loop
+
+    def _obey(self, kind: str, *content: Any) -> None:
+        if kind == "call":
+            self._calling = self._loop.create_task(self._call(*content))
+        elif kind == "lost":
+            self._runner.note(*content)
+        else:
+            self._stop.set()
+
+    async def _call(
+        self, action: str, limit_seconds: float, tasks: Sequence[Sequence[Any]], trace: Mapping[str, str] | None
+    ) -> None:
+        await self._runner.call(action, limit_seconds, tasks, trace_context.of_headers(trace or {}))
+        self._channel.send("done", resident_bytes(), self._runner.is_left)
+
+
+class _ChildRunner(Runner):
+    """A runner whose outcomes go to the channel. is_left: a handler went on after its time limit."""
+
+    def __init__(self, settings: Settings, channel: Channel) -> None:
+        self._channel = channel
+        self._own_threads = Threads(1)
+        super().__init__(
+            settings, threads=self._own_threads, codec=PayloadCodec(settings), timings=Timings(),
+            answer=lambda attempt, text: None, progress=self._send_progress,
+        )  # fmt: skip
+        self._codec = PayloadCodec()  # the worker opens payloads, and stores results
+        self._spans = None  # the worker's are the parents of the handler's own
+        self._attempts: dict[str, Attempt] = {}
+        self._trace: trace_context.TraceContext | None = None
+        self._ignored_cancel = False
+
+    @property
+    def is_left(self) -> bool:
+        return self._ignored_cancel or self._own_threads.left > 0
+
+    async def call(
+        self,
+        action: str,
+        limit_seconds: float,
+        tasks: Sequence[Sequence[Any]],
+        trace: trace_context.TraceContext | None,
+    ) -> None:
+        """Run one call, and wait for its end. tasks: of a batched handler several, each as :func:`task_of` gives it."""
+        self._trace = trace
+        handler, now = REGISTRY[action], monotonic()
+        attempts = []
+        for claim_id, params, tenant, is_redelivered in tasks:
+            claim = parse_claim_id(claim_id) or ClaimId(0, 0)
+            message = Message("", "", "", 2 if is_redelivered else 1, None, {})
+            lease = Lease(message, 1, now, math.inf)
+            attempt = Attempt(handler, limit_seconds, now, claim_id, claim, msgspec.Raw(params), lease, now)
+            attempt.tenant = tenant
+            attempts.append(attempt)
+        self._attempts = {attempt.claim_id: attempt for attempt in attempts}
+        if handler.batch is None:
+            self.add(attempts)
+        else:
+            self._add_batch(attempts)
+        await self.wait_empty()
+
+    def _add_batch(self, attempts: Sequence[Attempt]) -> None:
+        fitting = []
+        for attempt in attempts:
+            attempt.started_at = monotonic()
+            try:
+                attempt.params = self._fitted(attempt)
+            except Refusal as exc:
+                self._refuse(attempt, exc)
+            else:
+                fitting.append(attempt)
+        if fitting:
+            self._empty.clear()
+            first = fitting[0]
+            self._queue(Batch(first.handler, first.limit_seconds, first.received_at, fitting))
+
+    def note(self, claim_id: str, is_cancelled: bool, lease_is_lost: bool) -> None:
+        """Note whether the claim and the lease of a task are lost."""
+        attempt = self._attempts.get(claim_id)
+        if attempt is not None:
+            attempt.lease.lost = lease_is_lost
+            if is_cancelled:
+                attempt.cancellation.set()
+
+    async def _run(self, unit: Unit) -> None:
+        spans = active.active()
+        if self._trace is not None and spans is not None:
+            spans.continue_from(self._trace)
+        await super()._run(unit)
+
+    def _settle(self, attempt: Attempt, answer: Answer, ran: float) -> None:
+        attempt.answered = True
+        self._channel.send("answer", attempt.claim_id, *answer)
+
+    def _finish_overdue(self, unit: Unit) -> None:
+        self._ignored_cancel = self._ignored_cancel or unit.task is not asyncio.current_task()
+        super()._finish_overdue(unit)
+
+    def _send_progress(self, attempt: Attempt, percent: float | None, note: str | None) -> None:
+        self._channel.send("progress", attempt.claim_id, percent, note)
+
+
+def resident_bytes() -> int:
+    """The memory of this process now; where the system does not say, at its highest."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return pages * resource.getpagesize()

@@ -1,0 +1,152 @@
+"""Fork server: has loaded the application's modules, and forks a warm child within milliseconds when asked to.
+
+It runs no thread and no event loop, so that a fork copies no lock that another thread holds. It reaps the children, and
+reports how each ended. Started by the pool as ``python -m penstock.worker.processes.fork_server FD``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from penstock.runtime.logs import get_logger, setup_logging, setup_root
+from penstock.settings.model import Settings
+from penstock.worker.handlers.actions import load_app
+from penstock.worker.processes import channel, child
+
+_PR_SET_PDEATHSIG = 1
+_KILLED_FIRST = "1000"  # by the kernel, when memory runs out: a child, not the worker
+
+log = get_logger()
+
+
+class ForkServer:
+    def __init__(self, control: socket.socket, settings: Settings) -> None:
+        self._control = control
+        self._settings = settings
+        self._alive: set[int] = set()
+        self._woken, waker = os.pipe()
+        for end in (self._woken, waker):
+            os.set_blocking(end, False)
+        self._waker = waker
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Fork and reap until the worker hangs up; then kill every child."""
+        self._send("ready")
+        while True:
+            control = self._control.fileno()
+            readable, _, _ = select.select([control, self._woken], [], [])
+            if self._woken in readable:
+                with suppress(BlockingIOError):
+                    os.read(self._woken, 4096)
+                self._reap()
+            if control in readable:
+                order, descriptors, _, _ = socket.recv_fds(self._control, channel.ORDER.size, 1)
+                if not order:
+                    break
+                (pid,) = channel.ORDER.unpack(order)
+                if pid:
+                    self._kill(pid)
+                else:
+                    self._fork(descriptors[0])
+        for pid in self._alive:
+            os.kill(pid, signal.SIGKILL)
+
+    def _fork(self, descriptor: int) -> None:
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_child(descriptor, server)
+        os.close(descriptor)
+        self._alive.add(pid)
+        self._send("forked", pid)
+
+    def _become_child(self, descriptor: int, server: int) -> NoReturn:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            die_with(server)
+            for end in (self._woken, self._waker):
+                os.close(end)
+            self._control.close()
+            with suppress(OSError):
+                Path("/proc/self/oom_score_adj").write_text(_KILLED_FIRST, "ascii")
+            code = child.run(socket.socket(fileno=descriptor), self._settings)
+        except BaseException:
+            log.exception("process_failed")
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(Exception):
+                    stream.flush()
+            os._exit(code)
+
+    def _kill(self, pid: int) -> None:
+        # The process id is not reused before it is reaped here.
+        if pid in self._alive:
+            os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        while self._alive:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._alive:
+                self._alive.remove(pid)
+                self._send("ended", pid, os.waitstatus_to_exitcode(status), usage.ru_maxrss * _MAXRSS_UNIT)
+
+    def _send(self, *message: object) -> None:
+        with suppress(BrokenPipeError):  # the worker has ended, and the next look finds it
+            self._control.sendall(channel.frame(message))
+
+
+_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies; elsewhere than on Linux the closed socket ends it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it died before
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    start: channel.Start = pickle.load(sys.stdin.buffer)  # from the worker that started this process
+    die_with(start.parent)
+    settings = start.settings
+    faulthandler.enable()
+    setup_logging("worker", level=settings.log_level, form=settings.log_format)
+    for app in start.apps:
+        load_app(app)
+    setup_root("worker", level=settings.log_level, form=settings.log_format)
+    threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if threads:
+        log.warning(
+            "threads_before_fork", threads=",".join(threads),
+            hint="a module of --app starts threads when it is imported, which children do not have; start them later",
+        )  # fmt: skip
+    gc.collect()
+    gc.freeze()  # the children share this memory as long as it is not written
+    ForkServer(control, settings).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""Process pool: warm children, one call at a time in each. The worker keeps messages, leases and results."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from subprocess import PIPE
+
+from penstock.runtime import metrics
+from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import Pauses
+from penstock.settings.model import Settings
+from penstock.worker.attempt import Attempt
+from penstock.worker.processes import channel
+from penstock.worker.processes.handle import Child, Ended
+from penstock.worker.responses import Refusal
+
+_TICK_SECONDS = 0.5  # between two looks whether claims and leases of running tasks are lost
+_DEATH_SECONDS = 5.0  # in which the fork server reports the end of a child that was killed
+_STOP_SECONDS = 2.0  # for children to end when the worker stops
+
+log = get_logger()
+
+
+class ProcessDied(Refusal):
+    """The child ended before it answered."""
+
+    def __init__(self, ended: Ended) -> None:
+        super().__init__("ProcessDied", f"its process ended: {ended.text}", data=ended.data)
+
+
+class ProcessKilled(asyncio.CancelledError):
+    """The call was cancelled, and its child killed."""
+
+    def __init__(self, ended: Ended) -> None:
+        super().__init__()
+        self.ended = ended
+
+
+class ProcessPool:
+    """``size`` children of a fork server; :meth:`run` is a side task. apps: modules that register the handlers."""
+
+    def __init__(self, settings: Settings, apps: Sequence[str]) -> None:
+        self.size = settings.worker_processes or os.cpu_count() or 1
+        self._settings = settings
+        self._apps = tuple(apps)
+        self._idle: deque[Child] = deque()
+        self._forking: deque[Child] = deque()
+        self._children: dict[int, Child] = {}
+        self._orders: socket.socket | None = None
+        self._stopping = False
+        self.on_idle: Callable[[], None] = lambda: None  # called when there is another child
+        self._gone = asyncio.Event()
+        metrics.PROCESSES.labels("busy").set_function(lambda: len(self._children) - len(self._idle))
+        metrics.PROCESSES.labels("idle").set_function(lambda: len(self._idle))
+
+    @property
+    def has_room(self) -> bool:
+        return bool(self._idle)
+
+    def take(self) -> Child:
+        """Take an idle child, for one call, or to be given back."""
+        return self._idle.popleft()
+
+    def give_back(self, child: Child) -> None:
+        if not child.ended.done():
+            self._idle.append(child)
+
+    # Calls
+
+    async def call(
+        self, child: Child, action: str, limit_seconds: float, attempts: Sequence[Attempt],
+        trace: dict[str, str] | None, receive: Callable[..., None],
+    ) -> None:  # fmt: skip
+        """Run a call in a child. receive: called with the child's messages. Raises ProcessDied, ProcessKilled."""
+        try:
+            child.send("call", action, limit_seconds, [task_of(attempt) for attempt in attempts], trace)
+            resident, is_left = await self._until_done(child, attempts, receive)
+        except BaseException as exc:
+            self._kill(child, "timeout")
+            if isinstance(exc, asyncio.CancelledError):
+                raise ProcessKilled(await self._end_of(child)) from None
+            raise
+        child.calls += 1
+        most, after = self._settings.process_max_memory_bytes, self._settings.process_recycle_after
+        if is_left:
+            self._kill(child, "timeout")
+        elif most is not None and resident > most:
+            log.info("process_above_memory", pid=child.pid, bytes=resident, limit=most, action=action)
+            self._retire(child, "memory")
+        elif after is not None and child.calls >= after:
+            self._retire(child, "recycled")
+        else:
+            self.give_back(child)
+
+    async def _until_done(
+        self, child: Child, attempts: Sequence[Attempt], receive: Callable[..., None]
+    ) -> tuple[int, bool]:
+        """Hand over messages until the call is done; returns the child's memory, and whether a handler goes on."""
+        known = dict.fromkeys(attempts, (False, False))
+        reading = asyncio.ensure_future(channel.read(child.reader))
+        try:
+            while True:
+                await asyncio.wait((reading,), timeout=_TICK_SECONDS)
+                if not reading.done():
+                    for attempt in attempts:
+                        lost = attempt.is_lost, attempt.lease.lost
+                        if lost != known[attempt]:
+                            known[attempt] = lost
+                            child.send("lost", attempt.claim_id, *lost)
+                    continue
+                message = reading.result()
+                if message is None:
+                    raise ProcessDied(await self._end_of(child))
+                if message[0] == "done":
+                    return message[1], message[2]
+                receive(*message)
+                reading = asyncio.ensure_future(channel.read(child.reader))
+        finally:
+            reading.cancel()
+
+    async def _end_of(self, child: Child) -> Ended:
+        try:
+            async with asyncio.timeout(_DEATH_SECONDS):
+                return await asyncio.shield(child.ended)
+        except TimeoutError:
+            return Ended()
+
+    # Children
+
+    def _fork(self) -> None:
+        if self._orders is None or self._stopping:
+            return
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._forking.append(Child(ours, asyncio.get_running_loop().create_future()))
+            with suppress(BrokenPipeError):  # the fork server has ended, and is started again
+                socket.send_fds(self._orders, [channel.ORDER.pack(0)], [theirs.fileno()])
+
+    def _order_kill(self, child: Child) -> None:
+        if self._orders is not None and not child.ended.done():
+            with suppress(BrokenPipeError):
+                self._orders.sendall(channel.ORDER.pack(child.pid))
+
+    def _kill(self, child: Child, reason: str) -> None:
+        self._replace(child, reason)
+        self._order_kill(child)
+
+    def _retire(self, child: Child, reason: str) -> None:
+        """Let a child end in its own time, and fork another meanwhile."""
+        self._replace(child, reason)
+        child.send("stop")
+
+    def _replace(self, child: Child, reason: str) -> None:
+        if child.reason is None and not child.ended.done():
+            child.reason = reason
+            self._fork()
+
+    async def run(self) -> None:
+        """Run the fork server, again should it end; a side task. Raises RuntimeError if it cannot start."""
+        pauses = Pauses()
+        try:
+            while True:
+                await self._serve()
+                log.error("fork_server_ended", hint="its children ended with it; another is started")
+                await asyncio.sleep(pauses.next_seconds())
+        finally:
+            self._orders = None
+
+    async def _serve(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            server = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "penstock.worker.processes.fork_server", str(theirs.fileno()),
+                stdin=PIPE, pass_fds=(theirs.fileno(),), start_new_session=True,
+            )  # fmt: skip
+        assert server.stdin is not None
+        server.stdin.write(pickle.dumps(channel.Start(self._settings, self._apps, os.getpid())))
+        server.stdin.close()
+        self._orders = ours.dup()
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        try:
+            if await channel.read(reader) is None:
+                code = await server.wait()
+                raise RuntimeError(f"the fork server of --processes ended with code {code}; its log lines say why")
+            for _ in range(self.size):
+                self._fork()
+            while (message := await channel.read(reader)) is not None:
+                await self._note(*message)
+        except asyncio.CancelledError:
+            self._stopping = True
+            raise
+        finally:
+            self._orders.close()
+            self._orders = None
+            writer.close()
+            for child in [*self._forking, *self._children.values()]:
+                self._has_ended(child, Ended())
+            self._forking.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_SECONDS):
+                    await server.wait()
+
+    async def _note(self, kind: str, pid: int, code: int = 0, peak_bytes: int = 0) -> None:
+        if kind == "forked":
+            child = self._forking.popleft()
+            child.pid = pid
+            self._children[pid] = child
+            child.reader, child.writer = await asyncio.open_unix_connection(sock=child.connection)
+            self.give_back(child)
+            self.on_idle()
+        else:
+            self._has_ended(self._children[pid], Ended(code, peak_bytes))
+
+    def _has_ended(self, child: Child, ended: Ended) -> None:
+        self._children.pop(child.pid, None)
+        if child in self._idle:
+            self._idle.remove(child)
+        reason = child.reason or ("stopped" if self._stopping else "died")
+        metrics.PROCESS_ENDS.labels(reason).inc()
+        if ended.peak_bytes:
+            metrics.PROCESS_PEAK_BYTES.observe(ended.peak_bytes)
+        if reason in ("died", "timeout"):
+            log.warning("process_ended", pid=child.pid, reason=reason, ended=ended.text, calls=child.calls)
+        if child.pid:
+            child.writer.close()
+        self._replace(child, reason)
+        child.ended.set_result(ended)
+        if not self._children:
+            self._gone.set()
+
+    async def stop(self) -> None:
+        """Let the children end, which no call needs any more."""
+        self._stopping = True
+        self._gone.clear()
+        for child in self._children.values():
+            child.send("stop")
+        if self._children:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_SECONDS):
+                    await self._gone.wait()
+
+
+def task_of(attempt: Attempt) -> tuple[str, bytes, str | None, bool]:
+    """What a child needs of an attempt: claim id, parameters, tenant, and whether it was delivered before."""
+    return attempt.claim_id, bytes(attempt.params), attempt.tenant, attempt.lease.message.receive_count > 1

@@ -1,0 +1,105 @@
+"""Handlers that run in child processes."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import time
+from typing import Any
+
+from penstock import Call, Context, Fail, Retry, Wait, action
+from penstock.protocol import trace_context
+
+log = logging.getLogger(__name__)
+
+
+@action(process=True)
+def plain(ctx: Context, number: int, seconds: float = 0.0) -> dict[str, Any]:
+    time.sleep(seconds)
+    return {"number": number, "pid": os.getpid(), "tenant": ctx.tenant}
+
+
+@action(process=True)
+def segfault(ctx: Context) -> None:
+    ctypes.string_at(0)
+
+
+@action(process=True, max_attempts=3)
+def leave(ctx: Context, code: int) -> None:
+    os._exit(code)
+
+
+@action(process=True, timeout=0.5)
+def hang(ctx: Context) -> None:
+    time.sleep(600)
+
+
+@action(process=True, timeout=0.5)
+async def hang_on_loop(ctx: Context) -> None:
+    time.sleep(600)
+
+
+@action(process=True, timeout=0.5)
+async def sleep(ctx: Context) -> None:
+    await asyncio.sleep(600)
+
+
+@action(process=True)
+def exhaust(ctx: Context) -> None:
+    kept = []
+    while True:
+        kept.append(bytearray(16 * 2**20))
+
+
+@action(process=True)
+def grow(ctx: Context, megabytes: int) -> int:
+    globals()["kept"] = b"x" * (megabytes * 2**20)
+    return os.getpid()
+
+
+@action(process=True)
+async def talk(ctx: Context) -> str:
+    log.warning("a line of the child")
+    await ctx.progress(40, "nearly")
+    ctx.spawn("plain", {"number": 1})
+    while not ctx.lease_lost:
+        await asyncio.sleep(0.02)
+    await ctx.progress(50, "lease lost")
+    await ctx.wait_cancelled()
+    await ctx.progress(60, f"cancelled {ctx.cancelled}")
+    return "over"
+
+
+@action(process=True)
+def decide(ctx: Context, what: str) -> Wait | None:
+    match what:
+        case "retry":
+            raise Retry(30, "not yet")
+        case "fail":
+            raise Fail("never")
+        case "wait":
+            return ctx.wait(timeout=60)
+        case _:
+            raise LookupError(what)
+
+
+@action(process=True, batch=10, linger=0.3)
+def many(calls: list[Call[dict[str, int]]]) -> list[Any]:
+    calls[0].answer("early")
+    if any(call.params.get("poison") for call in calls):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [{"size": len(calls)} for _ in calls]
+
+
+@action(process=True)
+def trace(ctx: Context) -> list[str]:
+    from opentelemetry import trace as api
+
+    tracer = api.get_tracer("app")
+    with tracer.start_as_current_span("inside") as span:
+        current = trace_context.current()
+        assert current is not None
+        return [current.trace_id, f"{span.get_span_context().trace_id:032x}"]

@@ -1,0 +1,250 @@
+"""Handlers in child processes: what crosses the boundary, and the outcome of a task whose child ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+
+from penstock.brokers.base import Outgoing
+from penstock.brokers.sqs import SqsQueue
+from penstock.protocol.message_attributes import encode_tenants
+from penstock.protocol.reports import Failed, Succeeded
+from penstock.protocol.requests import encode_call
+from penstock.runtime.tracing import active
+from penstock.runtime.tracing.spans import Spans
+from penstock.settings.model import Settings
+from penstock.worker.handlers.actions import REGISTRY, Registry, load_app
+from penstock.worker.process import Worker
+from tests.docs_blocks import all_blocks
+from tests.integration.worker import process_app
+from tests.integration.worker.test_worker import Bench, eventually, running
+
+MEMORY_BYTES = 256 * 2**20
+
+
+@pytest.fixture
+def database_url() -> str:
+    """No test here touches Postgres."""
+    return "postgresql://nobody@127.0.0.1:1/none"
+
+
+@pytest.fixture
+def bench(outbound: SqsQueue, results: SqsQueue, settings: Settings) -> Bench:
+    return Bench(outbound, results, settings, REGISTRY)
+
+
+@asynccontextmanager
+async def working(
+    bench: Bench, registry: Registry = REGISTRY, apps: Sequence[str] = (process_app.__name__,), **changes: Any
+) -> AsyncIterator[Worker]:
+    """A worker with two children that takes what comes."""
+    settings = bench.settings.model_copy(update={"worker_processes": 2, **changes})
+    worker = Worker(
+        outbound=bench.outbound, results=bench.results, settings=settings, registry=registry, apps=apps,
+    )  # fmt: skip
+
+    async def take() -> None:
+        while True:
+            await worker.run_once()
+
+    async with running(worker):
+        taking = asyncio.create_task(take())
+        try:
+            yield worker
+            await asyncio.wait_for(worker.settle(), 30)
+            assert (await bench.outbound.depth()).total == 0
+        finally:
+            taking.cancel()
+
+
+async def send(bench: Bench, *calls: tuple[str, dict[str, Any]], first: int = 1) -> None:
+    """Each in a message of its own."""
+    report = await bench.outbound.send(
+        [Outgoing(encode_call(n, 1, name, json.dumps(params))) for n, (name, params) in enumerate(calls, first)]
+    )
+    assert report.failed == []
+
+
+def error_of(outcome: Any) -> dict[str, Any]:
+    assert isinstance(outcome, Failed), outcome
+    data: dict[str, Any] = json.loads(outcome.error)["data"]
+    return data
+
+
+def result_of(outcome: Any) -> Any:
+    assert isinstance(outcome, Succeeded), outcome
+    return json.loads(outcome.result)
+
+
+async def test_children_that_crash_hang_and_exhaust_memory_fail_their_own_task_alone(bench: Bench) -> None:
+    bad = [
+        ("segfault", {}), ("leave", {"code": 7}), ("hang", {}), ("exhaust", {}), ("hang_on_loop", {}), ("sleep", {}),
+    ]  # fmt: skip
+    calls = [("plain", {"number": n}) for n in range(60)]
+    for position, call in enumerate([*bad, ("segfault", {}), ("hang", {}), ("exhaust", {})]):
+        calls.insert(position * 6, call)
+    await send(bench, *calls)
+    async with working(bench, process_max_memory_bytes=MEMORY_BYTES):
+        outcomes = await bench.outcomes(len(calls))
+    errors: dict[str, dict[str, Any]] = {}
+    for task_id, (name, params) in enumerate(calls, 1):
+        if name == "plain":
+            assert result_of(outcomes[task_id])["number"] == params["number"]
+        else:
+            errors[name] = error_of(outcomes[task_id])
+    assert {name: error["type"] for name, error in errors.items()} == {
+        "segfault": "ProcessDied", "leave": "ProcessDied", "hang": "TaskTimeout", "exhaust": "MemoryError",
+        "hang_on_loop": "TaskTimeout", "sleep": "TaskTimeout",
+    }  # fmt: skip
+    died = errors["segfault"]
+    assert (died["signal"], died.get("exit_code")) == ("SIGSEGV", None)
+    assert died["peak_rss_bytes"] > 2**20
+    assert "SIGSEGV" in died["message"]
+    assert (errors["leave"].get("signal"), errors["leave"]["exit_code"], errors["leave"]["max_attempts"]) == (
+        None,
+        7,
+        3,
+    )
+    assert "time.sleep(600)" in errors["hang"]["traceback"]
+    assert errors["hang_on_loop"]["signal"] == "SIGKILL"  # it could not stop the handler
+
+
+async def test_progress_cancellation_logs_and_decisions_cross_the_boundary(
+    bench: Bench, capfd: pytest.CaptureFixture[str]
+) -> None:
+    await bench.send(encode_call(1, 1, "plain", '{"number":1}'), **encode_tenants([(1, "acme")]))
+    decisions = ["retry", "fail", "other"]
+    await send(bench, *(("decide", {"what": what}) for what in decisions), ("plain", {"number": "x"}), first=2)
+
+    def noted(note: str) -> bool:
+        return any(note in (sign.detail or "") for sign in bench.signs(6))
+
+    async with working(bench) as worker:
+        outcomes = await bench.outcomes(5)
+        await send(bench, ("talk", {}), first=6)
+        await bench.until(lambda: bench.signs(6), "progress")
+        (attempt,) = worker._runner.attempts()
+        attempt.lease.lost = True
+        await bench.until(lambda: noted("lease lost"), "the lease to be lost")
+        attempt.lease.lost = False  # else its message is left alone
+        worker._runner.lose(attempt)
+        await bench.until(lambda: noted("cancelled True"), "the cancellation")
+    assert result_of(outcomes[1])["tenant"] == "acme"
+    assert result_of(outcomes[1])["pid"] != os.getpid()
+    assert error_of(outcomes[2])["retry_after"] == 30
+    assert error_of(outcomes[3])["final"] is True
+    lookup = error_of(outcomes[4])
+    assert lookup["type"] == "LookupError"
+    assert "raise LookupError(what)" in lookup["traceback"]
+    assert error_of(outcomes[5])["type"] == "BadParams"
+    notes = [json.loads(sign.detail) for sign in bench.signs(6) if sign.detail]
+    assert [note["percent"] for note in notes] == [40, 50, 60]
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "a line of the child" in line]
+    assert "task_id=6" in line
+    assert "action=talk" in line
+
+
+async def test_a_batch_whose_child_dies_is_run_task_by_task_to_find_the_one_at_fault(bench: Bench) -> None:
+    await send(bench, *(("many", {"n": n, "poison": int(n == 2)}) for n in range(5)))
+    async with working(bench):
+        outcomes = await bench.outcomes(5)
+    failed = [task_id for task_id, outcome in outcomes.items() if isinstance(outcome, Failed)]
+    # The early answers were sent before their child died.
+    assert failed in ([3], [])
+    assert all(error_of(outcomes[task_id])["signal"] == "SIGKILL" for task_id in failed)
+    assert result_of(outcomes[1]) == "early"
+
+
+async def test_children_are_replaced_after_so_many_tasks_and_above_their_memory(bench: Bench) -> None:
+    await send(bench, *[("plain", {"number": n}) for n in range(6)])
+    async with working(bench, worker_processes=1, process_recycle_after=3, process_max_memory_bytes=MEMORY_BYTES):
+        outcomes = await bench.outcomes(6)
+        runs = Counter(result_of(outcome)["pid"] for outcome in outcomes.values())
+        assert sorted(runs.values()) == [3, 3]
+        bench.reports.clear()
+        await send(bench, ("grow", {"megabytes": 280}), first=10)
+        grown = result_of((await bench.outcomes(1))[10])
+        bench.reports.clear()
+        await send(bench, ("plain", {"number": 1}), first=11)
+        assert result_of((await bench.outcomes(1))[11])["pid"] != grown
+
+
+async def test_killed_children_and_a_killed_fork_server_lose_no_task(bench: Bench) -> None:
+    count = 150
+    await send(bench, *[("plain", {"number": n, "seconds": 0.02}) for n in range(count)])
+    async with working(bench) as worker:
+        pool = worker._processes
+        assert pool is not None
+
+        async def kill() -> None:
+            while True:
+                await asyncio.sleep(0.05)
+                for pid in list(pool._children)[:1]:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+        killing = asyncio.create_task(kill())
+        outcomes = await bench.outcomes(count)
+        killing.cancel()
+        errors = [error_of(outcome) for outcome in outcomes.values() if isinstance(outcome, Failed)]
+        assert errors
+        assert {(error["type"], error["signal"]) for error in errors} == {("ProcessDied", "SIGKILL")}
+        before = set(pool._children)
+        server = await asyncio.to_thread(parent_of, next(iter(before)))
+        os.kill(server, signal.SIGKILL)
+
+        async def others() -> bool:
+            return len(pool._children) == 2 and not before & set(pool._children)
+
+        await eventually(others, "other children")
+        bench.reports.clear()
+        await send(bench, ("plain", {"number": 1}), first=1000)
+        assert result_of((await bench.outcomes(1))[1000])["number"] == 1
+
+
+async def test_the_handler_of_the_processes_page_runs_in_a_child(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = next(block.text for block in all_blocks() if (block.page, block.info) == ("docs/processes.md", "python app"))
+    (tmp_path / "page_app.py").write_text(text, "utf-8")
+    (tmp_path / "pixels.json").write_text("[1, 2, 3]", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry = Registry()
+    load_app("page_app")
+    registry["thumbnail"] = REGISTRY.pop("thumbnail")
+    await send(bench, ("thumbnail", {"path": "pixels.json"}))
+    async with working(bench, registry=registry, apps=["page_app"]):
+        outcomes = await bench.outcomes(1)
+    assert result_of(outcomes[1]) == {"pixels": 3}
+
+
+async def test_spans_of_a_child_belong_to_the_trace_of_the_attempt(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    active.use(Spans(TracerProvider()))
+    try:
+        await send(bench, ("trace", {}))
+        async with working(bench, traces=True):
+            outcome = (await bench.outcomes(1))[1]
+    finally:
+        active.use(None)
+    assert isinstance(outcome, Succeeded)
+    assert outcome.trace is not None
+    assert json.loads(outcome.result) == [outcome.trace.trace_id, outcome.trace.trace_id]
+
+
+def parent_of(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+        return int(stat.read().rpartition(")")[2].split()[1])
