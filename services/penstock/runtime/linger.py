@@ -6,6 +6,7 @@ from time import monotonic
 
 _RATE_MEMORY_SECONDS = 0.25
 _SHORTEST_DELAY_SECONDS = 0.002
+_SHARING = 12  # items of a send: with more, its calls cost next to nothing
 
 
 class Linger:
@@ -27,9 +28,36 @@ class Linger:
         self._seen_at = now
         self._rate += (items / gone - self._rate) * min(1.0, gone / _RATE_MEMORY_SECONDS)
 
+    @property
+    def fill_seconds(self) -> float:
+        """The time that brings ``full`` items."""
+        return self._full / max(self._rate, 1e-3)
+
     def seconds(self, waiting: int) -> float:
         """The delay now, in seconds, with so many items waiting."""
         if waiting >= self._full:
             return 0.0
         wait = self._longest_seconds * min(1.0, self._rate * self._longest_seconds / self._full)
         return wait if wait >= _SHORTEST_DELAY_SECONDS else 0.0
+
+
+class Pace:
+    """The time between two sends, which grows with the rate of items; none below a certain rate, or far above it.
+
+    longest_seconds: at the rate that brings a dozen items within it. At higher rates it is the time of a dozen.
+    """
+
+    def __init__(self, longest_seconds: float) -> None:
+        self._linger = Linger(_SHARING, longest_seconds=longest_seconds)
+        self._next_at = float("-inf")
+
+    def record(self, items: int) -> None:
+        """Count items sent since the last call."""
+        self._linger.record(items)
+
+    def turn_seconds(self) -> float:
+        """Take the next turn to send; returns the seconds until then."""
+        now = monotonic()
+        at = max(now, self._next_at)
+        self._next_at = at + min(self._linger.seconds(0), self._linger.fill_seconds)
+        return at - now

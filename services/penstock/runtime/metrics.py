@@ -25,13 +25,22 @@ _labelled_actions: set[str] = set()
 class _ByAction(MetricWrapperBase):
     """A metric whose first label may be the action: its name, of the first ones that this process meets."""
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self._met: dict[tuple[Any, ...], Self] = {}  # the library's own look-up costs more than most that is counted
+        super().__init__(*arguments, **named)
+
     def labels(self, *values: Any, **named: Any) -> Self:
+        if not named and (met := self._met.get(values)) is not None:
+            return met
         if values and self._labelnames[:1] == ("action",) and values[0] not in _labelled_actions:
             if len(_labelled_actions) < MAX_ACTIONS_SHOWN:
                 _labelled_actions.add(values[0])
             else:
-                values = OTHER_ACTIONS, *values[1:]
-        return super().labels(*values, **named)
+                return super().labels(OTHER_ACTIONS, *values[1:], **named)
+        made = super().labels(*values, **named)
+        if not named:
+            self._met[values] = made
+        return made
 
 
 class Counter(_ByAction, prometheus_client.Counter):

@@ -16,6 +16,7 @@ from penstock.db.notify import Listener
 from penstock.db.pool import Store
 from penstock.protocol.errors import Refused, Unavailable
 from penstock.protocol.task import BEGINNING, Position, Stretch
+from penstock.runtime.linger import Pace
 from penstock.runtime.loop import Service, SideTask
 from penstock.runtime.periodic import is_set_within
 from penstock.scheduler.gates import Gates
@@ -56,6 +57,7 @@ class Scheduler(Service):
         self._throughput = Throughput(store)
         window_of = partial(ClaimWindow, store, settings, self._throughput)
         self._window = window_of(None)
+        self._pace = Pace(settings.hop_wait_seconds if outbound.limits.bills_calls else 0.0)
         self._routes = Routes(
             store=store, outbound=outbound, open_queue=open_queue, window_of=window_of, put_aside=self._note
         )
@@ -92,6 +94,7 @@ class Scheduler(Service):
 
     async def run_once(self) -> int:
         """Claim what is due and fits the window, send it, release the rest; returns how many were sent."""
+        await asyncio.sleep(self._pace.turn_seconds())
         # Cleared before looking: a wake-up that comes during the claim then leads to another look, not to a wait.
         self._listener.event.clear()
         await self._store.read_fence()
@@ -160,6 +163,7 @@ class Scheduler(Service):
             self._note(diverted)
             if batch is not None:
                 self._window.note_claim(batch.tasks)
+                self._pace.record(len(batch.tasks))
         return batch, diverted
 
     def _note(self, diverted: int) -> None:

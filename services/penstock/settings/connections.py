@@ -164,6 +164,12 @@ class QueueSettings(Group):
         "delivered again. 0: at once.",
         le=60,
     )
+    hop_wait_seconds: Seconds = setting(
+        0.025,
+        "On SQS, the time between two sends of a scheduler, or of a worker's results, grows with their rate up to "
+        "this, so that about a dozen tasks share the calls of a hop: milliseconds for money. 0: each is sent at once.",
+        le=60,
+    )
     amqp_consumer_timeout_seconds: float = setting(
         1800,
         "The broker's consumer_timeout: a message held for nearly as long is deleted, and from then on the "

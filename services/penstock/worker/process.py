@@ -84,6 +84,7 @@ class Worker(Service):
         self._sender = ResultSender(
             results, sent=self._leases.answered, timings=self._timings, worker=self._name,
             progress_seconds=min(settings.billed_call_wait_seconds, settings.heartbeat_seconds / 4),
+            pace_seconds=settings.hop_wait_seconds,
         )  # fmt: skip
         self._threads = Threads(settings.worker_threads)
         wants_processes = bool(apps) and any(handler.process for handler in registry.values())

@@ -15,7 +15,7 @@ from penstock.protocol.json_text import utf8_size
 from penstock.protocol.message_attributes import WORKER_ATTRIBUTE
 from penstock.protocol.reports import encode_run_times
 from penstock.runtime import metrics
-from penstock.runtime.linger import Linger
+from penstock.runtime.linger import Linger, Pace
 from penstock.runtime.logs import get_logger
 from penstock.runtime.periodic import Pauses
 from penstock.worker.leases import Lease
@@ -78,7 +78,8 @@ class Timings:
 class ResultSender:
     """Sends at once under little load, in growing batches under much; each response's lease goes to ``sent``.
 
-    progress_seconds: for which heartbeats and progress wait for responses to go with, where calls are billed.
+    Where calls are billed: progress_seconds, for which progress waits for responses to go with; pace_seconds, the
+    longest time between two sends.
     """
 
     def __init__(
@@ -89,12 +90,14 @@ class ResultSender:
         timings: Timings,
         worker: str,
         progress_seconds: float = 0.0,
+        pace_seconds: float = 0.0,
     ) -> None:
         self._queue = queue
         self._attributes = {WORKER_ATTRIBUTE: worker}
         self._sent = sent
         self._timings = timings
         self._linger = Linger(MAX_ENTRIES, longest_seconds=_LONGEST_LINGER_SECONDS)
+        self._pace = Pace(pace_seconds if queue.limits.bills_calls else 0.0)
         self._answers: list[Entry] = []
         self._progress: dict[str, str] = {}
         self._progress_seconds = progress_seconds if queue.limits.bills_calls else 0.0
@@ -136,7 +139,7 @@ class ResultSender:
         pauses = Pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while True:
             await self._added.wait()
-            wait_seconds = self._linger.seconds(len(self._answers))
+            wait_seconds = max(self._linger.seconds(len(self._answers)), self._pace.turn_seconds())
             if wait_seconds and not self._hurry:
                 await asyncio.sleep(wait_seconds)
             self._added.clear()
@@ -150,6 +153,7 @@ class ResultSender:
             if run_times is not None:
                 entries.append((run_times, None, None))
             self._linger.record(len(entries))
+            self._pace.record(len(entries))
             failed, reason = await self._send(entries)
             if len(failed) < len(entries):
                 pauses.reset()

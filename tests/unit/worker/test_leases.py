@@ -24,6 +24,7 @@ class Calls:
         self.limits = limits
         self.deleted: list[str] = []
         self.released: list[str] = []
+        self.extended: list[str] = []
 
     async def send(self, messages: Sequence[Outgoing]) -> SendReport:
         raise AssertionError
@@ -36,6 +37,7 @@ class Calls:
         return []
 
     async def extend(self, messages: Sequence[Message], seconds: int) -> list[Message]:
+        self.extended += [message.id for message in messages]
         return []
 
     async def release(self, messages: Sequence[Message]) -> None:
@@ -69,3 +71,24 @@ async def test_a_message_held_for_as_long_as_can_be_is_let_go_and_its_tasks_go_o
             task.cancel()
     assert queue.deleted == (["m"] if deletes else [])  # what is lost is others' and is not deleted under their hands
     assert queue.released == []
+
+
+async def test_a_message_that_cannot_be_deleted_for_long_is_extended_before_its_lease_ends() -> None:
+    """As while a handler blocks the event loop, and the lease thread goes on."""
+    queue = Calls(LIMITS)
+    leases = Leases(queue, visibility_seconds=1, delete_seconds=60)
+    finished = leases.add(Message("m", "r", "[]", 1, None, {}), 1)
+    leases.answered(finished)
+    assert leases.finished() == [finished]
+    extending = asyncio.create_task(leases.extend_unfinished())
+    try:
+        await until(lambda: queue.extended)
+    finally:
+        extending.cancel()
+    assert queue.extended[0] == "m"
+    assert not finished.lost
+    deleting = asyncio.create_task(leases.delete_finished())
+    await leases.wait_deleted()
+    deleting.cancel()
+    assert queue.deleted == ["m"]
+    assert leases.empty.is_set()

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.protocol.reports import RunTimes, decode_reports
 from penstock.runtime import linger
-from penstock.runtime.linger import Linger
+from penstock.runtime.linger import Linger, Pace
 from penstock.worker import result_sender
 from penstock.worker.result_sender import Timings
 from tests.integration.doors import sample
@@ -150,6 +150,41 @@ def test_the_first_items_after_a_long_rest_are_no_rush(clock: Clock) -> None:
     clock.now += 600
     lingering.record(500)
     assert lingering.seconds(1) == 0
+
+
+# Pace
+
+
+def turns(clock: Clock, per_second: float, longest_seconds: float = 0.025) -> list[float]:
+    """The waits before three sends at once, after two seconds of so many items a second."""
+    pace = Pace(longest_seconds)
+    for _ in range(20):
+        clock.now += 0.1
+        pace.record(round(per_second / 10))
+    return [pace.turn_seconds() for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("per_second", "seconds"), [(10, 0), (50, 0.0026), (200, 0.0104), (480, 0.025), (1200, 0.01), (20_000, 0.0006)]
+)
+def test_sends_are_as_far_apart_as_a_dozen_items_take_and_no_further(
+    clock: Clock, per_second: float, seconds: float
+) -> None:
+    assert turns(clock, per_second) == pytest.approx([0, seconds, 2 * seconds], abs=0.0001)
+
+
+def test_a_longer_pace_shares_more_and_none_shares_nothing(clock: Clock) -> None:
+    assert turns(clock, 50, longest_seconds=1)[1] == pytest.approx(12 / 50, rel=0.01)
+    assert turns(clock, 500, longest_seconds=0) == [0, 0, 0]
+
+
+def test_a_send_after_a_rest_is_not_late(clock: Clock) -> None:
+    pace = Pace(1.0)
+    clock.now += 1
+    pace.record(100)
+    assert pace.turn_seconds() == 0
+    clock.now += 10
+    assert pace.turn_seconds() == 0
 
 
 def test_two_calls_at_the_same_instant_do_no_harm(clock: Clock) -> None:
