@@ -44,11 +44,16 @@ class Process:
 
 
 @dataclass
-class SqsCount:
-    """Calls that were answered, by queue and operation, and 64 KiB units that AWS would bill for them."""
+class Counts:
+    """Calls to SQS that were answered, by queue and operation, and 64 KiB units that AWS would bill for them.
+
+    passes: of the processes' loops, by process and outcome. statements: by name.
+    """
 
     calls: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     billed_units: float = 0.0
+    passes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    statements: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, families: Iterable[Metric]) -> None:
         """Add what one process has counted."""
@@ -58,6 +63,10 @@ class SqsCount:
                     self.billed_units += sample.value
                 elif sample.name == "penstock_sqs_calls_total" and sample.labels["outcome"] == "ok":
                     self.calls[f"{sample.labels['queue']} {sample.labels['operation']}"] += sample.value
+                elif sample.name == "penstock_passes_total":
+                    self.passes[f"{sample.labels['process']} {sample.labels['outcome']}"] += sample.value
+                elif sample.name == "penstock_statement_seconds_count":
+                    self.statements[sample.labels["statement"]] += sample.value
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,7 @@ class Usage:
     at: float
     busy_seconds: float
     processes: Mapping[str, Process]
-    sqs: SqsCount
+    counts: Counts
     wal_bytes: int
     dead_tuples: int
     task_table_bytes: int
@@ -110,7 +119,7 @@ async def read_usage(state: Mapping[str, Any], database: asyncpg.Pool[Any], page
             processes[entry["name"]] = read_process(entry["pid"], children=entry["metrics"] is None)
         except (psutil.NoSuchProcess, TypeError) as exc:
             raise StackError(f"{entry['name']} has died during the benchmark: its figures are lost, run again") from exc
-    count = SqsCount()
+    count = Counts()
     count.add(metrics.REGISTRY.collect())  # of producers in this process
     for text in await pages.read(state["processes"]):
         count.add(text_string_to_metric_families(text))
@@ -142,12 +151,7 @@ def cost(before: Usage, after: Usage, tasks: int) -> dict[str, Any]:
     ours = sum(process.cpu_seconds - before.processes[name].cpu_seconds for name, process in after.processes.items())
     available = (after.at - before.at) * (os.cpu_count() or 1)
     others = max(0.0, after.busy_seconds - before.busy_seconds - ours) / available if available > 0 else 0.0
-    calls = {
-        name: round((count - before.sqs.calls[name]) / tasks, 5)
-        for name, count in sorted(after.sqs.calls.items())
-        if count > before.sqs.calls[name]
-    }
-    units = (after.sqs.billed_units - before.sqs.billed_units) / tasks
+    units = (after.counts.billed_units - before.counts.billed_units) / tasks
     return {
         "machine_used_by_others_percent": round(100 * others, 1),
         "cpu_us_per_task": cpu | {"total": round(sum(cpu.values()), 2)},
@@ -156,8 +160,8 @@ def cost(before: Usage, after: Usage, tasks: int) -> dict[str, Any]:
             "end": {name: round(process.memory_mb, 1) for name, process in after.processes.items()},
             "peak": {name: round(p.peak_mb, 1) for name, p in after.processes.items() if p.peak_mb is not None},
         },
-        "sqs_calls_per_task": round((sum(after.sqs.calls.values()) - sum(before.sqs.calls.values())) / tasks, 5),
-        "sqs_calls_by_operation": calls,
+        "sqs_calls_per_task": round((sum(after.counts.calls.values()) - sum(before.counts.calls.values())) / tasks, 5),
+        "sqs_calls_by_operation": _each(before.counts.calls, after.counts.calls, tasks),
         "sqs_billed_units_per_task": round(units, 5),
         "sqs_usd_per_million_tasks": round(units * USD_PER_MILLION_SQS_REQUESTS, 4),
         "wal_bytes_per_task": round((after.wal_bytes - before.wal_bytes) / tasks, 1),
@@ -167,6 +171,19 @@ def cost(before: Usage, after: Usage, tasks: int) -> dict[str, Any]:
             "end": round(after.task_table_bytes / 1e6, 1),
         },
     }
+
+
+def work_by_name(before: Usage, after: Usage, tasks: int) -> dict[str, Any]:
+    """Passes of the loops and statements between two readings, for one task."""
+    return {
+        "passes_per_task": _each(before.counts.passes, after.counts.passes, tasks),
+        "statements_per_task": _each(before.counts.statements, after.counts.statements, tasks),
+    }
+
+
+def _each(before: Mapping[str, float], after: Mapping[str, float], tasks: int) -> dict[str, float]:
+    more = {name: count - before.get(name, 0.0) for name, count in sorted(after.items())}
+    return {name: round(count / tasks, 5) for name, count in more.items() if count > 0}
 
 
 def percentiles_ms(seconds: Sequence[float]) -> dict[str, float | int]:

@@ -18,7 +18,7 @@ import asyncpg
 from rich.progress import Progress
 
 from benchmarks.harness.actions import APP
-from benchmarks.harness.measure import Pages, Usage, cost, read_usage
+from benchmarks.harness.measure import Pages, Usage, cost, read_usage, work_by_name
 from benchmarks.harness.profile import Profiler
 from penstock.brokers.sqs import SqsTransport
 from penstock.db.pool import Store
@@ -87,6 +87,7 @@ class Rig:
         self._paused: dict[str, int] = {}
         self._measurements = 0
         self.began = 0.0
+        self.work: dict[str, Any] = {}  # by name, of the last measurement
 
     @property
     def settings(self) -> Settings:
@@ -117,6 +118,7 @@ class Rig:
             self._profiler = None
         after = await read_usage(self.stack.state(), self.database, self._pages)
         before, self._before = self._before, None
+        self.work = work_by_name(before, after, tasks)
         return cost(before, after, tasks)
 
     def seconds(self) -> float:

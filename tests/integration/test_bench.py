@@ -214,6 +214,8 @@ def test_trickle_has_the_cost_and_the_times_of_a_single_task_and_of_a_step(repor
     check_percentiles(chain["step_ms"], 6)
     for leg in (single, chain):
         assert leg["cpu_ms_by_process"].keys() == PROCESSES - {"bench"} | {"postgres"}
+        assert leg["statements_per_task"]["finish_tasks"] > 0
+        assert leg["passes_per_task"]["resulter worked"] > 0
         assert leg["cpu_ms"] == pytest.approx(sum(leg["cpu_ms_by_process"].values()), abs=0.01)
         assert 0 < leg["sqs_calls_by_operation"]["outbound send_message_batch"] <= 1.1
         assert leg["sqs_usd_per_million_tasks"] == pytest.approx(leg["sqs_calls_per_task"] * 0.4, abs=0.002)

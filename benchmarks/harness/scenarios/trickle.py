@@ -71,6 +71,9 @@ async def _idle(rig: Rig, seconds: float) -> dict[str, Any]:
     return {
         "seconds": round(seconds, 1),
         "cpu_percent_of_a_core": cpu,
+        "statements_per_second": {
+            name: round(count / seconds, 2) for name, count in rig.work["statements_per_task"].items()
+        },
         "sqs_calls_per_second": {
             name: round(calls / seconds, 3) for name, calls in used["sqs_calls_by_operation"].items()
         },
@@ -122,6 +125,10 @@ async def _above_idle(rig: Rig, tasks: int, idle: Usage) -> dict[str, Any]:
         name: round(count - idle["sqs_calls_per_second"].get(name, 0.0) * seconds_per_task, 3)
         for name, count in used["sqs_calls_by_operation"].items()
     }
+    statements = {
+        name: round(count - idle["statements_per_second"].get(name, 0.0) * seconds_per_task, 2)
+        for name, count in rig.work["statements_per_task"].items()
+    }
     total = sum(calls.values())
     calls = {name: count for name, count in calls.items() if abs(count) >= _SHOWN_CALLS}
     # Bills of tasks that travel alone are by the call: none of them has 64 KiB.
@@ -133,6 +140,8 @@ async def _above_idle(rig: Rig, tasks: int, idle: Usage) -> dict[str, Any]:
         "sqs_calls_per_task": round(total, 3),
         "sqs_calls_by_operation": calls,
         "sqs_usd_per_million_tasks": round(total * USD_PER_MILLION_SQS_REQUESTS, 3),
+        "passes_per_task": {name: round(count, 2) for name, count in rig.work["passes_per_task"].items()},
+        "statements_per_task": {name: count for name, count in statements.items() if abs(count) >= _SHOWN_CALLS},
         "wal_bytes_per_task": used["wal_bytes_per_task"],
         "machine_used_by_others_percent": used["machine_used_by_others_percent"],
     }

@@ -15,7 +15,7 @@ from penstock.protocol.requests import encode_call
 from penstock.protocol.task import Claimed
 from penstock.runtime import metrics
 
-_SPREAD = 10  # messages that a claim is cut into before any holds many tasks
+_SPREAD = 10  # messages that a claim is cut into, unless they would be too large
 _SECONDS_UNKNOWN = 0.1  # the run time of an action that no worker has reported yet
 _ATTRIBUTES_BYTES = 1024  # the time limit, and a tenant of all, whose 128 characters are up to 6 bytes each as JSON
 _UNSIGNED = Fence()
@@ -39,15 +39,15 @@ def pack_messages(
 ) -> list[PackedMessage]:
     """Pack claimed tasks into messages, in the order of the claim.
 
-    A small claim travels one task a message, so that idle workers share it; messages grow only once there are
-    ``_SPREAD`` of them. Tasks of different time limits travel apart, because the limit is the message's attribute; a
+    A small claim travels one task a message, so that idle workers share it; a larger one in about ``_SPREAD``, which
+    are one call to SQS. Tasks of different time limits travel apart, because the limit is the message's attribute; a
     suspect travels alone, so that a crash of its worker affects no other task. by_tenant: so do the tasks of each
     tenant, in messages of its group. run_seconds: mean run time by action. fence: makes their claim ids.
     """
     groups: dict[tuple[float | None, str | None, int | None], list[Claimed]] = defaultdict(list)
     for task in tasks:
         groups[task.timeout_seconds, task.tenant if by_tenant else None, task.id if task.suspect else None].append(task)
-    max_items = min(max_tasks, max(1, len(tasks) // _SPREAD))
+    max_items = min(max_tasks, max(1, -(-len(tasks) // _SPREAD)))
     messages: list[PackedMessage] = []
     for (_, tenant, _), members in groups.items():
         calls = [call_of(task, fence) for task in members]

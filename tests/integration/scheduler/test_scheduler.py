@@ -168,7 +168,7 @@ def claimed(number: int, payload: str = "{}", timeout: float | None = None) -> C
 
 
 @pytest.mark.parametrize(
-    ("tasks", "max_tasks", "expected"), [(1, 100, 1), (10, 100, 10), (19, 100, 19), (20, 100, 10), (999, 7, 143)]
+    ("tasks", "max_tasks", "expected"), [(1, 100, 1), (10, 100, 10), (19, 100, 10), (20, 100, 10), (999, 7, 143)]
 )
 def test_packs_grow_with_the_claim_and_keep_their_order(tasks: int, max_tasks: int, expected: int) -> None:
     tasks_ = [claimed(n) for n in range(tasks)]

@@ -42,6 +42,11 @@ def test_a_message_holds_about_a_second_of_work() -> None:
     assert sizes(packed_in(tasks, {"a": 0.0}, max_tasks=50)) == [50] * 40
 
 
+def test_a_small_claim_is_one_call_to_sqs() -> None:
+    for count, messages in ((1, 1), (10, 10), (12, 6), (25, 9), (101, 10)):
+        assert len(packed_in([claimed(n) for n in range(count)], {"a": 0.001})) == messages
+
+
 def test_a_task_of_more_than_a_second_travels_alone() -> None:
     assert sizes(packed_in([claimed(n) for n in range(50)], {"a": 20.0})) == [1] * 50
 
