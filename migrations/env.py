@@ -1,4 +1,4 @@
-"""Alembic environment: online over asyncpg with the URL handed in by penstock.migrate, offline as SQL text.
+"""Alembic environment: online over asyncpg with connections made by penstock.migrate, offline as SQL text.
 
 Online it works through a pooler in transaction mode too: settings and locks are of transactions, statements unnamed.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from alembic import context
 from penstock_tables import SCHEMA, metadata
 from sqlalchemy import Connection, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
-
-from penstock.db.connecting import connect
 
 _OPTIONS = {
     "target_metadata": metadata,
@@ -46,10 +46,13 @@ def _lock(connection: Connection) -> None:
         time.sleep(0.2)
 
 
-async def _online(url: str) -> None:
-    given = {"url": url, "async_creator_fn": connect}  # so that a URL means here what it means to every process
-    unnamed = {"statement_cache_size": 0, "prepared_statement_cache_size": 0, "prepared_statement_name_func": str}
-    engine = create_async_engine("postgresql+asyncpg://", connect_args=given | unnamed, poolclass=NullPool)
+async def _online(connect: Callable[[], Awaitable[Any]]) -> None:
+    unnamed = {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}
+    engine = create_async_engine(
+        "postgresql+asyncpg://",
+        connect_args={"async_creator_fn": lambda **_: connect(), **unnamed},
+        poolclass=NullPool,
+    )
     try:
         async with engine.connect() as holder, engine.connect() as connection:
             await holder.run_sync(_lock)
@@ -66,4 +69,4 @@ if context.is_offline_mode():
         context.execute(f"create schema if not exists {SCHEMA}")
         context.run_migrations()
 else:
-    asyncio.run(_online(context.config.attributes["url"]))
+    asyncio.run(_online(context.config.attributes["connect"]))

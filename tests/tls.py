@@ -25,6 +25,8 @@ class TlsFront:
     plain: int = 0
     ca_path: Path = field(default_factory=Path)
     other_ca_path: Path = field(default_factory=Path)
+    cert_path: Path = field(default_factory=Path)
+    key_path: Path = field(default_factory=Path)
 
     def url(self, behind: str) -> str:
         """The URL of a database, by way of this front."""
@@ -33,14 +35,26 @@ class TlsFront:
 
 
 @contextmanager
-def tls_front(url: str, folder: Path, *, host: str = "127.0.0.1") -> Iterator[TlsFront]:
-    """Run a front before the server of a URL; its certificate is for ``host``, and is signed by the CA of ca_path."""
+def tls_front(
+    url: str, folder: Path, *, host: str = "127.0.0.1", wants_certificates: bool = False
+) -> Iterator[TlsFront]:
+    """Run a front before the server of a URL; its certificate is for ``host``, and is signed by the CA of ca_path.
+
+    wants_certificates: of clients, from the same CA, as cert_path and key_path hold one.
+    """
     authority = trustme.CA()
     front = TlsFront(ca_path=folder / "ca.pem", other_ca_path=folder / "other-ca.pem")
     authority.cert_pem.write_to_path(front.ca_path)
     trustme.CA().cert_pem.write_to_path(front.other_ca_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert(host).configure_cert(context)
+    if wants_certificates:
+        authority.configure_trust(context)
+        context.verify_mode = ssl.CERT_REQUIRED
+        client = authority.issue_cert("client.example", common_name="penstock")
+        front.cert_path, front.key_path = folder / "client.pem", folder / "client.key"
+        client.cert_chain_pems[0].write_to_path(front.cert_path)
+        client.private_key_pem.write_to_path(front.key_path)
     target = urlsplit(url)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -154,6 +154,7 @@ def migrate(
 ) -> None:
     """Bring the schema in Postgres up to date. Safe to repeat."""
     from penstock.db import migrate as migrations
+    from penstock.db.credentials import passwords_of
     from penstock.protocol.errors import Unavailable
     from penstock.settings.model import load_settings
 
@@ -164,18 +165,19 @@ def migrate(
             raise typer.BadParameter("--sql prints an upgrade; it does not go with --down-to")
         typer.echo(migrations.upgrade_sql(revision))
         return
-    url = load_settings(**given(database_url=database_url)).require_database_url
+    settings = load_settings(**given(database_url=database_url))
+    url, passwords = settings.require_database_url, passwords_of(settings)
     try:
         if down_to is not None:
-            migrations.downgrade(url, down_to)
+            migrations.downgrade(url, down_to, passwords=passwords)
         else:
-            migrations.upgrade(url, revision)
+            migrations.upgrade(url, revision, passwords=passwords)
     except Exception as exc:
         reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
         raise Unavailable(f"the schema was not changed: {reason}") from exc
     typer.echo(f"schema is at {down_to or revision}")
     if grant is not None:
-        asyncio.run(migrations.grant(url, grant))
+        asyncio.run(migrations.grant(url, grant, passwords=passwords))
         typer.echo(f"role {grant} may do what the processes need")
 
 

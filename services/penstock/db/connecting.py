@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
 
+from penstock.db.credentials import Passwords
 from penstock.settings.values import query_of
 
 LOST_SECONDS = 5
@@ -24,17 +26,24 @@ _KEEPALIVE = {
 _TRY_THE_NEXT = (OSError, asyncpg.CannotConnectNowError, asyncpg.TargetServerAttributeNotMatched)
 
 
-async def connect(url: str, *, timeout: float = CONNECT_SECONDS, **options: Any) -> Any:
+async def connect(
+    url: str, *, timeout: float = CONNECT_SECONDS, passwords: Passwords | None = None, **options: Any
+) -> Any:
     """As ``asyncpg.connect``; of several hosts the first that takes writes, unless the URL asks for another kind.
 
-    A host that does not answer within a second does not keep the next one waiting. Raises as the driver does.
+    A host that does not answer within a second does not keep the next one waiting. passwords: None for those of the
+    URL. Raises as the driver does, and Unavailable without a password.
     """
     urls, asked = _urls_of_hosts(url), query_of(url).get("target_session_attrs")
+    known: dict[str, str] = {}
+    if passwords is not None:
+        given = await passwords(urls)
+        known = {url: given[0], **dict(zip(urls, given, strict=True))}
     if len(urls) > 1 and asked is None:
         options["target_session_attrs"] = "read-write"
     async with asyncio.timeout(timeout):
         # prefer-standby is about all hosts together, so the driver tries them.
-        connection = await _first_of([url] if asked == "prefer-standby" else urls, options)
+        connection = await _first_of([url] if asked == "prefer-standby" else urls, known, options)
     transport = connection._transport
     if (found := transport.get_extra_info("socket")) is not None and found.family != socket.AF_UNIX:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -44,7 +53,7 @@ async def connect(url: str, *, timeout: float = CONNECT_SECONDS, **options: Any)
     return connection
 
 
-async def _first_of(urls: list[str], options: dict[str, Any]) -> Any:
+async def _first_of(urls: list[str], passwords: Mapping[str, str], options: dict[str, Any]) -> Any:
     """The first connection that an attempt makes; each begins when the one before has failed or had its head start."""
     following = list(urls if len(urls) > 1 else urls * (len(_HEAD_STARTS) + 1))
     attempts: list[asyncio.Task[Any]] = []
@@ -52,7 +61,9 @@ async def _first_of(urls: list[str], options: dict[str, Any]) -> Any:
     try:
         while True:
             if following:
-                attempts.append(asyncio.create_task(asyncpg.connect(following.pop(0), **options)))
+                next_url = following.pop(0)
+                connecting = asyncpg.connect(next_url, password=passwords.get(next_url), **options)
+                attempts.append(asyncio.create_task(connecting))
                 running.add(attempts[-1])
             pause = _HEAD_STARTS[min(len(attempts), len(_HEAD_STARTS)) - 1] if following else None
             done, running = await asyncio.wait(running, timeout=pause, return_when=asyncio.FIRST_COMPLETED)

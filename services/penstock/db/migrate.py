@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
 from penstock.db.connecting import connect
+from penstock.db.credentials import Passwords
 from penstock.db.driver_errors import Translated
 from penstock.protocol.errors import Refused, Unavailable
 
@@ -48,21 +50,27 @@ def migrations_path() -> Path:
 
 
 def _config(
-    database_url: str | None = None, output: StringIO | None = None, lock_seconds: float = LOCK_SECONDS
+    connect_to_it: Callable[[], Awaitable[Any]] | None = None,
+    output: StringIO | None = None,
+    lock_seconds: float = LOCK_SECONDS,
 ) -> Config:
     config = Config(output_buffer=output) if output is not None else Config()
     config.set_main_option("script_location", str(migrations_path()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     # For the table definitions beside the migrations, which only Alembic reads.
     config.set_main_option("prepend_sys_path", str(migrations_path()).replace("%", "%%"))
-    # Not by set_main_option: a password may hold %, and the URL must not appear in a config dump.
-    config.attributes["url"] = database_url
+    config.attributes["connect"] = connect_to_it
     config.attributes["lock_seconds"] = lock_seconds
     return config
 
 
 def upgrade(
-    database_url: str, revision: str = "head", *, lock_seconds: float = LOCK_SECONDS, tries: int = TRIES
+    database_url: str,
+    revision: str = "head",
+    *,
+    passwords: Passwords | None = None,
+    lock_seconds: float = LOCK_SECONDS,
+    tries: int = TRIES,
 ) -> None:
     """Run the migrations up to ``revision``; doing so again changes nothing. Must not run inside an event loop.
 
@@ -70,20 +78,28 @@ def upgrade(
     what was migrated by then stays. Raises Unavailable after the last of them, and for a database at a revision that
     this version does not know.
     """
-    _run(command.upgrade, database_url, revision, lock_seconds, tries)
+    _run(command.upgrade, _connector(database_url, passwords), revision, lock_seconds, tries)
 
 
-def downgrade(database_url: str, revision: str, *, lock_seconds: float = LOCK_SECONDS, tries: int = TRIES) -> None:
+def downgrade(
+    database_url: str,
+    revision: str,
+    *,
+    passwords: Passwords | None = None,
+    lock_seconds: float = LOCK_SECONDS,
+    tries: int = TRIES,
+) -> None:
     """Undo the migrations down to ``revision`` (``base``: all), with their tables; otherwise as ``upgrade``."""
-    _run(command.downgrade, database_url, revision, lock_seconds, tries)
+    _run(command.downgrade, _connector(database_url, passwords), revision, lock_seconds, tries)
 
 
-async def _connect(database_url: str) -> Any:
-    return await connect(database_url, statement_cache_size=0)  # so that a pooler may stand between
+def _connector(database_url: str, passwords: Passwords | None) -> Callable[[], Awaitable[Any]]:
+    """Makes connections without named statements, so that a pooler may stand between."""
+    return partial(connect, database_url, passwords=passwords, statement_cache_size=0)
 
 
-async def _read_revision(database_url: str) -> str | None:
-    connection = await _connect(database_url)
+async def _read_revision(connect_to_it: Callable[[], Awaitable[Any]]) -> str | None:
+    connection = await connect_to_it()
     try:
         found: str | None = await connection.fetchval("select version_num from penstock.alembic_version")
     except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
@@ -94,9 +110,13 @@ async def _read_revision(database_url: str) -> str | None:
 
 
 def _run(
-    migrate: Callable[[Config, str], None], database_url: str, revision: str, lock_seconds: float, tries: int
+    migrate: Callable[[Config, str], None],
+    connect_to_it: Callable[[], Awaitable[Any]],
+    revision: str,
+    lock_seconds: float,
+    tries: int,
 ) -> None:
-    found = asyncio.run(_read_revision(database_url))
+    found = asyncio.run(_read_revision(connect_to_it))
     if found is not None and found not in revisions():
         raise Unavailable(
             f"the database is at revision {found!r}, which this version does not know: if a newer version migrated it, "
@@ -104,7 +124,7 @@ def _run(
         )
     for left in reversed(range(tries)):
         try:
-            return migrate(_config(database_url, lock_seconds=lock_seconds), revision)
+            return migrate(_config(connect_to_it, lock_seconds=lock_seconds), revision)
         except DBAPIError as exc:
             if getattr(exc.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
                 raise
@@ -131,13 +151,13 @@ def revisions() -> set[str]:
     return {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
 
 
-async def grant(database_url: str, role: str) -> None:
+async def grant(database_url: str, role: str, *, passwords: Passwords | None = None) -> None:
     """Grant a role the rights of the processes, also on later tables; doing so again changes nothing.
 
     Raises Refused for an unknown role and for one with the rights of the schema's owner.
     """
     with Translated():
-        connection = await _connect(database_url)
+        connection = await _connector(database_url, passwords)()
         try:
             async with connection.transaction():
                 await _grant(connection, role)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.db.credentials import passwords_of
 from penstock.db.pool import Store
 from penstock.settings.model import Settings
 
@@ -17,6 +18,7 @@ def open_store(settings: Settings, application_name: str, **options: Any) -> Sto
         settings.require_database_url,
         pooler=settings.database_pooler,
         listen_url=settings.listen_url,
+        passwords=passwords_of(settings),
         application_name=application_name,
         **{
             "pool_size": settings.database_pool_size,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from time import monotonic
 from typing import Any, cast
 
 import asyncpg
 
 from penstock.db.connecting import connect
+from penstock.db.credentials import Passwords
 from penstock.db.driver_errors import TRANSIENT, Translated
 from penstock.db.pooler import REFUSALS, PooledConnection, Pooler, is_direct, set_local
 from penstock.db.session import LOST_REPLY, FaultySession, Session
@@ -54,11 +56,12 @@ class Store:
     """A pool of connections to the database that holds the tasks; opened when first used.
 
     pooler: what stands before Postgres; None: found out when the pool is opened. listen_url: for LISTEN, None for the
-    database_url. faults: refuse statements, and lose the reply of commits, which stay; None: no fault is injected.
+    database_url. passwords: None for those of the URLs. faults: refuse statements, and lose the reply of commits, which
+    stay; None: no fault is injected.
     """
 
     def __init__(self, database_url: str, *, pooler: Pooler | None = None, listen_url: str | None = None,
-                 pool_size: int = 8, statement_timeout_seconds: float = 30,
+                 passwords: Passwords | None = None, pool_size: int = 8, statement_timeout_seconds: float = 30,
                  acquire_timeout_seconds: float = 30, application_name: str = "penstock",
                  codec: PayloadCodec | None = None, faults: Faults | None = None) -> None:  # fmt: skip
         self.codec = codec or PayloadCodec()
@@ -67,6 +70,7 @@ class Store:
         self._fence_read_at = float("-inf")
         self._url = database_url
         self._listen_url = listen_url
+        self._connect = partial(connect, passwords=passwords)
         self._is_pooled = None if pooler is None else pooler == "transaction"
         self._pool_size = pool_size
         self._statement_timeout_seconds = statement_timeout_seconds
@@ -136,7 +140,7 @@ class Store:
             self._url,
             min_size=1,
             max_size=self._pool_size,
-            connect=cast(Any, connect),
+            connect=cast(Any, self._connect),
             command_timeout=self._statement_timeout_seconds + 5,
             reset=_no_reset,
             **(pooled if self._is_pooled else direct),
@@ -227,7 +231,7 @@ class Store:
             return None
         with Translated():
             named = {"application_name": f"{self._application_name}-listen"}
-            return await connect(self._listen_url or self._url, server_settings=named)
+            return await self._connect(self._listen_url or self._url, server_settings=named)
 
 
 async def _no_reset(_connection: Any) -> None:

@@ -35,13 +35,16 @@ WRONG_SETTINGS = [2, 2]  # exit codes; once may be a port that was lost to anoth
 LOCAL_DEFAULTS = {"receive_wait_seconds": "1", "visibility_timeout_seconds": "30"}
 # Of the caller's environment, what would send a process to another database, SQS or port than the stack's.
 _REPLACED = ("DATABASE_URL", "SQS_ENDPOINT_URL", "TRANSPORT_URL", "HTTP_PORT", "METRICS_PORT", "API_URL", "CONTROL_URL")
-_OF_ANOTHER_DATABASE = tuple(
-    f"PENSTOCK_DATABASE_{name}" for name in ("POOLER", "LISTEN_URL", "SSL_MODE", "SSL_ROOT_CERT")
-)
+_OF_ANOTHER_DATABASE = (
+    "POOLER", "LISTEN_URL", "PASSWORD_FILE", "PASSWORD_COMMAND", "SSL_MODE", "SSL_ROOT_CERT", "SSL_CERT", "SSL_KEY",
+)  # fmt: skip
 # Not for workers: handlers, and what they import, could reach everything by them.
 _WITHHELD = (
     "DATABASE_URL",
     "DATABASE_LISTEN_URL",
+    "DATABASE_PASSWORD_FILE",
+    "DATABASE_PASSWORD_COMMAND",
+    "DATABASE_IAM",
     "API_KEYS",
     "API_KEY",
     "CONTROL_API_KEY",
@@ -139,7 +142,8 @@ class Stack:
         self._places = self._places_of(user, sqs_url, access_key)
         settings = self._places | {"PENSTOCK_DATABASE_URL": database_url}
         if self._outside_database is None:  # the embedded one has no TLS, and is not reached over a network
-            settings |= dict.fromkeys(_OF_ANOTHER_DATABASE, "")
+            settings |= {f"PENSTOCK_DATABASE_{name}": "" for name in _OF_ANOTHER_DATABASE}
+            settings["PENSTOCK_DATABASE_IAM"] = "false"
         overrides = {name.removeprefix("PENSTOCK_").lower(): value for name, value in settings.items()}
         self.settings = load_settings(**overrides)
         await asyncio.gather(self._migrate(self.settings.require_database_url), self._create_queues())
@@ -264,10 +268,11 @@ class Stack:
             self._example["EXPORT_DATABASE_URL"] = postgres.own_database("export")
 
     async def _migrate(self, database_url: str) -> None:
+        from penstock.db.credentials import passwords_of
         from penstock.db.migrate import upgrade
 
         try:
-            await asyncio.to_thread(upgrade, database_url)
+            await asyncio.to_thread(upgrade, database_url, passwords=passwords_of(self.settings))
         except Exception as exc:
             reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
             raise StackError(f"the schema of {masked(database_url)} could not be brought up to date: {reason}") from exc

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import ssl
 from collections.abc import Iterator
 from typing import Annotated, Literal
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 from pydantic import SecretStr
 
@@ -29,6 +30,18 @@ from penstock.settings.values import (
 )
 
 _VERIFYING = ("verify-ca", "verify-full")
+_SSL_PARAMETERS = (
+    ("sslmode", "database_ssl_mode"),
+    ("sslrootcert", "database_ssl_root_cert"),
+    ("sslcert", "database_ssl_cert"),
+    ("sslkey", "database_ssl_key"),
+)
+_PASSWORDS = ("database_password_file", "database_password_command", "database_iam")
+
+
+def _command(text: str) -> None:
+    if not shlex.split(text):
+        raise ValueError("must name a program")
 
 
 class DatabaseSettings(Group):
@@ -52,6 +65,16 @@ class DatabaseSettings(Group):
         30, "Postgres cancels a statement that runs longer, and it is tried again."
     )
 
+    database_password_file: OrUnset[ReadableFile] = setting(
+        None, "File that holds the password alone, read for each new connection, so that it may be replaced."
+    )
+    database_password_command: OrUnset[Annotated[str, checked(_command)]] = setting(
+        None,
+        "Command that prints the password within 10 s, run without a shell for each new connection; it is no secret.",
+    )
+    database_iam: bool = setting(
+        False, "Connect to RDS with IAM tokens, signed for each new connection with the AWS credentials of the process."
+    )
     database_ssl_mode: OrUnset[Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]] = setting(
         None,
         "TLS to Postgres, as libpq's sslmode; `verify-full` is safe on any network, unset uses TLS if the server "
@@ -60,6 +83,10 @@ class DatabaseSettings(Group):
     database_ssl_root_cert: OrUnset[ReadableFile] = setting(
         None, "File of the authorities that the server's certificate is checked against; unset: the system's."
     )
+    database_ssl_cert: OrUnset[ReadableFile] = setting(
+        None, "Client certificate, if the server requires one; read for each new connection."
+    )
+    database_ssl_key: OrUnset[ReadableFile] = setting(None, "Its key, without a passphrase.")
 
     @property
     def require_database_url(self) -> str:
@@ -95,21 +122,42 @@ class DatabaseSettings(Group):
             parameters["sslrootcert"] = self.database_ssl_root_cert
         elif self.database_ssl_mode in _VERIFYING and (system := ssl.get_default_verify_paths().cafile) is not None:
             parameters["sslrootcert"] = system  # the driver would look for ~/.postgresql/root.crt alone
+        if self.database_ssl_cert is not None and self.database_ssl_key is not None:
+            parameters |= {"sslcert": self.database_ssl_cert, "sslkey": self.database_ssl_key}
         return parameters
 
     def _database_problems(self) -> Iterator[str]:
         if self.database_url is None:
             return
         given = query_of(self.database_url.get_secret_value())
-        for name, field in (("sslmode", "database_ssl_mode"), ("sslrootcert", "database_ssl_root_cert")):
+        for name, field in _SSL_PARAMETERS:
             wanted = getattr(self, field)
             if wanted is not None and given.get(name, wanted) != wanted:
                 yield f"database_url says {name} too, and otherwise than {field}: keep one of them"
         if self.database_ssl_mode in _VERIFYING and "sslrootcert" not in self._ssl_parameters() | given:
             yield f"database_ssl_mode {self.database_ssl_mode} needs database_ssl_root_cert on this system"
         mode = given.get("sslmode", self.database_ssl_mode or "prefer")
+        if (self.database_ssl_cert is None) != (self.database_ssl_key is None):
+            yield "database_ssl_cert and database_ssl_key go together"
+        if self.database_ssl_cert is not None and mode == "disable":
+            yield "database_ssl_cert is not looked at with the mode disable: set database_ssl_mode to verify-full"
+        yield from self._password_problems(mode)
         if self.database_ssl_root_cert is not None and mode in ("disable", "allow", "prefer"):
             yield f"database_ssl_root_cert is not looked at with the mode {mode}: set database_ssl_mode to verify-full"
+
+    def _password_problems(self, ssl_mode: str) -> Iterator[str]:
+        given = [name for name in _PASSWORDS if getattr(self, name)]
+        for url in (self.database_url, self.database_listen_url):
+            if (
+                given
+                and url
+                and (urlsplit(url.get_secret_value()).password or "password" in query_of(url.get_secret_value()))
+            ):
+                given.append("the password of a URL")
+        if len(given) > 1:
+            yield f"{' and '.join(dict.fromkeys(given))} give a password each: keep one of them"
+        if self.database_iam and ssl_mode in ("disable", "allow", "prefer"):
+            yield f"database_iam needs TLS, and the mode is {ssl_mode}: set database_ssl_mode to verify-full"
 
 
 def _id_and_secret(key: str) -> None:
