@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import asyncpg
 import httpx
@@ -36,6 +36,7 @@ from tests.integration.apis import JSON, queues_of
 from tests.integration.apis import running as api_running
 from tests.integration.doors import no_routes, put, request
 from tests.integration.lines import running as line_running
+from tests.integration.roles import role_of
 
 ROLE = "penstock App"  # which has to be quoted
 
@@ -62,20 +63,8 @@ PROCESSES = ("submitter", "scheduler", "resulter", "supervisor", "api")
 @pytest.fixture
 def roles(postgres: EmbeddedPostgres, database_url: str) -> Iterator[dict[str, str]]:
     """URLs by process, each of a role with what `penstock grants` prints for it."""
-    database = urlsplit(database_url).path.removeprefix("/")
-    urls = {}
-    for process in PROCESSES:
-        name = f"{ROLE} {process}"
-        postgres.execute(f"""create role "{name}" login password 'app'""")
-        printed = CliRunner().invoke(app, ["grants", "--role", name, "--process", process]).stdout
-        for _ in range(2):  # again, it changes nothing
-            postgres.execute(printed, database)
-        address = f"{quote(name)}:app@127.0.0.1:{postgres.port}"
-        urls[process] = urlsplit(database_url)._replace(netloc=address).geturl()
-    yield urls
-    for process in PROCESSES:
-        postgres.execute(f'drop owned by "{ROLE} {process}"', database)
-        postgres.execute(f'drop role "{ROLE} {process}"')
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(role_of(name, postgres, database_url)) for name in PROCESSES}
 
 
 @pytest.fixture(params=["one role", "a role each"])

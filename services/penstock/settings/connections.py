@@ -47,8 +47,8 @@ def _command(text: str) -> None:
 class DatabaseSettings(Group):
     database_url: OrUnset[DatabaseUrl] = setting(
         None,
-        "Postgres that stores the tasks, `postgresql://user:password@host:port/name`, directly or through a pooler; "
-        "workers need none.",
+        "Postgres that stores the tasks, `postgresql://user:password@host:port/name`, directly or through a pooler; of "
+        "several hosts (`host:port,host:port`) the one that takes writes is used; workers need none.",
     )
     database_pool_size: int = setting(8, "Maximum number of connections of one process.", ge=2, le=200)
     database_pooler: OrUnset[Literal["transaction", "session"]] = setting(

@@ -30,6 +30,7 @@ from penstock.local.postgres import EmbeddedPostgres
 from penstock.settings.model import Settings, load_settings
 from penstock.settings.values import fingerprint, new_key, read_key
 from tests import postgres_versions
+from tests.failover import url_of_hosts
 from tests.integration.apis import running
 from tests.pgbouncer import WHY_NOT, pgbouncer_before, through
 from tests.s3 import S3Bucket
@@ -89,6 +90,9 @@ async def test_a_standby_is_named_with_what_to_write_into_the_url(data_path: Pat
         found = await complaint(settings.model_copy(update={"database_url": SecretStr(server.dsn())}), "database role")
         assert found.seen == "it is a standby, and takes no writes"
         assert "all hosts" in found.fix
+        both = SecretStr(url_of_hosts(server.dsn(), server.dsn()))
+        found = await complaint(settings.model_copy(update={"database_url": both}), "database role")
+        assert found.seen.startswith("no host of PENSTOCK_DATABASE_URL takes writes")
     finally:
         server.stop()
 

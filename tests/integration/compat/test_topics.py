@@ -26,9 +26,11 @@ from penstock.compat.topics.feeds import ClockworkFeed, Feed, ScheduleFeed, Sour
 from penstock.compat.topics.process import Source
 from penstock.compat.topics.schedules import Undecodable, read_json
 from penstock.db.pool import Store
+from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.errors import SettingsError, Unavailable
 from penstock.runtime.loop import Loop
 from penstock.settings.model import Settings, load_settings
+from tests.integration.roles import role_of
 from tests.kafka import PROMPT, MockKafka
 
 LIMIT_SECONDS = 60
@@ -118,11 +120,15 @@ class Driver:
 
 
 @pytest.fixture
-async def driver(store: Store) -> AsyncIterator[Driver]:
-    driver = Driver(store)
-    yield driver
-    for source in driver.opened:
-        await source.close()
+async def driver(postgres: EmbeddedPostgres, database_url: str) -> AsyncIterator[Driver]:
+    """Of sources that have the rights of their process and no others."""
+    with role_of("kafka-source", postgres, database_url) as url:
+        store = Store(url, application_name="penstock-test")
+        driver = Driver(store)
+        yield driver
+        for source in driver.opened:
+            await source.close()
+        await store.close()
 
 
 @pytest.fixture

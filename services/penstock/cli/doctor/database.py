@@ -64,6 +64,9 @@ async def examine_database(settings: Settings, report: Report) -> None:
             report("error", "connection pooler", seen, _NOT_SESSION)
         elif "statement pooling mode" in str(exc):
             report("error", "connection pooler", seen, "set its pool_mode to transaction: tasks need transactions")
+        elif "'read-write'" in str(exc):
+            seen = "no host of PENSTOCK_DATABASE_URL takes writes: each is a standby, read-only or unreachable"
+            report("error", "database role", seen, "promote a standby, or name the primary too")
         else:
             fix = "check PENSTOCK_DATABASE_URL, the network between here and there, and that Postgres runs"
             report("error", "database", seen, fix)
