@@ -35,9 +35,9 @@ def _receipts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.syspath_prepend(str(tmp_path))
     before = dict(REGISTRY)
     monkeypatch.setattr(default, "_arguments", {})
-    default._forget()
+    default._blocking.clear()
     yield
-    default._forget()
+    default._blocking.clear()
     sys.modules.pop("receipts", None)
     REGISTRY.clear()
     REGISTRY.update(before)

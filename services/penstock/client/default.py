@@ -25,16 +25,12 @@ def connect(url: str | None = None, *, api_key: str | None = None, timeout: floa
     timeout: seconds for one call. Without it the environment decides, when the first task is enqueued.
     """
     _arguments.update(url=url, api_key=api_key, timeout=timeout)
-    _forget()
-
-
-def _forget() -> None:
     _blocking.clear()
     _by_loop.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)  # a connection belongs to one process
+    os.register_at_fork(after_in_child=_blocking.clear)  # a connection belongs to one process
 
 
 def client() -> Client:

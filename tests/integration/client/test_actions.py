@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,7 +93,7 @@ PRICE = Price(Decimal("1.50"), DAY)
 @pytest.fixture(autouse=True)
 def _no_client_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default, "_arguments", {})
-    default._forget()
+    default._blocking.clear()
 
 
 async def test_arguments_and_results_keep_their_types(
@@ -216,6 +218,25 @@ def test_arguments_become_an_object_or_where_that_cannot_be_an_array() -> None:
     assert double.bind(1) == double.bind(n=1) == Bound({"action": "double", "payload": {"n": 1}})
     with pytest.raises(TypeError, match="by position alone, or by name alone"):
         by_position.bind(1, c=2)  # type: ignore[call-arg]
+
+
+def test_a_call_can_be_spawned_or_be_a_step_of_a_workflow() -> None:
+    ctx = Context(1, 1, "order")
+    ctx.spawn(**double.with_options(priority=3).bind(4))
+    assert json.loads(ctx.spawned[0]) == {"action": "double", "priority": 3, "payload": {"n": 4}}
+    workflow = penstock.Workflow()
+    workflow.step(**double.bind(4), name="four")
+    (step,) = workflow.params()["steps"]
+    assert (step["name"], step["action"], step["payload"]) == ("four", "double", {"n": 4})
+
+
+def test_a_forked_process_makes_a_client_of_its_own() -> None:
+    mine = default.client()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if default.client() is not mine else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert default.client() is mine
 
 
 def test_an_action_is_called_and_found_as_its_function() -> None:
