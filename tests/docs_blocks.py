@@ -70,6 +70,8 @@ TESTED = {
     "test_the_attribute_of_the_page_is_read_as_it_says",
     ("docs/transactions.md", "python"): "tests/integration/test_transactions_page.py::"
     "test_every_example_of_the_transactions_page_runs",
+    ("docs/transactions.md", "python handler"): "tests/integration/tasks/test_settle.py::"
+    "test_the_handler_of_the_transactions_page_ships_once",
     ("docs/transactions.md", "sql"): "tests/integration/test_transactions_page.py::"
     "test_every_example_of_the_transactions_page_runs",
     ("docs/waiting.md", "python app"): "tests/integration/test_waiting_page.py::"

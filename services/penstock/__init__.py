@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from penstock.tasks.transactional import enqueue_many as enqueue_many
     from penstock.tasks.transactional import enqueue_many_sync as enqueue_many_sync
     from penstock.tasks.transactional import enqueue_sync as enqueue_sync
+    from penstock.tasks.transactional import settle as settle
+    from penstock.tasks.transactional import settle_sync as settle_sync
     from penstock.worker.handlers.actions import action as action
     from penstock.worker.handlers.context import Call as Call
     from penstock.worker.handlers.context import Context as Context
@@ -83,7 +85,7 @@ _HOMES = {
     "runtime.batcher": ("Batcher",),
     "runtime.logs": ("TaskLogFilter",),
     "settings.model": ("Settings", "load_settings"),
-    "tasks.transactional": ("enqueue", "enqueue_many", "enqueue_many_sync", "enqueue_sync"),
+    "tasks.transactional": ("enqueue", "enqueue_many", "enqueue_many_sync", "enqueue_sync", "settle", "settle_sync"),
     "worker.handlers.actions": ("action",),
     "worker.handlers.context": ("Call", "Context", "Fail", "Retry", "TaskCancelled", "Wait"),
     "worker.handlers.enqueueing": ("Action", "Bound"),

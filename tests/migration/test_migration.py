@@ -153,7 +153,9 @@ def test_a_downgrade_leaves_no_function_in_the_public_schema(migrated_url: str) 
         "select proname from pg_proc where pronamespace = 'public'::regnamespace and proname like 'penstock%'"
         " order by proname"
     )
-    assert query(migrated_url, ours) == [("penstock_enqueue",), ("penstock_enqueue_many",), ("penstock_note_trace",)]
+    assert query(migrated_url, ours) == [
+        ("penstock_enqueue",), ("penstock_enqueue_many",), ("penstock_note_trace",), ("penstock_settle",),
+    ]  # fmt: skip
     downgrade(migrated_url, "base")
     assert query(migrated_url, ours) == []
 

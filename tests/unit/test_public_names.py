@@ -64,6 +64,8 @@ PUBLIC = [
     "enqueue_many_sync",
     "enqueue_sync",
     "load_settings",
+    "settle",
+    "settle_sync",
 ]
 
 

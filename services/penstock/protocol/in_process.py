@@ -15,6 +15,9 @@ class Substitute(Protocol):
     def enqueue(self, entries: str) -> list[tuple[int, str, bool, bool | None]] | None:
         """Rows of `penstock_enqueue_many` for its argument; None to ask the caller's connection as usual."""
 
+    def settle(self, claim_id: str, result: str) -> bool | None:
+        """The answer of `penstock_settle`; None to ask the caller's connection as usual."""
+
     def send(self, bodies: Sequence[str]) -> None:
         """Take bodies of the inbound queue."""
 

@@ -10,23 +10,43 @@ import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Protocol, Unpack
 
 import msgspec
 
 from penstock.client.records import Accepted
+from penstock.payloads.codec import PayloadCodec, result_aad
 from penstock.protocol import in_process, trace_context
-from penstock.protocol.errors import DuplicateTask, InvalidParams
+from penstock.protocol.errors import DuplicateTask, InvalidParams, TooLarge
 from penstock.protocol.json_text import dumps
 from penstock.protocol.method import decode
 from penstock.protocol.options import EnqueueOptions
 from penstock.protocol.requests import prepared, task_params
+from penstock.protocol.sealed import escape_plain
 from penstock.protocol.task import NewTask
 from penstock.settings.model import Settings, load_settings
 from penstock.tasks.new_task import new_task
 from penstock.tasks.params import EnqueueParams
 
-_STATEMENT = "select id, state, duplicate, replaced from public.penstock_enqueue_many({}, {}) order by place"
+
+class _Function(NamedTuple):
+    """A function of the database. verb: of this module. granted: the functions that a grant names."""
+
+    verb: str
+    statement: str
+    types: tuple[str, str]
+    granted: str
+
+    def text(self, first: str, second: str) -> str:
+        """The statement with these placeholders."""
+        return self.statement.format(f"{first}::{self.types[0]}", f"{second}::{self.types[1]}")
+
+
+_ENQUEUE = _Function(
+    "enqueue", "select id, state, duplicate, replaced from public.penstock_enqueue_many({}, {}) order by place",
+    ("text", "int"), "penstock_enqueue, penstock_enqueue_many",
+)  # fmt: skip
+_SETTLE = _Function("settle", "select public.penstock_settle({}, {}::json)", ("text", "text"), "penstock_settle")
 _ASYNC = "asyncpg Connection, SQLAlchemy AsyncConnection or AsyncSession, psycopg AsyncConnection or AsyncCursor"
 _SYNC = "SQLAlchemy Connection or Session, psycopg Connection or Cursor"
 _ASYNC_CLASSES = {
@@ -36,11 +56,6 @@ _ASYNC_CLASSES = {
 }
 _SYNC_CLASSES = {"sqlalchemy": {"Connection", "Session", "scoped_session"}, "psycopg": {"Connection", "Cursor"}}
 _settings = cache(load_settings)
-# What to do about an error, by its SQLSTATE
-_ADVICE = {
-    "42883": "the database lacks penstock_enqueue_many: run `penstock migrate` against it",
-    "42501": "grant it: grant execute on function penstock_enqueue, penstock_enqueue_many to <role>",
-}
 
 
 async def enqueue(
@@ -68,19 +83,7 @@ async def enqueue_many(
     rows = _substituted(arguments)
     if rows is not None:
         return _answers(read, rows)
-    with _advice():
-        match _driver(connection, _ASYNC_CLASSES):
-            case "asyncpg":
-                rows = await connection.fetch(_STATEMENT.format("$1::text", "$2::int"), *arguments)
-            case "sqlalchemy":
-                rows = (await connection.execute(*_for_sqlalchemy(connection, *arguments))).all()
-            case "psycopg":
-                async with _psycopg_cursor(connection) as cursor:
-                    await cursor.execute(_STATEMENT.format("%s::text", "%s::int"), arguments)
-                    rows = await cursor.fetchall()
-            case _:
-                raise _wrong(connection, _ASYNC, "enqueue_sync", _SYNC)
-    return _answers(read, rows)
+    return _answers(read, await _ask(connection, _ENQUEUE, arguments))
 
 
 def enqueue_sync(
@@ -99,17 +102,91 @@ def enqueue_many_sync(
     rows = _substituted(arguments)
     if rows is not None:
         return _answers(read, rows)
-    with _advice():
+    return _answers(read, _ask_sync(connection, _ENQUEUE, arguments))
+
+
+async def settle(connection: Any, ctx: Attempt, result: Any = None, *, settings: Settings | None = None) -> bool:
+    """Record the result of a handler's attempt in the handler's own transaction: both commit, or neither does.
+
+    connection: as of `enqueue`, to the database that holds the tasks. False: the attempt no longer holds its task, so
+    roll back. The worker sends no result either way; an error that the handler raises afterwards is reported as usual,
+    and counts unless the transaction was committed. settings: keys and limits, None for those of the environment.
+    Raises TypeError for another kind of connection, TypeError or ValueError for a result that is not JSON or together
+    with ``ctx.spawn``, TooLarge.
+    """
+    arguments = _settling(ctx, result, settings or _settings())
+    holds = None if in_process.substitute is None else in_process.substitute.settle(*arguments)
+    if holds is None:
+        ((holds,),) = await _ask(connection, _SETTLE, arguments)
+    ctx.note_settled(holds=holds)
+    return holds
+
+
+def settle_sync(connection: Any, ctx: Attempt, result: Any = None, *, settings: Settings | None = None) -> bool:
+    """As `settle`, on the connections that `enqueue_sync` takes."""
+    arguments = _settling(ctx, result, settings or _settings())
+    holds = None if in_process.substitute is None else in_process.substitute.settle(*arguments)
+    if holds is None:
+        ((holds,),) = _ask_sync(connection, _SETTLE, arguments)
+    ctx.note_settled(holds=holds)
+    return holds
+
+
+class Attempt(Protocol):
+    """What `settle` needs of a handler's Context."""
+
+    spawned: list[str]
+
+    @property
+    def task_id(self) -> int: ...
+
+    @property
+    def claim(self) -> int: ...
+
+    def note_settled(self, *, holds: bool) -> None:
+        """The attempt is settled, or holds its task no more."""
+
+
+def _settling(ctx: Attempt, result: Any, settings: Settings) -> tuple[str, str]:
+    if ctx.spawned:
+        raise ValueError("ctx.spawn() goes with a result that the worker sends: enqueue in your transaction instead")
+    text = escape_plain(dumps(result))
+    if len(text) > settings.result_limit_bytes:
+        raise TooLarge("the result", len(text), settings.result_limit_bytes)
+    if settings.payload_keys:
+        text = PayloadCodec(settings).encode(text, result_aad(ctx.task_id))
+    return f"{ctx.task_id}:{ctx.claim}", text
+
+
+async def _ask(connection: Any, function: _Function, arguments: Sequence[Any]) -> Sequence[Any]:
+    """The rows of a function, of a connection for asyncio."""
+    with _advice(function):
+        match _driver(connection, _ASYNC_CLASSES):
+            case "asyncpg":
+                rows: Sequence[Any] = await connection.fetch(function.text("$1", "$2"), *arguments)
+            case "sqlalchemy":
+                rows = (await connection.execute(*_for_sqlalchemy(connection, function, arguments))).all()
+            case "psycopg":
+                async with _psycopg_cursor(connection) as cursor:
+                    await cursor.execute(function.text("%s", "%s"), arguments)
+                    rows = await cursor.fetchall()
+            case _:
+                raise _wrong(connection, _ASYNC, f"{function.verb}_sync", _SYNC)
+    return rows
+
+
+def _ask_sync(connection: Any, function: _Function, arguments: Sequence[Any]) -> Sequence[Any]:
+    with _advice(function):
         match _driver(connection, _SYNC_CLASSES):
             case "sqlalchemy":
-                rows = connection.execute(*_for_sqlalchemy(connection, *arguments)).all()
+                rows: Sequence[Any] = connection.execute(*_for_sqlalchemy(connection, function, arguments)).all()
             case "psycopg":
                 with _psycopg_cursor(connection) as cursor:
-                    cursor.execute(_STATEMENT.format("%s::text", "%s::int"), arguments)
+                    cursor.execute(function.text("%s", "%s"), arguments)
                     rows = cursor.fetchall()
             case _:
-                raise _wrong(connection, _SYNC, "enqueue", _ASYNC)
-    return _answers(read, rows)
+                raise _wrong(connection, _SYNC, function.verb, _ASYNC)
+    return rows
 
 
 def _substituted(arguments: tuple[str, int]) -> Iterable[Any] | None:
@@ -125,15 +202,18 @@ def _only(answers: list[Accepted | DuplicateTask]) -> Accepted:
 
 
 @contextmanager
-def _advice() -> Iterator[None]:
+def _advice(function: _Function) -> Iterator[None]:
     """Add advice to an error of a missing function or grant."""
     try:
         yield
     except Exception as exc:
         cause = getattr(exc, "orig", exc)  # of SQLAlchemy
-        advice = _ADVICE.get(getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or "")
-        if advice is not None:
-            exc.add_note(advice)
+        match getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None):
+            case "42883":
+                name = function.granted.rpartition(" ")[2]
+                exc.add_note(f"the database lacks {name}: run `penstock migrate` against it")
+            case "42501":
+                exc.add_note(f"grant it: grant execute on function {function.granted} to <role>")
         raise
 
 
@@ -146,12 +226,12 @@ def _driver(connection: Any, classes: Mapping[str, Container[str]]) -> str | Non
     return None
 
 
-def _for_sqlalchemy(connection: Any, body: str, limit_bytes: int) -> tuple[Any, dict[str, Any]]:
+def _for_sqlalchemy(connection: Any, function: _Function, arguments: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
     dialect = (connection if hasattr(connection, "dialect") else connection.get_bind()).dialect.name
     if dialect != "postgresql":
         raise TypeError(f"the tasks are in Postgres, and this {type(connection).__name__} is one of {dialect}")
-    statement = _STATEMENT.format("cast(:tasks as text)", "cast(:limit_bytes as int)")
-    return sys.modules["sqlalchemy"].text(statement), {"tasks": body, "limit_bytes": limit_bytes}
+    statement = function.statement.format(f"cast(:a as {function.types[0]})", f"cast(:b as {function.types[1]})")
+    return sys.modules["sqlalchemy"].text(statement), dict(zip("ab", arguments, strict=True))
 
 
 def _psycopg_cursor(connection: Any) -> Any:

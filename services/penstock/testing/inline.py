@@ -293,6 +293,16 @@ class Inline:
                 rows.append((told.id, str(told.state), told.duplicate, told.replaced))
             return rows
 
+    def settle(self, claim_id: str, result: str) -> bool:
+        with self._lock:
+            report = reports.decode_report(reports.encode_result(claim_id, result))
+            assert isinstance(report, reports.Succeeded)
+            task = self._tasks[report.task_id]
+            if task.claim != report.claim or task.state is not State.ACQUIRED:
+                return False
+            self._apply(report)
+            return True
+
     def send(self, bodies: Sequence[str]) -> None:
         for body in bodies:
             answers = self.answer(body)

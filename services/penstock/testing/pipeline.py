@@ -169,6 +169,9 @@ class Pipeline:
     def enqueue(self, entries: str) -> None:
         """The connection of the caller is one to this database."""
 
+    def settle(self, claim_id: str, result: str) -> None:
+        """As `enqueue`."""
+
     def send(self, bodies: Sequence[str]) -> None:
         for body in bodies:
             self._by_label["inbound"].put(Outgoing(body))

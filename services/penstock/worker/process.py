@@ -258,8 +258,8 @@ class Worker(Service):
             attempt.seen_at = now
 
     def _answer(self, attempt: Attempt, text: str) -> None:
-        if attempt.is_lost:
-            self._leases.answered(attempt.lease)  # the response would be ignored; the message can be deleted
+        if attempt.is_lost or not text:
+            self._leases.answered(attempt.lease)  # a response would be ignored; the message can be deleted
         else:
             if self._codec.encrypts:
                 text = encrypt_answer(self._codec, attempt.claim, text)

@@ -87,7 +87,12 @@ class Problem(NamedTuple):
 
 
 def answer_of(attempt: Attempt, result: Any, *, limit_bytes: int, compress_bytes: int | None = None) -> str:
-    """The response of a handler that returned: a result, packed over ``compress_bytes``, or a wait. Raises Refusal."""
+    """The response of a handler that returned: a result, packed over ``compress_bytes``, or a wait. Raises Refusal.
+
+    It is empty where the handler has recorded the result itself, by `penstock.settle`.
+    """
+    if attempt.cancellation.is_settled:
+        return ""
     claim_id, spawned = attempt.claim_id, attempt.spawned
     if type(result) is Wait:
         if spawned:

@@ -64,12 +64,12 @@ where c.relnamespace = (select oid from pg_namespace where nspname = 'penstock')
 order by 1, 2;
 
 -- name: read_open_schema
--- The schema of penstock_enqueue and penstock_enqueue_many where PUBLIC may create in it, as in the schema public of
+-- The schema of penstock_enqueue, penstock_enqueue_many and penstock_settle where PUBLIC may create in it, as in the schema public of
 -- PostgreSQL up to 14; no row where it may not.
 select distinct n.nspname::text as name
 from pg_proc p join pg_namespace n on n.oid = p.pronamespace
 cross join lateral aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) a
-where p.proname in ('penstock_enqueue', 'penstock_enqueue_many') and a.grantee = 0 and a.privilege_type = 'CREATE';
+where p.proname in ('penstock_enqueue', 'penstock_enqueue_many', 'penstock_settle') and a.grantee = 0 and a.privilege_type = 'CREATE';
 
 -- name: read_settings_in_force
 -- $1 names. (name, setting), in the units of each.

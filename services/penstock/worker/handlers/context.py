@@ -85,9 +85,13 @@ class TaskCancelled(Exception):
 
 @dataclass(slots=True, eq=False)
 class Cancellation:
-    """Set once, when a task's claim has ended; ``is_set`` may be read, and ``wait`` awaited, from any thread."""
+    """Set once, when a task's claim has ended; ``is_set`` may be read, and ``wait`` awaited, from any thread.
+
+    is_settled: the handler has recorded the result by `penstock.settle`, so the worker sends none.
+    """
 
     is_set: bool = False
+    is_settled: bool = False
     _waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = field(default_factory=list)
 
     def set(self) -> None:
@@ -206,6 +210,12 @@ class Context:
     def log(self) -> Any:
         """A logger whose lines carry the task's id, claim and action."""
         return get_logger().bind(task_id=self.task_id, claim=self.claim, action=self.action)
+
+    def note_settled(self, *, holds: bool) -> None:
+        """The attempt is settled by `penstock.settle`; or holds its task no more, and ``cancelled`` is true."""
+        self.cancellation.is_settled = holds
+        if not holds:
+            self.cancellation.set()
 
     def progress(self, percent: float | None = None, note: str | None = None) -> Awaitable[None]:
         """Report progress, which `status` shows, as a heartbeat.
