@@ -129,6 +129,12 @@ def by_name(client: Client, inbound: SyncInboundClient) -> None:
     if isinstance(started, records.BulkStarted):
         assert_type(started.job, int)
 
+    workflow = penstock.Workflow()
+    step = workflow.step("resize", {"url": "a"}, timeout=5, on_failure="continue")
+    workflow.map("resize", step, item_as="url", max_attempts=3)
+
+    workflow.step("resize", on_failure="ignore")  # refused
+    workflow.map("resize", step, unique_key="a")  # refused
     client.enqueue("resize", {}, priorty=5)  # refused
     client.enqueue(3)  # refused
     client.cancel(task.id, why="no")  # refused

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
+from penstock.protocol.options import StepOptions
 from penstock.protocol.requests import prepared
 
 
@@ -41,7 +42,7 @@ class Workflow:
         *,
         name: str | None = None,
         after: Step | Iterable[Step] = (),
-        **options: Any,
+        **options: Unpack[StepOptions],
     ) -> Step:
         """Add a step. name: None for its action, with a number if that is taken.
 
@@ -60,15 +61,16 @@ class Workflow:
         item_as: str = "item",
         name: str | None = None,
         after: Step | Iterable[Step] = (),
-        **options: Any,
+        **options: Unpack[StepOptions],
     ) -> Step:
         """Add a step that runs the action once for each item of a list, or of the list that a step returns.
 
         Each task receives ``payload`` and its item as the member ``item_as``. The steps after it wait for all and
         receive an array of their results. Otherwise as ``step``.
         """
-        given = over.name if isinstance(over, Step) else list(over)
-        return self.step(action, payload, name=name, after=after, over=given, item_as=item_as, **options)
+        step = self.step(action, payload, name=name, after=after, **options)
+        step.members |= {"over": over.name if isinstance(over, Step) else list(over), "item_as": item_as}
+        return step
 
     def join(self, *steps: Step, name: str | None = None) -> Step:
         """Add a step without a task, which is done when these are; the steps after it receive their results."""

@@ -15,13 +15,12 @@ Labels = Mapping[str, str]
 Per = Literal["second", "minute", "hour"]
 
 
-class EnqueueOptions(TypedDict, total=False):
-    """Options of a task, None being as good as absent; the method ``enqueue`` describes them."""
+class TaskOptions(TypedDict, total=False):
+    """Options of every new task, None being as good as absent."""
 
     run_at: Instant | None
     delay: Seconds | None
     priority: int | None
-    unique_key: str | None
     ordering_key: str | None
     max_attempts: int | None
     timeout: Seconds | None
@@ -29,9 +28,24 @@ class EnqueueOptions(TypedDict, total=False):
     expires_at: Instant | None
     expires_in: Seconds | None
     limit_key: str | None
+
+
+class EnqueueOptions(TaskOptions, total=False):
+    """Options of a task to enqueue; the method ``enqueue`` describes them."""
+
+    unique_key: str | None
     unique: Literal["retained", "live"] | Seconds | None
     on_duplicate: OnDuplicate | None
     tenant: str | None
+
+
+class StepOptions(TaskOptions, total=False):
+    """Options of a workflow's step."""
+
+    on_failure: Literal["fail", "continue", "compensate"] | Mapping[str, str]
+    compensate: str | None
+    results_as: str | None
+    errors_as: str | None
 
 
 class TenantLimitOptions(TypedDict, total=False):

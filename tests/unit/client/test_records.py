@@ -16,6 +16,7 @@ from penstock.limits.model import ActionSetParams, TenantSetParams
 from penstock.protocol import options
 from penstock.schedules.model import ScheduleCreateParams
 from penstock.tasks.params import BulkParams, BulkRescheduleParams, EnqueueParams
+from penstock.workflows.model import StepParams
 
 PAGE = {"tasks": [{"id": 1, "state": "ERROR", "error": {"code": 3}}, {"id": 2, "tenant": "a"}], "cursor": None}
 
@@ -60,6 +61,7 @@ def test_the_records_are_those_of_the_api() -> None:
     ("kind", "params", "others"),
     [
         (options.EnqueueOptions, EnqueueParams, {"action", "payload", "sealed_payload"}),
+        (options.StepOptions, StepParams, {"action", "payload", "name", "after", "over", "item_as"}),
         (options.LimitOptions, ActionSetParams, {"action"}),
         (options.TenantLimitOptions, TenantSetParams, {"tenant"}),
         (options.BulkOptions, BulkParams, set()),
