@@ -11,9 +11,10 @@ from typing import Any
 
 import uvicorn
 
+from penstock.api.certificate import Certificate
 from penstock.api.http_limits import HEAD_BYTES, LimitedProtocol
 from penstock.protocol.errors import SettingsError
-from penstock.runtime.periodic import is_set_within
+from penstock.runtime.periodic import is_set_within, repeat
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
 
@@ -59,6 +60,11 @@ class HttpServer:
             timeout_keep_alive=65,  # longer than the 60 s of common load balancers, which would find it closed
             timeout_graceful_shutdown=max(1, int(settings.grace_seconds)),
         )
+        self._certificate = None
+        if settings.http_tls_cert is not None and settings.http_tls_key is not None:
+            self._certificate = Certificate(settings.http_tls_cert, settings.http_tls_key)
+            config.load()
+            config.ssl = self._certificate.context
         self._server = _Server(config)
         self._ended = asyncio.Event()
 
@@ -68,7 +74,7 @@ class HttpServer:
         if self._socket is None:
             raise RuntimeError("the server is not bound yet")
         host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._socket.getsockname()[1]}"
+        return f"{'http' if self._certificate is None else 'https'}://{host}:{self._socket.getsockname()[1]}"
 
     def bind(self) -> None:
         """Take the port, once. Raises SettingsError when it cannot be had."""
@@ -97,10 +103,15 @@ class HttpServer:
     async def run(self) -> None:
         """Serve until ``stop``, then finish the requests in hand."""
         assert self._socket is not None
+        looks = None
+        if self._certificate is not None:
+            looks = asyncio.create_task(repeat("certificate", self._certificate.look), name="certificate")
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
             self._ended.set()
+            if looks is not None:
+                looks.cancel()
 
     def stop(self) -> None:
         """Accept no more requests."""

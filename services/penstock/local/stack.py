@@ -141,6 +141,7 @@ class Stack:
         os.environ.update(_no_proxy())  # for our own calls to SQS
         self._places = self._places_of(user, sqs_url, access_key)
         settings = self._places | {"PENSTOCK_DATABASE_URL": database_url}
+        settings |= {"PENSTOCK_HTTP_TLS_CERT": "", "PENSTOCK_HTTP_TLS_KEY": ""}  # its parts talk to each other by HTTP
         if self._outside_database is None:  # the embedded one has no TLS, and is not reached over a network
             settings |= {f"PENSTOCK_DATABASE_{name}": "" for name in _OF_ANOTHER_DATABASE}
             settings["PENSTOCK_DATABASE_IAM"] = "false"

@@ -23,6 +23,7 @@ from penstock.settings.values import (
     OrUnset,
     Port,
     PositiveSeconds,
+    ReadableFile,
     Seconds,
     Secrets,
     Share,
@@ -236,6 +237,12 @@ def _process_url(entry: str) -> str:
 class HttpSettings(Group):
     http_host: str = setting("127.0.0.1", "Address of the api; an address other than loopback requires API keys.")
     http_port: Port = setting(8080, "Port of the api; 0 takes a free one.")
+    http_tls_cert: OrUnset[ReadableFile] = setting(
+        None,
+        "File of the api's certificate, with its chain, for TLS on its ports; a replaced file is shown within 10 s; "
+        "unset: plain HTTP.",
+    )
+    http_tls_key: OrUnset[ReadableFile] = setting(None, "File of its key, without a passphrase.")
     api_keys: Annotated[Secrets, AfterValidator(_readable_entries)] = setting(
         (),
         "Comma-separated keys of 16 characters or more with all permissions, or entries `name:permissions:sha256` "
@@ -295,6 +302,8 @@ class HttpSettings(Group):
                 f"http_host {self.http_host} is not loopback: set {PREFIX}API_KEYS first, "
                 f"or {PREFIX}API_REQUIRE_KEYS=true"
             )
+        if (self.http_tls_cert is None) != (self.http_tls_key is None):
+            yield "http_tls_cert and http_tls_key go together"
         if self.api_rate_burst is not None and self.api_rate_limit is None:
             yield "api_rate_burst needs api_rate_limit"
 

@@ -91,7 +91,8 @@ async def _examine_bucket(bucket: Bucket, folder: str, report: Report) -> None:
 
 async def _examine_api(settings: Settings, report: Report) -> None:
     """Whether the api answers at the URL that clients use, and accepts their key."""
-    url = (settings.api_url or f"http://127.0.0.1:{settings.http_port}").rstrip("/").removesuffix("/rpc")
+    scheme = "http" if settings.http_tls_cert is None else "https"
+    url = (settings.api_url or f"{scheme}://127.0.0.1:{settings.http_port}").rstrip("/").removesuffix("/rpc")
     key = settings.api_key
 
     def ask() -> None:
