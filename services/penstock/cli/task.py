@@ -15,6 +15,7 @@ from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import PAYLOAD, Given, ParamsOf, expanded
 from penstock.cli.tasks import print_tasks
 from penstock.cli.values import duration_option, state_label
+from penstock.limits.model import TaskExplainParams
 from penstock.protocol.errors import NoResult, PenstockError, ResultTimeout
 from penstock.protocol.task import State
 from penstock.tasks.params import (
@@ -51,6 +52,10 @@ def add_to(app: typer.Typer) -> None:
     )  # fmt: skip
     commands: Commands = {
         "show": show,
+        "why": calling(
+            "task.explain", TaskExplainParams, "Say in one sentence why a task does not run, or where it is.",
+            lambda found: say(found["reason"]),
+        ),
         "result": result,
         "cancel": calling(
             "cancel", CancelParams,

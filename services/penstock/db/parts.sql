@@ -16,3 +16,10 @@ t.tenant is not null
        or exists (select from penstock.tenant r
                   where r.name = '*' and (r.max_in_flight is not null or r.rate is not null))
           and t.tenant not in (select r.name from penstock.tenant r where r.own))
+
+-- part: tenant_rules
+-- Of a tenant o, or of all that have no limits of their own (d).
+coalesce(o.paused, false) as paused,
+case when o.own then o.max_in_flight else d.max_in_flight end as max_in_flight,
+case when o.own then o.rate else d.rate end as rate,
+case when o.own then o.burst else d.burst end as burst

@@ -1,4 +1,4 @@
-"""The methods about limits and pauses of actions and tenants, and about routes."""
+"""The methods about limits and pauses of actions and tenants, about routes, and why a task does not run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 from penstock.db.context import Context
 from penstock.db.session import Session
 from penstock.limits import model, store
+from penstock.limits.explain import Explanation, explain
 from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import narrow_tenant
-from penstock.protocol.errors import RouteNotFound
+from penstock.protocol.checks import read_id
+from penstock.protocol.errors import RouteNotFound, TaskNotFound
 from penstock.protocol.method import NoParams, Scope, method
 
 Shown = TypeVar("Shown")
@@ -134,3 +136,17 @@ async def pause_tenant(context: Context, given: model.TenantName) -> model.Tenan
 async def resume_tenant(context: Context, given: model.TenantName) -> model.TenantDetail:
     """Send tasks of a tenant again."""
     return await _change(context, given.tenant, store.read_tenant_limits, store.set_tenant, {"paused": False})
+
+
+# Tasks
+
+
+def _read_id(given: model.TaskExplainParams) -> int:
+    return read_id(given.id, "id")
+
+
+@method("task.explain", permission=Permission.READ, scope=Scope.OWN, errors=(TaskNotFound,), read=_read_id)
+async def explain_task(context: Context, task_id: int) -> Explanation:
+    """Say in one sentence why a task does not run, or where it is."""
+    async with context.session() as session:
+        return await explain(session, task_id)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from penstock.protocol.checks import CONTROL, read_action, read_limit
+from penstock.protocol.checks import CONTROL, TaskId, read_action, read_limit
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.tenant import EVERY_TENANT, TENANT_MAX_CHARS, read_tenant
 from penstock.protocol.views import CURSOR, NEXT_CURSOR, about
@@ -127,6 +127,10 @@ class TenantListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         read_limit(self.limit)
         if self.cursor is not None:
             _check_tenant_or_all(self.cursor, "cursor")
+
+
+class TaskExplainParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: Annotated[TaskId, about("The task.")]
 
 
 # Results

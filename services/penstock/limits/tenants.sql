@@ -1,12 +1,5 @@
 -- Tenants: the rules of each, what its rate leaves, and the gates of its tasks.
 
--- part: rules
--- Of a tenant o, or of all that have no limits of their own (d).
-coalesce(o.paused, false) as paused,
-case when o.own then o.max_in_flight else d.max_in_flight end as max_in_flight,
-case when o.own then o.rate else d.rate end as rate,
-case when o.own then o.burst else d.burst end as burst
-
 -- name: add_tenant_paces
 -- $1 tenants. Sorted, so that two schedulers cannot deadlock.
 insert into penstock.tenant_pace (name) select t from unnest($1::text[]) t order by t on conflict do nothing;
@@ -14,7 +7,7 @@ insert into penstock.tenant_pace (name) select t from unnest($1::text[]) t order
 -- name: lock_tenants
 -- $1 tenants. What each may do, by the clock `at`; those that another scheduler is at are left out. Behind lock_action in
 -- the same transaction, which keeps the rules as they are until its end.
-select p.name, p.tokens, p.refilled_at, now() as at, {rules}
+select p.name, p.tokens, p.refilled_at, now() as at, {tenant_rules}
 from penstock.tenant_pace p
 left join penstock.tenant o on o.name = p.name left join penstock.tenant d on d.name = '*'
 where p.name = any($1::text[]) order by p.name for update of p skip locked;
@@ -62,7 +55,7 @@ returning t.id;
 -- name: read_tenant
 -- $1 tenant, or * for the default. What is asked of it, its own or by the default, and how many of its tasks are in
 -- flight and wait at gates, each counted up to 100000.
-select w.name as tenant, o.name is not null as known, coalesce(o.own, false) as own, o.updated_at, {rules},
+select w.name as tenant, o.name is not null as known, coalesce(o.own, false) as own, o.updated_at, {tenant_rules},
        (select count(*) from (select from penstock.task t
                               where t.state = 'ACQUIRED' and t.gate is not null and t.tenant = w.name
                               limit 100000) held) as in_flight,
@@ -76,7 +69,7 @@ left join penstock.tenant o on o.name = w.name left join penstock.tenant d on d.
 
 -- name: list_tenants
 -- $1 behind this name or null, $2 how many. Every tenant with a rule of its own, the default first.
-select o.name as tenant, true as known, o.own, o.updated_at, {rules}, 0::bigint as in_flight, 0::bigint as waiting
+select o.name as tenant, true as known, o.own, o.updated_at, {tenant_rules}, 0::bigint as in_flight, 0::bigint as waiting
 from penstock.tenant o left join penstock.tenant d on d.name = '*'
 where $1::text is null or (o.name <> '*' and ($1 = '*' or o.name > $1))
 order by o.name <> '*', o.name limit $2;
@@ -99,7 +92,7 @@ group by 1;
 -- Of tenants at whose gates nothing stands, once their rate is full again: what it left need not be remembered.
 delete from penstock.tenant_pace where name in (
     select name from (
-        select p.name, p.tokens, p.refilled_at, {rules}
+        select p.name, p.tokens, p.refilled_at, {tenant_rules}
         from penstock.tenant_pace p
         left join penstock.tenant o on o.name = p.name left join penstock.tenant d on d.name = '*'
         where not exists (select from penstock.gate g where g.tenant = p.name)

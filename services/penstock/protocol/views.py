@@ -14,6 +14,8 @@ Instant = Annotated[
 
 View = TypeVar("View", bound=msgspec.Struct)
 
+_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
 
 def about(description: str) -> Meta:
     return Meta(description=description)
@@ -37,3 +39,20 @@ def view_of(kind: type[View], row: Any, /, **others: Any) -> View:
     """A result made of a row or a mapping, with instants as text. others: members that do not come from the row."""
     members = {name: row[name] for name in kind.__struct_fields__ if name not in others} | others
     return kind(**{name: timestamp(one) if isinstance(one, datetime) else one for name, one in members.items()})
+
+
+def span(seconds: float | None) -> str:
+    """A duration in its largest unit: ``3 ms``, ``1.2 s``, ``4 min``, ``2.5 h``."""
+    if seconds is None:
+        return "–"
+    if 0 < seconds < 0.001:
+        return "<1 ms"
+    if seconds < 1:
+        return f"{max(0.0, seconds) * 1000:.0f} ms"
+    size, unit = next(one for one in _UNITS if seconds >= one[0])
+    return f"{trimmed(seconds / size, 1)} {unit}"
+
+
+def trimmed(value: float, decimals: int) -> str:
+    """A number without zeros at its end."""
+    return f"{value:.{decimals}f}".rstrip("0").rstrip(".")

@@ -18,7 +18,7 @@ MAY = {
     Permission.READ: {
         "status", "result", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
         "ordering.list", "action.get", "action.list", "route.list", "job.get", "job.list",
-        "tenant.get", "tenant.list",
+        "tenant.get", "tenant.list", "task.explain",
         "schedule.get", "schedule.list", "schedule.runs", "schedule.import_status", "rpc.discover",
         "workflow.status", "workflow.list",
     },

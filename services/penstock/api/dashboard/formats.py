@@ -12,10 +12,10 @@ from markupsafe import Markup, escape
 
 from penstock.protocol.json_text import decode_any
 from penstock.protocol.task import SHOWN_STATES
+from penstock.protocol.views import span, trimmed
 from penstock.runtime.logs import printable
 
 _SHOWN_BYTES = 64 * 1024
-_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def number(value: float | None) -> str:
@@ -24,31 +24,15 @@ def number(value: float | None) -> str:
         return "–"
     if isinstance(value, int) or abs(value) >= 100 or value == int(value):
         return f"{value:,.0f}"
-    return _trimmed(value, 2) if abs(value) < 10 else f"{value:.1f}"
+    return trimmed(value, 2) if abs(value) < 10 else f"{value:.1f}"
 
 
 def compact(value: float | None) -> str:
     """``950``, ``12.3k``, ``5.1M``: at most four digits, for axes and badges."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value is not None and abs(value) >= size:
-            return _trimmed(value / size, 1) + unit
+            return trimmed(value / size, 1) + unit
     return number(value)
-
-
-def span(seconds: float | None) -> str:
-    """A duration in its largest unit: ``3 ms``, ``1.2 s``, ``4 min``, ``2.5 h``."""
-    if seconds is None:
-        return "–"
-    if 0 < seconds < 0.001:
-        return "<1 ms"
-    if seconds < 1:
-        return f"{max(0.0, seconds) * 1000:.0f} ms"
-    size, unit = next(one for one in _UNITS if seconds >= one[0])
-    return f"{_trimmed(seconds / size, 1)} {unit}"
-
-
-def _trimmed(value: float, decimals: int) -> str:
-    return f"{value:.{decimals}f}".rstrip("0").rstrip(".")
 
 
 def when(value: str | datetime | None, *, relative: bool = True) -> Markup:

@@ -78,10 +78,12 @@ async def load_task(request: PageRequest) -> dict[str, Any]:
     async with request.methods.session() as session:
         rows = await session.fetch("read_life", task.id)
     life = rows[0] if rows else None
+    explanation = None if task.state.final else await request.call("task.explain", id=task.id)
     trace_url = request.settings.trace_url
     return {
         "task": task,
         "life": life,
+        "explanation": explanation,
         "trace_url": trace_url and task.trace_id and trace_url.replace("{trace_id}", task.trace_id),
         "events": timeline(task, life, datetime.now(UTC)),
     }

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from penstock.api.dashboard.formats import error_parts, plain, span
+from penstock.api.dashboard.formats import error_parts, plain
 from penstock.protocol.task import State
+from penstock.protocol.views import span
 from penstock.tasks.views import TaskDetail
 
 

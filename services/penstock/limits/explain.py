@@ -1,0 +1,158 @@
+"""Why a task does not run, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+
+from penstock.db.session import Session
+from penstock.protocol.caller import seen
+from penstock.protocol.errors import TaskNotFound
+from penstock.protocol.task import SHOWN_STATES, State
+from penstock.protocol.tenant import own_key
+from penstock.protocol.views import about, span, timestamp
+
+COUNTED = 10_000  # tasks before this one, and in flight
+_SOON_SECONDS = 10.0  # in which a scheduler claims a task, and a worker takes it, if nothing is in the way
+
+
+class Cause(StrEnum):
+    SETTLED = "settled"
+    RUNNING = "running"
+    SENT = "sent"
+    EVENT = "event"
+    STEPS = "steps"
+    ORDERING_KEY = "ordering_key"
+    NOT_DUE = "not_due"
+    PAUSED = "paused"
+    LIMIT = "limit"
+    BACKLOG = "backlog"
+    NO_SCHEDULER = "no_scheduler"
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Why a task does not run, or where it is."""
+
+    id: int
+    state: State
+    cause: Cause
+    reason: Annotated[str, about("One sentence for a person; its wording may change.")]
+    task: Annotated[int | None, about("The task that this one waits for, with cause ordering_key.")] = None
+    workflow: Annotated[int | None, about("The workflow, with cause steps.")] = None
+
+
+async def explain(session: Session, task_id: int) -> Explanation:
+    """Explain a task's state. Raises TaskNotFound."""
+    rows = seen(await session.fetch("explain_task", task_id, COUNTED))
+    if not rows:
+        raise TaskNotFound(task_id)
+    row = rows[0]
+    match State(row["state"]):
+        case State.WAITING:
+            cause, reason = _waiting(row)
+        case State.ACQUIRED:
+            cause, reason = _in_flight(row)
+        case State.SCHEDULED | State.ERROR:
+            cause, reason = _held_back(row) or await _in_line(session, row)
+        case state:
+            cause, reason = Cause.SETTLED, f"Settled as {_shown(state)} {_span(row, 'finished_at')} ago."
+    return Explanation(
+        task_id, State(row["state"]), cause, reason,
+        task=row["head"] if cause is Cause.ORDERING_KEY else None,
+        workflow=row["workflow"] if cause is Cause.STEPS else None,
+    )  # fmt: skip
+
+
+def _shown(state: str) -> str:
+    return SHOWN_STATES.get(state, state.lower())
+
+
+def _span(row: Mapping[str, Any], since: str) -> str:
+    return span(abs((row["at"] - row[since]).total_seconds()))
+
+
+def _waiting(row: Mapping[str, Any]) -> tuple[Cause, str]:
+    if row["token"] is not None:
+        return Cause.EVENT, f"Waits for the event of token {row['token']}, until {timestamp(row['deadline'])}."
+    if row["workflow"] is not None and row["steps_before"]:
+        return Cause.STEPS, f"Waits for earlier steps of workflow {row['workflow']}: {row['steps_before']}."
+    if row["workflow"] is not None:
+        return Cause.STEPS, f"Waits for the supervisor to release this step of workflow {row['workflow']}."
+    key = own_key(row["ordering_key"])
+    if row["held"]:
+        return Cause.ORDERING_KEY, (
+            f"Task {row['head']} failed and holds ordering key {key}: retry it, or release the key "
+            f"(`penstock ordering release`)."
+        )
+    if row["head"] is None or row["head"] == row["id"] or row["head_state"] is None:
+        return Cause.ORDERING_KEY, f"Next of ordering key {key}; a scheduler takes it up now."
+    return (
+        Cause.ORDERING_KEY,
+        f"Task {row['head']} of ordering key {key} goes first; it is {_shown(row['head_state'])}.",
+    )
+
+
+def _in_flight(row: Mapping[str, Any]) -> tuple[Cause, str]:
+    to = f"queue of route {row['route']}" if row["route"] else "outbound queue"
+    claimed = _span(row, "claimed_at")
+    if row["heartbeat_at"] is not None:
+        by = f" on {row['worker']}" if row["worker"] else ""
+        return Cause.RUNNING, f"Runs{by} since {claimed}; last heartbeat {_span(row, 'heartbeat_at')} ago."
+    if row["is_unsent"]:
+        return Cause.SENT, f"Claimed {claimed} ago; a scheduler is sending it to the {to}."
+    late = (row["at"] - row["claimed_at"]).total_seconds() > _SOON_SECONDS
+    hint = f": check that workers receive from the {to}" if late else ""
+    return Cause.SENT, f"Sent to the {to} {claimed} ago; no worker has reported on it yet{hint}."
+
+
+def _held_back(row: Mapping[str, Any]) -> tuple[Cause, str] | None:
+    """What keeps the task from being claimed at all; None: nothing but its place in line."""
+    action, tenant = row["action"], row["tenant"]
+    if row["run_at"] > row["at"]:
+        after = f"attempt {row['attempts']} of {row['max_attempts']} failed; " if row["attempts"] else ""
+        return Cause.NOT_DUE, f"Not due for {_span(row, 'run_at')}: {after}it runs at {timestamp(row['run_at'])}."
+    if row["paused"]:
+        return Cause.PAUSED, f"Action {action} is paused (`penstock actions resume {action}`)."
+    if row["tenant_paused"]:
+        return Cause.PAUSED, f"Tenant {tenant} is paused (`penstock tenants resume {tenant}`)."
+    for most, count, what in (
+        (row["max_in_flight"], row["in_flight"], f"Action {action}"),
+        (row["key_max_in_flight"], row["key_in_flight"], f"Limit key {row['limit_key']} of action {action}"),
+        (row["tenant_max_in_flight"], row["tenant_in_flight"], f"Tenant {tenant}"),
+    ):
+        if most is not None and count >= most:
+            return Cause.LIMIT, f"{what} is limited to {most} tasks in flight, and {count} are."
+    if row["is_gated"]:
+        rates = [
+            f"{what} to {rate:g} a second"
+            for rate, what in (
+                (row["rate"], f"action {action}"), (row["key_rate"], "each limit key"),
+                (row["tenant_rate"], f"tenant {tenant}"),
+            )
+            if rate is not None
+        ]  # fmt: skip
+        limited = f" ({'; '.join(rates)})" if rates else ""
+        return Cause.LIMIT, f"Waits behind other tasks of limited action {action}{limited}."
+    return None
+
+
+async def _in_line(session: Session, row: Mapping[str, Any]) -> tuple[Cause, str]:
+    place = row["route"], row["priority"], row["run_at"], row["id"]
+    ((before, in_flight),) = await session.fetch("count_before", *place, COUNTED)
+    due = f"Due since {_span(row, 'run_at')}"
+    if not before and not in_flight:
+        if (row["at"] - row["run_at"]).total_seconds() < _SOON_SECONDS:
+            return Cause.BACKLOG, f"{due}; a scheduler claims it next."
+        return Cause.NO_SCHEDULER, f"{due}, and nothing is in flight: check that a scheduler runs (`penstock doctor`)."
+    by = f" by route {row['route']}" if row["route"] else ""
+    return Cause.BACKLOG, (
+        f"{due}; {_counted(before)} due tasks go first{by}, and {_counted(in_flight)} are in flight: more are sent as "
+        "these settle."
+    )
+
+
+def _counted(count: int) -> str:
+    return f"{count:,}" if count < COUNTED else f"{COUNTED:,} or more"

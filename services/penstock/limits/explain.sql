@@ -1,0 +1,61 @@
+-- Why a task does not run: what a person would look up, bounded.
+
+-- name: explain_task
+-- $1 id, $2 stop counting there. From either table; of a settled task its state and when it settled.
+select t.id, t.state::text as state, t.action, t.tenant, t.priority, t.run_at, t.attempts, t.max_attempts, t.claimed_at,
+       t.heartbeat_at, t.worker, t.ordering_key, t.workflow, t.route, t.gate is not null as is_gated, now() as at,
+       null::timestamptz as finished_at,
+       exists (select from penstock.dispatch d where d.id = t.claim) as is_unsent,
+       h.task_id as head, h.held, coalesce(first.state, past.state)::text as head_state,
+       w.token, w.deadline, s.after as steps_before,
+       g.next_at as gate_opens_at, a.paused, a.max_in_flight, a.rate, a.key_max_in_flight, a.key_rate, t.limit_key,
+       case when a.max_in_flight is not null then (
+           select count(*) from (select from penstock.task o where o.state = 'ACQUIRED' and o.gate is not null
+                                   and o.action = t.action limit $2) held) end as in_flight,
+       case when a.key_max_in_flight is not null then (
+           select count(*) from (select from penstock.task o where o.state = 'ACQUIRED' and o.action = t.action
+                                   and o.gate = {gate_name} limit $2) held) end as key_in_flight,
+       p.paused as tenant_paused, p.max_in_flight as tenant_max_in_flight, p.rate as tenant_rate,
+       case when p.max_in_flight is not null then (
+           select count(*) from (select from penstock.task o where o.state = 'ACQUIRED' and o.gate is not null
+                                   and o.tenant = t.tenant limit $2) held) end as tenant_in_flight
+from penstock.task t
+left join penstock.ordering_head h on h.key = t.ordering_key
+left join penstock.task first on first.id = h.task_id
+left join lateral (select state from penstock.task_history p where p.id = h.task_id and first.id is null) past on true
+left join penstock.wait w on w.task_id = t.id and w.deadline is not null
+left join lateral (
+    select (select string_agg(b.name, ', ' order by b.number) from (
+                select b.number, b.name from penstock.workflow_step b
+                where b.workflow_id = s.workflow_id and b.number = any(s.after) and not b.passed
+                order by b.number limit 3) b) as after
+    from penstock.workflow_step s where s.task_id = t.id limit 1) s on true
+left join penstock.gate g on g.name = t.gate
+left join penstock.action a on a.name = t.action
+left join lateral (
+    select {tenant_rules} from (select) one
+    left join penstock.tenant o on o.name = t.tenant left join penstock.tenant d on d.name = '*') p on t.tenant is not null
+where t.id = $1
+union all
+select t.id, t.state::text, t.action, t.tenant, t.priority, t.run_at, t.attempts, t.max_attempts, t.claimed_at, null, t.worker, null, null,
+       null, false, now(), t.finished_at, false, null, null, null, null, null, null, null, null, null, null, null, null, null,
+       null, null, null, null, null, null
+from penstock.task_history t where t.id = $1;
+
+-- name: count_before
+-- $1 route or null, $2 priority, $3 run_at, $4 id, $5 how many to look at. Of the tasks that are sent first by that
+-- route: how many are due and go before this one; how many are in flight.
+select (select count(*) filter (where o.run_at <= now()
+                                  and (o.priority > $2 or (o.priority = $2 and (o.run_at, o.id) < ($3, $4))))
+        from (
+            (select priority, run_at, id from penstock.task
+             where $1::text is null and state in ('SCHEDULED', 'ERROR') and route is null and gate is null
+             order by priority desc, run_at, id limit $5)
+            union all
+            (select priority, run_at, id from penstock.task
+             where route = $1 and route is not null and gate is null and state in ('SCHEDULED', 'ERROR')
+             order by priority desc, run_at, id limit $5)) o) as before,
+       (select count(*) from (
+            (select from penstock.task where $1::text is null and state = 'ACQUIRED' and route is null limit $5)
+            union all
+            (select from penstock.task where route = $1 and route is not null and state = 'ACQUIRED' limit $5)) o) as in_flight;
