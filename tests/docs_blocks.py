@@ -35,6 +35,10 @@ TESTED = {
     ("docs/deliveries.md", "python"): "tests/integration/test_deliveries_page.py::test_every_example_is_true",
     ("docs/deliveries.md", "json kafka"): "tests/integration/test_moving_pages.py::"
     "test_the_examples_of_kafka_publish_are_answered_as_the_page_says",
+    ("docs/lifespans.md", "python app"): "tests/integration/worker/test_lifespans.py::"
+    "test_the_lifespan_of_the_page_is_given_to_its_handler",
+    ("docs/lifespans.md", "python hooks"): "tests/integration/worker/test_lifespans.py::"
+    "test_hooks_see_the_context_and_the_failure_of_each_attempt",
     ("docs/moving-from-clockwork.md", "http clockwork"): "tests/integration/test_moving_pages.py::"
     "test_the_requests_of_the_clockwork_page_are_answered_as_it_says",
     ("docs/moving-from-kafka-message-scheduler.md", "json schedule"): "tests/integration/test_moving_pages.py::"

@@ -62,6 +62,9 @@ if TYPE_CHECKING:
     from penstock.worker.handlers.context import Wait as Wait
     from penstock.worker.handlers.enqueueing import Action as Action
     from penstock.worker.handlers.enqueueing import Bound as Bound
+    from penstock.worker.handlers.lifespan import around_attempt as around_attempt
+    from penstock.worker.handlers.lifespan import inject as inject
+    from penstock.worker.handlers.lifespan import lifespan as lifespan
 
 # Where each public name is defined.
 _HOMES = {
@@ -89,6 +92,7 @@ _HOMES = {
     "worker.handlers.actions": ("action",),
     "worker.handlers.context": ("Call", "Context", "Fail", "Retry", "TaskCancelled", "Wait"),
     "worker.handlers.enqueueing": ("Action", "Bound"),
+    "worker.handlers.lifespan": ("around_attempt", "inject", "lifespan"),
 }  # fmt: skip
 
 __all__ = [name for names in _HOMES.values() for name in names]

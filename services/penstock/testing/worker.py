@@ -86,5 +86,6 @@ async def run_worker(
 
 
 async def _work(worker: Worker) -> None:
+    await worker.open()  # lifespans of the handlers
     while await worker.run_once():
         await worker.settle()

@@ -30,6 +30,7 @@ from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.cancellation_poll import CancellationPoll
 from penstock.worker.handlers.actions import Registry
+from penstock.worker.handlers.lifespan import Resources
 from penstock.worker.lease_thread import LeaseThread, OpenQueues, due_heartbeats
 from penstock.worker.leases import Lease, Leases
 from penstock.worker.payload_io import encrypt_answer, encrypt_note
@@ -89,9 +90,11 @@ class Worker(Service):
         self._threads = Threads(settings.worker_threads)
         wants_processes = bool(apps) and any(handler.process for handler in registry.values())
         self._processes = ProcessPool(settings, apps) if wants_processes else None
+        self._resources = Resources(in_child=False)
         self._runner = Runner(
             settings, threads=self._threads, codec=self._codec, timings=self._timings, answer=self._answer,
             progress=self._progress, processes=self._processes,
+            resources=self._resources,
         )  # fmt: skip
         self._starting = asyncio.Lock()
         self._stopping = False
@@ -101,6 +104,10 @@ class Worker(Service):
     async def open(self) -> None:
         await self._outbound.depth()
         await self._results.depth()
+        await self._resources.open()
+        for handler in self._registry.values():
+            if not (handler.process and self._processes is not None):
+                self._resources.check(handler.name, handler.injected)
 
     def side_tasks(self) -> Mapping[str, SideTask]:
         tasks: dict[str, SideTask] = {
@@ -324,6 +331,7 @@ class Worker(Service):
     async def close(self) -> None:
         self._runner.close()
         self._threads.close()
+        await self._resources.close()
         await self._codec.close()
 
 

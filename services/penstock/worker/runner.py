@@ -24,6 +24,7 @@ from penstock.settings.model import Settings
 from penstock.worker import responses
 from penstock.worker.attempt import Attempt, Batch, OpenBatches
 from penstock.worker.handlers.context import Call, Context
+from penstock.worker.handlers.lifespan import HOOKS, Entered, Resources, enter_hooks, leave_hooks
 from penstock.worker.leases import Lease
 from penstock.worker.payload_io import needs_opening, open_params, store_result
 from penstock.worker.processes.pool import ProcessDied, ProcessKilled, ProcessPool
@@ -50,6 +51,7 @@ class Runner:
         *,
         threads: Threads,
         processes: ProcessPool | None = None,
+        resources: Resources,
         codec: PayloadCodec,
         timings: Timings,
         answer: Callable[[Attempt, str], None],
@@ -57,6 +59,7 @@ class Runner:
     ) -> None:
         self._concurrency = settings.worker_concurrency
         self._threads = threads
+        self._resources = resources
         self._processes = processes
         if processes is not None:
             processes.on_idle = self._start_waiting
@@ -275,12 +278,23 @@ class Runner:
         if needs_opening(attempt.params):
             await open_params(self._codec, attempt)
         args, kwargs = self._fitted(attempt)
-        if handler.takes_context:
-            args = (self._context(attempt), *args)
-        if handler.is_async:
-            result = await handler.function(*args, **kwargs)
-        else:
-            result = await self._in_thread(attempt, partial(handler.function, *args, **kwargs))
+        if handler.injected:
+            kwargs = {**kwargs, **self._resources.values(handler.injected)}
+        entered: Sequence[Entered] = ()
+        if handler.takes_context or HOOKS:
+            context = self._context(attempt)
+            args = (context, *args) if handler.takes_context else args
+            entered = enter_hooks([context]) if HOOKS else ()
+        try:
+            if handler.is_async:
+                result = await handler.function(*args, **kwargs)
+            else:
+                result = await self._in_thread(attempt, partial(handler.function, *args, **kwargs))
+        except BaseException as exc:
+            leave_hooks(entered, [exc])
+            raise
+        if entered:
+            leave_hooks(entered, [None])
         return ((self._answer_of(attempt, result), None),)
 
     async def _run_batch(self, batch: Batch) -> Sequence[Answer]:
@@ -297,10 +311,14 @@ class Runner:
             Call(self._context(attempt), attempt.params, partial(self._on_loop, self._answer_early, batch, attempt))
             for attempt in batch.attempts
         ]
-        if handler.is_async:
-            returned = await handler.function(calls)
-        else:
-            returned = await self._in_thread(batch, partial(handler.function, calls))
+        function = partial(handler.function, calls, **self._resources.values(handler.injected))
+        entered = enter_hooks([call.ctx for call in calls]) if HOOKS else ()
+        try:
+            returned = await (function() if handler.is_async else self._in_thread(batch, function))
+        except BaseException as exc:
+            leave_hooks(entered, [exc] * len(calls))
+            raise
+        leave_hooks(entered, returned if isinstance(returned, list | tuple) else [None] * len(calls))
         errors: dict[int, responses.Error] = {}
         if not isinstance(returned, list | tuple):
             problem = "a batched handler returns a list with one answer for each task, not a "

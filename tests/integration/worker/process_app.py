@@ -8,12 +8,38 @@ import logging
 import os
 import signal
 import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
-from penstock import Call, Context, Fail, Retry, Wait, action
+from penstock import Call, Context, Fail, Retry, Wait, action, inject, lifespan
 from penstock.protocol import trace_context
 
 log = logging.getLogger(__name__)
+
+
+class Model:
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+
+@lifespan(process=True)
+async def model() -> AsyncGenerator[Model, None]:
+    opened = os.environ.get("PROCESS_APP_OPENED")
+    if opened:
+        with Path(opened).open("a", encoding="ascii") as file:
+            file.write("opened\n")
+        if Path(opened).read_text("ascii").count("opened") == 1:
+            raise ConnectionError("the first time")
+    yield Model()
+    if opened:
+        with Path(opened).open("a", encoding="ascii") as file:
+            file.write("closed\n")
+
+
+@action(process=True)
+def with_model(model: Model = inject()) -> bool:
+    return model.pid == os.getpid()
 
 
 @action(process=True)

@@ -245,6 +245,22 @@ async def test_spans_of_a_child_belong_to_the_trace_of_the_attempt(
     assert json.loads(outcome.result) == [outcome.trace.trace_id, outcome.trace.trace_id]
 
 
+async def test_children_have_lifespans_of_their_own(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = tmp_path / "opened"
+    monkeypatch.setenv("PROCESS_APP_OPENED", str(opened))
+    await send(bench, ("with_model", {}), ("with_model", {}), ("with_model", {}))
+    async with working(bench, worker_processes=1, process_recycle_after=1) as worker:
+        outcomes = await bench.outcomes(3)
+        assert worker._processes is not None
+        await worker._processes.stop()
+    assert [result_of(outcome) for outcome in outcomes.values()] == [True, True, True]
+    # The first child's lifespan failed, and another was started.
+    assert opened.read_text("ascii").split().count("opened") in (4, 5)
+    assert opened.read_text("ascii").split().count("closed") >= 3
+
+
 def parent_of(pid: int) -> int:
     with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
         return int(stat.read().rpartition(")")[2].split()[1])

@@ -23,6 +23,7 @@ from penstock.settings.model import load_settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.actions import Handler, Registry, action
 from penstock.worker.handlers.context import Call, Context, Fail, Retry
+from penstock.worker.handlers.lifespan import Resources
 from penstock.worker.leases import Lease
 from penstock.worker.result_sender import Timings
 from penstock.worker.runner import Runner
@@ -139,6 +140,7 @@ class World:
             timings=Timings(),
             answer=lambda attempt, text: self.answers.append((attempt, text)),
             progress=lambda *_: None,
+            resources=Resources(in_child=False),
         )
 
     def attempt(self, handler: Handler, task_id: int, lease: Lease) -> Attempt:

@@ -21,7 +21,7 @@ from penstock.protocol.task import ACTION_MAX_CHARS, MAX_ATTEMPTS_LIMIT
 from penstock.runtime.logs import get_logger
 from penstock.worker.handlers.context import Call, Context, Wait, is_number
 from penstock.worker.handlers.enqueueing import Action, ActionFunction
-from penstock.worker.handlers.parameters import Parameters, batch_fit, place, result_converter
+from penstock.worker.handlers.parameters import Parameters, batch_fit, injected, place, result_converter
 
 _MAX_BATCH = 10_000
 _MAX_LINGER_SECONDS = 60.0
@@ -39,8 +39,8 @@ class Handler:
 
     timeout: seconds. batch: the tasks of one call, None for a handler of one task; linger_seconds: how long the first
     of them waits for the others. process: it runs in a child process, where the worker has any. takes_context: as its
-    first argument. fit: converts a task's parameters, raw JSON, to the other arguments, or for a task of a batch to the
-    type that its calls hold; raises InvalidParams.
+    first argument. injected: types of the parameters that lifespans give. fit: converts a task's parameters, raw JSON,
+    to the other arguments, or for a task of a batch to the type that its calls hold; raises InvalidParams.
     Raises SettingsError for a function that cannot be a handler, an invalid name or invalid numbers.
     """
 
@@ -57,6 +57,7 @@ class Handler:
     linger_seconds: float = field(init=False)
     is_async: bool = field(init=False)
     takes_context: bool = field(init=False, default=False)
+    injected: dict[str, type] = field(init=False)
     fit: Callable[[msgspec.Raw | bytes], Any] = field(init=False)
     _payload: Callable[[Sequence[Any], Mapping[str, Any]], Any] = field(init=False)
 
@@ -87,6 +88,7 @@ class Handler:
             raise SettingsError(f"action {name!r}: {place(function)} yields; a handler returns its result")
         self.linger_seconds = _DEFAULT_LINGER_SECONDS if linger is None else float(linger)
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+        self.injected = injected(name, function)
         if batch is not None:
             self.fit, self._payload = batch_fit(name, function), _one
             return

@@ -17,6 +17,7 @@ from penstock.protocol.errors import InvalidParams, SettingsError
 from penstock.protocol.json_text import decode_any
 from penstock.protocol.spelling import did_you_mean
 from penstock.worker.handlers.context import Call, Context, Wait
+from penstock.worker.handlers.lifespan import INJECTED
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
@@ -31,7 +32,9 @@ class Parameters:
 
     def __init__(self, action: str, function: Callable[..., Any]) -> None:
         self._action = action
-        parameters = list(inspect.signature(function).parameters.values())
+        declared = inspect.signature(function).parameters.values()
+        parameters = [p for p in declared if p.default is not INJECTED]
+        self._injected = frozenset(p.name for p in declared if p.default is INJECTED)
         self.takes_context = bool(parameters) and _takes_context(parameters[0], function)
         for parameter in parameters[1:] if self.takes_context else parameters:
             if _is_context(parameter.annotation, function):
@@ -47,6 +50,7 @@ class Parameters:
         self._only_position = frozenset(p.name for p in named.values() if p.kind is p.POSITIONAL_ONLY)
         self._known = named.keys() - self._only_position
         self._any_name = any(p.kind is p.VAR_KEYWORD for p in rest)
+        self._always_checked = bool(self._only_position or (self._any_name and self._injected))
         self._required = frozenset(p.name for p in named.values() if p.default is p.empty)
         # A payload's member with the context's name would be its second value.
         self._reserved = context.name if context and context.kind is context.POSITIONAL_OR_KEYWORD else None
@@ -70,7 +74,7 @@ class Parameters:
                 not self._required <= keys
                 or not (self._any_name or keys <= self._known)
                 or self._reserved in value
-                or self._only_position
+                or self._always_checked
             ):
                 self._check_names(value)
             for name, convert in self._conversions.items():
@@ -106,7 +110,7 @@ class Parameters:
                 how = "; it is taken by position only: send an array" if name in self._only_position else ""
                 raise InvalidParams(name, f"is missing{how}")
         for name in given:
-            if name == self._reserved or not (self._any_name or name in self._known):
+            if name == self._reserved or name in self._injected or not (self._any_name or name in self._known):
                 near = did_you_mean(name, self._known)
                 raise InvalidParams(name[:100], f"is no parameter of {self._action}{near}")
 
@@ -119,6 +123,19 @@ class Parameters:
                 raise InvalidParams(name, "is missing")
         if len(given) > len(self._positions) and not self._any_position:
             raise InvalidParams("params", f"has {len(given)} items; {self._action} takes {len(self._positions)}")
+
+
+def injected(action: str, function: Callable[..., Any]) -> dict[str, type]:
+    """The parameters that lifespans give, with their types. Raises SettingsError for one without a class."""
+    found = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.default is INJECTED:
+            wanted = resolve(parameter.annotation, function)
+            if not isinstance(wanted, type) or wanted is parameter.empty:
+                problem = f"annotate {parameter.name} with the class whose value inject() gives"
+                raise SettingsError(f"action {action!r}: {place(function)}: {problem}")
+            found[parameter.name] = wanted
+    return found
 
 
 def batch_fit(action: str, function: Callable[..., Any]) -> Callable[[msgspec.Raw | bytes], Any]:

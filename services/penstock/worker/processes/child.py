@@ -29,6 +29,7 @@ from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt, Batch
 from penstock.worker.handlers.actions import REGISTRY
+from penstock.worker.handlers.lifespan import Resources
 from penstock.worker.leases import Lease
 from penstock.worker.processes.channel import Channel
 from penstock.worker.responses import Refusal
@@ -59,10 +60,19 @@ class _Child:
         self._stop = asyncio.Event()
 
     async def live(self) -> int:
-        self._runner = _ChildRunner(self._settings, self._channel)
+        resources = Resources(in_child=True)
         self._loop = asyncio.get_running_loop()
-        threading.Thread(target=self._read, name="channel", daemon=True).start()
-        await self._stop.wait()
+        try:
+            await resources.open()
+            for handler in REGISTRY.values():
+                if handler.process:
+                    resources.check(handler.name, handler.injected)
+            self._runner = _ChildRunner(self._settings, self._channel, resources)
+            threading.Thread(target=self._read, name="channel", daemon=True).start()
+            self._channel.send("ready")
+            await self._stop.wait()
+        finally:
+            await resources.close()
         return 0
 
     def _read(self) -> None:
@@ -88,12 +98,12 @@ class _Child:
 class _ChildRunner(Runner):
     """A runner whose outcomes go to the channel. is_left: a handler went on after its time limit."""
 
-    def __init__(self, settings: Settings, channel: Channel) -> None:
+    def __init__(self, settings: Settings, channel: Channel, resources: Resources) -> None:
         self._channel = channel
         self._own_threads = Threads(1)
         super().__init__(
             settings, threads=self._own_threads, codec=PayloadCodec(settings), timings=Timings(),
-            answer=lambda attempt, text: None, progress=self._send_progress,
+            answer=lambda attempt, text: None, progress=self._send_progress, resources=resources,
         )  # fmt: skip
         self._codec = PayloadCodec()  # the worker opens payloads, and stores results
         self._spans = None  # the worker's are the parents of the handler's own

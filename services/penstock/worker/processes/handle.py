@@ -41,13 +41,17 @@ class Ended:
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """A child; it has a process id, reader and writer once it is forked. reason: why it is to end."""
+    """A child; it has a process id, reader and writer once it is forked. reason: why it is to end.
+
+    is_ready: its lifespans are open.
+    """
 
     connection: socket.socket
     ended: asyncio.Future[Ended]
     pid: int = 0
     calls: int = 0
     reason: str | None = None
+    is_ready: bool = False
     reader: asyncio.StreamReader = field(init=False)
     writer: asyncio.StreamWriter = field(init=False)
 

@@ -57,6 +57,8 @@ class ProcessPool:
         self._stopping = False
         self.on_idle: Callable[[], None] = lambda: None  # called when there is another child
         self._gone = asyncio.Event()
+        self._pauses = Pauses()
+        self._welcoming: set[asyncio.Task[None]] = set()
         metrics.PROCESSES.labels("busy").set_function(lambda: len(self._children) - len(self._idle))
         metrics.PROCESSES.labels("idle").set_function(lambda: len(self._idle))
 
@@ -160,7 +162,8 @@ class ProcessPool:
     def _replace(self, child: Child, reason: str) -> None:
         if child.reason is None and not child.ended.done():
             child.reason = reason
-            self._fork()
+            if child.is_ready:  # else another is forked after a pause
+                self._fork()
 
     async def run(self) -> None:
         """Run the fork server, again should it end; a side task. Raises RuntimeError if it cannot start."""
@@ -213,10 +216,24 @@ class ProcessPool:
             child.pid = pid
             self._children[pid] = child
             child.reader, child.writer = await asyncio.open_unix_connection(sock=child.connection)
-            self.give_back(child)
-            self.on_idle()
+            task = asyncio.create_task(self._welcome(child))
+            self._welcoming.add(task)
+            task.add_done_callback(self._welcoming.discard)
         else:
             self._has_ended(self._children[pid], Ended(code, peak_bytes))
+
+    async def _welcome(self, child: Child) -> None:
+        """Give a child calls once its lifespans are open; fork another after a pause if that fails."""
+        if await channel.read(child.reader) is not None:
+            child.is_ready = True
+            self._pauses.reset()
+            self.give_back(child)
+            self.on_idle()
+        elif not self._stopping:
+            seconds = self._pauses.next_seconds()
+            log.error("process_not_started", pid=child.pid, next_try_seconds=round(seconds, 1))
+            await asyncio.sleep(seconds)
+            self._fork()
 
     def _has_ended(self, child: Child, ended: Ended) -> None:
         self._children.pop(child.pid, None)

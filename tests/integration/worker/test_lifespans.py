@@ -1,0 +1,204 @@
+"""Lifespans, whose values handlers are given by type, and hooks around attempts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from penstock.brokers.base import Outgoing
+from penstock.brokers.sqs import SqsQueue
+from penstock.protocol.errors import SettingsError
+from penstock.protocol.message_attributes import encode_tenants
+from penstock.protocol.reports import Failed, Succeeded
+from penstock.protocol.requests import encode_call
+from penstock.settings.model import Settings
+from penstock.worker.handlers.actions import REGISTRY, Registry, action
+from penstock.worker.handlers.context import Call, Context
+from penstock.worker.handlers.lifespan import HOOKS, LIFESPANS, Resources, around_attempt, inject, lifespan
+from penstock.worker.process import Worker
+from tests.docs_blocks import all_blocks
+from tests.integration.worker.test_worker import Bench, running, take
+
+
+@pytest.fixture
+def database_url() -> str:
+    """No test here touches Postgres."""
+    return "postgresql://nobody@127.0.0.1:1/none"
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    yield
+    LIFESPANS.clear()
+    HOOKS.clear()
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+@pytest.fixture
+def bench(outbound: SqsQueue, results: SqsQueue, settings: Settings, registry: Registry) -> Bench:
+    return Bench(outbound, results, settings, registry)
+
+
+@asynccontextmanager
+async def opened(bench: Bench) -> AsyncIterator[Worker]:
+    worker = bench.worker()
+    await worker.open()
+    async with running(worker):
+        yield worker
+
+
+class Pool:
+    def __init__(self) -> None:
+        self.is_open = True
+
+
+async def test_lifespans_are_open_while_the_worker_works_and_given_by_type(bench: Bench, registry: Registry) -> None:
+    events: list[str] = []
+    pool = Pool()
+
+    @lifespan
+    async def first() -> AsyncGenerator[Pool, None]:
+        events.append("open")
+        yield pool
+        events.append("closed")
+        pool.is_open = False
+
+    @lifespan
+    async def second() -> AsyncGenerator[dict[str, int], None]:
+        yield {"a": 1}
+        events.append("second closed")
+        raise LookupError("its end fails")
+
+    @lifespan(process=True)
+    async def elsewhere() -> AsyncGenerator[Pool, None]:
+        raise AssertionError("not in a worker")
+        yield
+
+    @action(registry=registry)
+    async def on_loop(ctx: Context, n: int, pool: Pool = inject()) -> list[Any]:
+        return [n, pool.is_open]
+
+    @action(registry=registry)
+    def in_thread(a: int, settings: dict = inject(), **rest: int) -> list[Any]:  # type: ignore[type-arg]
+        return [settings["a"], a, rest]
+
+    @action(registry=registry, batch=5)
+    async def many(calls: list[Call[dict[str, int]]], pool: Pool = inject()) -> list[bool]:
+        return [pool.is_open for _ in calls]
+
+    async with opened(bench) as worker:
+        calls = [("on_loop", {"n": 1}), ("in_thread", {"a": 2, "b": 3}), ("many", {})]
+        calls += [("on_loop", {"n": 1, "pool": 1}), ("in_thread", {"a": 1, "settings": 1})]
+        await bench.send(*(encode_call(n, 1, name, json.dumps(given)) for n, (name, given) in enumerate(calls, 1)))
+        await take(worker, 1)
+        outcomes = await bench.outcomes(5)
+    results = [json.loads(o.result) for n, o in sorted(outcomes.items()) if isinstance(o, Succeeded)]
+    assert results == [[1, True], [1, 2, {"b": 3}], True]
+    for task_id, name in ((4, "pool"), (5, "settings")):  # a payload cannot give them
+        refused = outcomes[task_id]
+        assert isinstance(refused, Failed)
+        assert f"{name} is no parameter" in json.loads(refused.error)["data"]["message"]
+    assert events == ["open", "second closed", "closed"]
+
+
+async def test_what_no_lifespan_gives_is_an_error_when_the_worker_starts(bench: Bench, registry: Registry) -> None:
+    @action(registry=registry)
+    async def act(pool: Pool = inject()) -> None: ...
+
+    worker = bench.worker()
+    with pytest.raises(SettingsError, match="'act' takes a Pool as pool, which no @lifespan yields"):
+        await worker.open()
+    await worker.close()
+    with pytest.raises(SettingsError, match="annotate pool with the class"):
+
+        @action(registry=registry)
+        async def untyped(ctx: Context, pool=inject()) -> None: ...  # type: ignore[no-untyped-def]
+
+    with pytest.raises(SettingsError, match="one yield"):
+        lifespan(act)
+    with pytest.raises(SettingsError, match="one yield"):
+        around_attempt(act)
+
+    @lifespan
+    async def empty() -> AsyncGenerator[None, None]:
+        if False:
+            yield
+
+    with pytest.raises(SettingsError, match="ended without a yield"):
+        await Resources(in_child=False).open()
+
+
+async def test_hooks_see_the_context_and_the_failure_of_each_attempt(bench: Bench, registry: Registry) -> None:
+    (page,) = [
+        block.text for block in all_blocks() if block.page == "docs/lifespans.md" and block.info == "python hooks"
+    ]
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(page, names)
+    ended: list[Any] = []
+
+    @around_attempt
+    def swallow(ctx: Context) -> Iterator[None]:
+        if ctx.action == "closed":
+            raise PermissionError("not now")
+        try:
+            yield
+        except LookupError:
+            pass
+        ended.append(ctx.task_id)
+        if ctx.action == "in_thread":
+            raise OSError("the hook's own")
+
+    @action(registry=registry)
+    async def fails(ctx: Context) -> None:
+        raise LookupError("gone")
+
+    @action(registry=registry)
+    def in_thread(ctx: Context) -> Any:
+        return names["tenant"].get()
+
+    @action(registry=registry)
+    async def closed() -> None:
+        raise AssertionError("it is not called")
+
+    @action(registry=registry, batch=5)
+    async def many(calls: list[Call[Any]]) -> list[Any]:
+        return [None if call.ctx.task_id == 4 else ValueError("bad") for call in calls]
+
+    calls = [
+        encode_call(n, 1, name, "{}") for n, name in enumerate(["fails", "in_thread", "closed", "many", "many"], 1)
+    ]
+    body = Outgoing("[" + ",".join(calls) + "]", encode_tenants([(n, "acme") for n in range(1, 6)]))
+    assert (await bench.outbound.send([body])).failed == []
+    async with opened(bench) as worker:
+        await take(worker, 1)
+        outcomes = await bench.outcomes(5)
+    failed = {n: json.loads(o.error)["data"]["type"] for n, o in outcomes.items() if isinstance(o, Failed)}
+    assert failed == {1: "LookupError", 3: "PermissionError", 5: "ValueError"}
+    assert outcomes[2].result == '"acme"'  # type: ignore[union-attr]
+    assert names["tenant"].get() is None
+    assert sorted(names["failures"]) == [
+        "closed 3: PermissionError('not now')", "fails 1: LookupError('gone')", "many 5: ValueError('bad')",
+    ]  # fmt: skip
+    assert sorted(ended) == [1, 2, 4]
+
+
+async def test_the_lifespan_of_the_page_is_given_to_its_handler() -> None:
+    (page,) = [block.text for block in all_blocks() if block.page == "docs/lifespans.md" and block.info == "python app"]
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(page, names)
+    handler = REGISTRY.pop("notify")
+    resources = Resources(in_child=False)
+    await resources.open()
+    resources.check("notify", handler.injected)
+    assert type(resources.values(handler.injected)["http"]) is aiohttp.ClientSession
+    assert handler.payload((), {"url": "http://localhost/"}) == {"url": "http://localhost/"}
+    await resources.close()
