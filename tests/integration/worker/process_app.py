@@ -49,6 +49,15 @@ def plain(ctx: Context, number: int, seconds: float = 0.0) -> dict[str, Any]:
 
 
 @action(process=True)
+def record(ctx: Context, holds: bool) -> str:
+    """As `penstock.settle` leaves the context."""
+    ctx.note_settled(holds=holds)
+    if not holds:
+        raise Fail("rolled back")
+    return "recorded elsewhere"
+
+
+@action(process=True)
 def segfault(ctx: Context) -> None:
     ctypes.string_at(0)
 

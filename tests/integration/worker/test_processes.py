@@ -86,6 +86,13 @@ def result_of(outcome: Any) -> Any:
     return json.loads(outcome.result)
 
 
+async def test_a_child_that_has_settled_its_task_sends_no_result(bench: Bench) -> None:
+    await send(bench, ("record", {"holds": True}), ("record", {"holds": False}), ("plain", {"number": 3}))
+    async with working(bench):
+        outcomes = await bench.outcomes(1)
+    assert outcomes.keys() == {3}
+
+
 async def test_children_that_crash_hang_and_exhaust_memory_fail_their_own_task_alone(bench: Bench) -> None:
     bad = [
         ("segfault", {}), ("leave", {"code": 7}), ("hang", {}), ("exhaust", {}), ("hang_on_loop", {}), ("sleep", {}),

@@ -229,6 +229,19 @@ async def test_what_a_test_forgot_is_said(inline: Inline) -> None:
         inline.crash("note", before_answer=False)
 
 
+async def test_typed_actions_reach_it_too(inline: Inline) -> None:
+    @action("typed", registry=inline._registry)
+    async def typed(n: int) -> int:
+        return n + 1
+
+    task = await typed.enqueue(n=1)
+    inside = await typed.enqueue_in(None, n=2)
+    assert (await typed.with_options(priority=3).enqueue(n=3)).id == 3
+    await inline.drain()
+    assert [await task.result(), await inside.result()] == [2, 3]
+    assert inline.tasks[2].new.priority == 3
+
+
 async def test_a_time_limit_holds(inline: Inline) -> None:
     await penstock.enqueue(None, "slow", timeout=0.01, max_attempts=1)
     await inline.drain()

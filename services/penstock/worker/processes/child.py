@@ -171,7 +171,8 @@ class _ChildRunner(Runner):
 
     def _settle(self, attempt: Attempt, answer: Answer, ran: float) -> None:
         attempt.answered = True
-        self._channel.send("answer", attempt.claim_id, *answer)
+        text, problem = answer
+        self._channel.send("answer", attempt.claim_id, "" if attempt.is_lost else text, problem)
 
     def _finish_overdue(self, unit: Unit) -> None:
         self._ignored_cancel = self._ignored_cancel or unit.task is not asyncio.current_task()
