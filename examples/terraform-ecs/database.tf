@@ -25,6 +25,9 @@ resource "aws_db_parameter_group" "this" {
 }
 
 resource "aws_db_instance" "this" {
+  # The processes' role, which may not change the schema, signs in with tokens: see role.sql.
+  iam_database_authentication_enabled = true
+
   identifier                   = var.name
   engine                       = "postgres"
   engine_version               = "17"
@@ -61,30 +64,6 @@ resource "aws_secretsmanager_secret" "database_owner" {
 resource "aws_secretsmanager_secret_version" "database_owner" {
   secret_id                = aws_secretsmanager_secret.database_owner.id
   secret_string_wo         = "postgresql://penstock:${var.database_password}@${aws_db_instance.this.address}:5432/penstock"
-  secret_string_wo_version = var.secrets_version
-}
-
-# The processes' role, which may not change the schema, and its password for the task that creates it.
-
-resource "aws_secretsmanager_secret" "app_password" {
-  name = "${var.name}/app-password"
-  tags = var.tags
-}
-
-resource "aws_secretsmanager_secret_version" "app_password" {
-  secret_id                = aws_secretsmanager_secret.app_password.id
-  secret_string_wo         = var.app_password
-  secret_string_wo_version = var.secrets_version
-}
-
-resource "aws_secretsmanager_secret" "database" {
-  name = "${var.name}/database"
-  tags = var.tags
-}
-
-resource "aws_secretsmanager_secret_version" "database" {
-  secret_id                = aws_secretsmanager_secret.database.id
-  secret_string_wo         = "postgresql://penstock_app:${var.app_password}@${aws_db_instance.this.address}:5432/penstock"
   secret_string_wo_version = var.secrets_version
 }
 

@@ -4,6 +4,8 @@ data "aws_region" "current" {}
 
 data "aws_partition" "current" {}
 
+data "aws_caller_identity" "current" {}
+
 module "queues" {
   source = "../../terraform"
 

@@ -24,10 +24,8 @@ locals {
           PENSTOCK_HTTP_PORT        = "8080"
           PENSTOCK_API_REQUIRE_KEYS = "true"
         }
-        secrets = merge(
-          { PENSTOCK_DATABASE_URL = aws_secretsmanager_secret.database.arn },
-          process == "api" ? { PENSTOCK_API_KEYS = aws_secretsmanager_secret.api_keys.arn } : {},
-        )
+        secrets          = process != "api" ? {} : { PENSTOCK_API_KEYS = aws_secretsmanager_secret.api_keys.arn }
+        reaches_database = true
       }
     },
     {
@@ -50,7 +48,8 @@ locals {
           },
           route == "_default" ? {} : module.queues.route_settings[route],
         )
-        secrets = { PENSTOCK_CONTROL_API_KEY = aws_secretsmanager_secret.reader_key.arn }
+        secrets          = { PENSTOCK_CONTROL_API_KEY = aws_secretsmanager_secret.reader_key.arn }
+        reaches_database = false
       }
     },
   )
@@ -72,6 +71,13 @@ locals {
     { PENSTOCK_DATABASE_SSL_MODE = var.database_ssl_root_cert == null ? "require" : "verify-full" },
     var.database_ssl_root_cert == null ? {} : { PENSTOCK_DATABASE_SSL_ROOT_CERT = var.database_ssl_root_cert },
   )
+
+  # No process has a password: each new connection has a token that the process's role signs.
+  process_database_environment = merge(local.database_environment, {
+    PENSTOCK_DATABASE_URL = "postgresql://${local.database_role}@${aws_db_instance.this.address}:5432/penstock"
+    PENSTOCK_DATABASE_IAM = "true"
+  })
+  database_role = "penstock_app"
 
   assumed_by_tasks = jsonencode({
     Version = "2012-10-17"
@@ -113,6 +119,22 @@ resource "aws_iam_role_policy" "process" {
   policy = local.policies[each.value.policy]
 }
 
+resource "aws_iam_role_policy" "database" {
+  for_each = { for process, about in local.processes : process => about if about.reaches_database }
+
+  name = "database"
+  role = aws_iam_role.process[each.key].id
+  policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [{
+      Sid      = "ConnectToDatabase"
+      Effect   = "Allow"
+      Action   = ["rds-db:connect"]
+      Resource = ["arn:${data.aws_partition.current.partition}:rds-db:${data.aws_region.current.region}:${data.aws_caller_identity.current.account_id}:dbuser:${aws_db_instance.this.resource_id}/${local.database_role}"]
+    }]
+  })
+}
+
 resource "aws_iam_role" "start" {
   for_each = merge(local.processes, { migrate = {} })
 
@@ -130,8 +152,8 @@ resource "aws_iam_role_policy_attachment" "start" {
 
 resource "aws_iam_role_policy" "start" {
   for_each = merge(
-    { for process, about in local.processes : process => values(about.secrets) },
-    { migrate = [aws_secretsmanager_secret.database_owner.arn, aws_secretsmanager_secret.app_password.arn] },
+    { for process, about in local.processes : process => values(about.secrets) if length(about.secrets) > 0 },
+    { migrate = [aws_secretsmanager_secret.database_owner.arn] },
   )
 
   name = "secrets"
@@ -189,7 +211,7 @@ resource "aws_ecs_task_definition" "process" {
     environment = [
       for name, value in merge(
         local.environment,
-        contains(keys(each.value.secrets), "PENSTOCK_DATABASE_URL") ? local.database_environment : {},
+        each.value.reaches_database ? local.process_database_environment : {},
         { PENSTOCK_GRACE_SECONDS = tostring(each.value.grace) },
         each.value.environment,
       ) : { name = name, value = value }
@@ -235,7 +257,7 @@ resource "aws_ecs_service" "process" {
 
   network_configuration {
     subnets         = var.subnet_ids
-    security_groups = [contains(keys(each.value.secrets), "PENSTOCK_DATABASE_URL") ? aws_security_group.processes.id : aws_security_group.workers.id]
+    security_groups = [each.value.reaches_database ? aws_security_group.processes.id : aws_security_group.workers.id]
   }
 
   dynamic "service_registries" {
@@ -261,7 +283,7 @@ resource "aws_ecs_service" "process" {
     ignore_changes = [desired_count]
   }
 
-  depends_on = [aws_iam_role_policy.process, aws_iam_role_policy.start, aws_iam_role_policy_attachment.start, aws_lb_listener.api]
+  depends_on = [aws_iam_role_policy.process, aws_iam_role_policy.database, aws_iam_role_policy.start, aws_iam_role_policy_attachment.start, aws_lb_listener.api]
 }
 
 # Brings the schema up to date and ends: run it before the services of a new version (output migrate_command).
@@ -286,7 +308,7 @@ resource "aws_ecs_task_definition" "migrate" {
 
   container_definitions = jsonencode([for container in [
     {
-      # Creates the role of the processes, and ends; doing so again sets its password.
+      # Creates the role of the processes, and ends; doing so again changes nothing.
       name        = "role"
       image       = "public.ecr.aws/docker/library/postgres:17.6-alpine"
       essential   = false
@@ -295,7 +317,6 @@ resource "aws_ecs_task_definition" "migrate" {
       environment = [{ name = "ROLE_SQL", value = file("${path.module}/role.sql") }]
       secrets = [
         { name = "OWNER_URL", valueFrom = aws_secretsmanager_secret.database_owner.arn },
-        { name = "APP_PASSWORD", valueFrom = aws_secretsmanager_secret.app_password.arn },
       ]
     },
     {

@@ -63,18 +63,6 @@ variable "workers" {
   }
 }
 
-variable "app_password" {
-  description = "Password of the processes' role in the database: letters and digits, for it becomes part of a URL. Not kept in the state: TF_VAR_app_password=$(openssl rand -hex 24)"
-  type        = string
-  sensitive   = true
-  ephemeral   = true
-
-  validation {
-    condition     = can(regex("^[0-9A-Za-z]{24,}$", var.app_password))
-    error_message = "app_password must be at least 24 letters and digits."
-  }
-}
-
 variable "database_password" {
   description = "Password of the database's owner, which migrates: letters and digits, for it becomes part of a URL. Not kept in the state: TF_VAR_database_password=$(openssl rand -hex 24)"
   type        = string

@@ -7,6 +7,12 @@ mock_provider "aws" {
   mock_data "aws_partition" {
     defaults = { partition = "aws" }
   }
+  mock_data "aws_caller_identity" {
+    defaults = { account_id = "123456789012" }
+  }
+  mock_resource "aws_db_instance" {
+    defaults = { resource_id = "db-ABC", address = "db.example" }
+  }
 }
 
 variables {
@@ -14,7 +20,6 @@ variables {
   subnet_ids        = ["subnet-1", "subnet-2"]
   image             = "registry.example.com/penstock:0.1.0"
   database_password = "0123456789abcdef0123456789abcdef"
-  app_password      = "fedcba9876543210fedcba9876543210"
   reader_key        = "pstk_0123456789abcdef0123456789abcdef"
   workers = {
     _default = { image = "registry.example.com/myapp:1.0.0", app = "myapp.tasks" }
@@ -73,8 +78,22 @@ run "processes_use_a_role_that_may_not_change_the_schema" {
     error_message = "The migration grants rights to the role that the container before it creates."
   }
   assert {
-    condition     = length(setintersection(toset([for process, about in local.processes : about.secrets["PENSTOCK_DATABASE_URL"] if !startswith(process, "worker")]), toset([aws_secretsmanager_secret.database_owner.arn]))) == 0
+    condition     = !contains(flatten([for about in values(local.processes) : values(about.secrets)]), aws_secretsmanager_secret.database_owner.arn)
     error_message = "No process is given the owner of the database."
+  }
+  assert {
+    condition = aws_db_instance.this.iam_database_authentication_enabled && toset(keys(aws_iam_role_policy.database)) == toset(["submitter", "scheduler", "resulter", "supervisor", "api"]) && alltrue([
+      for policy in aws_iam_role_policy.database :
+      jsondecode(policy.policy).Statement[0].Resource == ["arn:aws:rds-db:eu-central-1:123456789012:dbuser:db-ABC/penstock_app"]
+    ])
+    error_message = "Each process that needs the database, and no worker, may sign in as the role by a token."
+  }
+  assert {
+    condition = alltrue([
+      for name, definition in aws_ecs_task_definition.process :
+      strcontains(definition.container_definitions, "postgresql://penstock_app@db.example:5432/penstock") == !startswith(name, "worker")
+    ])
+    error_message = "Processes are given a URL without a password."
   }
 }
 
