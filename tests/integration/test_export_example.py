@@ -13,6 +13,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+import penstock
 from examples.export import export
 from examples.export.actions import ERROR_RATE, RandomError, error_rate
 from examples.export.database import DATABASE_URL, SAMPLES, BadObject, ExportDatabase, current_database
@@ -29,6 +30,7 @@ from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.tasks import claim, enqueue
 from penstock.tasks import settle as settling
+from penstock.testing.inline import Inline
 from penstock.worker.handlers.actions import REGISTRY
 from penstock.worker.process import Worker
 from tests.integration.apis import running
@@ -86,6 +88,20 @@ async def test_a_second_export_finds_the_row_and_writes_nothing(database: Export
     assert (first.pop("written"), second.pop("written")) == (True, False)
     assert first == second
     assert await ledger_of(connection) == {(object_id, "INSERT"): 1}
+
+
+async def test_a_worker_that_dies_after_the_write_and_errors_before_it_leave_one_row(
+    database: ExportDatabase, connection: Any, penstock_inline: Inline
+) -> None:
+    ids = await database.add_objects(3)
+    for object_id in ids:
+        await penstock.enqueue(None, "export", {"objectID": object_id})
+    penstock_inline.fail("export", error=RandomError("before the write"))
+    penstock_inline.crash("export", times=2)
+    tasks = await penstock_inline.drain()
+    assert {(task.state, task.attempts) for task in tasks} == {("SUCCESS", 1), ("SUCCESS", 2)}
+    assert sorted(task.result["written"] for task in tasks) == [False, True, True]  # one lost its answer, twice
+    assert await ledger_of(connection) == {(object_id, "INSERT"): 1 for object_id in ids}
 
 
 async def test_the_same_object_at_the_same_time_is_written_once(
