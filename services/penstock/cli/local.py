@@ -61,6 +61,12 @@ def up(
             f"{EXAMPLE_APP}, if the current folder has it; else no worker is started.",
         ),
     ] = None,
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload", help="Stop and start the workers again when a Python file below the current folder changes."
+        ),
+    ] = False,
     detach: Annotated[
         bool,
         typer.Option("--detach", "-d", help="Return when everything is ready; output goes to DATA_DIR/penstock.log."),
@@ -115,6 +121,7 @@ def up(
         ]  # fmt: skip
         arguments = [f"--{name}={value}" for name, value in options if value is not None]
         arguments += ["--one-process"] if one_process else []
+        arguments += ["--reload"] if reload else []
         with _spinner("starting Postgres, SQS and the processes"):
             # In the environment, since every user can list the arguments of a process.
             state = start_detached(folder, arguments, {name: url for name, url in secrets.items() if url is not None})
@@ -126,7 +133,7 @@ def up(
 
     setup_logging("up", level=settings.log_level, form=settings.log_format)
     stack = Stack(
-        data_dir, port=port, workers=workers, fleets=fleets, one_process=one_process, apps=apps,
+        data_dir, port=port, workers=workers, fleets=fleets, one_process=one_process, apps=apps, reload=reload,
         database_url=database_url, sqs_endpoint_url=sqs_endpoint_url, transport_url=transport_url,
     )  # fmt: skip
     asyncio.run(stack.run(lambda state: _print_summary(folder, state, notes, detached=False)))

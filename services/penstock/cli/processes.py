@@ -97,6 +97,10 @@ def worker(
             help="Replace a child process with more memory after its task; default PENSTOCK_PROCESS_MAX_MEMORY_BYTES.",
         ),
     ] = None,
+    reload: Annotated[
+        bool,
+        typer.Option("--reload", help="Stop and start again when a Python file below the current folder changes."),
+    ] = False,
     log_level: LogLevelOption = None,
     data_dir: DataDirOption = None,
 ) -> None:  # fmt: skip
@@ -108,6 +112,13 @@ def worker(
     from penstock.local.state import DataDir
     from penstock.settings.model import load_settings
 
+    if reload:
+        from penstock.cli.reload import run_reloading
+        from penstock.runtime.logs import setup_logging
+
+        settings = load_settings()
+        setup_logging("reload", level=(log_level or settings.log_level).lower(), form=settings.log_format)
+        raise typer.Exit(run_reloading([word for word in sys.argv[1:] if word != "--reload"]))
     sys.path.insert(0, os.getcwd())
     places = {"transport_url", "sqs_endpoint_url", "aws_region", "inbound_queue", "outbound_queue", "results_queue"}
     if data_dir is not None:

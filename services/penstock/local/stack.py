@@ -67,7 +67,7 @@ class Stack:
     workers: number of worker processes; apps: modules with handlers that each of them loads.
     fleets: workers of other queues, by queue name; the queues are made, routes to them are not.
     schedulers: number of scheduler processes; one is enough for all but the largest machines.
-    one_process: run all but the workers in one process, `penstock run`.
+    one_process: run all but the workers in one process, `penstock run`. reload: start workers again when code changes.
     database_url, sqs_endpoint_url: use these instead of the embedded Postgres or SQS.
     transport_url: use this broker instead of SQS.
     worker_env: variables for the workers alone.
@@ -86,6 +86,7 @@ class Stack:
         fleets: Mapping[str, int] | None = None,
         schedulers: int = 1,
         one_process: bool = False,
+        reload: bool = False,
         apps: Sequence[str] = (),
         database_url: str | None = None,
         sqs_endpoint_url: str | None = None,
@@ -98,6 +99,7 @@ class Stack:
         self._fleets = dict(fleets or {})
         self.schedulers = schedulers
         self._one_process = one_process
+        self._reload = reload
         self.apps = tuple(apps)
         self._port = port
         self._outside_database = database_url
@@ -169,6 +171,7 @@ class Stack:
         worker_env = {name: value for name, value in env.items() if name not in withheld}
         worker_env |= self._example | self._worker_env
         worker = [sys.executable, "-m", "penstock", "worker", *(word for app in self.apps for word in ("--app", app))]
+        worker += ["--reload"] if self._reload else []
         commands = {f"worker-{number}": worker for number in range(1, self.workers + 1)}
         for queue, count in self._fleets.items():
             commands |= {f"{queue}-{number}": [*worker, "--queue", queue] for number in range(1, count + 1)}

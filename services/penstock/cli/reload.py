@@ -1,0 +1,66 @@
+"""`--reload`: a worker that is stopped and started again when a Python file changes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+
+from penstock.runtime.logs import get_logger
+
+_LOOK_SECONDS = 0.5
+_SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv"}
+
+log = get_logger()
+
+
+def run_reloading(arguments: Sequence[str]) -> int:
+    """Run `penstock` with these arguments, again after each change of a Python file below the current folder.
+
+    A worker that ends on its own, such as for a syntax error, is started again by the next change. Returns the exit
+    code of the last one, after SIGTERM or SIGINT.
+    """
+    stopped = threading.Event()
+    command = [sys.executable, "-m", "penstock", *arguments]
+    seen = _python_files()
+    # In a session of its own: Ctrl-C reaches it once, from here.
+    child = subprocess.Popen(command, start_new_session=True)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.set()
+        child.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    while not stopped.wait(_LOOK_SECONDS):
+        found = _python_files()
+        changed = sorted(path for path, _ in seen.items() ^ found.items())
+        if not changed:
+            continue
+        seen = found
+        files = list(dict.fromkeys(changed))
+        log.info("reloading", files=",".join(files[:5]), changed=len(files))
+        child.terminate()
+        child.wait()
+        if not stopped.is_set():
+            child = subprocess.Popen(command, start_new_session=True)
+    return child.wait()
+
+
+def _python_files() -> dict[str, int]:
+    """Python files below the current folder, with the time of their last change; hidden folders are left out."""
+    found = {}
+    for folder, folders, names in os.walk("."):
+        folders[:] = [name for name in folders if name not in _SKIPPED and not name.startswith(".")]
+        for name in names:
+            if name.endswith(".py"):
+                path = os.path.join(folder, name)
+                try:
+                    found[os.path.relpath(path)] = os.stat(path).st_mtime_ns
+                except FileNotFoundError:  # it is being replaced
+                    continue
+    return found
