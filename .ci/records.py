@@ -1,11 +1,13 @@
-"""Write client/records.py, the answers of the api as the clients return them, from the api's own structs.
+"""Write client/records.py, the answers of the api as the clients return them.
 
+They are the structs of the api that the clients name, and what these consist of.
 `make clients` runs this; with --check nothing is written, and the exit code is 1 if the file differs.
 """
 
 from __future__ import annotations
 
 import enum
+import re
 import subprocess
 import sys
 import types
@@ -19,7 +21,7 @@ import msgspec
 from penstock.methods.table import METHODS
 
 TARGET = Path(__file__).resolve().parents[1] / "services" / "penstock" / "client" / "records.py"
-UNUSED = {"claims.check", "result", "action.get", "tenant.list"}  # without a method of the clients, or read by them
+USED = re.compile(r"\brecords\.(\w+)")
 HEADER = '''# Generated from the api's structs by .ci/records.py: run `make clients`.
 """The answers of the api: dicts whose members are attributes too."""
 
@@ -79,11 +81,14 @@ def class_of(struct: type[msgspec.Struct], enums: dict[str, type[enum.Enum]]) ->
 
 
 def source() -> str:
+    sources = "".join(path.read_text("utf-8") for path in TARGET.parent.glob("*.py") if path != TARGET)
+    used = set(USED.findall(sources))
     found: dict[str, type[msgspec.Struct]] = {}
-    for name, method in METHODS.items():
-        if name not in UNUSED:
-            for struct in structs_in(method.result):
-                assert found.setdefault(struct.__name__, struct) is struct, f"two structs are named {struct.__name__}"
+    for method in METHODS.values():
+        for struct in structs_in(method.result):
+            if struct.__name__ in used:
+                for part in structs_in(struct):
+                    assert found.setdefault(part.__name__, part) is part, f"two structs are named {part.__name__}"
     enums: dict[str, type[enum.Enum]] = {}
     classes = [class_of(struct, enums) for struct in found.values()]
     aliases = [f"{name} = Literal[{', '.join(repr(one.value) for one in kind)}]" for name, kind in enums.items()]

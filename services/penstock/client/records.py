@@ -119,10 +119,6 @@ class Action(Record):
     updated_at: str | None
 
 
-class Actions(Record):
-    actions: list[Action]
-
-
 class RouteChanged(Record):
     name: str
     deleted: bool
@@ -135,10 +131,6 @@ class Route(Record):
     labels: dict[str, str]
     position: int
     in_flight: int
-
-
-class Routes(Record):
-    routes: list[Route]
 
 
 class Tenant(Record):
