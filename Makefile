@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down bench peers migrate test chaos simulate check format clients reference screenshots terraform docs docs-serve \
+.PHONY: help setup demo up down bench peers migrate test chaos simulate models check format clients reference screenshots terraform docs docs-serve \
 	build lock sbom clean
 
 help: ## Show the targets
@@ -51,8 +51,11 @@ test: setup ## Run the tests, JOBS (4) files at a time, on PostgreSQL PG (18) (A
 chaos: setup ## Kill, freeze, disconnect and starve processes under load (ARGS="--scenario kills --seconds 10")
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-simulate: setup ## Simulate whole runs with faults, each one replayable by its SEED (SEEDS=300 STEPS=25 ARGS="--mutations")
+simulate: setup ## Simulate whole runs with faults, each one replayable by its SEED (SEEDS=240 STEPS=10 ARGS="--mutations")
 	@$(BIN)/python -m tests.simulation --seed $${SEED:-0} --seeds $${SEEDS:-1} --steps $${STEPS:-25} $(ARGS)
+
+models: setup ## Visit every state of the models in docs/models, and find each intended bug (ARGS="--bug 'no fence'" shows one)
+	@$(BIN)/python -m docs.models $(ARGS)
 
 check: setup ## Formatting, lint, types, import layers, wording, generated client, dependencies (known vulnerabilities too, if the advisory database is reachable)
 	@$(BIN)/ruff format --check .

@@ -20,6 +20,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from penstock.brokers.base import Outgoing
 from penstock.brokers.opening import open_transport
+from penstock.cli.doctor.findings import Report
+from penstock.cli.doctor.invariants import examine_invariants
+from penstock.db.pool import Store
 from penstock.local.children import Output
 from penstock.local.service import HOST, Service, python_path
 from penstock.local.sqs import EmbeddedSqs
@@ -301,6 +304,17 @@ class Arena:
             self.ledger, await self.connection(), seconds=_SETTLE_SECONDS
         )
         await self.ledger.check(await self.connection(), self.row, may_repeat=may_repeat)
+        await self._look_for_broken()
+
+    async def _look_for_broken(self) -> None:
+        """What `penstock doctor --invariants` asks."""
+        store, report = Store(self.database_url, pool_size=1), Report()
+        async with store.session() as session:
+            await examine_invariants(
+                session, report, stale_after_seconds=float(self._env["PENSTOCK_STALE_AFTER_SECONDS"])
+            )
+        await store.close()
+        self.row.problems += [f"{one.what}: {one.seen}" for one in report.findings if one.level != "ok"]
 
 
 @contextlib.contextmanager

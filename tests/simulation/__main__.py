@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 _SEEDS_PER_CHILD = 25  # a child keeps what its dead processes have left behind
 _OPTIONS = {
     "fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "autovacuum": "off",
-    "max_connections": "300",
+    "max_connections": "300", "wal_level": "minimal", "max_wal_senders": "0", "jit": "off",
 }  # fmt: skip
 _MUTATION_SEEDS = 40
 

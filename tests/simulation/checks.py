@@ -9,46 +9,38 @@ from typing import Any
 
 import asyncpg
 
+from penstock.cli.doctor.invariants import INVARIANTS, LOOKED_AT
+from penstock.db.statements import SQL
 from tests.simulation.database import Bridge
 
-_CHANGES = """
-delete from sim.change returning seq, what, id, state, attempts, max_attempts, claim, result::text as result
-"""
-_STANDING = """
-select 'two tasks of ordering key ' || ordering_key || ' run: ' || string_agg(id::text, ', ') as problem
-from penstock.task where state = 'ACQUIRED' and ordering_key is not null
-group by ordering_key, tenant having count(*) > 1
-union all
-select 'task ' || t.id || ' of ordering key ' || t.ordering_key || ' runs before task ' || o.id
-from penstock.task t join penstock.task o using (ordering_key)
-where t.state = 'ACQUIRED' and o.id < t.id and o.tenant is not distinct from t.tenant
-union all
-select 'two live tasks have unique key ' || unique_key || ' of ' || action || ': ' || string_agg(id::text, ', ')
-from penstock.task where unique_key is not null group by unique_key, action, tenant having count(*) > 1
-union all
-select count(*) || ' tasks of ' || t.action || ' run; its limit is ' || a.max_in_flight
-from penstock.task t join penstock.action a on a.name = t.action
-where t.state = 'ACQUIRED' group by t.action, a.max_in_flight having count(*) > a.max_in_flight
-union all
-select count(*) || ' tasks of ' || t.action || ' with limit key ' || t.limit_key || ' run; its limit is '
-    || a.key_max_in_flight
-from penstock.task t join penstock.action a on a.name = t.action
-where t.state = 'ACQUIRED' and t.limit_key is not null
-group by t.action, t.limit_key, a.key_max_in_flight having count(*) > a.key_max_in_flight
-union all
-select 'task ' || id || ' is both live and ended' from penstock.task join penstock.task_history using (id)
-"""
+_LOOK = "select * from sim.look()"
 _STATE = """
 select id, state::text from penstock.task union all select id, state::text from penstock.task_history
 """
 
 
-_WORKFLOWS = "select id, 'workflow ' || state as state from penstock.workflow where state in ('RUNNING', 'FAILING')"
+_OTHERS = (
+    "select id, 'workflow ' || state as state from penstock.workflow where state in ('RUNNING', 'FAILING')"
+    " union all select schedule_id, 'schedule' from penstock.schedule_clock where next_at is not null"
+)
 _COPIES = """
 select number, count(*) as copies from (
     select (payload ->> 'n')::int as number from penstock.task where workflow is null
     union all select (payload ->> 'n')::int from penstock.task_history where workflow is null) made
 group by number having count(*) > 1
+"""
+_FIRED_TWICE = """
+select payload::text as payload, count(*) as copies from (
+    select payload::text from penstock.task where payload ->> 'at' is not null
+    union all select payload::text from penstock.task_history where payload ->> 'at' is not null) made
+group by payload having count(*) > 1
+"""
+_LEFT_OUT = """
+select schedule_id, scheduled_at::text as at from (
+    select schedule_id, scheduled_at,
+        scheduled_at - lag(scheduled_at) over (partition by schedule_id order by scheduled_at) as gap
+    from penstock.schedule_run) run
+where gap <> interval '2 seconds'
 """
 
 
@@ -59,44 +51,71 @@ class Violation(AssertionError):
 @dataclass
 class _Life:
     """What is known of one task. attempts: as last seen. claim: the highest so far. running: the claim that holds it.
-    ended: its final state."""
+    ended: its final state. records: whether there is a live one, and one of its end."""
 
     attempts: int = 0
     claim: int = 0
     running: int | None = None
     result: str | None = None
     ended: str | None = None
+    records: set[str] = field(default_factory=set)
 
 
 @dataclass
 class Checks:
     """Reads what each commit has changed. ledger: ids of tasks that clients know to be accepted; retried: those that a
-    client wanted to run again, of which a result may be replaced."""
+    client wanted to run again, of which a result may be replaced. commits_seen: what each commit left of the tasks that
+    it changed: state, attempts, claim, most attempts, ordering key."""
 
     bridge: Bridge
     ledger: dict[int, int] = field(default_factory=dict)
     retried: set[int] = field(default_factory=set)
     _lives: dict[int, _Life] = field(default_factory=dict)
+    commits_seen: list[dict[int, tuple[Any, ...]]] = field(default_factory=list)
     commits: int = 0
     succeeded: int = 0
 
     def look(self) -> None:
         """Raises Violation."""
-        changes = sorted(self.bridge.ask(_CHANGES), key=lambda row: row["seq"])
+        try:
+            rows = self.bridge.ask(_LOOK)
+        except asyncpg.LockNotAvailableError:
+            return  # a partition is being dropped; the next commit is looked at again
+        changes = sorted((row for row in rows if row["seq"] is not None), key=lambda row: row["seq"])
         if not changes:
             return
         self.commits += 1
+        self.commits_seen.append(
+            {
+                change["id"]: (
+                    change["state"], change["attempts"], change["claim"], change["max_attempts"], change["key"]
+                )
+                for change in changes
+                if change["what"] not in ("live delete", "ended delete")
+            }
+        )  # fmt: skip
         for change in changes:
             for problem in self._problems(change):
                 raise Violation(problem)
-        try:
-            for row in self.bridge.ask(_STANDING):
+        for row in rows:
+            if row["problem"] is not None:
                 raise Violation(row["problem"])
-            self._look_for_lost()
-        except asyncpg.LockNotAvailableError:
-            return  # a partition is being dropped; the next commit is looked at again
+        for task_id in {change["id"] for change in changes}:
+            if not self._lives[task_id].records:
+                raise Violation(f"task {task_id} is lost")
 
-    def _look_for_lost(self) -> None:
+    def look_for_broken(self) -> None:
+        """What `penstock doctor --invariants` asks. Raises Violation."""
+        for invariant in INVARIANTS:
+            args = (LOOKED_AT, 0.0) if invariant.statement == "find_work_overdue" else (LOOKED_AT,)
+            try:
+                for row in self.bridge.ask(SQL[invariant.statement], *args):
+                    raise Violation(f"doctor: {invariant.holds}: {row['seen']}")
+            except asyncpg.LockNotAvailableError:
+                pass  # a partition is being dropped
+
+    def look_for_lost(self) -> None:
+        """None of the tasks that clients know of is missing. Raises Violation."""
         known = {row["id"] for row in self.bridge.ask(_STATE)}
         for task_id in [*self._lives, *self.ledger]:
             if task_id not in known:
@@ -105,6 +124,11 @@ class Checks:
     def _problems(self, change: Any) -> Iterator[str]:
         task_id, state, what = change["id"], change["state"], change["what"]
         life = self._lives.setdefault(task_id, _Life())
+        kind, _, event = what.partition(" ")
+        if event == "insert":
+            life.records.add(kind)
+        elif event == "delete":
+            life.records.discard(kind)
         if change["attempts"] > change["max_attempts"]:
             yield f"task {task_id} has {change['attempts']} attempts; its limit is {change['max_attempts']}"
         if what == "ended insert":
@@ -113,7 +137,7 @@ class Checks:
                 result = json.loads(change["result"])
                 if life.running != change["claim"]:
                     yield f"task {task_id} succeeded by claim {change['claim']}, while claim {life.running} held it"
-                elif result["claim"] != change["claim"]:
+                elif result.get("claim", change["claim"]) != change["claim"]:  # an answer to a wait names none
                     yield f"task {task_id} has the result of claim {result['claim']} under claim {change['claim']}"
                 elif life.result is not None and task_id not in self.retried:
                     yield f"task {task_id} has a second result"
@@ -135,8 +159,8 @@ class Checks:
                 if change["attempts"] != life.attempts + 1:
                     yield f"task {task_id} is claimed for attempt {change['attempts']} after {life.attempts} attempts"
                 life.claim = life.running = change["claim"]
-            elif state != "ACQUIRED":
-                life.running = None
+            elif state != "ACQUIRED" and (state != "WAITING" or life.running != change["claim"]):
+                life.running = None  # else it waits for an event, and its claim holds
             life.attempts = change["attempts"]
 
     def look_for_repeated(self, sent: Mapping[int, int]) -> None:
@@ -147,8 +171,15 @@ class Checks:
                     f"request {row['number']} was sent {sent[row['number']]} times and made {row['copies']} tasks"
                 )
 
+    def look_for_instants(self) -> None:
+        """Every instant of a schedule was fired once or is recorded. Raises Violation."""
+        for row in self.bridge.ask(_FIRED_TWICE):
+            raise Violation(f"{row['copies']} tasks of one instant: {row['payload']}")
+        for row in self.bridge.ask(_LEFT_OUT):
+            raise Violation(f"no run before {row['at']} of schedule {row['schedule_id']} is recorded")
+
     def unsettled(self) -> list[tuple[int, str]]:
-        """Tasks and workflows that have not ended."""
+        """Tasks, workflows and schedules that have not ended."""
         final = ("SUCCESS", "CRITICAL_ERROR", "CANCELLED")
         tasks = [(row["id"], row["state"]) for row in self.bridge.ask(_STATE) if row["state"] not in final]
-        return tasks + [(row["id"], row["state"]) for row in self.bridge.ask(_WORKFLOWS)]
+        return tasks + [(row["id"], row["state"]) for row in self.bridge.ask(_OTHERS)]

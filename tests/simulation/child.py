@@ -8,6 +8,7 @@ import argparse  # noqa: E402 - after the clock, of which they take the function
 import gc  # noqa: E402
 import json  # noqa: E402
 import sys  # noqa: E402
+from dataclasses import replace  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from penstock.db.statements import SQL  # noqa: E402
@@ -34,6 +35,7 @@ def run(bridge: Bridge, plan: Plan) -> dict[str, object]:
         "seed": plan.seed, "digest": digest, "problem": problem, "seconds": round(clock.Clock.now, 1),
         "commits": world.checks.commits, "statements": world.statements,
         "kills": world.kills, "succeeded": world.checks.succeeded, "history": world.history if problem else [],
+        "trace": world.checks.commits_seen, "retried": sorted(world.checks.retried),
     }  # fmt: skip
 
 
@@ -64,6 +66,7 @@ def main() -> None:
     parser.add_argument("--plan", type=Path)
     parser.add_argument("--shrink", type=Path, help="where the smallest failing plan is written")
     parser.add_argument("--mutation", choices=sorted(MUTATIONS))
+    parser.add_argument("--traces", action="store_true", help="with what each commit left of the tasks it changed")
     parser.add_argument("--until-failure", action="store_true", help="run no seed after one that fails")
     args = parser.parse_args()
     if args.mutation:
@@ -72,7 +75,7 @@ def main() -> None:
             SQL[name] = SQL[name].replace(before, after)
     gc.disable()
     bridge = Bridge(args.url)
-    run(bridge, draw_plan(_WARM_UP, 5))
+    run(bridge, replace(draw_plan(_WARM_UP, 5), fault_share=0.0, kills=(), holds=()))
     plans = (
         [read_plan(args.plan)]
         if args.plan
@@ -84,6 +87,8 @@ def main() -> None:
             smallest = shrink(bridge, plan)
             smallest.write(args.shrink)
             outcome = run(bridge, smallest)
+        if not args.traces:
+            outcome.pop("trace")
         json.dump(outcome, sys.stdout)
         print(flush=True)
         if args.until_failure and outcome["problem"] is not None:

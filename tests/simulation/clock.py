@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 
 import asyncpg
 
-_BEGINNING = datetime(2030, 1, 1, 8, tzinfo=UTC)
+BEGINNING = datetime(2030, 1, 1, 8, tzinfo=UTC)
 _LOADED_WITH_THE_REAL_CLOCK = (asyncio, asyncpg, concurrent.futures, queue, threading)
 
 real_monotonic = time.monotonic
@@ -32,7 +32,7 @@ class Clock:
 
 def install() -> None:
     """Replace the clock functions of this process."""
-    epoch = _BEGINNING.timestamp()
+    epoch = BEGINNING.timestamp()
     time.monotonic = lambda: 1000.0 + Clock.now
     time.perf_counter = lambda: 1000.0 + Clock.now
     time.time = lambda: epoch + Clock.now
@@ -53,4 +53,4 @@ def follow(seed: str) -> None:
 
 def wall() -> datetime:
     """The simulated time, as Postgres is to see it."""
-    return _BEGINNING + timedelta(seconds=Clock.now)
+    return BEGINNING + timedelta(seconds=Clock.now)

@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+import re
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeVar
 
 import asyncpg
@@ -24,7 +28,8 @@ from tests.simulation.loop import Process, current
 Returned = TypeVar("Returned")
 
 _PATIENCE_SECONDS = 60.0  # real ones, for one statement
-_READING = ("read_", "list_", "count_")  # beginnings of the names of statements that change nothing
+_CHANGES_TASKS = re.compile(r"(update|insert into|delete from) penstock\.(task|task_history)\b")
+_CANCEL_SECONDS = 2.0  # real ones
 _LOOK_SECONDS = 0.002  # real ones: what takes longer may wait for a lock
 
 # Postgres asks the simulation for the time: statements name these functions without a schema, and the search path leads
@@ -48,20 +53,58 @@ begin
 end $$;
 create table sim.change (
     seq bigint generated always as identity primary key, what text not null, id bigint not null, state text not null,
-    attempts int not null, max_attempts int not null, claim bigint not null, result jsonb
+    attempts int not null, max_attempts int not null, claim bigint not null, result jsonb, key text
 );
 create function sim.note() returns trigger language plpgsql as $$
 declare one record;
 begin
     one := case when tg_op = 'DELETE' then old else new end;
-    insert into sim.change (what, id, state, attempts, max_attempts, claim, result)
+    insert into sim.change (what, id, state, attempts, max_attempts, claim, key, result)
     values (tg_argv[0] || ' ' || lower(tg_op), one.id, one.state, one.attempts, one.max_attempts, one.claim,
-            case when tg_argv[0] = 'ended' then to_jsonb(one) -> 'result' end);
+            one.ordering_key, case when tg_argv[0] = 'ended' then to_jsonb(one) -> 'result' end);
     return null;
 end $$;
 create trigger note after insert or update or delete on penstock.task
     for each row execute function sim.note('live');
 create trigger note after insert or delete on penstock.task_history for each row execute function sim.note('ended');
+create function sim.standing() returns setof text language plpgsql stable as $$
+begin return query
+select 'two tasks of ordering key ' || ordering_key || ' run: ' || string_agg(id::text, ', ')
+from penstock.task where state = 'ACQUIRED' and ordering_key is not null
+group by ordering_key, tenant having count(*) > 1
+union all
+select 'task ' || t.id || ' of ordering key ' || t.ordering_key || ' runs before task ' || o.id
+from penstock.task t join penstock.task o using (ordering_key)
+where t.state = 'ACQUIRED' and o.id < t.id and o.tenant is not distinct from t.tenant
+union all
+select 'two live tasks have unique key ' || unique_key || ' of ' || action || ': ' || string_agg(id::text, ', ')
+from penstock.task where unique_key is not null group by unique_key, action, tenant having count(*) > 1
+union all
+select count(*) || ' tasks of ' || t.action || ' run; its limit is ' || a.max_in_flight
+from penstock.task t join penstock.action a on a.name = t.action
+where t.state = 'ACQUIRED' group by t.action, a.max_in_flight having count(*) > a.max_in_flight
+union all
+select count(*) || ' tasks of ' || t.action || ' with limit key ' || t.limit_key || ' run; its limit is '
+    || a.key_max_in_flight
+from penstock.task t join penstock.action a on a.name = t.action
+where t.state = 'ACQUIRED' and t.limit_key is not null
+group by t.action, t.limit_key, a.key_max_in_flight having count(*) > a.key_max_in_flight
+union all
+select 'task ' || id || ' is both live and ended' from penstock.task join penstock.task_history using (id);
+end $$;
+create function sim.look() returns table (
+    seq bigint, what text, id bigint, state text, attempts int, max_attempts int, claim bigint, result text,
+    key text, problem text
+) language plpgsql as $$
+begin
+    return query delete from sim.change c
+        returning c.seq, c.what, c.id, c.state, c.attempts, c.max_attempts, c.claim, c.result::text, c.key,
+            null::text;
+    if found then
+        return query select null::bigint, null::text, null::bigint, null::text, null::int, null::int, null::bigint,
+            null::text, null::text, s.* from sim.standing() s;
+    end if;
+end $$;
 """
 )
 _RESET = """
@@ -86,6 +129,11 @@ class _RealLoop(asyncio.SelectorEventLoop):
         return real_monotonic()
 
 
+@cache
+def _changes_tasks(statement: str) -> bool:
+    return _CHANGES_TASKS.search(statement) is not None
+
+
 class Pending:
     """A statement under way. waiter: of the simulated coroutine, once it has to wait for a lock."""
 
@@ -96,8 +144,9 @@ class Pending:
 
 
 class RealConnection:
-    def __init__(self, driver: Any) -> None:
+    def __init__(self, driver: Any, kind: str) -> None:
         self.driver = driver
+        self.kind = kind
         self.pid: int = driver.get_server_pid()
 
     async def run(self, text: str, args: tuple[Any, ...] | None) -> Any:
@@ -110,7 +159,7 @@ class Bridge:
     def __init__(self, url: str) -> None:
         self._url = url
         self._loop = _RealLoop()
-        self._free: list[RealConnection] = []
+        self._free: dict[str, list[RealConnection]] = defaultdict(list)
         self._connections = 0
         self._blocked: list[Pending] = []
         self._monitor = self._call(self._connect(plain=True))
@@ -119,12 +168,31 @@ class Bridge:
         self._clock = os.open(f"{folder}/simulated_time", os.O_WRONLY | os.O_CREAT, 0o644)
 
     def _call(self, work: Coroutine[Any, Any, Returned]) -> Returned:
+        with self._turning():
+            return self._loop.run_until_complete(asyncio.wait_for(work, _PATIENCE_SECONDS))
+
+    @contextmanager
+    def _turning(self) -> Iterator[None]:
+        """The real loop may run, in the middle of a step of the simulated one."""
         outer = asyncio._get_running_loop()
         asyncio._set_running_loop(None)
         try:
-            return self._loop.run_until_complete(asyncio.wait_for(work, _PATIENCE_SECONDS))
+            yield
         finally:
             asyncio._set_running_loop(outer)
+
+    def _run_shortly(self, work: asyncio.Task[Any]) -> None:
+        """Turn the loop until the work is done, or has taken long enough to wait for a lock."""
+        ended = self._loop.create_future()
+
+        def end(_: object = None) -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        work.add_done_callback(end)
+        timer = self._loop.call_later(_LOOK_SECONDS, end)
+        self._loop.run_until_complete(ended)
+        timer.cancel()
 
     async def _connect(self, *, plain: bool) -> Any:
         settings = {"application_name": "simulation", "plan_cache_mode": "force_generic_plan"}
@@ -140,13 +208,14 @@ class Bridge:
     def reset(self) -> None:
         """Empty the database, and forget plans: they depend on what was in it as they were made."""
         assert not self._blocked
-        assert len(self._free) == self._connections
+        free = [connection for kind in self._free.values() for connection in kind]
+        assert len(free) == self._connections
         self._call(self._holder.execute("rollback"))
         self._call(self._monitor.execute(_RESET))
         # While it looks back, no row version is removed. When a backend notices that one could be depends on its past,
         # and the order in which rows are found on that.
         self._call(self._holder.execute("begin isolation level repeatable read; select txid_current()"))
-        for connection in self._free:
+        for connection in free:
             self._call(connection.driver.execute("discard plans"))
 
     def ask(self, text: str, *args: Any) -> list[Any]:
@@ -154,30 +223,30 @@ class Bridge:
         rows: list[Any] = self._call(self._monitor.fetch(text, *args))
         return rows
 
-    def take(self) -> RealConnection:
-        if self._free:
-            return self._free.pop()
+    def take(self, kind: str) -> RealConnection:
+        """kind: of process; each has connections of its own, so that a statement is planned on few of them."""
+        if self._free[kind]:
+            return self._free[kind].pop()
         self._connections += 1
-        return RealConnection(self._call(self._connect(plain=False)))
+        return RealConnection(self._call(self._connect(plain=False)), kind)
 
     def give_back(self, connection: RealConnection) -> None:
         """The connection is in no transaction."""
-        self._free.append(connection)
+        self._free[connection.kind].append(connection)
 
     def start(self, connection: RealConnection, text: str, args: tuple[Any, ...] | None = None) -> Pending:
         """Start a statement; returns when it has ended, or waits for a lock."""
         os.pwrite(self._clock, wall().isoformat(timespec="microseconds").encode(), 0)
-
-        async def start() -> Pending:
-            work = asyncio.ensure_future(connection.run(text, args))
+        with self._turning():
+            work = self._loop.create_task(connection.run(text, args))
             pending = Pending(connection, work)
-            await self._settle(pending)
+            self._run_shortly(work)
+        if not work.done():
+            self._call(self._settle(pending))
             if not work.done():
                 self._blocked.append(pending)
-            return pending
-
-        pending = self._call(start())
-        self._look_at_blocked()
+        if self._blocked:
+            self._look_at_blocked()
         return pending
 
     def end(self, connection: RealConnection) -> None:
@@ -189,18 +258,21 @@ class Bridge:
             await connection.driver.execute("rollback" if connection.driver.is_in_transaction() else "select 1")
 
         self._call(end())
-        self._look_at_blocked()
+        if self._blocked:
+            self._look_at_blocked()
         self.give_back(connection)
 
     def cancel(self, pending: Pending) -> None:
         self._call(self._cancel(pending))
-        self._look_at_blocked()
+        if self._blocked:
+            self._look_at_blocked()
 
     async def _cancel(self, pending: Pending) -> None:
         self._blocked.remove(pending)
         while not pending.work.done():
             await self._monitor.fetchval("select pg_cancel_backend($1)", pending.connection.pid)
-            await asyncio.wait({pending.work}, timeout=_LOOK_SECONDS)
+            # A second one, sent too soon, would hit the statement that follows.
+            await asyncio.wait({pending.work}, timeout=_CANCEL_SECONDS)
         pending.work.exception()  # seen
 
     def _look_at_blocked(self) -> None:
@@ -218,7 +290,7 @@ class Bridge:
                 if len(ended) == before:
                     return ended
 
-        for pending in self._call(look()) if self._blocked else ():
+        for pending in self._call(look()):
             if pending.waiter is not None and not pending.waiter.done():
                 pending.waiter.set_result(None)
 
@@ -258,8 +330,8 @@ class Database:
         self._held: dict[Process, list[SimulatedConnection]] = {}
 
     def connection(self) -> SimulatedConnection:
-        connection = SimulatedConnection(self, self.bridge.take())
         process = current()
+        connection = SimulatedConnection(self, self.bridge.take("" if process is None else process.name))
         if process is not None:
             self._held.setdefault(process, []).append(connection)
         return connection
@@ -298,6 +370,7 @@ class SimulatedConnection:
         self.real = real
         self.is_broken = False
         self.depth = 0
+        self._has_changed = False
         self.lock_wait_seconds = LOCK_WAIT_SECONDS
 
     async def fetch(self, statement: str, *args: Any, timeout: float | None = None) -> list[Any]:
@@ -331,7 +404,9 @@ class SimulatedConnection:
         pending = self._database.bridge.start(self.real, statement, args)
         if not pending.work.done():
             await self._wait_for_lock(pending)
-        if not (self.depth or name.startswith(_READING)):
+        self._has_changed = self._has_changed or _changes_tasks(statement)
+        if self._has_changed and not self.depth:
+            self._has_changed = False
             self._database.changed()
         if answer_is_lost:
             self._break()

@@ -57,6 +57,14 @@ MUTATIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "a cancelled task leaves no record": (("cancel_tasks", "trace, now(), $2::text, worker\n    from gone",
                                            "trace, now(), $2::text, worker\n    from gone where false"),),
+    "turns are never over": (("take_overdue_promotions", "where ends_at <=", "where false and ends_at <="),),
+    "a wait of an old claim holds the task": (("note_waits", _HOLDS, _UNFENCED), ("suspend_tasks", _HOLDS, _UNFENCED)),
+    "a wait has no end": (("find_overdue_waits", "deadline is not null and", "false and"),),
+    "an answer finds no task": (("resume_waits", "state::text = 'WAITING'", "state::text = 'ERROR'"),),
+    "an instant is left out": (
+        ("move_clocks", "set next_at = u.next_at, due_at = u.due_at",
+         "set next_at = u.next_at + interval '2 seconds', due_at = u.due_at + interval '2 seconds'"),
+    ),
     "a released claim loses its task": (
         ("release_unsent", "penstock.dispatch where id in", "penstock.dispatch where $1::float8 is null and id in"),
         ("find_stale", "where state = 'ACQUIRED'", "where state = 'ACQUIRED' and heartbeat_at is not null"),

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from tests.simulation.clock import BEGINNING
 
 PROCESSES = ("api", "submitter", "scheduler", "scheduler", "worker", "worker", "resulter", "resulter", "supervisor")
 ACTIONS = ("plain", "plain", "limited", "keyed")
@@ -34,7 +37,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Hold:
-    """A stranger's transaction locks some live tasks."""
+    """A stranger's transaction locks some live tasks, and ordering keys as an enqueuer does."""
 
     at: float
     seconds: float
@@ -92,6 +95,7 @@ def draw_plan(seed: int, steps: int) -> Plan:
 class _Calls:
     chance: random.Random
     sent: list[int] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)  # tasks that wait for an event
 
     def call(self, number: int) -> Call:
         chance = self.chance
@@ -103,10 +107,31 @@ class _Calls:
             if method == "task.reschedule":
                 params["delay"] = chance.choice((0.1, 2.0))
             return Call(after, method, params)
+        if self.waiting and kind > 0.85:
+            return self._answer(after)
+        if kind > 0.8:
+            return Call(after, "schedule.create", self._schedule(number))
         if kind < 0.32:
             return Call(after, "workflow.create", {"chain": [self._step(number, place) for place in range(3)]})
         self.sent.append(number)
         return Call(after, "enqueue", self._task(number), by_queue=chance.random() < 0.4)
+
+    def _answer(self, after: float) -> Call:
+        """To a task that waits, or has not come to wait yet, or has had an answer."""
+        token = {"token": f"t{self.chance.choice(self.waiting)}"}
+        if self.chance.random() < 0.3:
+            return Call(after, "task.fail", token | {"error": "refused", "final": self.chance.random() < 0.5})
+        return Call(after, "task.complete", token | {"result": {}}, by_queue=self.chance.random() < 0.4)
+
+    def _schedule(self, number: int) -> dict[str, Any]:
+        """Every two seconds, for a few seconds from the first minute on; see Checks.look_for_instants."""
+        chance = self.chance
+        last = BEGINNING + timedelta(seconds=chance.randint(4, 30))
+        return {
+            "name": f"s{number}", "expression": "*/2 * * * * *", "action": chance.choice(ACTIONS), "missed": "all",
+            "payload": {"n": 100_000 + number, "at": "{{scheduled_time}}", "seconds": chance.choice((0.0, 0.05, 1.5))},
+            "overlap": chance.choice(("allow", "skip", "queue")), "end_at": last.isoformat(),
+        }  # fmt: skip
 
     def _work(self, number: int) -> dict[str, Any]:
         """What a handler does: takes a while, fails a few times or for ever, outlasts its message."""
@@ -134,6 +159,9 @@ class _Calls:
             task["delay"] = chance.choice((0.5, 4.0))
         if chance.random() < 0.3:
             task["max_attempts"] = chance.choice((1, 2, 3))
+        if chance.random() < 0.15:
+            task["payload"] |= {"waits": chance.choice((0.5, 3.0, 8.0))}
+            self.waiting.append(number)
         if task["action"] == "keyed":
             task["limit_key"] = chance.choice("pq")
         return task

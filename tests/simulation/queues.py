@@ -14,7 +14,7 @@ from penstock.protocol.errors import Unavailable
 from penstock.testing.queue import MemoryQueue, Stored
 from tests.simulation.clock import Clock, wall
 
-_LOOK_SECONDS = 0.25  # of a long poll, for messages
+_LOOK_SECONDS = 0.5  # of a long poll, for messages
 
 
 @dataclass(slots=True)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from docs.models import claims, ordering, waits
+from docs.models.checker import replay
 from tests.simulation.__main__ import Databases, databases, simulate
 from tests.simulation.plan import draw_plan, read_plan
+from tests.simulation.traces import lives
 
 _SEEDS = 6
 
@@ -28,6 +32,25 @@ def test_all_properties_hold_and_a_seed_gives_one_run(made: Databases) -> None:
     assert sum(outcome["kills"] for outcome in runs.values()) > _SEEDS
     (again,) = simulate(made.make(), f"--first={_SEEDS - 1}")
     assert again["digest"] == runs[again["seed"]]["digest"]
+
+
+def test_models_can_do_what_the_simulated_processes_did(made: Databases) -> None:
+    """Every task alone against the model of claims or of waits, every ordering key against that of keys."""
+    replayed = Counter[str]()
+    for outcome in simulate(made.make(), "--first=8", "--seeds=3", "--steps=15", "--traces"):
+        assert outcome["problem"] is None
+        for model, observations in lives(outcome["trace"], outcome["retried"]):
+            place = replay(model, observations)
+            assert place is None, (outcome["seed"], model.name, observations[: place + 1])
+            replayed[model.name] += 1
+    assert set(replayed) == {"claims", "ordering", "waits"}
+    assert replayed.total() > 20
+
+
+def test_a_model_cannot_do_what_must_not_happen() -> None:
+    assert replay(claims.model(), [("ACQUIRED", 1, 1), ("ERROR", 1, 1), ("ACQUIRED", 1, 2)]) == 2
+    assert replay(waits.model(), [("ACQUIRED", 1, 1), ("WAITING", 1, 1), ("ACQUIRED", 2, 2)]) == 2
+    assert replay(ordering.model(2), [("SCHEDULED", ""), ("SCHEDULED", "WAITING"), ("SCHEDULED", "SCHEDULED")]) == 2
 
 
 @pytest.mark.parametrize(

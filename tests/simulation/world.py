@@ -25,7 +25,7 @@ from penstock.submitter import Submitter
 from penstock.supervisor.process import Supervisor
 from penstock.tasks import settle
 from penstock.worker.handlers.actions import Registry, action
-from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.context import Context, Wait
 from penstock.worker.process import Worker
 from tests.simulation import clock
 from tests.simulation.checks import Checks, Violation
@@ -46,7 +46,7 @@ def make_settings() -> Settings:
         database_url="postgresql://simulated", worker_name="w", concurrency=2, receive_wait_seconds=2,
         visibility_timeout_seconds=4, stale_after_seconds=9, heartbeat_seconds=1.5, unsent_after_seconds=2,
         untaken_after_seconds=12, retry_base_seconds=0.3, retry_cap_seconds=2, poll_seconds=2,
-        supervisor_interval_seconds=3, grace_seconds=3, inbound_methods="*", max_attempts=4, worker_concurrency=6,
+        supervisor_interval_seconds=5, grace_seconds=3, inbound_methods="*", max_attempts=4, worker_concurrency=6,
         pack_max_tasks=3, claim_batch_size=8, in_flight_floor=12, task_timeout_seconds=5,
     )  # fmt: skip
 
@@ -169,6 +169,7 @@ class World:
             await asyncio.sleep(call.after)
             self._raise()
             await (self._send(number, call) if call.by_queue else self._call(call, number))
+        self.checks.look_for_broken()
         await asyncio.gather(*holds)
         self._queues.fault_share = 0.0
         self._is_over = True
@@ -180,7 +181,10 @@ class World:
             await asyncio.sleep(_LOOK_SECONDS)
         self._raise()
         self.checks.look()
+        self.checks.look_for_lost()
+        self.checks.look_for_broken()
         self.checks.look_for_repeated(self._sent)
+        self.checks.look_for_instants()
 
     def _is_busy(self) -> bool:
         return bool(self._queues.messages["penstock-inbound"]) or bool(self.checks.unsettled())
@@ -247,12 +251,17 @@ class World:
             except Violation as violation:
                 self._fail(violation)
 
-    async def _work(self, ctx: Context, n: int, seconds: float = 0.0, fails: int = 0) -> dict[str, Any]:
+    async def _work(
+        self, ctx: Context, n: int, seconds: float = 0.0, fails: int = 0, waits: float = 0.0, at: str = ""
+    ) -> dict[str, Any] | Wait:
         self._runs[ctx.task_id] += 1
         self._note(f"handler of task {ctx.task_id} begins, claim {ctx.claim}")
         await asyncio.sleep(seconds)
         if self._runs[ctx.task_id] <= fails:
             raise Planned
+        if waits:
+            self._note(f"handler of task {ctx.task_id} waits, claim {ctx.claim}")
+            return ctx.wait(f"t{n}", waits, on_timeout="fail" if n % 2 else "retry")
         self._note(f"handler of task {ctx.task_id} ends, claim {ctx.claim}")
         return {"claim": ctx.claim, "n": n}
 
@@ -295,7 +304,7 @@ class World:
         if isinstance(outcome, PenstockError):
             self._note(f"client: {call.method} {params}: {type(outcome).__name__}")
             return
-        self._note(f"client: {call.method} {params}: {outcome}")
+        self._note(f"client: {call.method} {params}: {getattr(outcome, 'id', 'done')}")  # no addresses of memory
         if call.method == "enqueue":
             self.checks.ledger[outcome.id] = outcome.id
             if number is not None:
@@ -316,7 +325,7 @@ class World:
 
     async def _hold(self, hold: Hold) -> None:
         await asyncio.sleep(hold.at)
-        connection = self._bridge.take()
+        connection = self._bridge.take("stranger")
         self._strangers.append(connection)
         try:
             self._bridge.start(connection, "begin")
@@ -324,6 +333,11 @@ class World:
                 connection,
                 "select id from penstock.task where id % 3 = $1 order by id limit $2 for update skip locked",
                 (self._chance.randrange(3), hold.tasks),
+            )  # fmt: skip
+            self._bridge.start(
+                connection,
+                "select key from penstock.ordering_head order by key limit $1 for update skip locked",
+                (hold.tasks // 2,),
             )  # fmt: skip
             self._note(f"a stranger locks {[row['id'] for row in pending.work.result()]} for {hold.seconds:.1f} s")
             await asyncio.sleep(hold.seconds)

@@ -78,7 +78,7 @@ class Runner:
         self._spans = active.active()
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
-        self._running: set[Unit] = set()
+        self._running: dict[Unit, None] = {}  # in the order in which they began
         self._waiting: deque[Unit] = deque()
         self._waiting_for_thread: deque[Unit] = deque()
         self._waiting_for_process: deque[Unit] = deque()
@@ -212,7 +212,7 @@ class Runner:
                     unit.lease.begin()
             elif not self._close_batch(unit):
                 continue
-            running.add(unit)
+            running[unit] = None
             unit.task = self._loop.create_task(self._run(unit))
         if not (running or waiting or plain or in_child or self._open_batches):
             self._empty.set()
@@ -489,7 +489,7 @@ class Runner:
         self._answer(attempt, text)
 
     def _end(self, unit: Unit) -> None:
-        self._running.discard(unit)
+        self._running.pop(unit, None)
         self._give_back(unit)
         if self._waiting or self._waiting_for_thread or self._waiting_for_process or not self._running:
             self._start_waiting()

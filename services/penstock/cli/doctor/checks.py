@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from penstock.cli.doctor.database import examine_database
 from penstock.cli.doctor.deliveries import examine_deliveries
 from penstock.cli.doctor.findings import Report
+from penstock.cli.doctor.invariants import examine_stored
 from penstock.cli.doctor.queues import examine_queues
 from penstock.client.client import Client
 from penstock.payloads.bucket import Bucket, folder_of, new_name
@@ -23,12 +24,14 @@ _POLICY = (
 )
 
 
-async def examine(settings: Settings, report: Report) -> None:
-    """Check everything, one part after the other."""
+async def examine(settings: Settings, report: Report, *, invariants: bool = False) -> None:
+    """Check everything, one part after the other. invariants: what is stored too."""
     _examine_settings(settings, report)
     examine_deliveries(settings, report)
     for examine_part in (examine_payloads, examine_database, examine_queues, _examine_api):
         await examine_part(settings, report)
+    if invariants:
+        await examine_stored(settings, report)
 
 
 def _examine_settings(settings: Settings, report: Report) -> None:

@@ -24,6 +24,9 @@ def add_to(app: typer.Typer) -> None:
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    invariants: Annotated[
+        bool, typer.Option("--invariants", help="Also check that the stored tasks contradict no guarantee.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings too.")] = False,
     data_dir: DataDirOption = None,
 ) -> None:
@@ -34,7 +37,7 @@ def doctor(
     from penstock.cli.doctor.checks import examine
 
     report = Report(None if as_json else _show)
-    asyncio.run(examine(_settings(data_dir), report))
+    asyncio.run(examine(_settings(data_dir), report, invariants=invariants))
     if as_json:
         print_json([asdict(finding) for finding in report.findings])
     bad = {"error", "warning"} if strict else {"error"}

@@ -1,0 +1,1 @@
+"""Small models of the core, every state of which is visited: `make models`."""

@@ -1,0 +1,154 @@
+-- What must hold in every snapshot, for `penstock doctor --invariants`. Reads only, and no more than $1 rows of a table,
+-- the oldest ones of the live tasks. Each statement returns what breaks its invariant, with ids alone: names may hold
+-- anything.
+
+-- part: live
+live as materialized (
+    select id, state, action, attempts, max_attempts, claim, claimed_at, heartbeat_at, unique_key, ordering_key, limit_key,
+           tenant, gate, workflow
+    from penstock.task order by id limit $1
+)
+
+-- part: running
+-- Of each ordering key, the tasks that may run or wait for an event; those behind them wait.
+running as materialized (
+    select id, ordering_key, claimed_at from live
+    where ordering_key is not null and (state::text <> 'WAITING' or claimed_at is not null)
+)
+
+-- name: count_live_up_to
+-- $1 how many.
+select count(*) from (select from penstock.task limit $1) one;
+
+-- name: find_tasks_settled_twice
+with recent as materialized (select id, state::text from penstock.task_history order by id desc limit $1)
+select 'task ' || id || ' has ' || count(*) || ' final records: ' || string_agg(state, ', ') as seen
+from recent group by id having count(*) > 1
+union all
+select 'task ' || t.id || ' is live and has a final record' from recent r join penstock.task t on t.id = r.id
+union all
+select 'task ' || t.id || ' is live and has a final record'
+from (select id from penstock.task order by id limit $1) t
+where exists (select from penstock.task_history h where h.id = t.id)
+  and t.id < (select min(id) from recent);
+
+-- name: find_attempts_beyond_limit
+with {live}
+select 'task ' || id || ' is at attempt ' || attempts || ' of ' || max_attempts as seen from live
+where attempts > max_attempts;
+
+-- name: find_sequences_behind
+-- A claim that takes a token again passes the fence of the one before. The sequences are read behind the snapshot.
+with {live}
+select 'claim ' || claim || ' of task ' || id || ' is above the sequence of claims' as seen
+from (select id, claim from live order by claim desc limit 1) newest
+where claim > coalesce(pg_sequence_last_value('penstock.claim_seq'), 0)
+union all
+select 'task ' || id || ' is above the sequence of ids'
+from (select id from penstock.task order by id desc limit 1) newest
+where id > coalesce(pg_sequence_last_value('penstock.task_id_seq'), 0);
+
+-- name: find_keys_run_twice
+with {live}, {running}
+select 'tasks ' || string_agg(id::text, ', ' order by id) || ' of one ordering key may run' as seen
+from running group by ordering_key having count(*) > 1;
+
+-- name: find_keys_out_of_order
+-- A task that was retried stands behind the one that runs, though it is older: it has changed since.
+with {live}, {running}
+select 'task ' || r.id || ' was claimed before task ' || older.id || ' of its ordering key' as seen
+from running r cross join lateral (
+    select t.id from penstock.task t
+    where t.ordering_key = r.ordering_key and t.state = 'WAITING' and t.claimed_at is null and t.id < r.id
+      and t.updated_at < r.claimed_at
+    order by t.id limit 1) older
+where r.claimed_at is not null;
+
+-- name: find_keys_without_head
+-- The next task of such a key would run at once.
+with {live}, {running}
+select 'task ' || id || ' runs in an ordering key that is not taken' as seen from running r
+where not exists (select from penstock.ordering_head h where h.key = r.ordering_key);
+
+-- name: find_keys_that_stand_still
+-- Where there are more live tasks than $1, the one that runs may be among those not read.
+with {live}, {running}, turned as materialized (
+    select unnest(keys) as key from (select keys from penstock.turn limit $1) u
+)
+select 'task ' || min(id) || ' waits in an ordering key in which nothing runs' as seen from live
+where ordering_key is not null and state::text = 'WAITING' and claimed_at is null
+  and (select count(*) from live) < $1
+  and ordering_key not in (select ordering_key from running) and ordering_key not in (select key from turned)
+  and not exists (select from penstock.ordering_head h where h.key = live.ordering_key and h.held)
+group by ordering_key;
+
+-- name: find_unique_keys_free
+-- A key that is taken for a time may pass to a newer task while the older one is live.
+with {live}
+select 'task ' || t.id || ' is live, and its unique key is free' as seen from live t
+where t.unique_key is not null
+  and not exists (select from penstock.unique_key k
+                  where k.action = t.action and k.key = t.unique_key and k.task_id >= t.id);
+
+-- name: find_unique_keys_shared
+with {live}
+select 'live tasks ' || string_agg(id::text, ', ' order by id) || ' have one unique key' as seen
+from live where unique_key is not null group by action, unique_key having count(*) > 1;
+
+-- name: find_limits_exceeded
+-- Of the tasks claimed since the limit was set; schedulers may have had the limit before for a moment.
+with {live}, acquired as materialized (
+    select action, tenant, limit_key, claimed_at from live where state::text = 'ACQUIRED' and gate is not null
+)
+select count(*) || ' tasks of ' || a.name || ' run, ' || a.max_in_flight || ' may' as seen
+from acquired t join penstock.action a on a.name = t.action and t.claimed_at > a.updated_at + interval '5 seconds'
+group by a.name, a.max_in_flight having count(*) > a.max_in_flight
+union all
+select count(*) || ' tasks of ' || a.name || ' with one limit key run, ' || a.key_max_in_flight || ' may'
+from acquired t join penstock.action a on a.name = t.action and t.claimed_at > a.updated_at + interval '5 seconds'
+where t.limit_key is not null
+group by a.name, t.tenant, t.limit_key, a.key_max_in_flight having count(*) > a.key_max_in_flight
+union all
+select count(*) || ' tasks of tenant ' || t.tenant || ' run, ' || r.max_in_flight || ' may'
+from acquired t join penstock.tenant r on r.name = t.tenant and r.own and t.claimed_at > r.updated_at + interval '5 seconds'
+group by t.tenant, r.max_in_flight having count(*) > r.max_in_flight;
+
+-- name: find_waits_without_end
+with {live}
+select 'task ' || t.id || ' waits for an event that nothing will bring' as seen from live t
+where t.state::text = 'WAITING' and t.claimed_at is not null
+  and not exists (select from penstock.wait w
+                  where w.task_id = t.id and w.claim = t.claim and w.deadline is not null);
+
+-- name: find_gates_missing
+with {live}
+select 'task ' || t.id || ' waits at a gate that is not there' as seen from live t
+where t.gate is not null and t.state::text in ('SCHEDULED', 'ERROR')
+  and not exists (select from penstock.gate g where g.name = t.gate);
+
+-- name: find_workflows_astray
+-- Nothing of the workflow runs, and no event will move it on; or a step has no workflow.
+with {live}
+select 'workflow ' || w.id || ' is ' || w.state || ', and none of its steps is live' as seen
+from (select id, state from penstock.workflow where state in ('RUNNING', 'FAILING') order by id limit $1) w
+where not exists (select from penstock.workflow_event e where e.workflow_id = w.id)
+  and not exists (select from penstock.workflow_step s where s.workflow_id = w.id and s.state = 'SCHEDULED' and s.task_id is null)
+  and not exists (select from penstock.workflow_step s join penstock.task t on t.id = s.task_id where s.workflow_id = w.id)
+union all
+select 'task ' || t.id || ' is a step of a workflow that is not there' from live t
+where t.workflow is not null and not exists (select from penstock.workflow w where w.id = t.workflow);
+
+-- name: find_work_overdue
+-- $2 seconds after which a claim without a heartbeat is stale. What the supervisor and the resulters should have
+-- done ten minutes ago.
+with {live}
+select 'task ' || id || ' is claimed, without a heartbeat for ' ||
+       round(extract(epoch from now() - coalesce(heartbeat_at, claimed_at)) / 60) || ' minutes' as seen
+from live where state::text = 'ACQUIRED'
+  and coalesce(heartbeat_at, claimed_at) < now() - interval '10 minutes' - make_interval(secs => 2 * $2::float8)
+union all
+select 'task ' || task_id || ' waits for an event beyond its deadline' from (
+    select task_id from penstock.wait where deadline < now() - interval '10 minutes' order by deadline limit $1) w
+union all
+select 'ordering keys of ' || size || ' tasks wait to be looked at' from (
+    select size from penstock.turn where ends_at < now() - interval '10 minutes' order by ends_at limit $1) u;
