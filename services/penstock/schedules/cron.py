@@ -42,6 +42,7 @@ _PART = re.compile(r"([0-9]+)([dhms])")
 _UNIT_SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 _SECOND = timedelta(seconds=1)
 _LONGEST_SEARCH_YEARS = 60
+_ZONE_MAX_CHARS = 100
 _REMEMBERED = 256
 _SHARED = 64
 Read = TypeVar("Read")
@@ -178,6 +179,8 @@ def every_seconds(expression: str) -> int | None:
 def read_zone(timezone: str) -> ZoneInfo:
     """A zone of the IANA database. Raises CronError with the nearest name."""
     try:
+        if len(timezone) > _ZONE_MAX_CHARS:  # each part of a path would be imported as a package in the one before
+            raise ValueError
         return ZoneInfo(timezone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         hint = did_you_mean(timezone, available_timezones()) or ", such as Europe/Berlin or UTC"

@@ -272,7 +272,10 @@ def test_a_wrong_expression_names_the_value_and_what_would_do(expression: str, w
     assert [word for word in words if word not in caught.value.problem] == []
 
 
-@pytest.mark.parametrize("zone", ["", "Europe/Berlim", "../../etc/passwd", "/etc/passwd", "Europe", "x\0y", "é" * 500])
+@pytest.mark.parametrize(
+    "zone",
+    ["", "Europe/Berlim", "../../etc/passwd", "/etc/passwd", "Europe", "x\0y", "é" * 500, "Europe/" * 600 + "Berlin"],
+)
 def test_a_wrong_zone_is_named(zone: str) -> None:
     with pytest.raises(CronError) as caught:
         read_zone(zone)
