@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down bench peers migrate test chaos simulate models fuzz check format clients reference screenshots terraform docs docs-serve \
+.PHONY: help setup demo up down bench peers migrate test chaos simulate models fuzz soak check format clients reference screenshots terraform docs docs-serve \
 	build lock sbom clean
 
 help: ## Show the targets
@@ -60,6 +60,9 @@ models: setup ## Visit every state of the models in docs/models, and find each i
 fuzz: setup ## Look for inputs that TARGET=cron (json-rpc, inbound, results, clockwork, scheduler0, kafka) cannot cope with, for MINUTES=1
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install -qq --disable-pip-version-check 'atheris>=3'
 	@nice $(BIN)/python -m tests.fuzz $${TARGET:-cron} --minutes $${MINUTES:-1}
+
+soak: setup ## Run a steady mix for HOURS=2 with a kill a minute; chart and figures go to benchmarks/results (ARGS="--hold-minutes 60")
+	@$(BIN)/python -m tests.soak --hours $${HOURS:-2} $(ARGS)
 
 check: setup ## Formatting, lint, types, import layers, wording, generated client, dependencies (known vulnerabilities too, if the advisory database is reachable)
 	@$(BIN)/ruff format --check .

@@ -17,7 +17,6 @@ from penstock.brokers.base import Outgoing
 from penstock.db.notify import Notifier
 from penstock.protocol.errors import PenstockError
 from penstock.resulter import Resulter
-from penstock.runtime.health import Health
 from penstock.runtime.loop import Loop, Service, SideTask
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings, load_settings
@@ -201,8 +200,11 @@ class World:
     async def _serve(self, number: int, name: str) -> None:
         service = self._services[number] = self._make(name)
         passes = 1 if name in ("api", "supervisor") else self._passes
-        code = await Loop(service, passes=passes, grace_seconds=3, health=Health(name)).run()
-        self._fail(Violation(f"{name} ended with exit code {code}"))
+        try:
+            ended = f"exit code {await Loop(service, passes=passes, grace_seconds=3).run()}"
+        except Exception as exc:
+            ended = repr(exc)
+        self._fail(Violation(f"{name} ended with {ended}"))
 
     def _make(self, name: str) -> Service:
         settings = self._settings
