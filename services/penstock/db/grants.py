@@ -16,7 +16,7 @@ from penstock.protocol.spelling import did_you_mean
 PRIVILEGES = {"r": "select", "a": "insert", "w": "update", "d": "delete", "U": "usage", "X": "execute"}
 _RIGHTS = {
     "submitter": (
-        "action=arwd audit=arw claim_key=r gate=rw inbound_receipt=ar job=arw ordering_head=arwd "
+        "action=arwd audit=arw claim_key=r dispatch=r gate=rw inbound_receipt=ar job=arw ordering_head=arwd "
         "payload_object=ar rejected=ar route=arwd schedule=arwd schedule_clock=arwd schedule_import=arw "
         "schedule_import_part=a schedule_run=ar tally=ar task=arwd task_history=arwd tenant=arwd turn=arwd "
         "unique_key=arwd wait=arwd workflow=arw workflow_edge=ar workflow_event=arwd workflow_step=arw "
