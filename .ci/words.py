@@ -62,6 +62,7 @@ CHECKED = (
     "docs/schedules.md",
     "docs/site/*",
     "docs/states.md",
+    "docs/steps.md",
     "docs/tasks.md",
     "docs/tenants.md",
     "docs/threat-model.md",

@@ -78,6 +78,24 @@ task = Table(
     Column("route", Text),
     Column("gate", Text),
     Column("workflow", BigInteger),
+    Column("journal", BigInteger),
+)
+
+journal_entry = Table(
+    "journal_entry",
+    metadata,
+    Column("task_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("name", Text, primary_key=True),
+    Column("repetition", Integer, primary_key=True, autoincrement=False),
+    Column("position", Integer, nullable=False),
+    Column("claim", BigInteger, nullable=False),
+    Column("entry", Text, nullable=False),
+    Column("failed", Boolean, nullable=False),
+    instant("began_at", nullable=True),
+    Column("seconds", Double),
+    Column("tries", Integer, nullable=False),
+    Column("worker", Text),
+    instant("recorded_at", default=True),
 )
 
 task_history = Table(

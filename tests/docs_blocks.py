@@ -78,6 +78,7 @@ TESTED = {
     "test_the_handler_of_the_transactions_page_ships_once",
     ("docs/transactions.md", "sql"): "tests/integration/test_transactions_page.py::"
     "test_every_example_of_the_transactions_page_runs",
+    ("docs/steps.md", "python app"): "tests/integration/test_steps.py::test_the_examples_of_the_page_run",
     ("docs/waiting.md", "python app"): "tests/integration/test_waiting_page.py::"
     "test_every_example_of_the_waiting_page_is_true",
     ("docs/waiting.md", "json http"): "tests/integration/test_waiting_page.py::"

@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 from penstock.worker.handlers.actions import action
-from penstock.worker.handlers.context import Context, Retry
+from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.outcomes import Retry
 
 NOOP = "bench.noop"
 NOOP_INBOUND = "bench.noop_inbound"  # tasks of the inbound queue, named differently from those over HTTP

@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from penstock.worker.handlers.actions import action as action
     from penstock.worker.handlers.context import Call as Call
     from penstock.worker.handlers.context import Context as Context
-    from penstock.worker.handlers.context import Fail as Fail
-    from penstock.worker.handlers.context import Retry as Retry
     from penstock.worker.handlers.context import TaskCancelled as TaskCancelled
     from penstock.worker.handlers.context import Wait as Wait
     from penstock.worker.handlers.enqueueing import Action as Action
@@ -65,6 +63,12 @@ if TYPE_CHECKING:
     from penstock.worker.handlers.lifespan import around_attempt as around_attempt
     from penstock.worker.handlers.lifespan import inject as inject
     from penstock.worker.handlers.lifespan import lifespan as lifespan
+    from penstock.worker.handlers.outcomes import Fail as Fail
+    from penstock.worker.handlers.outcomes import Retry as Retry
+    from penstock.worker.handlers.steps import EventTimeout as EventTimeout
+    from penstock.worker.handlers.steps import Step as Step
+    from penstock.worker.handlers.steps import StepChanged as StepChanged
+    from penstock.worker.handlers.steps import StepFailed as StepFailed
 
 # Where each public name is defined.
 _HOMES = {
@@ -90,9 +94,11 @@ _HOMES = {
     "settings.model": ("Settings", "load_settings"),
     "tasks.transactional": ("enqueue", "enqueue_many", "enqueue_many_sync", "enqueue_sync", "settle", "settle_sync"),
     "worker.handlers.actions": ("action",),
-    "worker.handlers.context": ("Call", "Context", "Fail", "Retry", "TaskCancelled", "Wait"),
+    "worker.handlers.context": ("Call", "Context", "TaskCancelled", "Wait"),
     "worker.handlers.enqueueing": ("Action", "Bound"),
     "worker.handlers.lifespan": ("around_attempt", "inject", "lifespan"),
+    "worker.handlers.outcomes": ("Fail", "Retry"),
+    "worker.handlers.steps": ("EventTimeout", "Step", "StepChanged", "StepFailed"),
 }  # fmt: skip
 
 __all__ = [name for names in _HOMES.values() for name in names]

@@ -14,6 +14,7 @@ from penstock.db.pool import Store
 from penstock.protocol import reports
 from penstock.protocol.errors import HANDLER_ERROR, Locked, PenstockError, Refused, TooSlow, Unavailable
 from penstock.protocol.fence import Fence
+from penstock.protocol.journal import encode_entry, encode_step
 from penstock.protocol.message_attributes import worker_of
 from penstock.protocol.trace_context import Hop
 from penstock.results.apply import apply_reports
@@ -127,7 +128,8 @@ class Resulter(Consumer):
         claims = {
             report.task_id: report.claim
             for report in left
-            if isinstance(report, reports.Succeeded | reports.Failed | reports.Waiting) and report.claim is not None
+            if isinstance(report, reports.Succeeded | reports.Failed | reports.Waiting | reports.Suspended)
+            and report.claim is not None
         }
         try:
             async with self._store.transaction(hurried=True) as session:
@@ -158,7 +160,7 @@ class Resulter(Consumer):
             ]
             spans.passed("settle", "settle", hops, started_ns=started_ns, count=len(part))
         self._promotions.settled()
-        if summary.settled or summary.waiting:
+        if summary.settled or summary.waiting or summary.suspended:
             self._notifier.wake()  # there is room in the window
         for entry in summary.unreadable:
             log.warning("message_rejected", source="results", reason=entry.reason, bytes=len(entry.text))
@@ -181,10 +183,15 @@ def _replacements(report: reports.Report, reason: str, fence: Fence) -> list[rep
             member, value = "wait", json.dumps({"token": report.token, "timeout": report.timeout})
         case reports.RunTimes():
             return [reports.Unreadable(f"run times {report.actions}", reason)]
+        case reports.Stepped():
+            name = fence.name(report.task_id, report.claim)
+            return [reports.Unreadable(encode_step(name, encode_entry(report.entry)), reason)]
+        case reports.Suspended():
+            member, value = "suspend", json.dumps({"seconds": report.seconds})
         case reports.Unreadable():
             return [reports.Unreadable(report.text, reason)]
     id_ = report.task_id if report.claim is None else fence.name(report.task_id, report.claim)
-    attempt = None if isinstance(report, reports.Waiting) else report.attempt
+    attempt = report.attempt if isinstance(report, reports.Succeeded | reports.Failed) else None
     problem = f"the worker's {member} cannot be stored; it is kept among the rejected messages"
     error = reports.error_text(HANDLER_ERROR, problem, type="Unstorable", message=reason)
     return [

@@ -86,3 +86,20 @@ async def ask(ctx: Context, ledger: str) -> Wait:
 @action("add_many", batch=20)
 async def add_many(calls: list[Call[dict[str, int]]]) -> list[dict[str, int]]:
     return [{"sum": sum(call.params.values()), "in": len(calls)} for call in calls]
+
+
+@action("four_steps")
+async def four_steps(ctx: Context, ledger: str, seconds: float) -> None:
+    """Leave a line in the ledger when a step runs, and another when its report was sent."""
+
+    def note(what: str, name: str) -> None:
+        with Path(ledger).open("a") as file:
+            file.write(f"{what} {ctx.task_id} {name}\n")
+
+    async def run(name: str) -> None:
+        note("ran", name)
+        await asyncio.sleep(seconds)
+
+    for name in "abcd":
+        await ctx.step(name, run, name)
+        note("reported", name)

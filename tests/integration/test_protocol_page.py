@@ -13,9 +13,10 @@ from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsTransport
 from penstock.db.pool import Store
 from penstock.methods.inbound import accept_inbound, read_inbound
+from penstock.protocol.fence import Fence
 from penstock.protocol.reports import decode_reports
-from penstock.protocol.requests import encode_call
 from penstock.results.apply import apply_reports
+from penstock.scheduler.packing import call_of
 from penstock.settings.model import Settings, load_settings
 from penstock.tasks import claim, enqueue
 from tests.integration.apis import JSON, running
@@ -70,13 +71,14 @@ async def test_every_example_of_the_protocol_page_is_true(
                     batch = await claim.claim(session, 1)
                 assert batch is not None
                 [task] = batch.tasks
-                assert encode_call(task.id, task.claim, task.action, task.payload) == text.strip()
+                assert call_of(task, Fence()) == text.strip()
             elif kind == "results":
                 async with store.transaction() as session:
                     applied = await apply_reports(
                         session, decode_reports(text, batch_limit=settings.batch_limit, bare_ids=True), settings
                     )
-                assert (applied.settled + applied.alive + applied.waiting, applied.stale, applied.unreadable) == (
+                ended = applied.settled + applied.waiting + applied.suspended
+                assert (ended + applied.alive, applied.stale, applied.unreadable) == (
                     1,
                     0,
                     [],

@@ -56,10 +56,11 @@ _FAMILIES = (
     "schedule", "workflow", "rpc",
 )  # fmt: skip
 _COMPONENTS = (
-    "Accepted", "State", "Changed", "Answered", "Outcome", "Task", "TaskDetail", "Failure", "WaitsFor", "TaskPage",
-    "Statistics", "Rates", "Lag", "HeldKeys", "HeldKey", "ReleasedKey", "CheckedClaims", "RejectedPage", "Rejected",
-    "Replayed", "StillRejected", "Purged", "DeadLetterQueues", "DeadLetterQueue", "DeadMessages", "DeadMessage",
-    "DeadMessageDetail", "DeadEntry", "DeadReplayed", "NotReplayed", "DeadPurged", "Key", "Permission", "NewKey",
+    "Accepted", "State", "Changed", "Answered", "Outcome", "Task", "TaskDetail", "Failure", "WaitsFor", "FinishedStep",
+    "TaskPage", "Statistics", "Rates", "Lag", "HeldKeys", "HeldKey", "ReleasedKey", "CheckedClaims", "RejectedPage",
+    "Rejected", "Replayed", "StillRejected", "Purged", "DeadLetterQueues", "DeadLetterQueue", "DeadMessages",
+    "DeadMessage", "DeadMessageDetail", "DeadEntry", "DeadReplayed", "NotReplayed", "DeadPurged", "Key", "Permission",
+    "NewKey",
     "KeyPage", "Audited", "AuditPage", "Action", "Actions", "Routes", "Route", "RouteChanged", "BulkStarted",
     "BulkPreview", "Job", "JobState", "JobError", "JobPage", "ScheduleDetail", "Missed", "Overlap", "SchedulePage",
     "Schedule", "ScheduleDeleted", "ScheduleRun", "SchedulePageOfRuns", "ImportStarted", "ImportStatus",

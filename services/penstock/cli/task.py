@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from functools import partial
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.client.client import Client
 
 _LOOK_SECONDS = 1.0
+_VALUE_CHARS = 100  # of a step's result that a line shows
 # Fields shown only with --detail; the payload is always shown.
 _DETAILS = {
     "payload_gone", "payload_unread", "unique_key", "ordering_key", "limit_key", "labels", "expires_at", "timeout",
@@ -226,6 +228,18 @@ def _failure_line(task: dict[str, Any], failure: dict[str, Any]) -> str:
     return f"attempt {failure['attempt']} of {task['max_attempts']} failed{on}: {_error_line(failure['error'])}"
 
 
+def _step_line(step: dict[str, Any]) -> str:
+    repetition = f"#{step['repetition'] + 1}" if step["repetition"] else ""
+    took = "" if step["seconds"] is None else f" in {step['seconds']:.3g} s"
+    tries = f" after {step['tries']} tries" if step["tries"] > 1 else ""
+    if step["error"] is not None:
+        outcome = f"failed{took}{tries}: {_error_line(step['error'])}"
+    else:
+        value = step["unread"] or json.dumps(step["result"], ensure_ascii=False)
+        outcome = f"done{took}{tries}: {value if len(value) <= _VALUE_CHARS else value[:_VALUE_CHARS] + '…'}"
+    return f"step {step['name']}{repetition} {outcome}"
+
+
 def _error_line(error: Any) -> str:
     if not isinstance(error, dict):
         return " ".join(str(error).split())
@@ -246,13 +260,15 @@ def _print_traceback(error: Any, *, err: bool = False) -> None:
 def _print_task(task: dict[str, Any], detail: bool) -> None:
     fields = {name: value for name, value in task.items() if detail or name not in _DETAILS}
     fields["state"] = state_label(task["state"])
-    failures = fields.pop("failures", ())
+    failures, steps = fields.pop("failures", ()), fields.pop("steps", ())
     error = fields.pop("error", None)
     print_fields(fields.items())
     if error is not None:
         print_fields([("error", _error_line(error))])
         hidden = ("type", "message", "traceback")
         print_fields((name, value) for name, value in _data_of(error).items() if name not in hidden)
+    for step in steps:
+        say(f"{step['began_at'] or step['recorded_at']}  {_step_line(step)}")
     for failure in failures:
         say(f"{failure['at']}  {_failure_line(task, failure)}")
     _print_traceback(error)

@@ -188,12 +188,12 @@ class Methods:
         return Request("ordering.release", given(key=key, tenant=tenant), records.ReleasedKey)
 
     @method
-    def retry(self, task_id: int) -> Request[records.Changed]:
+    def retry(self, task_id: int, *, from_step: str | None = None) -> Request[records.Changed]:
         """Run a CRITICAL_ERROR or CANCELLED task again, its attempts at 0. Raises TaskNotFound, StateConflict.
 
         StateConflict also when another task has taken its unique key; ``data["holder"]`` is that task.
         """
-        return Request("retry", {"id": task_id}, records.Changed)
+        return Request("retry", given(id=task_id, from_step=from_step), records.Changed)
 
     @method
     def list(

@@ -8,6 +8,19 @@ from typing import Any, Literal
 from penstock.client.record import Record
 
 State = Literal["WAITING", "SCHEDULED", "ACQUIRED", "ERROR", "SUCCESS", "CRITICAL_ERROR", "CANCELLED"]
+Cause = Literal[
+    "settled",
+    "running",
+    "sent",
+    "event",
+    "steps",
+    "ordering_key",
+    "not_due",
+    "paused",
+    "limit",
+    "backlog",
+    "no_scheduler",
+]
 JobState = Literal["RUNNING", "DONE", "FAILED", "CANCELLED"]
 Missed = Literal["skip", "one", "all"]
 Overlap = Literal["allow", "skip", "queue"]
@@ -55,6 +68,20 @@ class WaitsFor(Record):
     until: str
 
 
+class FinishedStep(Record):
+    name: str
+    repetition: int
+    result: Any
+    error: Any
+    began_at: str | None
+    seconds: float | None
+    tries: int
+    recorded_at: str
+    claim: int
+    worker: str | None
+    unread: str | None
+
+
 class TaskDetail(Task):
     payload: Any
     unique_key: str | None
@@ -67,6 +94,7 @@ class TaskDetail(Task):
     worker: str | None
     failures: list[Failure]
     waits_for: WaitsFor | None = None
+    steps: list[FinishedStep] | None = None
     payload_gone: bool = False
     payload_unread: str | None = None
 
@@ -146,6 +174,15 @@ class Tenant(Record):
 class TenantDetail(Tenant):
     in_flight: int
     waiting: int
+
+
+class Explanation(Record):
+    id: int
+    state: State
+    cause: Cause
+    reason: str
+    task: int | None = None
+    workflow: int | None = None
 
 
 class BulkStarted(Record):

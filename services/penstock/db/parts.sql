@@ -23,3 +23,12 @@ coalesce(o.paused, false) as paused,
 case when o.own then o.max_in_flight else d.max_in_flight end as max_in_flight,
 case when o.own then o.rate else d.rate end as rate,
 case when o.own then o.burst else d.burst end as burst
+
+-- part: journal_left
+-- Of a task in `gone` (g) that starts again: whether it has finished steps, which need not run again; those that failed may.
+(select 0 from penstock.journal_entry j where j.task_id = g.id and not j.failed limit 1)
+
+-- part: failed_forgotten
+failed_forgotten as (
+    delete from penstock.journal_entry where task_id = any(array(select id from gone)) and failed
+)

@@ -49,6 +49,11 @@ def error_aad(task_id: int) -> str:
     return f"error\0{task_id}"
 
 
+def step_aad(task_id: int, key: tuple[str, int]) -> str:
+    """Of a durable step's result or error. key: its name and repetition."""
+    return f"step\0{task_id}\0{key[0]}\0{key[1]}"
+
+
 def spawn_aad(task_id: int) -> str:
     return f"spawn\0{task_id}"
 

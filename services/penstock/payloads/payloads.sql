@@ -31,7 +31,9 @@ with chosen as materialized (
             where t.id = c.task_id and strpos(t.payload::text, c.name) > 0) is null
            and (select h.id from penstock.task_history h
                 where h.id = c.task_id and strpos(h.payload::text || coalesce(h.result::text, ''), c.name) > 0
-                limit 1) is null as doomed
+                limit 1) is null
+           and (select j.task_id from penstock.journal_entry j
+                where j.task_id = c.task_id and strpos(j.entry, c.name) > 0 limit 1) is null as doomed
     from chosen c
 )
 update penstock.payload_object o

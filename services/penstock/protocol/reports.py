@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
@@ -17,6 +18,7 @@ from penstock.protocol.checks import CONTROL
 from penstock.protocol.compression import Room, Unpackable, unpack_result
 from penstock.protocol.errors import HANDLER_ERROR, INVALID_PARAMS, RpcError
 from penstock.protocol.fence import Fence
+from penstock.protocol.journal import Entry, StepPlace, check_step_name, decode_entries, decode_entry
 from penstock.protocol.json_text import entry_text, replace_unstorable, short_reason, text_of
 from penstock.protocol.requests import INT8_MAX, ClaimId, parse_claim_id, split_body
 from penstock.protocol.sealed import SEALED_ENCODING, Reference, decode_sealed, escape_plain, is_sealed
@@ -40,6 +42,7 @@ class Succeeded(msgspec.Struct, frozen=True, gc=False):
     """A result as JSON text. claim: None for a legacy result id, whose ``attempt`` must match the current one instead.
 
     spawn: JSON text of the spawned tasks, or empty. trace: of the attempt, if it was sent. worker: its name, if known.
+    steps: those that the attempt has reported before.
     """
 
     task_id: int
@@ -49,6 +52,7 @@ class Succeeded(msgspec.Struct, frozen=True, gc=False):
     spawn: str = ""
     trace: TraceContext | None = None
     worker: str | None = None
+    steps: Sequence[Entry] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
@@ -61,6 +65,7 @@ class Failed(msgspec.Struct, frozen=True, gc=False):
     hints: Hints
     trace: TraceContext | None = None
     worker: str | None = None
+    steps: Sequence[Entry] = ()
 
 
 class Progress(msgspec.Struct, frozen=True, gc=False):
@@ -82,8 +87,33 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):
     claim: int
     token: str
     timeout: float | None
-    policy: Hints
+    policy: WaitPolicy
     worker: str | None = None
+    steps: Sequence[Entry] = ()
+
+
+class Stepped(msgspec.Struct, frozen=True, gc=False):
+    """A finished durable step."""
+
+    task_id: int
+    claim: int
+    entry: Entry
+    worker: str | None = None
+
+
+class Suspended(msgspec.Struct, frozen=True, gc=False):
+    """A handler has ended, and its task goes on later, in another attempt: after ``seconds`` or at ``until``.
+
+    is_redelivered: steps of an earlier delivery of its message may be on their way; the task waits for those.
+    """
+
+    task_id: int
+    claim: int
+    seconds: float = 0.0
+    until: datetime | None = None
+    is_redelivered: bool = False
+    worker: str | None = None
+    steps: Sequence[Entry] = ()
 
 
 class RunTimes(msgspec.Struct, frozen=True):
@@ -100,7 +130,7 @@ class Unreadable(msgspec.Struct, frozen=True, gc=False):
     is_foreign: bool = False
 
 
-Report = Succeeded | Failed | Waiting | Progress | RunTimes | Unreadable
+Report = Succeeded | Failed | Waiting | Suspended | Stepped | Progress | RunTimes | Unreadable
 
 
 class Hints(msgspec.Struct, frozen=True):
@@ -124,6 +154,12 @@ class BackoffHint(msgspec.Struct, frozen=True):
     jitter: float = 0.2
 
 
+class WaitPolicy(Hints, frozen=True):
+    """How a failure of a wait is retried. step: the event of a durable step, whose task goes on in its handler."""
+
+    step: StepPlace | None = None
+
+
 NO_HINTS = Hints()
 
 
@@ -138,6 +174,7 @@ class _Response(msgspec.Struct, frozen=True, gc=False):
     spawn: msgspec.Raw = _EMPTY
     traceparent: msgspec.Raw = _EMPTY
     tracestate: msgspec.Raw = _EMPTY
+    steps: msgspec.Raw = _EMPTY
 
 
 class _Error(msgspec.Struct, frozen=True):
@@ -166,6 +203,13 @@ class _WaitParams(msgspec.Struct, frozen=True):
     on_timeout: Literal["retry", "fail"] = "retry"
     max_attempts: int | None = None
     backoff: BackoffHint | None = None
+    step: StepPlace | None = None
+
+
+class _SuspendParams(_ClaimParams, frozen=True):
+    seconds: float = 0.0
+    until: datetime | None = None
+    redelivered: bool = False
 
 
 _decode_response = msgspec.json.Decoder(_Response).decode
@@ -178,6 +222,7 @@ _decode_attempt = msgspec.json.Decoder(_LegacyAttempt).decode
 _decode_claim = msgspec.json.Decoder(_ClaimParams).decode
 _decode_progress = msgspec.json.Decoder(_ProgressParams).decode
 _decode_wait = msgspec.json.Decoder(_WaitParams).decode
+_decode_suspend = msgspec.json.Decoder(_SuspendParams).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
@@ -239,7 +284,12 @@ class _Decoder:
                 case "progress":
                     return self._progress(response.params)
                 case "wait":
-                    return self._wait(response.params)
+                    return self._wait(response)
+                case "step":
+                    params = response.params
+                    return Stepped(*self._claim_of(_decode_claim(params).id), self._entry(params), self.worker)
+                case "suspend":
+                    return self._suspend(response)
                 case "run_times":
                     times = _decode_run_times(response.params)
                     for action, (count, seconds) in times.actions.items():
@@ -247,7 +297,8 @@ class _Decoder:
                         if len(action) > ACTION_MAX_CHARS or not are_sane:
                             raise _EntryError(f"run times of {action[:100]!r} make no sense: {count}, {seconds} s")
                     return times
-            raise _EntryError(f"unknown notification {response.method!r}; progress, wait and run_times are known")
+            known = "progress, wait, step, suspend and run_times are known"
+            raise _EntryError(f"unknown notification {response.method!r}; {known}")
         except _EntryError as exc:
             return Unreadable(entry_text(entry), str(exc), exc.is_foreign)
         except (ValueError, RecursionError) as exc:
@@ -270,7 +321,7 @@ class _Decoder:
         if error:
             decoded = _decode_error(error)
             text = error.decode() if isinstance(decoded.code, int) else _with_number(error, decoded.code)
-            return Failed(*whose, text, _hints(decoded), trace, self.worker)
+            return Failed(*whose, text, _hints(decoded), trace, self.worker, self._steps(response))
         try:
             encoding = response.encoding
             text = escape_plain(result.decode()) if encoding is None else self._decoded(result, encoding)
@@ -278,9 +329,9 @@ class _Decoder:
             # The worker has answered and will not answer again, so the attempt has failed.
             code = exc.code if isinstance(exc, Unpackable) else HANDLER_ERROR
             fault = error_text(code, str(exc), type="BadEncoding")
-            return Failed(*whose, fault, NO_HINTS, None, self.worker)
-        spawn = bytes(response.spawn)
-        return Succeeded(*whose, text, "" if spawn == b"null" else spawn.decode(), trace, self.worker)
+            return Failed(*whose, fault, NO_HINTS, None, self.worker, self._steps(response))
+        spawn, steps = bytes(response.spawn), self._steps(response)
+        return Succeeded(*whose, text, "" if spawn == b"null" else spawn.decode(), trace, self.worker, steps)
 
     def _claim_of(self, name: str) -> ClaimId:
         claim_id = parse_claim_id(name)
@@ -333,20 +384,52 @@ class _Decoder:
         detail = None if is_bare else msgspec.json.encode({"percent": params.percent, "note": note}).decode()
         return Progress(*claim_id, detail, self.worker)
 
-    def _wait(self, raw: msgspec.Raw) -> Waiting | Failed:
+    def _steps(self, response: _Response) -> Sequence[Entry]:
+        raw = response.steps
+        return tuple(map(self._stored, decode_entries(raw))) if bytes(raw) else ()
+
+    def _entry(self, raw: msgspec.Raw) -> Entry:
+        return self._stored(decode_entry(raw))
+
+    def _stored(self, entry: Entry) -> Entry:
+        """The entry with its result or error as it is stored. Raises ValueError."""
+        if entry.encoding is None:
+            text = escape_plain(entry.value)
+        else:
+            text = self._decoded(bytes(entry.error or entry.result), entry.encoding)
+        return entry.with_value(text, None)
+
+    def _suspend(self, response: _Response) -> Suspended:
+        params = _decode_suspend(response.params)
+        claim_id = self._claim_of(params.id)
+        if not 0 <= params.seconds <= LONGEST_WAIT_SECONDS:
+            raise _EntryError(f"a task is suspended for 0 to {LONGEST_WAIT_SECONDS:.0f} seconds, not {params.seconds}")
+        until = params.until
+        if until is not None:
+            if until.tzinfo is None:
+                raise _EntryError(f"until needs a zone: {until.isoformat()}")
+            latest = datetime.now(UTC).timestamp() + LONGEST_WAIT_SECONDS
+            if until.timestamp() > latest:
+                raise _EntryError(f"until is too far away: {until.isoformat()}")
+        return Suspended(*claim_id, params.seconds, until, params.redelivered, self.worker, self._steps(response))
+
+    def _wait(self, response: _Response) -> Waiting | Failed:
         """An invalid wait is a failed attempt: its worker has ended it and will not report again."""
+        raw = response.params
         claim_id = self._claim_of(_decode_claim(raw).id)
         try:
             params = _decode_wait(raw)
             check_token(params.token)
             if params.timeout is not None:
                 check_wait_seconds(params.timeout)
+            if params.step is not None:
+                check_step_name(params.step.name)
         except ValueError as exc:
             problem = f"the worker's wait makes no sense: {short_reason(exc)}"
             error = error_text(INVALID_PARAMS, problem, type="BadWait", message=problem)
             return Failed(*claim_id, None, error, NO_HINTS, None, self.worker)
-        policy = Hints(None, params.on_timeout == "fail", params.max_attempts, params.backoff)
-        return Waiting(*claim_id, params.token, params.timeout, policy, self.worker)
+        policy = WaitPolicy(None, params.on_timeout == "fail", params.max_attempts, params.backoff, step=params.step)
+        return Waiting(*claim_id, params.token, params.timeout, policy, self.worker, self._steps(response))
 
 
 def check_token(token: object) -> str:
@@ -450,10 +533,21 @@ def encode_wait(
     timeout: float | None,
     on_timeout: str = "retry",
     hints: Mapping[str, Any] | None = None,
+    step: StepPlace | None = None,
 ) -> str:
-    """hints: max_attempts and backoff of the action."""
+    """hints: max_attempts and backoff of the action. step: the event of a durable step."""
     params = {"id": claim_id, "token": token, "timeout": timeout, "on_timeout": on_timeout, **(hints or {})}
+    if step is not None:
+        params["step"] = msgspec.to_builtins(step)
     return _encode_notification("wait", params)
+
+
+def encode_suspend(
+    claim_id: str, *, seconds: float | None = None, until: datetime | None = None, redelivered: bool | None = None
+) -> str:
+    instant = None if until is None else until.isoformat()
+    params = {"id": claim_id, "seconds": seconds, "until": instant, "redelivered": redelivered or None}
+    return _encode_notification("suspend", params)
 
 
 def encode_run_times(actions: Mapping[str, tuple[int, float]]) -> str:

@@ -22,12 +22,13 @@ _MARK = MARK.encode()
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``params`` and ``id`` are raw JSON, empty if absent; without id it is a notification."""
+    """``params`` and ``id`` are raw JSON, empty if absent; without id it is a notification. steps: a task's journal."""
 
     jsonrpc: Literal["2.0"]
     method: str
     params: msgspec.Raw = _EMPTY
     id: msgspec.Raw = _EMPTY
+    steps: msgspec.Raw = _EMPTY
 
 
 class Invalid(msgspec.Struct, frozen=True):
@@ -171,9 +172,12 @@ def _call_head(action: str) -> str:
     return f'{{"jsonrpc":"2.0","method":{json.dumps(action)},"params":'
 
 
-def encode_call(task_id: int, claim: int, action: str, payload: str, *, claim_id: str | None = None) -> str:
+def encode_call(
+    task_id: int, claim: int, action: str, payload: str, *, claim_id: str | None = None, journal: str | None = None
+) -> str:
     """The outbound request of one claimed task. claim_id: with its token; None: without one."""
-    return f'{_call_head(action)}{payload},"id":"{claim_id or f"{task_id}:{claim}"}"}}'
+    steps = "" if journal is None else f',"steps":{journal}'
+    return f'{_call_head(action)}{payload},"id":"{claim_id or f"{task_id}:{claim}"}"{steps}}}'
 
 
 class ClaimId(NamedTuple):

@@ -136,6 +136,7 @@ class Claimed(NamedTuple):
     """A claimed task. waited_seconds: from due to claimed. route: None: the outbound queue.
 
     suspect: a worker stopped heartbeating while running it, so it is isolated. trace: see ``read_carried``.
+    journal: JSON text of its finished durable steps.
     """
 
     id: int
@@ -148,6 +149,7 @@ class Claimed(NamedTuple):
     route: str | None = None
     tenant: str | None = None
     trace: str | None = None
+    journal: str | None = None
 
 
 class Position(NamedTuple):

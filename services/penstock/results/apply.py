@@ -15,16 +15,18 @@ from penstock.payloads.codec import result_aad, spawn_aad
 from penstock.payloads.records import encrypt_error, encrypt_progress
 from penstock.protocol import reports
 from penstock.protocol.errors import HANDLER_ERROR, TOO_LARGE, PayloadLost, PayloadUnavailable, RpcError, SettingsError
+from penstock.protocol.journal import carried, encode_step
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.retry import Backoff
 from penstock.protocol.sealed import MARK, SEALED_ENCODING, is_sealed, reference_of
 from penstock.protocol.task import Failure
 from penstock.results.spawn import Spawner, hold_spawners, read_spawner, refuse_strays, spawn_children
 from penstock.results.waits import begin_waits
+from penstock.results.watermark import seconds_to_record
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 from penstock.settings.model import Settings
-from penstock.tasks import settle
+from penstock.tasks import journal, settle
 from penstock.tasks.enqueue import reference_objects
 from penstock.tasks.records import Pair, columns
 
@@ -36,7 +38,7 @@ _NOTE_CHARS = 900
 _SEAL_BYTES = 200  # the mark, the key's id, nonce and tag of an encrypted text, and their padding
 _FINAL = reports.Hints(final=True)  # the handler has done its work and would return the same again
 
-Outcome = reports.Succeeded | reports.Failed | reports.Waiting
+Outcome = reports.Succeeded | reports.Failed | reports.Waiting | reports.Suspended
 
 log = get_logger()
 
@@ -56,6 +58,7 @@ class ApplySummary:
     succeeded: int = 0
     failed: int = 0
     waiting: int = 0
+    suspended: int = 0  # that go on later, in another attempt
     postponed: int = 0  # attempts without their payload given back, and results whose spawned tasks cannot be read
     alive: int = 0
     stale: int = 0  # reports whose claim no longer holds its task; they changed nothing
@@ -73,9 +76,10 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
     heartbeats: list[reports.Progress] = []
     run_times: dict[str, tuple[int, float]] = {}
     any_waits = False
+    steps: list[journal.ReportedStep] = []
     for report in received:
         match report:
-            case reports.Succeeded() | reports.Failed():
+            case reports.Succeeded() | reports.Failed() | reports.Suspended():
                 given.append(report)
             case reports.Waiting():
                 given.append(report)
@@ -88,13 +92,28 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
                     run_times[action] = before[0] + count, before[1] + seconds
             case reports.Unreadable():
                 summary.unreadable.append(report)
+            case reports.Stepped():
+                steps.append(journal.ReportedStep(report.task_id, report.claim, report.entry, report.worker))
+    for outcome in given:
+        if outcome.steps and outcome.claim is not None:
+            steps += [
+                journal.ReportedStep(outcome.task_id, outcome.claim, entry, outcome.worker) for entry in outcome.steps
+            ]
+    if steps:  # also of claims that hold no more: the steps have run
+        await _record_steps(session, steps, summary, settings)
     outcomes = await _newest_outcomes(session, given, summary)
     if any_waits:
         waits = [report for _, report in outcomes.values() if type(report) is reports.Waiting]
         summary.waiting, answered = await begin_waits(session, waits, settings.wait_timeout_seconds)
         outcomes |= {report.task_id: (report.claim or 0, report) for report in answered}
+        resumed = [report for report in answered if type(report) is reports.Suspended]
+        if resumed:
+            await _record_steps(session, [
+                journal.ReportedStep(report.task_id, report.claim, entry, None)
+                for report in resumed for entry in report.steps
+            ], summary, settings)  # fmt: skip
     await _settle(session, outcomes, summary, settings)
-    summary.stale += len(outcomes) - summary.settled - summary.waiting - summary.postponed
+    summary.stale += len(outcomes) - summary.settled - summary.waiting - summary.postponed - summary.suspended
     if heartbeats:
         summary.alive = await _note_heartbeats(session, heartbeats, outcomes)
     await settle.note_run_times(session, run_times)
@@ -108,12 +127,15 @@ async def _settle(
 ) -> None:
     succeeded: dict[Pair, reports.Succeeded] = {}
     failed: dict[Pair, reports.Failed] = {}
+    suspended: dict[Pair, reports.Suspended] = {}
     spawners: dict[Pair, Spawner] = {}
     for task_id, (claim, report) in outcomes.items():
         pair = task_id, claim
         if type(report) is not reports.Succeeded:
             if type(report) is reports.Failed:
                 failed[pair] = report
+            elif type(report) is reports.Suspended:
+                suspended[pair] = report
             continue
         try:
             problem = _check_size(report, settings)
@@ -155,6 +177,8 @@ async def _settle(
         await reference_objects(session, sealed)
     if held:
         await spawn_children(session, spawners, held)
+    if suspended:
+        summary.suspended = await _suspend(session, suspended, failed, settings)
     postponed = {pair: report for pair, report in failed.items() if report.hints.not_begun}
     if postponed:
         summary.postponed += await _postpone(session, postponed)
@@ -178,12 +202,12 @@ async def _newest_outcomes(
     session: Session, given: Sequence[Outcome], summary: ApplySummary
 ) -> dict[int, tuple[int, Outcome]]:
     """One outcome per task, of its newest claim: the statements need distinct ids. Older ones count as stale."""
-    legacy = [r for r in given if r.claim is None and not isinstance(r, reports.Waiting)]
+    legacy = [r for r in given if isinstance(r, reports.Succeeded | reports.Failed) and r.claim is None]
     claims = await settle.find_claims(session, [(r.task_id, r.attempt) for r in legacy if r.attempt is not None])
     newest: dict[int, tuple[int, Outcome]] = {}
     for report in given:
         claim = report.claim
-        if claim is None and not isinstance(report, reports.Waiting) and report.attempt is not None:
+        if claim is None and isinstance(report, reports.Succeeded | reports.Failed) and report.attempt is not None:
             claim = claims.get((report.task_id, report.attempt))
         held = newest.get(report.task_id)
         if claim is None or (held is not None and held[0] >= claim):
@@ -231,6 +255,48 @@ async def _postpone(session: Session, failed: Mapping[Pair, reports.Failed]) -> 
         metrics.PAYLOADS_POSTPONED.labels(row["action"]).inc()
         log.warning("task_put_off", task_id=row["id"], action=row["action"])
     return len(rows)
+
+
+async def _record_steps(
+    session: Session, steps: Sequence[journal.ReportedStep], summary: ApplySummary, settings: Settings
+) -> None:
+    full = await journal.record(session, steps, most=settings.steps_limit, most_bytes=settings.steps_limit_bytes)
+    if full:
+        why = "the journal of its task is full (PENSTOCK_STEPS_LIMIT, PENSTOCK_STEPS_LIMIT_BYTES)"
+        why += ", or the step names an object of another task"
+        for step in steps:
+            if (step.task_id, step.entry.key) in full:
+                text = encode_step(session.fence.name(step.task_id, step.claim), carried(step.entry))
+                summary.unreadable.append(reports.Unreadable(text, why))
+
+
+async def _suspend(
+    session: Session,
+    suspended: Mapping[Pair, reports.Suspended],
+    failed: dict[Pair, reports.Failed],
+    settings: Settings,
+) -> int:
+    """Let tasks go on later; returns how many. Adds to ``failed``.
+
+    A message that comes again means that a worker may have died. Steps that it reported may still be in the results
+    queue, so the next claim waits until those are recorded. Where none was recorded since the claim, the task is a
+    suspect, and the next such attempt has failed: a task that no worker survives would run forever.
+    """
+    resumed = {pair: journal.Resume(r.seconds, r.until, r.worker) for pair, r in suspended.items()}
+    redelivered = [pair for pair, report in suspended.items() if report.is_redelivered]
+    if redelivered:
+        delay = await seconds_to_record(session, settings.visibility_timeout_seconds)
+        excused = await journal.find_excused(session, redelivered)
+        for pair in redelivered:
+            report = suspended[pair]
+            resumed[pair] = journal.Resume(delay, None, report.worker, suspect=True)
+            if not excused.get(pair, True):
+                del resumed[pair]
+                why = "its worker stopped before it finished a step"
+                error = reports.error_text(HANDLER_ERROR, why, type="Interrupted", message=why)
+                hints = reports.Hints(retry_after=delay)
+                failed[pair] = reports.Failed(*pair, None, error, hints, worker=report.worker)
+    return await journal.suspend(session, resumed)
 
 
 async def _fail(session: Session, failed: dict[Pair, reports.Failed], settings: Settings) -> int:

@@ -130,7 +130,12 @@ async def give_up_overdue(session: Session, limit: int, settings: Settings, *, n
     resumed = await waits.resume_waits(session, policies)
     problem = "no answer came before its wait timed out"
     error = error_text(TASK_TIMEOUT, problem, type="WaitTimeout", message=problem)
-    await apply_reports(session, [Failed(*pair, None, error, policies[pair]) for pair in resumed], settings)
+    ended = [
+        Failed(*pair, None, error, policy) if policy.step is None else waits.resumed(pair, policy.step, error=error)
+        for pair, policy in policies.items()
+        if pair in resumed
+    ]
+    await apply_reports(session, ended, settings)
     await session.fetch("end_waits", [row["token"] for row in overdue])
     await session.fetch("end_waits_of", [pair[0] for pair in resumed])
     metrics.WAITS_ENDED.labels("timeout").inc(len(resumed))

@@ -7,16 +7,19 @@ from dataclasses import dataclass
 
 import asyncpg
 import msgspec
+from msgspec.structs import replace
 
 from penstock.db.session import Session
 from penstock.payloads.codec import answer_aad
 from penstock.protocol.errors import STATE_CONFLICT, PayloadLost, PayloadUnavailable
+from penstock.protocol.journal import Entry, StepPlace
 from penstock.protocol.reports import (
-    NO_HINTS,
     Failed,
     Hints,
     Succeeded,
+    Suspended,
     Waiting,
+    WaitPolicy,
     claim_of_token,
     decode_report,
     error_text,
@@ -28,8 +31,11 @@ from penstock.tasks.records import Pair, columns
 
 _AT_ONCE = 500
 
+Ended = Succeeded | Failed | Suspended
+"""The outcome of a wait. Suspended: of a durable step's, whose handler goes on."""
+
 log = get_logger()
-_decode_policy = msgspec.json.Decoder(Hints).decode
+_decode_policy = msgspec.json.Decoder(WaitPolicy).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +47,18 @@ class Token:
     active: bool  # it waits now
     answer: str | None  # kept until a task waits, as a member of a JSON-RPC response
     digest: bytes | None  # of the answer that was given or is kept
-    policy: Hints  # how a failure of the wait is retried
+    policy: WaitPolicy
     fresh: bool = False  # it was unknown before
 
 
-async def begin_waits(
-    session: Session, waits: Sequence[Waiting], default_seconds: float
-) -> tuple[int, list[Succeeded | Failed]]:
+async def begin_waits(session: Session, waits: Sequence[Waiting], default_seconds: float) -> tuple[int, list[Ended]]:
     """Suspend tasks whose claim holds, inside a transaction; the others are ignored. Ids are distinct.
 
     A task whose answer came first is settled by it; one whose token another task waits for has failed.
     default_seconds: the timeout of a wait that gives none. Returns how many are suspended, and the outcomes of others.
     """
     count = 0
-    settled: list[Succeeded | Failed] = []
+    settled: list[Ended] = []
     by_pair = {(wait.task_id, wait.claim): wait for wait in waits}
     todo = list(waits)
     while todo:
@@ -96,11 +100,11 @@ async def _suspend(
 
 async def _settle_others(
     session: Session, others: Mapping[Pair, asyncpg.Record], by_pair: Mapping[Pair, Waiting]
-) -> list[Succeeded | Failed]:
+) -> list[Ended]:
     """The outcomes of waits whose token has an answer or a task already."""
     tokens = {pair: row["token"] for pair, row in others.items()}
     known = await read_tokens(session, list(tokens.values()))  # they are locked, so all are there
-    settled: list[Succeeded | Failed] = []
+    settled: list[Ended] = []
     answers: dict[Pair, str] = {}
     for pair, name in tokens.items():
         token, policy = known[name], by_pair[pair].policy
@@ -134,14 +138,24 @@ def _failed(pair: Pair, policy: Hints, problem: str, **data: object) -> Failed:
     return Failed(*pair, None, error, Hints(None, False, policy.max_attempts, policy.backoff))
 
 
-def read_answer(answer: str, pair: Pair, policy: Hints) -> Succeeded | Failed:
+def read_answer(answer: str, pair: Pair, policy: WaitPolicy) -> Ended:
     """An answer, a member of a JSON-RPC response, as if the worker of that claim had given it."""
     report = decode_report(f'{{"jsonrpc":"2.0",{answer},"id":"{pair[0]}:{pair[1]}"}}')
+    if isinstance(report, Failed) and policy.step is not None:
+        return resumed(pair, policy.step, error=report.error)
     if isinstance(report, Failed):
         hints = Hints(report.hints.retry_after, report.hints.final, policy.max_attempts, policy.backoff)
         return Failed(*pair, None, report.error, hints)
     assert isinstance(report, Succeeded)  # it was checked before it was kept
-    return report
+    return report if policy.step is None else resumed(pair, policy.step, report.result)
+
+
+def resumed(pair: Pair, step: StepPlace, result: str = "", *, error: str = "") -> Suspended:
+    """The end of an event that a durable step waits for: its task goes on in its handler at once."""
+    raw = msgspec.Raw((error or result).encode())
+    place = Entry(name=step.name, repetition=step.repetition, position=step.position, parallel=step.parallel)
+    entry = replace(place, error=raw) if error else replace(place, result=raw)
+    return Suspended(*pair, steps=(entry,))
 
 
 async def resume_waits(session: Session, pairs: Iterable[Pair]) -> set[Pair]:
@@ -171,6 +185,6 @@ def read_token(row: asyncpg.Record) -> Token:
     return Token(row["token"], pair, row["active"], row["answer"], row["digest"], policy, fresh)
 
 
-def read_policy(text: str | None) -> Hints:
+def read_policy(text: str | None) -> WaitPolicy:
     """How a failure of a wait is retried, as it is stored."""
-    return NO_HINTS if text is None else _decode_policy(text)
+    return WaitPolicy() if text is None else _decode_policy(text)

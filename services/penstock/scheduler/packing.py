@@ -76,7 +76,9 @@ def pack_messages(
 def call_of(task: Claimed, fence: Fence) -> str:
     # Escaped before it is measured: what SQS does not take as a character grows from 3 bytes to 6.
     claim_id = fence.name(task.id, task.claim)
-    return escape_for_sqs(encode_call(task.id, task.claim, task.action, task.payload, claim_id=claim_id))
+    return escape_for_sqs(
+        encode_call(task.id, task.claim, task.action, task.payload, claim_id=claim_id, journal=task.journal)
+    )
 
 
 def message_of(tasks: Sequence[Claimed], group: str | None = None, fence: Fence = _UNSIGNED) -> PackedMessage:

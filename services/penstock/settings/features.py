@@ -45,6 +45,14 @@ class PayloadSettings(Group):
     request_limit_bytes: int = setting(16 * 1024 * 1024, "Maximum body of one HTTP request.", ge=1024)
     batch_limit: Count = setting(10000, "Maximum number of requests in one JSON-RPC batch of a caller.")
 
+    steps_limit: Count = setting(1000, "Maximum number of durable steps of a task, sleeps and events included.")
+    steps_limit_bytes: int = setting(
+        262144,
+        "Maximum size of a task's journal: the results of its durable steps as JSON, which travel with its payload in "
+        "one message, UTF-8 bytes.",
+        ge=1024, le=900_000,
+    )  # fmt: skip
+
     payload_bucket: OrUnset[Annotated[str, checked(parse_bucket_url)]] = setting(
         None,
         "Payloads and results over the threshold are stored as objects here, `s3://bucket/prefix`; unset: everything "

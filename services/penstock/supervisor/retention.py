@@ -61,6 +61,7 @@ class Retention:
         self._guard = DutyGuard()
         self._locks_rest_until: dict[str, float] = {}
         self._held_upto = ""  # ordering key
+        self._journals_upto = 0  # task
         self._blocks_copied = _BLOCKS_COPIED_AT_ONCE
         self._keep = {
             State.SUCCESS: settings.retention_success_seconds,
@@ -92,6 +93,7 @@ class Retention:
             **{f"records {state}": partial(self._delete_expired, state) for state in self._keep},
             "ordering keys": self._release_orphaned_keys,
             **{f"records {kind}": partial(delete, kind=kind) for kind, delete in self._deletes.items()},
+            "journals": self._delete_gone_journals,
             "records workflow": partial(_delete, "workflow", self._delete_workflows, full=1),
         }
         removed = 0
@@ -250,6 +252,13 @@ class Retention:
         self, statement: str, seconds: float, *more: object, kind: str, batch: int = _BATCH, batches: int | None = None
     ) -> int:
         return await _delete(kind, partial(self._store.value, statement, seconds, batch, *more), batch, batches)
+
+    async def _delete_gone_journals(self) -> int:
+        """Look at the journals of some tasks, and delete those whose task is gone; the next round looks at others."""
+        ((last, looked, deleted),) = await self._store.fetch("delete_gone_journals", self._journals_upto, _BATCH)
+        self._journals_upto = last if looked == _BATCH else 0
+        metrics.CLEANED.labels("journal").inc(deleted)
+        return int(deleted)
 
     async def _delete_workflows(self) -> int:
         """Delete a batch of workflows that ended before the longest retention of tasks."""

@@ -113,9 +113,12 @@ noted as materialized (
 
 -- part: trace
 -- Of a claimed task that is traced: its context and, on a line of its own, that of the attempt before, which the worker
--- returned with its error.
+-- returned with its error; and of one with durable steps its journal.
 case when t.trace is not null then concat_ws(E'\n', t.trace, t.failures -> -1 -> 'error' ->> 'traceparent')
-              end as trace
+              end as trace,
+              case when t.journal is not null then (
+                  select '[' || string_agg(j.entry, ',' order by j.position, j.name, j.repetition) || ']'
+                  from penstock.journal_entry j where j.task_id = t.id) end as journal
 
 -- part: sorted
 -- Of the tasks in `looked`: by which route each goes, and whether it is of a limited action or tenant. Rules are looked up once for
@@ -200,7 +203,7 @@ with behind as materialized (
 ), {claimed}
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
        date_part('epoch', coalesce($2::timestamptz, now()) - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant,
-       c.trace, c.priority,
+       c.trace, c.journal, c.priority,
        case when lead(c.priority) over claim_order is distinct from c.priority then c.run_at end as last_run_at
 from claimed c
 window claim_order as (order by c.priority desc, c.run_at, c.id)
@@ -221,7 +224,7 @@ with looked as materialized (
 ), {diverted}, {claimed}
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
        date_part('epoch', coalesce($2::timestamptz, now()) - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant,
-       c.trace, c.priority,
+       c.trace, c.journal, c.priority,
        case when lead(c.priority) over claim_order is distinct from c.priority then c.run_at end as last_run_at,
        d.count as diverted
 from (select count(*) as count from diverted) d left join claimed c on true
@@ -292,7 +295,7 @@ with looked as materialized (
     returning t.action, t.gate, t.tenant
 ), {opened}, {claimed}
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
-       date_part('epoch', now() - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant, c.trace,
+       date_part('epoch', now() - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant, c.trace, c.journal,
        d.count as diverted
 from (select count(*) as count from diverted) d left join claimed c on true
 order by c.priority desc, c.run_at, c.id;
@@ -327,7 +330,7 @@ with due as materialized (
               {trace}
 )
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
-       date_part('epoch', now() - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant, c.trace, c.gate
+       date_part('epoch', now() - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant, c.trace, c.journal, c.gate
 from claimed c order by c.priority desc, c.run_at, c.id;
 
 -- name: read_priorities

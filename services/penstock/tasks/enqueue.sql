@@ -106,6 +106,7 @@ from (select * from unnest($1::bigint[], $2::text[], $3::timestamptz[], $4::floa
 where t.id = i.id and t.id = any(array(
         select id from penstock.task
         where id = any($1::bigint[]) and state::text in ('WAITING', 'SCHEDULED', 'ERROR') and claimed_at is null
+          and journal is null  -- finished steps belong to the payload that they ran with
         order by id for no key update))  -- in the order of cancel_tasks, or the two deadlock
 returning t.id, t.state::text as state;
 

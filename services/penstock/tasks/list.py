@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from penstock.protocol.task import FINAL_STATES, State
 from penstock.protocol.tenant import own_key, stored_key
 from penstock.protocol.views import timestamp
 from penstock.runtime.budget import in_hand
-from penstock.tasks import views
+from penstock.tasks import journal, views
 
 SCAN_TASKS = 20_000  # that one page of a filtered list looks at; a rare action must not read the whole history
 _NO_CURSOR = 2**63 - 1
@@ -61,12 +62,16 @@ async def _read_shown(context: Context, ids: Sequence[int], *, detail: bool) -> 
         rows: Sequence[Any] = seen(await session.fetch("show_tasks", ids, detail, room))
         waiting = [row["id"] for row in rows if detail and row["state"] == State.WAITING and row["attempts"]]
         waits = await session.fetch("read_waits", waiting) if waiting else []
+        entries = await journal.read(session, [row["id"] for row in rows], room_bytes=room) if detail and rows else []
         codec = session.codec
+    load.hold(sum(len(entry["entry"] or "") for entry in entries))
     load.hold(sum(map(views.task_bytes, rows)))
     shown = {row["id"]: row for row in await shown_rows(codec, rows, room_bytes=room, payload=detail)}
     for wait in waits:
         waits_for = views.WaitsFor(own_key(wait["token"]), timestamp(wait["deadline"]))
         shown[wait["task_id"]] = {**shown[wait["task_id"]], "waits_for": waits_for}
+    for task_id, own in groupby(entries, key=itemgetter("task_id")):
+        shown[task_id] = {**shown[task_id], "steps": [journal.shown(codec, one) for one in own]}
     return shown
 
 

@@ -19,7 +19,7 @@ from penstock.protocol.method import Scope, method
 from penstock.protocol.task import FINAL_STATES, OTHER_ACTIONS, NewTask, State
 from penstock.protocol.tenant import read_tenant
 from penstock.runtime.budget import in_hand
-from penstock.tasks import params, settle, views
+from penstock.tasks import journal, params, settle, views
 from penstock.tasks import reschedule as rescheduling
 from penstock.tasks.list import ListTasks, ShowTasks, list_tasks, show_tasks
 from penstock.tasks.new_task import new_task, read_start
@@ -130,20 +130,27 @@ async def cancel(context: Context, command: Cancel) -> views.Changed:
 
 class Retry(NamedTuple):
     id: int
+    from_step: str | None = None
 
 
 def _read_retry(given: params.RetryParams) -> Retry:
-    return Retry(checks.read_id(given.id, "id"))
+    return Retry(checks.read_id(given.id, "id"), given.from_step)
 
 
 @_change("retry", read=_read_retry)
 async def retry(context: Context, command: Retry) -> views.Changed:
-    """Re-run a CRITICAL_ERROR or CANCELLED task with a fresh attempt counter."""
+    """Re-run a CRITICAL_ERROR or CANCELLED task with a fresh attempt counter, and its failed durable steps."""
     async with context.transaction() as session:
         await check_own_task(session, command.id)
+        known = [] if command.from_step is None else await journal.rewind(session, command.id, command.from_step)
         states = await rescheduling.restart(session, [command.id])
         if not states:
             raise await rescheduling.why_unchanged(session, command.id, "retried")
+        if command.from_step is not None:
+            if command.from_step not in known:
+                shown = f"it has {', '.join(known[:20])}" if known else "it has none"
+                raise InvalidParams("from_step", f"names no durable step of task {command.id}: {shown}")
+            await session.fetch("raise_journal_floor", command.id)
     context.wake()
     return views.Changed(command.id, states[command.id])
 

@@ -112,6 +112,13 @@ class CancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class RetryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: _Task
+    from_step: Annotated[
+        str | None,
+        about(
+            "Run this durable step and all later ones again, though they have finished; its name, with #2 for the "
+            "second step of that name. Null: finished steps are kept."
+        ),
+    ] = None
 
 
 class RescheduleParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -234,14 +234,15 @@ with chosen as materialized (
 ), back as (
     insert into penstock.task (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
         created_at, updated_at, timeout_seconds, unique_key, ordering_key, failures, labels, expires_at, limit_key, tenant,
-        trace)
+        trace, journal)
     select g.id, case when h.task_id <> g.id then 'WAITING' else 'SCHEDULED' end::penstock.task_state,
         g.action, g.payload, g.priority, now(), 0, g.max_attempts, g.claim,
         g.created_at, now(), g.timeout_seconds, g.unique_key, g.ordering_key, g.failures,
-        g.labels, case when g.expires_at > now() then g.expires_at end, g.limit_key, g.tenant, g.trace
+        g.labels, case when g.expires_at > now() then g.expires_at end, g.limit_key, g.tenant, g.trace,
+        {journal_left}
     from gone g left join heads h on h.key = g.ordering_key
     returning id, action, state
-), tallied as (
+), {failed_forgotten}, tallied as (
     insert into penstock.tally (action, event, count)
     select action, state::text, -count(*) from gone group by action, state
 )

@@ -85,6 +85,22 @@ class WaitsFor(msgspec.Struct, frozen=True):
     until: Instant
 
 
+class FinishedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One durable step of a handler."""
+
+    name: str
+    repetition: Annotated[int, about("How many steps of this name came before it.")]
+    result: Annotated[Any, about("What the step gave; null for a failed one.")]
+    error: Annotated[Any, about("The error object of its final failure, or null.")]
+    began_at: Annotated[str | None, about("By the worker's clock; null: not reported.")]
+    seconds: Annotated[float | None, about("How long it took; null: not reported.")]
+    tries: Annotated[int, about("How often its function was called.")]
+    recorded_at: Instant
+    claim: Annotated[int, about("Token of the claim whose attempt ran it.")]
+    worker: Annotated[str | None, about("The worker that ran it; null: not reported.")]
+    unread: Annotated[str | None, about("Why result or error is null: it is large, or cannot be had now.")]
+
+
 class TaskDetail(Task, frozen=True, kw_only=True):
     payload: Any
     unique_key: str | None
@@ -97,6 +113,7 @@ class TaskDetail(Task, frozen=True, kw_only=True):
     worker: Annotated[str | None, about("The worker of the newest claim; null: not reported.")]
     failures: Annotated[list[Failure], about("Every failed attempt, oldest first.")]
     waits_for: Annotated[WaitsFor | None, about("Only there while it waits for an outside event.")] = None
+    steps: Annotated[list[FinishedStep] | None, about("Its finished durable steps; omitted if it has none.")] = None
     payload_gone: Annotated[bool, about("True: retention has emptied the payload.")] = False
     payload_unread: Annotated[
         str | None,
@@ -185,7 +202,19 @@ def task_detail(row: Any) -> TaskDetail:
             for one in _decode_failures(row["failures"] or "[]")
         ],
         waits_for=row.get("waits_for"),
+        steps=None if row["is_cut"] else row.get("steps"),
     )
+
+
+def finished_step(row: Any, value: str | None, unread: str | None) -> FinishedStep:
+    """A row of ``read_journals``. value: its result or error, decoded; None if it is unread."""
+    began_at, failed = row["began_at"], row["failed"]
+    return FinishedStep(
+        name=row["name"], repetition=row["repetition"], result=None if failed else raw(value),
+        error=raw(value) if failed else None, began_at=None if began_at is None else timestamp(began_at),
+        seconds=row["seconds"], tries=row["tries"], recorded_at=timestamp(row["recorded_at"]), claim=row["claim"],
+        worker=row["worker"], unread=unread,
+    )  # fmt: skip
 
 
 def _task(kind: type[View], row: Any, **more: Any) -> View:

@@ -22,21 +22,23 @@ from penstock.protocol.errors import (
     HANDLER_ERROR,
     TASK_TIMEOUT,
     AnsweredAlready,
+    InvalidParams,
     MethodNotFound,
     RpcError,
     StateConflict,
     TaskNotFound,
 )
+from penstock.protocol.journal import Entry, StepKey, journal_text
 from penstock.protocol.message_attributes import TIMEOUT_ATTRIBUTE, encode_tenants
 from penstock.protocol.method import decode
 from penstock.protocol.requests import Invalid, Request, decode_body, encode_call
 from penstock.protocol.task import Enqueued, NewTask, State
 from penstock.protocol.tenant import stored_key
 from penstock.protocol.views import timestamp
-from penstock.results.apply import delay_after
+from penstock.results.apply import Outcome, delay_after
 from penstock.results.spawn import read_spawner
 from penstock.results.wait_answers import Answered, AnswerWait
-from penstock.results.waits import read_answer
+from penstock.results.waits import read_answer, resumed
 from penstock.settings.model import load_settings
 from penstock.tasks import methods, views
 from penstock.tasks.list import ShowTasks
@@ -56,6 +58,7 @@ class InlineTask:
     """A task that was enqueued. new: as it was asked for, checked. due_at: of the next attempt.
 
     errors: error objects of the failed attempts. result_text: JSON. token: what it waits for, until ``wait_until``.
+    steps: its finished durable steps.
     """
 
     id: int
@@ -71,7 +74,8 @@ class InlineTask:
     reason: str | None = None
     token: str | None = None
     wait_until: datetime | None = None
-    policy: reports.Hints = reports.NO_HINTS
+    policy: reports.WaitPolicy = field(default_factory=reports.WaitPolicy)
+    steps: dict[StepKey, Entry] = field(default_factory=dict)
 
     @property
     def action(self) -> str:
@@ -168,7 +172,14 @@ class Inline:
             task.state, task.attempts, task.claim = State.ACQUIRED, task.attempts + 1, task.claim + 1
             calls.setdefault((task.action, task.new.timeout_seconds) if handler.batch else task.id, []).append(task)
         for tasks in calls.values():
-            body = join_batch([encode_call(one.id, one.claim, one.action, one.new.payload) for one in tasks])
+            body = join_batch(
+                [
+                    encode_call(
+                        one.id, one.claim, one.action, one.new.payload, journal=journal_text(one.steps.values())
+                    )
+                    for one in tasks
+                ]
+            )
             attributes = encode_tenants([(one.id, one.new.tenant) for one in tasks])
             if tasks[0].new.timeout_seconds is not None:
                 attributes[TIMEOUT_ATTRIBUTE] = repr(tasks[0].new.timeout_seconds)
@@ -179,7 +190,9 @@ class Inline:
         """Apply what the worker reported, and fail what workers do not survive."""
         for stored in self._results.take(list(self._results.messages), 0):
             for report in reports.decode_reports(stored.body, batch_limit=len(stored.body)):
-                if isinstance(report, reports.Succeeded | reports.Failed | reports.Waiting | reports.Progress):
+                if isinstance(report, reports.Stepped):
+                    self._tasks[report.task_id].steps[report.entry.key] = report.entry
+                elif not isinstance(report, reports.RunTimes | reports.Unreadable):
                     self._apply(report)
         self._results.messages.clear()
         for dead in self._outbound.dead:
@@ -189,8 +202,10 @@ class Inline:
                 self._fail(self._tasks[task_id], claim, reports.error_text(HANDLER_ERROR, _LOST, type="StaleTask"))
         self._outbound.dead.clear()
 
-    def _apply(self, report: reports.Succeeded | reports.Failed | reports.Waiting | reports.Progress) -> None:
+    def _apply(self, report: Outcome | reports.Progress) -> None:
         task = self._tasks[report.task_id]
+        if not isinstance(report, reports.Progress):
+            task.steps |= {entry.key: entry for entry in report.steps}
         if report.claim != task.claim or task.state is not State.ACQUIRED:
             return  # of an attempt that is over
         if isinstance(report, reports.Progress):
@@ -199,6 +214,9 @@ class Inline:
             self._wait(task, report)
         elif isinstance(report, reports.Failed):
             self._fail(task, task.claim, report.error, report.hints)
+        elif isinstance(report, reports.Suspended):
+            task.state, task.attempts = State.SCHEDULED, task.attempts - 1
+            task.due_at = report.until or self.clock.now() + timedelta(seconds=report.seconds)
         else:
             for new in read_spawner(report.spawn, self._settings).tasks if report.spawn else ():
                 self._insert(new)
@@ -236,7 +254,10 @@ class Inline:
             if task.token is not None and task.wait_until is not None and task.wait_until <= now:
                 task.state, task.token = State.ACQUIRED, None
                 error = reports.error_text(TASK_TIMEOUT, "no answer came before its wait timed out", type="WaitTimeout")
-                self._fail(task, task.claim, error, task.policy)
+                if task.policy.step is None:
+                    self._fail(task, task.claim, error, task.policy)
+                else:
+                    self._apply(resumed((task.id, task.claim), task.policy.step, error=error))
             expires = task.new.expires_at
             if expires is not None and expires <= now and task.state in (State.SCHEDULED, State.ERROR):
                 task.state, task.reason = State.CANCELLED, "expired"
@@ -406,6 +427,14 @@ class Inline:
         if task.state not in (State.CRITICAL_ERROR, State.CANCELLED):
             raise StateConflict(task.id, task.state, "retried")
         task.state, task.attempts, task.due_at, task.reason = State.SCHEDULED, 0, self.clock.now(), None
+        first = next((one.position for one in task.steps.values() if one.label == command.from_step), None)
+        if command.from_step is not None and first is None:
+            raise InvalidParams("from_step", f"names no durable step of task {task.id}")
+        task.steps = {
+            key: entry
+            for key, entry in task.steps.items()
+            if not entry.has_failed and (first is None or entry.position < first)
+        }
         return views.Changed(task.id, task.state)
 
     def _reschedule(self, command: methods.Reschedule) -> views.Changed:

@@ -13,6 +13,7 @@ from penstock.protocol.reports import add_trace
 from penstock.protocol.requests import ClaimId
 from penstock.worker.handlers.actions import Handler
 from penstock.worker.handlers.context import Cancellation, Context, Report
+from penstock.worker.handlers.steps import StepPort
 from penstock.worker.leases import Lease
 from penstock.worker.processes.handle import Child, Ended
 from penstock.worker.threads import Call
@@ -52,6 +53,7 @@ class Attempt(HandlerCall):
 
     params: raw JSON; of a batched handler, decoded when it joins a batch, and ``started_at`` counts from then.
     seen_at: last heartbeat. spawned: tasks that go with its result. carried: trace context of the message.
+    journal: finished durable steps, JSON text. reported: entries that this attempt has added. sleep: one that begins.
     """
 
     claim_id: str
@@ -64,21 +66,30 @@ class Attempt(HandlerCall):
     answered: bool = field(init=False, default=False)
     cancellation: Cancellation = field(init=False, default_factory=Cancellation)
     spawned: list[str] = field(init=False, default_factory=list)
+    journal: str = field(init=False, default="")
+    reported: list[str] = field(init=False, default_factory=list)
+    sleep: str | None = field(init=False, default=None)
 
     @property
     def attempts(self) -> Sequence[Attempt]:
         return (self,)
 
     @property
+    def entries(self) -> Sequence[str]:
+        """The entries that go with the outcome."""
+        return self.reported if self.sleep is None else [*self.reported, self.sleep]
+
+    @property
     def is_lost(self) -> bool:
         """Whether its claim has ended, so that the response would be ignored."""
         return self.cancellation.is_set
 
-    def context(self, report: Report) -> Context:
+    def context(self, report: Report, steps: StepPort) -> Context:
         again = self.lease.message.receive_count > 1
         return Context(
-            *self.claim, self.handler.name, again, report, self.cancellation, self.spawned, self.tenant, self.lease
-        )
+            *self.claim, self.handler.name, again, report, self.cancellation, self.spawned, self.tenant, self.lease,
+            self.journal, steps,
+        )  # fmt: skip
 
     def log_fields(self) -> dict[str, Any]:
         return {"task_id": self.claim.task_id, "claim": self.claim.claim, "action": self.handler.name}

@@ -18,6 +18,7 @@ from time import monotonic
 
 from penstock.brokers.base import Queue
 from penstock.payloads.codec import PayloadCodec
+from penstock.protocol.journal import add_entries
 from penstock.protocol.reports import encode_progress
 from penstock.runtime.logs import get_logger
 from penstock.settings.model import Settings
@@ -154,7 +155,8 @@ class LeaseThread:
                 problem = "another task's handler blocked this worker past its time limit, so the worker ended"
                 refusal = Refusal("WorkerStuck", problem, data={"not_begun": True})
             text = failure_answer(attempt.claim_id, attempt.handler, refusal)[0]
-            texts.append(encrypt_answer(self._codec, attempt.claim, text) if self._codec.encrypts else text)
+            text = encrypt_answer(self._codec, attempt.claim, text) if self._codec.encrypts else text
+            texts.append(add_entries(text, attempt.entries) if attempt.entries else text)
             answered.append(attempt.lease)
         await sender.send_now(texts)
         if self._extends:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -137,6 +138,7 @@ class Leases:
             await self._failed(overdue, self._queue.delete)
             for lease in overdue:
                 lease.lost = True
+                lease.until = math.inf  # it cannot come again
                 log.info("message_deleted_early", message_id=lease.message.id, unanswered=lease.unanswered)
             due = [lease for lease in due if not lease.lost]
         by_seconds: dict[int, list[Lease]] = defaultdict(list)

@@ -52,18 +52,22 @@ async def store_result(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
     result = bytes(decoded.result).decode()
     if not result or not codec.is_large(result):
         return answer
+    kept = await kept_object(codec, claim, result, result_aad(claim.task_id))
+    return encode_result(decoded.id, kept, bytes(decoded.spawn).decode(), encoding=SEALED_ENCODING)
+
+
+async def kept_object(codec: PayloadCodec, claim: ClaimId, result: str, aad: str) -> str:
+    """Encode a result, a large one as an object. Retries while the bucket is unavailable. Raises Refusal."""
     pauses = Pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
     while True:
         try:
-            kept = await codec.store(result, result_aad(claim.task_id))
+            return await codec.store(result, aad)
         except PayloadUnavailable as exc:
             if exc.is_refusal:
                 raise Refusal("ResultNotKept", f"the result of {len(result)} characters was not kept: {exc}") from None
             if pauses.is_reported:
                 log.warning("result_not_kept", task_id=claim.task_id, failures=pauses.failures + 1, reason=str(exc))
             await asyncio.sleep(pauses.next_seconds())
-        else:
-            return encode_result(decoded.id, kept, bytes(decoded.spawn).decode(), encoding=SEALED_ENCODING)
 
 
 def encrypt_answer(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:

@@ -21,6 +21,7 @@ from penstock.brokers.receiver import Receiver
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol import message_attributes
 from penstock.protocol.errors import InvalidRequest, RpcError
+from penstock.protocol.journal import add_entries, encode_step
 from penstock.protocol.reports import encode_progress
 from penstock.protocol.requests import ClaimId, Invalid, Request, decode_body, parse_claim_id
 from penstock.runtime.logs import get_logger
@@ -93,7 +94,7 @@ class Worker(Service):
         self._resources = Resources(in_child=False)
         self._runner = Runner(
             settings, threads=self._threads, codec=self._codec, timings=self._timings, answer=self._answer,
-            progress=self._progress, processes=self._processes,
+            progress=self._progress, send_step=self._send_step, processes=self._processes,
             resources=self._resources,
         )  # fmt: skip
         self._starting = asyncio.Lock()
@@ -237,6 +238,8 @@ class Worker(Service):
                     attempt.carried = traces.get(claim.task_id)
                 if tenants:
                     attempt.tenant = tenants.get(claim.task_id)
+                if bytes(entry.steps):
+                    attempt.journal = bytes(entry.steps).decode()
                 attempts.append(attempt)
         return attempts
 
@@ -270,7 +273,13 @@ class Worker(Service):
         else:
             if self._codec.encrypts:
                 text = encrypt_answer(self._codec, attempt.claim, text)
+            if attempt.entries:
+                # Once more with the outcome, which may be recorded before the reports are: queues do not keep order.
+                text = add_entries(text, attempt.entries)
             self._sender.answer(text, attempt.lease)
+
+    async def _send_step(self, attempt: Attempt, entry: str) -> None:
+        await self._sender.step(encode_step(attempt.claim_id, entry))
 
     # Heartbeats
 

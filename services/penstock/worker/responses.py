@@ -17,13 +17,15 @@ import msgspec
 from penstock.protocol.compression import ENCODING, pack_result
 from penstock.protocol.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE
 from penstock.protocol.json_text import MAX_DEPTH, dumps, escape_for_sqs, foreign, json_depth
-from penstock.protocol.reports import encode_error, encode_result, encode_wait
+from penstock.protocol.reports import encode_error, encode_result, encode_suspend, encode_wait
 from penstock.protocol.requests import Invalid, Request
 from penstock.protocol.spelling import nearest
 from penstock.protocol.task import BUILT_IN_ACTIONS
 from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.actions import Handler, Registry
-from penstock.worker.handlers.context import Fail, Retry, Wait
+from penstock.worker.handlers.context import Wait
+from penstock.worker.handlers.outcomes import Fail, Retry
+from penstock.worker.handlers.steps import StepFailed, Suspend
 
 TEXT_LIMIT_BYTES = 2048  # of a message, as JSON
 TRACEBACK_LIMIT_BYTES = 8192  # of a traceback, as JSON; its end is kept
@@ -108,7 +110,7 @@ def answer_of(attempt: Attempt, result: Any, *, limit_bytes: int, compress_bytes
             raise _too_large("TooManyChildren", "the spawned tasks are", size, limit_bytes)
     if result is None:
         return encode_result(claim_id, "null", spawned)
-    text = _encoded(result)
+    text = encoded_result(result)
     size = len(text) if text.isascii() else len(text.encode())
     if size > limit_bytes:
         raise _too_large("BadResult", "the result is", size, limit_bytes)
@@ -119,13 +121,27 @@ def answer_of(attempt: Attempt, result: Any, *, limit_bytes: int, compress_bytes
     return encode_result(claim_id, text, spawned)
 
 
+def suspension(claim_id: str, handler: Handler, why: Suspend) -> str:
+    """The notification of a task that goes on later."""
+    if why.token is None:
+        return encode_suspend(claim_id, seconds=why.seconds, until=why.until, redelivered=why.is_redelivered)
+    return encode_wait(claim_id, why.token, timeout=why.timeout, hints=_hints(handler), step=why.place)
+
+
 def _too_large(kind: str, what: str, size: int, limit_bytes: int) -> Unfit:
     text = f"{what} {size} bytes; the limit is {limit_bytes} (PENSTOCK_RESULT_LIMIT_BYTES)"
     return Unfit(kind, text, code=TOO_LARGE, data={"size": size, "limit": limit_bytes})
 
 
-def _encoded(result: Any) -> str:
-    """A result as JSON text. Raises Unfit."""
+def encoded_error(exc: Exception) -> str:
+    """The final failure of a step, as JSON text."""
+    code, message, data = _error_of(None, exc)
+    kept = {name: value for name, value in data.items() if value is not None}
+    return json.dumps({"code": code, "message": message, "data": kept})
+
+
+def encoded_result(result: Any, of: str = "the handler") -> str:
+    """A result as JSON text. of: what returned it. Raises Unfit."""
     try:
         encoded = _encode(result)
     except RecursionError:
@@ -133,7 +149,7 @@ def _encoded(result: Any) -> str:
     except UnicodeEncodeError:
         raise Unfit("BadResult", "the result holds half a surrogate pair, no character") from None
     except Exception as exc:
-        problem = f"the handler returned {type(result).__name__}, which is not JSON-serialisable: {text_of(exc)}"
+        problem = f"{of} returned {type(result).__name__}, which is not JSON-serialisable: {text_of(exc)}"
         raise Unfit("BadResult", problem) from None
     text = encoded.decode()
     if encoded.count(b"{") + encoded.count(b"[") > MAX_DEPTH and json_depth(text) > MAX_DEPTH:
@@ -172,8 +188,8 @@ def _error_of(handler: Handler | None, exc: BaseException) -> Error:
     data = {"type": kind, "message": message, **hints}
     if isinstance(exc, Retry):
         data["retry_after"] = exc.delay
-    elif isinstance(exc, Fail):
-        data["final"] = True
+    elif isinstance(exc, Fail | StepFailed):
+        data["final"] = True  # a step that has failed finally is not run again, so further attempts fail as well
     if not isinstance(exc, Retry | Fail) or exc.__cause__ is not None:
         data["traceback"] = traceback_of(exc)
     return HANDLER_ERROR, cut(f"{kind}: {message}"), data

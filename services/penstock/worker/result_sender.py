@@ -10,7 +10,7 @@ from time import monotonic
 from penstock.brokers.base import Outgoing, Queue, SendReport
 from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.compression import PACKED_PER_MESSAGE, PACKED_PREFIX
-from penstock.protocol.errors import Unavailable
+from penstock.protocol.errors import TOO_LARGE, Unavailable
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.message_attributes import WORKER_ATTRIBUTE
 from penstock.protocol.reports import encode_run_times
@@ -19,7 +19,7 @@ from penstock.runtime.linger import Linger, Pace
 from penstock.runtime.logs import get_logger
 from penstock.runtime.periodic import Pauses
 from penstock.worker.leases import Lease
-from penstock.worker.responses import refused_answer
+from penstock.worker.responses import Unfit, refused_answer
 
 MAX_ENTRIES = 1000  # in one message
 _SMALLEST_MESSAGE_BYTES = 1024  # that a queue can be set to
@@ -32,8 +32,8 @@ _LONGEST_PAUSE_SECONDS = 10.0
 
 log = get_logger()
 
-# Text; the lease of its message, for a response; the claim id, for a heartbeat.
-Entry = tuple[str, Lease | None, str | None]
+# Text; the lease of its message, for a response; the claim id, for a heartbeat, or the future of a step's report.
+Entry = tuple[str, Lease | None, "str | asyncio.Future[None] | None"]
 
 
 class Timings:
@@ -114,6 +114,14 @@ class ResultSender:
             self._added.set()
             self._empty.clear()
 
+    async def step(self, text: str) -> None:
+        """Send the report of a finished step; returns once it is in the queue. Raises Refusal."""
+        sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answers.append((text, None, sent))
+        self._added.set()
+        self._empty.clear()
+        await sent
+
     def progress(self, claim_id: str, text: str, *, replace: bool) -> None:
         """Send the newest report of a task; without ``replace`` a bare heartbeat, which an unsent report implies."""
         if replace or claim_id not in self._progress:
@@ -158,8 +166,9 @@ class ResultSender:
             if len(failed) < len(entries):
                 pauses.reset()
             if failed:
-                self._answers[:0] = [entry for entry in failed if entry[2] is None]
-                self._progress = {entry[2]: entry[0] for entry in failed if entry[2] is not None} | self._progress
+                self._answers[:0] = [entry for entry in failed if not isinstance(entry[2], str)]
+                unsent = {about: text for text, _, about in failed if isinstance(about, str)}
+                self._progress = unsent | self._progress
                 self._added.set()
                 await self._pause(pauses, len(failed), reason)
             elif not (self._added.is_set() or self._progress):
@@ -200,9 +209,11 @@ class ResultSender:
         for position, (start, end) in enumerate(slices):
             if position not in unsent:
                 observe(end - start)
-                for _, lease, _ in entries[start:end]:
+                for _, lease, about in entries[start:end]:
                     if lease is not None:
                         self._sent(lease)
+                    elif isinstance(about, asyncio.Future) and not about.done():
+                        about.set_result(None)
             elif position not in report.refused:
                 failed += entries[start:end]
                 is_away = True
@@ -218,13 +229,16 @@ class ResultSender:
 
     def _replace(self, entry: Entry, size: int, reason: str | None) -> list[Entry]:
         """What to send instead of an entry that the queue rejects even alone; a heartbeat is dropped."""
-        text, lease, claim_id = entry
+        text, lease, about = entry
         log.error("entry_refused_by_queue", queue=self._queue.label, bytes=size, reason=reason)
+        if isinstance(about, asyncio.Future) and not about.done():
+            problem = f"the report of the step is {size} bytes, more than the results queue takes: {reason}"
+            about.set_exception(Unfit("BadResult", problem, code=TOO_LARGE))
         if lease is None:
             return []
         if size > _SMALLEST_MESSAGE_BYTES:
             text = refused_answer(text, size)
-        return [(text, lease, claim_id)]
+        return [(text, lease, about)]
 
     @staticmethod
     async def _pause(pauses: Pauses, entries: int, reason: str | None) -> None:

@@ -7,7 +7,7 @@ import inspect
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -16,6 +16,7 @@ from typing import Any
 
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import InvalidParams
+from penstock.protocol.journal import decode_entry
 from penstock.protocol.requests import ClaimId
 from penstock.runtime import metrics
 from penstock.runtime.logs import bind_task, get_logger
@@ -25,10 +26,13 @@ from penstock.worker import responses
 from penstock.worker.attempt import Attempt, Batch, OpenBatches
 from penstock.worker.handlers.context import Call, Context
 from penstock.worker.handlers.lifespan import HOOKS, Entered, Resources, enter_hooks, leave_hooks
+from penstock.worker.handlers.steps import StepPort, Suspend
 from penstock.worker.leases import Lease
 from penstock.worker.payload_io import needs_opening, open_params, store_result
+from penstock.worker.processes.handle import Child
 from penstock.worker.processes.pool import ProcessDied, ProcessKilled, ProcessPool
 from penstock.worker.result_sender import Timings
+from penstock.worker.steps import AttemptSteps, NoSteps, StepReporting, open_journal, sleep_entry
 from penstock.worker.threads import Threads
 
 _CANCEL_SECONDS = 5.0  # clean-up time of a cancelled handler before the task is answered without it
@@ -56,6 +60,7 @@ class Runner:
         timings: Timings,
         answer: Callable[[Attempt, str], None],
         progress: Callable[[Attempt, float | None, str | None], None],
+        send_step: Callable[[Attempt, str], Awaitable[None]],
     ) -> None:
         self._concurrency = settings.worker_concurrency
         self._threads = threads
@@ -77,6 +82,8 @@ class Runner:
         self._progress = progress
         self._spans = active.active()
         self._loop = asyncio.get_running_loop()
+        self._recordings: set[asyncio.Task[None]] = set()
+        self._steps = StepReporting(settings, codec, send_step, self._loop)
         self._thread_id = threading.get_ident()
         self._running: dict[Unit, None] = {}  # in the order in which they began
         self._waiting: deque[Unit] = deque()
@@ -258,9 +265,10 @@ class Runner:
                 unit.ended = exc.ended
             elif unit.overdue:
                 unit.where = unit.where or responses.traceback_of(exc)
-            if unit.span is not None and not (self._codec.encrypts or isinstance(exc, responses.Refusal)):
+            exc = _suspension_in(exc)
+            if unit.span is not None and not (self._codec.encrypts or isinstance(exc, responses.Refusal | Suspend)):
                 unit.span.raised(exc)
-            error = type(exc).__name__
+            error = "" if isinstance(exc, Suspend) else type(exc).__name__
             errors: dict[int, responses.Error] = {}
             answers = [self._answer_to(attempt, exc, errors) for attempt in unit.attempts]
         if isinstance(unit, Batch) and unit.span is not None:
@@ -277,12 +285,15 @@ class Runner:
         bind_task(attempt.claim.task_id, attempt.claim.claim, handler.name)
         if needs_opening(attempt.params):
             await open_params(self._codec, attempt)
+        if attempt.journal:
+            await open_journal(self._codec, attempt)
         args, kwargs = self._fitted(attempt)
         if handler.injected:
             kwargs = {**kwargs, **self._resources.values(handler.injected)}
         entered: Sequence[Entered] = ()
-        if handler.takes_context or HOOKS:
-            context = self._context(attempt)
+        context = None
+        if handler.takes_context or HOOKS or attempt.journal:
+            context = self._context(attempt, AttemptSteps(self._steps, attempt))
             args = (context, *args) if handler.takes_context else args
             entered = enter_hooks([context]) if HOOKS else ()
         try:
@@ -290,6 +301,8 @@ class Runner:
                 result = await handler.function(*args, **kwargs)
             else:
                 result = await self._in_thread(attempt, partial(handler.function, *args, **kwargs))
+            if context is not None:
+                context.check_steps()
         except BaseException as exc:
             leave_hooks(entered, [exc])
             raise
@@ -308,7 +321,11 @@ class Runner:
         if self._spans is not None:
             batch.begin_span(self._spans).activate()
         calls = [
-            Call(self._context(attempt), attempt.params, partial(self._on_loop, self._answer_early, batch, attempt))
+            Call(
+                self._context(attempt, NoSteps()),
+                attempt.params,
+                partial(self._on_loop, self._answer_early, batch, attempt),
+            )
             for attempt in batch.attempts
         ]
         function = partial(handler.function, calls, **self._resources.values(handler.injected))
@@ -348,11 +365,15 @@ class Runner:
         except responses.Refusal as exc:
             self._refuse(attempt, exc)
 
-    def _context(self, attempt: Attempt) -> Context:
-        return attempt.context(partial(self._on_loop, self._report, attempt))
+    def _context(self, attempt: Attempt, steps: StepPort) -> Context:
+        return attempt.context(partial(self._on_loop, self._report, attempt), steps)
 
     def _answer_to(self, attempt: Attempt, outcome: Any, errors: dict[int, responses.Error]) -> Answer:
         """The response to an outcome in a batch: a result, or an exception."""
+        if isinstance(outcome, Suspend):
+            if (entry := sleep_entry(outcome)) is not None:
+                attempt.sleep = entry
+            return responses.suspension(attempt.claim_id, attempt.handler, outcome), None
         if not isinstance(outcome, BaseException):
             try:
                 return self._answer_of(attempt, outcome), None
@@ -389,8 +410,11 @@ class Runner:
             await self._open_all(unit)
             if not unit.attempts:
                 return ()
-        elif needs_opening(unit.params):
-            await open_params(self._codec, unit)
+        else:
+            if needs_opening(unit.params):
+                await open_params(self._codec, unit)
+            if unit.journal:
+                await open_journal(self._codec, unit)
         attempts = {attempt.claim_id: attempt for attempt in unit.attempts}
         for attempt in attempts.values():
             attempt.started_at = unit.started_at
@@ -398,27 +422,40 @@ class Runner:
             unit.begin_span(self._spans)
         trace = None if unit.span is None else unit.span.context
         answers: dict[str, Answer] = {}
+        assert unit.child is not None
+        child, unit.child = unit.child, None
 
         def receive(kind: str, claim_id: str, *content: Any) -> None:
             attempt = attempts[claim_id]
             if kind == "progress":
                 self._report(attempt, *content)
+            elif kind == "step":
+                recording = self._loop.create_task(self._keep_step(child, attempt, *content))
+                self._recordings.add(recording)
+                recording.add_done_callback(self._recordings.discard)
             else:
-                text, problem = content
+                text, problem, attempt.sleep = content
                 answers[claim_id] = text, problem and responses.Problem(*problem)
                 if isinstance(unit, Batch) and not (self._codec.bucket and self._is_large(answers[claim_id])):
                     self._settle(attempt, answers[claim_id], (monotonic() - unit.started_at) / len(attempts))
 
         limit = unit.limit_seconds or self._timeout_seconds
         try:
-            child, unit.child = unit.child, None
-            assert child is not None
             await processes.call(child, unit.handler.name, limit, unit.attempts, trace and trace.headers, receive)
         except ProcessDied as exc:
             if not (isinstance(unit, Batch) and len(unit.attempts) > 1):
                 raise
             self._run_alone(unit, answers, exc)
         return [answers[attempt.claim_id] for attempt in unit.attempts]
+
+    async def _keep_step(self, child: Child, attempt: Attempt, number: int, report: str) -> None:
+        """Report a step that has finished in a child."""
+        try:
+            await AttemptSteps(self._steps, attempt).keep(decode_entry(report))
+        except responses.Refusal as exc:
+            child.send("recorded", attempt.claim_id, number, [exc.kind, str(exc), exc.code, exc.is_final])
+        else:
+            child.send("recorded", attempt.claim_id, number, None)
 
     def _run_alone(self, batch: Batch, answers: Mapping[str, Answer], death: ProcessDied) -> None:
         """Run the unanswered tasks of a batch once more, each in a call of its own: one of them ended the child."""
@@ -469,6 +506,8 @@ class Runner:
             if not attempt.answered:
                 attempt.answered = True
                 attempt.end_span("cut")
+                if attempt.reported:  # its own report makes sure of the steps; a message that comes again does not
+                    self._answer(attempt, responses.suspension(attempt.claim_id, unit.handler, Suspend(seconds=0.0)))
         if isinstance(unit, Batch) and unit.span is not None:
             unit.span.end("cut")
         self._end(unit)
@@ -607,3 +646,10 @@ def log_failure(claim: ClaimId, action: str, problem: responses.Problem, *, deta
         "task_failed", task_id=claim.task_id, claim=claim.claim, action=action, error=problem.kind,
         **{name: value for name, value in details_of.items() if value},
     )  # fmt: skip
+
+
+def _suspension_in(exc: BaseException) -> BaseException:
+    """The suspension of a task group's exceptions, or the exception itself."""
+    if isinstance(exc, BaseExceptionGroup):
+        return next((one for one in exc.exceptions if isinstance(one, Suspend)), exc)
+    return exc

@@ -327,13 +327,14 @@ with gone as (
 ), back as (
     insert into penstock.task (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
         created_at, updated_at, timeout_seconds, failures, labels, expires_at, limit_key, workflow, tenant,
-        trace)
+        trace, journal)
     select g.id, 'WAITING', g.action, g.payload, g.priority, now(), 0, g.max_attempts, g.claim,
         g.created_at, now(), g.timeout_seconds, g.failures, g.labels,
-        case when g.expires_at > now() then g.expires_at end, g.limit_key, g.workflow, g.tenant, g.trace
+        case when g.expires_at > now() then g.expires_at end, g.limit_key, g.workflow, g.tenant, g.trace,
+        {journal_left}
     from gone g
     returning id
-), tallied as (
+), {failed_forgotten}, tallied as (
     insert into penstock.tally (action, event, count)
     select action, state::text, -count(*) from gone group by action, state
 )

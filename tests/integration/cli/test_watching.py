@@ -27,7 +27,8 @@ from penstock.runtime.health import Health, serve_health
 from penstock.settings.model import Settings
 from penstock.tasks import claim, enqueue
 from penstock.worker.handlers.actions import action
-from penstock.worker.handlers.context import Context, Fail
+from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.outcomes import Fail
 from penstock.worker.process import name_of_process
 from tests.integration import lines
 from tests.integration.apis import running

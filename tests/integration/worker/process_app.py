@@ -138,3 +138,16 @@ def trace(ctx: Context) -> list[str]:
         current = trace_context.current()
         assert current is not None
         return [current.trace_id, f"{span.get_span_context().trace_id:032x}"]
+
+
+@action(process=True)
+def by_steps(ctx: Context, size: int = 1) -> None:
+    first = ctx.step_sync("first", lambda: "run again")
+    ctx.step_sync("second", lambda: [first, os.getpid()])
+    ctx.step_sync("third", lambda: "x" * size)
+    ctx.sleep_sync(60)
+
+
+@action(process=True)
+async def by_awaited_steps(ctx: Context) -> Any:
+    return [await ctx.step("first", os.getpid), await ctx.step("second", os.getpid), os.getpid()]

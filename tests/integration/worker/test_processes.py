@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsQueue
 from penstock.protocol.message_attributes import encode_tenants
-from penstock.protocol.reports import Failed, Succeeded
+from penstock.protocol.reports import Failed, Stepped, Succeeded, Suspended
 from penstock.protocol.requests import encode_call
 from penstock.runtime.tracing import active
 from penstock.runtime.tracing.spans import Spans
@@ -271,3 +271,27 @@ async def test_children_have_lifespans_of_their_own(
 def parent_of(pid: int) -> int:
     with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
         return int(stat.read().rpartition(")")[2].split()[1])
+
+
+async def test_steps_of_a_child_are_reported_by_the_worker(bench: Bench) -> None:
+    journal = '[{"name":"first","result":"from the journal"}]'
+    calls = [
+        encode_call(1, 1, "by_steps", "{}", journal=journal), encode_call(2, 1, "by_awaited_steps", "{}"),
+        encode_call(3, 1, "by_steps", '{"size":300000}'),
+    ]  # fmt: skip
+    assert (await bench.outbound.send([Outgoing(call) for call in calls])).failed == []
+    async with working(bench):
+        await bench.until(lambda: len([one for one in bench.reports if isinstance(one, Suspended)]) == 1, "the sleep")
+        outcomes = await bench.outcomes(2)
+    own_pid, then_pid, child = result_of(outcomes[2])
+    assert own_pid == then_pid == child != os.getpid()
+    (slept,) = [one for one in bench.reports if isinstance(one, Suspended)]
+    assert [entry.name for entry in slept.steps] == ["second", "third", "ctx.sleep"]
+    first, pid = json.loads(slept.steps[0].value)
+    assert (first, pid != os.getpid(), slept.seconds) == ("from the journal", True, 60)
+    reported = [(one.task_id, one.entry.name) for one in bench.reports if isinstance(one, Stepped)]
+    assert sorted(reported) == [(1, "second"), (1, "third"), (2, "first"), (2, "second"), (3, "first"), (3, "second")]
+    error = error_of(outcomes[3])
+    assert (error["type"], error["final"]) == ("BadResult", True)
+    assert isinstance(outcomes[3], Failed)
+    assert [entry.name for entry in outcomes[3].steps] == ["first", "second"]

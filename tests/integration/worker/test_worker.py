@@ -35,7 +35,8 @@ from penstock.protocol.retry import Backoff
 from penstock.runtime.logs import TaskLogFilter
 from penstock.settings.model import Settings
 from penstock.worker.handlers.actions import Registry, action
-from penstock.worker.handlers.context import Call, Context, Fail, Retry
+from penstock.worker.handlers.context import Call, Context
+from penstock.worker.handlers.outcomes import Fail, Retry
 from penstock.worker.process import Worker
 
 PATIENCE_SECONDS = 30

@@ -12,10 +12,11 @@ import msgspec
 import pytest
 
 from penstock.brokers.sqs import SqsQueue
-from penstock.protocol.reports import Failed, Hints, RunTimes, Succeeded, Waiting, claim_of_token
+from penstock.protocol.reports import Failed, RunTimes, Succeeded, Waiting, WaitPolicy, claim_of_token
 from penstock.protocol.requests import encode_call
 from penstock.worker.handlers.actions import Registry, action
-from penstock.worker.handlers.context import Call, Context, Fail, Retry
+from penstock.worker.handlers.context import Call, Context
+from penstock.worker.handlers.outcomes import Fail, Retry
 from tests.integration.worker import test_worker
 from tests.integration.worker.test_worker import PATIENCE_SECONDS, Bench, eventually, running, take
 
@@ -432,8 +433,8 @@ async def test_a_handler_that_waits_reports_it_and_its_message_is_done(bench: Be
 
     await bench.until(lambda: len(waits()) == 2, "waits")
     by_task = {wait.task_id: wait for wait in waits()}
-    assert by_task[1] == Waiting(1, 7, tokens[0], 60.0, Hints(final=True, max_attempts=4))
-    assert by_task[2] == Waiting(2, 7, "order 2", None, Hints())
+    assert by_task[1] == Waiting(1, 7, tokens[0], 60.0, WaitPolicy(final=True, max_attempts=4))
+    assert by_task[2] == Waiting(2, 7, "order 2", None, WaitPolicy())
     assert claim_of_token(tokens[0]) == (1, 7)
 
     async def all_gone() -> bool:

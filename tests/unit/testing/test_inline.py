@@ -246,3 +246,28 @@ async def test_a_time_limit_holds(inline: Inline) -> None:
     await penstock.enqueue(None, "slow", timeout=0.01, max_attempts=1)
     await inline.drain()
     assert inline.tasks[0].error["data"]["type"] == "TaskTimeout"
+
+
+async def test_steps_are_kept_over_attempts_crashes_and_suspensions(inline: Inline, ran: Ran) -> None:
+    @action("order", registry=inline._registry, backoff=penstock.Backoff(10, 2, 100, 0))
+    async def order(ctx: Context) -> Any:
+        for name in ("charge", "mail"):
+            await ctx.step(name, ran.append, name)
+        await ctx.sleep(3600)
+        if ctx.claim < 3:
+            raise RuntimeError("once")
+        return await ctx.event("t", timeout=60)
+
+    async with AsyncClient() as client:
+        await client.enqueue("order")
+    (task,) = await inline.drain()
+    assert (task.attempts, task.state, ran) == (0, "SCHEDULED", ["charge", "mail"])
+    inline.clock.advance(hours=1)
+    (task,) = await inline.drain()
+    assert (task.attempts, task.state, len(task.errors)) == (2, "WAITING", 1)
+    async with AsyncClient() as client:
+        await client.complete("t", {"by": "Ann"})
+    (task,) = await inline.drain()
+    assert (task.result, ran, [key[0] for key in task.steps]) == (
+        {"by": "Ann"}, ["charge", "mail"], ["charge", "mail", "ctx.sleep", "ctx.event"],
+    )  # fmt: skip

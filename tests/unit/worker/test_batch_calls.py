@@ -22,8 +22,9 @@ from penstock.protocol.requests import ClaimId
 from penstock.settings.model import load_settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.actions import Handler, Registry, action
-from penstock.worker.handlers.context import Call, Context, Fail, Retry
+from penstock.worker.handlers.context import Call, Context
 from penstock.worker.handlers.lifespan import Resources
+from penstock.worker.handlers.outcomes import Fail, Retry
 from penstock.worker.leases import Lease
 from penstock.worker.result_sender import Timings
 from penstock.worker.runner import Runner
@@ -141,6 +142,7 @@ class World:
             answer=lambda attempt, text: self.answers.append((attempt, text)),
             progress=lambda *_: None,
             resources=Resources(in_child=False),
+            send_step=lambda _attempt, _entry: asyncio.sleep(0),
         )
 
     def attempt(self, handler: Handler, task_id: int, lease: Lease) -> Attempt:

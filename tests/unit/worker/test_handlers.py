@@ -19,7 +19,8 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from penstock.protocol.errors import InvalidParams, SettingsError
 from penstock.protocol.retry import Backoff
 from penstock.worker.handlers.actions import Handler, Registry, action, load_app
-from penstock.worker.handlers.context import Call, Context, Fail, Retry
+from penstock.worker.handlers.context import Call, Context
+from penstock.worker.handlers.outcomes import Fail, Retry
 from penstock.worker.responses import unknown_action
 
 if TYPE_CHECKING:

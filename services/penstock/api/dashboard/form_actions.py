@@ -197,7 +197,7 @@ def _retried(result: Any) -> str:
 
 FORM_ACTIONS: dict[str, FormAction] = {
     "cancel": FormAction(_of("id", optional=("reason",)), "Task {result.id} is cancelled"),
-    "retry": FormAction(_of("id"), "Task {result.id} runs again"),
+    "retry": FormAction(_of("id", optional=["from_step"]), "Task {result.id} runs again"),
     "reschedule": FormAction(_of("id", optional=("run_at", "delay", "priority")), "Task {result.id} is rescheduled"),
     "schedule.pause": FormAction(_of("name"), "Schedule {result.name} is paused"),
     "schedule.resume": FormAction(_of("name"), "Schedule {result.name} is resumed"),

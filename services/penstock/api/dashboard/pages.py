@@ -12,7 +12,7 @@ from penstock.api.dashboard import graph
 from penstock.api.dashboard.form_actions import EDIT_FIELDS, bulk_params
 from penstock.api.dashboard.formats import indented, plain, segment
 from penstock.api.dashboard.page_request import PAGE_ROWS, Page, PageRequest, labels_of, utc
-from penstock.api.dashboard.timeline import timeline
+from penstock.api.dashboard.timeline import timeline, waterfall
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import InvalidParams, QueueAway
 from penstock.protocol.task import State
@@ -86,6 +86,7 @@ async def load_task(request: PageRequest) -> dict[str, Any]:
         "explanation": explanation,
         "trace_url": trace_url and task.trace_id and trace_url.replace("{trace_id}", task.trace_id),
         "events": timeline(task, life, datetime.now(UTC)),
+        "steps": waterfall(task),
     }
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from penstock.api.dashboard.formats import error_parts, plain
+from penstock.protocol.journal import EVENT, SLEEP, StepPlace
 from penstock.protocol.task import State
 from penstock.protocol.views import span
 from penstock.tasks.views import TaskDetail
@@ -55,6 +56,32 @@ def timeline(task: TaskDetail, life: Any, now: datetime) -> list[dict[str, Any]]
         event["later"] = None if before is None or event["at"] is None else _between(before, event["at"])
         before = event["at"] or before
     return events
+
+
+def waterfall(task: TaskDetail) -> list[dict[str, Any]]:
+    """Its durable steps with ``label``, ``kind``, ``title``, and a bar from ``left`` of ``width``, in percent."""
+    steps = task.steps or []
+    began = [datetime.fromisoformat(step.began_at or step.recorded_at) for step in steps]
+    ended = [at + timedelta(seconds=step.seconds or 0) for at, step in zip(began, steps, strict=True)]
+    first = min(began, default=None)
+    rows: list[dict[str, Any]] = []
+    for step, at, end in zip(steps, began, ended, strict=True):
+        assert first is not None
+        whole = max((max(ended) - first).total_seconds(), 0.001)
+        left = min((at - first).total_seconds() / whole * 100, 99)
+        width = max((end - at).total_seconds() / whole * 100, 1)
+        tries = f", {step.tries} tries" if step.tries > 1 else ""
+        rows.append(
+            {
+                "label": StepPlace(name=step.name, repetition=step.repetition).label,
+                "kind": "failed" if step.error is not None else "idle" if step.name in (SLEEP, EVENT) else "success",
+                "title": f"{'' if step.seconds is None else span(step.seconds)}{tries}",
+                "left": round(left, 2), "width": round(min(width, 100 - left), 2),
+                "at": at, "claim": step.claim, "worker": step.worker,
+                "value": error_parts(step.error) if step.error is not None else step.result, "unread": step.unread,
+            }
+        )  # fmt: skip
+    return rows
 
 
 def _between(start: datetime, end: datetime) -> str:

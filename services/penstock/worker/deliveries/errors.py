@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from penstock.worker.handlers.context import Fail, Retry
+from penstock.worker.handlers.outcomes import Fail, Retry
 
 
 class NotDelivered(Retry):

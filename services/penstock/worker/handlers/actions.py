@@ -19,8 +19,9 @@ from penstock.protocol.json_text import dumps, to_builtins
 from penstock.protocol.retry import Backoff
 from penstock.protocol.task import ACTION_MAX_CHARS, MAX_ATTEMPTS_LIMIT
 from penstock.runtime.logs import get_logger
-from penstock.worker.handlers.context import Call, Context, Wait, is_number
+from penstock.worker.handlers.context import Call, Context, Wait
 from penstock.worker.handlers.enqueueing import Action, ActionFunction
+from penstock.worker.handlers.outcomes import is_number
 from penstock.worker.handlers.parameters import Parameters, batch_fit, injected, place, result_converter
 
 _MAX_BATCH = 10_000

@@ -1,4 +1,4 @@
-"""What a handler is given, a Context, and how it decides about its task: Retry, Fail, Wait."""
+"""What a handler is given: a Context, with which it may do more than return a result."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import types
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
+from penstock.protocol.journal import EVENT, LONGEST_SLEEP_SECONDS, SLEEP, Entry, decode_entries
 from penstock.protocol.json_text import dumps
 from penstock.protocol.reports import check_token, check_wait_seconds, make_token
 from penstock.protocol.requests import prepared
 from penstock.protocol.task import ACTION_MAX_CHARS
 from penstock.runtime.logs import get_logger
+from penstock.worker.handlers.outcomes import is_number
+from penstock.worker.handlers.steps import Journal, Step, StepPort, Steps, replayed
 
 _NOTE_KEPT_CHARS = 1000
 _SPAWN_OPTIONS = {
@@ -35,28 +38,6 @@ Params = TypeVar("Params")
 def _done() -> Generator[None, None, None]:
     """An already-completed awaitable; safe to ignore."""
     yield from ()
-
-
-class Retry(Exception):
-    """Raised by a handler: this attempt failed, and counts like any other; try again after ``delay``.
-
-    delay: seconds or a timedelta, None for the usual backoff. Raises ValueError for a delay that is neither.
-    """
-
-    def __init__(self, delay: float | timedelta | None = None, reason: str = "") -> None:
-        if isinstance(delay, timedelta):
-            delay = delay.total_seconds()
-        if delay is not None and not (is_number(delay) and 0 <= delay < math.inf):
-            raise ValueError(f"Retry(delay=...) takes seconds, 0 or more, not {delay!r}")
-        super().__init__(reason or "the handler asked to be tried again")
-        self.delay = delay
-
-
-class Fail(Exception):
-    """Raised by a handler: no attempt will succeed, so the task becomes CRITICAL_ERROR now."""
-
-    def __init__(self, reason: str = "") -> None:
-        super().__init__(reason or "the handler gave up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +107,7 @@ class Context:
     report: receives progress, from any thread; without one progress is dropped, as in a test of a handler.
     cancellation: set when the task is no longer this worker's. tenant: from the scheduler, not the payload.
     spawned: the tasks that go with the result, as JSON texts of the arguments of ``spawn``. lease: of its message.
+    journal: JSON text of the steps that earlier attempts have finished. step_port: the worker's side of further ones.
     """
 
     task_id: int
@@ -137,7 +119,10 @@ class Context:
     spawned: list[str] = field(default_factory=list)
     tenant: str | None = None
     lease: Lease | None = None
+    journal: str = ""
+    step_port: StepPort | None = None
     _token: str | None = field(init=False, default=None)
+    _steps: Steps | None = field(init=False, default=None)
 
     @property
     def cancelled(self) -> bool:
@@ -206,6 +191,81 @@ class Context:
         seconds = None if timeout is None else check_wait_seconds(timeout)
         return Wait(token, seconds, on_timeout, (self.task_id, self.claim))
 
+    # Durable steps
+
+    def _durable(self) -> Steps:
+        if self._steps is None:
+            self._steps = Steps(Journal(decode_entries(self.journal)), self.step_port)
+        return self._steps
+
+    async def step(self, name: str | Step, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run a function once over all attempts of the task; a later attempt gets its result from the journal.
+
+        It returns once the report of the result is in the results queue: the result as JSON makes it, in each attempt.
+        name: with it and the number of earlier steps of that name, later attempts recognise the step; or a
+        :class:`Step` with options. function: async or plain, which then runs in a thread.
+        Raises what the function raises, so that the attempt fails and the next one runs the step again; StepFailed once
+        its own retries are used up or it raises Fail; StepChanged if the handler no longer fits the journal.
+        """
+        return await self._durable().run(_step_of(name), function, args, kwargs)
+
+    def step_sync(self, name: str | Step, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """As :meth:`step`, in a handler that is a plain function."""
+        return self._durable().run_sync(_step_of(name), function, args, kwargs)
+
+    async def sleep(self, seconds: float | timedelta) -> None:
+        """Suspend the task, which occupies no worker then; it goes on here in another attempt, and spends none."""
+        when = _sleep_seconds(seconds)
+        place = self._durable().suspension(SLEEP, "ctx.sleep()")
+        if not isinstance(place, Entry):
+            await self._durable().suspend(place, seconds=when)
+
+    async def sleep_until(self, instant: datetime) -> None:
+        """As :meth:`sleep`, until an instant, which has a zone."""
+        until = _zoned(instant)
+        place = self._durable().suspension(SLEEP, "ctx.sleep_until()")
+        if not isinstance(place, Entry):
+            await self._durable().suspend(place, until=until)
+
+    async def event(self, token: str, timeout: float | None = None) -> Any:
+        """Suspend the task until ``task.complete`` with this token, and return what that gives; spends no attempt.
+
+        token: the same in each attempt. timeout: seconds, None for PENSTOCK_WAIT_TIMEOUT_SECONDS.
+        Raises EventTimeout, or StepFailed after ``task.fail``.
+        """
+        when = _event_of(token, timeout)
+        place = self._durable().suspension(EVENT, "ctx.event()")
+        if isinstance(place, Entry):
+            return replayed(place)
+        await self._durable().suspend(place, **when)
+
+    def sleep_sync(self, seconds: float | timedelta) -> None:
+        """As :meth:`sleep`, in a handler that is a plain function."""
+        when = _sleep_seconds(seconds)
+        place = self._durable().suspension(SLEEP, "ctx.sleep_sync()")
+        if not isinstance(place, Entry):
+            self._durable().suspend_sync(place, seconds=when)
+
+    def sleep_until_sync(self, instant: datetime) -> None:
+        """As :meth:`sleep_until`, in a handler that is a plain function."""
+        until = _zoned(instant)
+        place = self._durable().suspension(SLEEP, "ctx.sleep_until_sync()")
+        if not isinstance(place, Entry):
+            self._durable().suspend_sync(place, until=until)
+
+    def event_sync(self, token: str, timeout: float | None = None) -> Any:
+        """As :meth:`event`, in a handler that is a plain function."""
+        when = _event_of(token, timeout)
+        place = self._durable().suspension(EVENT, "ctx.event_sync()")
+        if isinstance(place, Entry):
+            return replayed(place)
+        self._durable().suspend_sync(place, **when)
+
+    def check_steps(self) -> None:
+        """Raises StepChanged when the handler has returned without asking for a step that its task has finished."""
+        if self.journal:
+            self._durable().journal.check_all_asked()
+
     @property
     def log(self) -> Any:
         """A logger whose lines carry the task's id, claim and action."""
@@ -253,5 +313,23 @@ class Call(Generic[Params]):
         self._answer(outcome)
 
 
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _step_of(name: str | Step) -> Step:
+    return name if isinstance(name, Step) else Step(name)
+
+
+def _sleep_seconds(seconds: float | timedelta) -> float:
+    if isinstance(seconds, timedelta):
+        seconds = seconds.total_seconds()
+    if not is_number(seconds) or not 0 <= seconds <= LONGEST_SLEEP_SECONDS:
+        raise ValueError(f"a task sleeps for 0 to {LONGEST_SLEEP_SECONDS:.0f} seconds, not {seconds!r}")
+    return float(seconds)
+
+
+def _zoned(instant: datetime) -> datetime:
+    if instant.tzinfo is None:
+        raise ValueError(f"the instant needs a zone: {instant.isoformat()} is another one in each")
+    return instant
+
+
+def _event_of(token: str, timeout: float | None) -> dict[str, Any]:
+    return {"token": check_token(token), "timeout": None if timeout is None else check_wait_seconds(timeout)}

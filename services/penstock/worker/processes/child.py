@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -32,7 +33,7 @@ from penstock.worker.handlers.actions import REGISTRY
 from penstock.worker.handlers.lifespan import Resources
 from penstock.worker.leases import Lease
 from penstock.worker.processes.channel import Channel
-from penstock.worker.responses import Refusal
+from penstock.worker.responses import Refusal, Unfit
 from penstock.worker.result_sender import Timings
 from penstock.worker.runner import Answer, Runner, Unit
 from penstock.worker.threads import Threads
@@ -85,6 +86,8 @@ class _Child:
             self._calling = self._loop.create_task(self._call(*content))
         elif kind == "lost":
             self._runner.note(*content)
+        elif kind == "recorded":
+            self._runner.recorded(*content)
         else:
             self._stop.set()
 
@@ -103,9 +106,12 @@ class _ChildRunner(Runner):
         self._own_threads = Threads(1)
         super().__init__(
             settings, threads=self._own_threads, codec=PayloadCodec(settings), timings=Timings(),
-            answer=lambda attempt, text: None, progress=self._send_progress, resources=resources,
+            answer=lambda attempt, text: None, progress=self._send_progress, send_step=self._send_step,
+            resources=resources,
         )  # fmt: skip
         self._codec = PayloadCodec()  # the worker opens payloads, and stores results
+        self._steps = replace(self._steps, codec=self._codec)
+        self._sent: dict[tuple[str, int], asyncio.Future[None]] = {}  # steps by claim id and number
         self._spans = None  # the worker's are the parents of the handler's own
         self._attempts: dict[str, Attempt] = {}
         self._trace: trace_context.TraceContext | None = None
@@ -126,12 +132,12 @@ class _ChildRunner(Runner):
         self._trace = trace
         handler, now = REGISTRY[action], monotonic()
         attempts = []
-        for claim_id, params, tenant, is_redelivered in tasks:
+        for claim_id, params, tenant, is_redelivered, journal in tasks:
             claim = parse_claim_id(claim_id) or ClaimId(0, 0)
             message = Message("", "", "", 2 if is_redelivered else 1, None, {})
             lease = Lease(message, 1, now, math.inf)
             attempt = Attempt(handler, limit_seconds, now, claim_id, claim, msgspec.Raw(params), lease, now)
-            attempt.tenant = tenant
+            attempt.tenant, attempt.journal = tenant, journal
             attempts.append(attempt)
         self._attempts = {attempt.claim_id: attempt for attempt in attempts}
         if handler.batch is None:
@@ -160,6 +166,7 @@ class _ChildRunner(Runner):
         attempt = self._attempts.get(claim_id)
         if attempt is not None:
             attempt.lease.lost = lease_is_lost
+            attempt.lease.until = monotonic() if lease_is_lost else math.inf
             if is_cancelled:
                 attempt.cancellation.set()
 
@@ -172,11 +179,28 @@ class _ChildRunner(Runner):
     def _settle(self, attempt: Attempt, answer: Answer, ran: float) -> None:
         attempt.answered = True
         text, problem = answer
-        self._channel.send("answer", attempt.claim_id, "" if attempt.is_lost else text, problem)
+        self._channel.send("answer", attempt.claim_id, "" if attempt.is_lost else text, problem, attempt.sleep)
 
     def _finish_overdue(self, unit: Unit) -> None:
         self._ignored_cancel = self._ignored_cancel or unit.task is not asyncio.current_task()
         super()._finish_overdue(unit)
+
+    async def _send_step(self, attempt: Attempt, entry: str) -> None:
+        number = len(attempt.reported)
+        sent = self._sent[attempt.claim_id, number] = self._loop.create_future()
+        self._channel.send("step", attempt.claim_id, number, entry)
+        await sent
+
+    def recorded(self, claim_id: str, number: int, problem: Sequence[Any] | None) -> None:
+        """The report of a step is in the results queue, or is refused: kind, text, code, and whether that is final."""
+        sent = self._sent.pop((claim_id, number))
+        if sent.done():
+            return
+        if problem is None:
+            sent.set_result(None)
+        else:
+            kind, text, code, is_final = problem
+            sent.set_exception((Unfit if is_final else Refusal)(kind, text, code=code))
 
     def _send_progress(self, attempt: Attempt, percent: float | None, note: str | None) -> None:
         self._channel.send("progress", attempt.claim_id, percent, note)

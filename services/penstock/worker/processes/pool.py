@@ -264,6 +264,7 @@ class ProcessPool:
                     await self._gone.wait()
 
 
-def task_of(attempt: Attempt) -> tuple[str, bytes, str | None, bool]:
-    """What a child needs of an attempt: claim id, parameters, tenant, and whether it was delivered before."""
-    return attempt.claim_id, bytes(attempt.params), attempt.tenant, attempt.lease.message.receive_count > 1
+def task_of(attempt: Attempt) -> tuple[str, bytes, str | None, bool, str]:
+    """What a child needs of an attempt: claim id, parameters, tenant, whether it was delivered before, journal."""
+    again = attempt.lease.message.receive_count > 1
+    return attempt.claim_id, bytes(attempt.params), attempt.tenant, again, attempt.journal

@@ -1,0 +1,142 @@
+"""The journal of a task: its finished durable steps, as workers report them and as messages carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.protocol.json_text import escape_for_sqs
+
+STEP_NAME_MAX_CHARS = 200
+SLEEP, EVENT = "ctx.sleep", "ctx.event"  # names of the entries of sleeps and events
+LONGEST_SLEEP_SECONDS = 10 * 366 * 86_400.0
+_MOST = 2**31 - 1  # of numbers in Postgres
+_EMPTY = msgspec.Raw(b"")
+
+StepKey = tuple[str, int]
+"""What identifies a step of a task: its name and repetition."""
+
+
+class StepPlace(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A step in its task. repetition: how many steps of its name came before it, position: how many of any name.
+
+    parallel: other steps ran meanwhile, so its position may change.
+    """
+
+    name: str
+    repetition: int = 0
+    position: int = 0
+    parallel: bool = False
+
+    @property
+    def key(self) -> StepKey:
+        return self.name, self.repetition
+
+    @property
+    def label(self) -> str:
+        """As people read it: ``charge``, then ``charge#2``."""
+        return self.name if not self.repetition else f"{self.name}#{self.repetition + 1}"
+
+
+class Entry(StepPlace, frozen=True, omit_defaults=True, kw_only=True):
+    """A finished step: its result or its final error, a JSON-RPC error object, as JSON.
+
+    encoding: of a result or error that is sealed. at: when it began, by the worker's clock, in epoch seconds.
+    seconds: how long it took. tries: of its function.
+    """
+
+    result: msgspec.Raw = _EMPTY
+    error: msgspec.Raw = _EMPTY
+    encoding: str | None = None
+    at: float | None = None
+    seconds: float | None = None
+    tries: int = 1
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(bytes(self.error))
+
+    @property
+    def value(self) -> str:
+        return bytes(self.error or self.result).decode()
+
+    def with_value(self, text: str, encoding: str | None) -> Entry:
+        """The same with its result or error as other text."""
+        raw = msgspec.Raw(text.encode())
+        changed = {"error": raw} if self.has_failed else {"result": raw}
+        return msgspec.structs.replace(self, **changed, encoding=encoding)
+
+
+_decode_entry = msgspec.json.Decoder(Entry).decode
+_decode_entries = msgspec.json.Decoder(list[Entry]).decode
+
+
+def decode_entry(raw: msgspec.Raw | str) -> Entry:
+    """Raises ValueError."""
+    return check_entry(_decode_entry(raw))
+
+
+def decode_entries(raw: msgspec.Raw | bytes | str) -> list[Entry]:
+    """The entries of a task, as a message carries them or a response repeats them. Raises ValueError."""
+    return [check_entry(entry) for entry in _decode_entries(raw)] if raw else []
+
+
+def check_entry(entry: Entry) -> Entry:
+    """Raises ValueError."""
+    check_step_name(entry.name)
+    if bool(bytes(entry.result)) == bool(bytes(entry.error)):
+        raise ValueError(f"the step {entry.name!r} has a result or an error, not both or neither")
+    if not (0 <= entry.repetition <= _MOST and 0 <= entry.position <= _MOST and 0 <= entry.tries <= _MOST):
+        raise ValueError(f"the numbers of the step {entry.name!r} are out of range")
+    if entry.at is not None and not 0 <= entry.at < 1e11:
+        raise ValueError(f"the step {entry.name!r} began at {entry.at}, which are no epoch seconds")
+    if entry.seconds is not None and not 0 <= entry.seconds <= LONGEST_SLEEP_SECONDS:
+        raise ValueError(f"the step {entry.name!r} took {entry.seconds} seconds, which makes no sense")
+    return entry
+
+
+def check_step_name(name: object) -> str:
+    """Raises ValueError."""
+    if not isinstance(name, str) or not 1 <= len(name) <= STEP_NAME_MAX_CHARS or not name.isprintable():
+        raise ValueError(f"a step's name is 1 to {STEP_NAME_MAX_CHARS} printable characters, not {name!r:.100}")
+    return name
+
+
+def encode_entry(entry: Entry) -> str:
+    return escape_for_sqs(msgspec.json.encode(entry).decode())
+
+
+def carried(entry: Entry) -> str:
+    """The entry as messages carry it: what a later attempt needs."""
+    return encode_entry(msgspec.structs.replace(entry, at=None, seconds=None, tries=1))
+
+
+def journal_text(entries: Iterable[Entry]) -> str | None:
+    """The entries as a message carries them, None without any."""
+    texts = [carried(entry) for entry in sorted(entries, key=lambda entry: entry.position)]
+    return f"[{','.join(texts)}]" if texts else None
+
+
+def encode_step(claim_id: str, entry: str) -> str:
+    """The notification of a finished step. entry: of ``encode_entry``."""
+    return f'{{"jsonrpc":"2.0","method":"step","params":{{"id":"{claim_id}",{entry[1:]}}}'
+
+
+def add_entries(answer: str, entries: Sequence[str]) -> str:
+    """A response, or a notification that ends an attempt, with all entries that the attempt has reported."""
+    return f'{answer[:-1]},"steps":[{",".join(entries)}]}}'
+
+
+def read_error(raw: msgspec.Raw | bytes) -> tuple[str, str, dict[str, Any]]:
+    """Type, message and data of an error object; raises nothing."""
+    try:
+        error = msgspec.json.decode(raw)
+    except ValueError:
+        error = None
+    if not isinstance(error, dict):
+        return "Error", str(error), {}
+    data = error.get("data")
+    data = data if isinstance(data, dict) else {}
+    return str(data.get("type") or "Error"), str(data.get("message") or error.get("message") or ""), data

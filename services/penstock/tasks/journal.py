@@ -1,0 +1,126 @@
+"""The journals of tasks in Postgres, and suspensions that spend no attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+import asyncpg
+
+from penstock.db.session import Session
+from penstock.payloads.codec import PayloadCodec, step_aad
+from penstock.protocol.errors import PayloadLost, PayloadUnavailable
+from penstock.protocol.journal import Entry, StepKey, StepPlace, carried, decode_entry
+from penstock.protocol.sealed import reference_of
+from penstock.runtime import metrics
+from penstock.tasks import views
+from penstock.tasks.enqueue import reference_objects
+from penstock.tasks.records import Pair, columns
+
+
+class ReportedStep(NamedTuple):
+    """A finished step as the worker of a claim has reported it."""
+
+    task_id: int
+    claim: int
+    entry: Entry
+    worker: str | None
+
+
+class Resume(NamedTuple):
+    """When a suspended task goes on: at an instant, or so many seconds from now. suspect: its worker may have died."""
+
+    seconds: float = 0.0
+    until: datetime | None = None
+    worker: str | None = None
+    suspect: bool = False
+
+
+async def record(
+    session: Session, steps: Sequence[ReportedStep], *, most: int, most_bytes: int
+) -> set[tuple[int, StepKey]]:
+    """Add finished steps to the journals of live tasks; returns those without room, or with another task's object.
+
+    A step of an older claim is kept too, as it has run; the newest claim's counts where there are two.
+    """
+    newest: dict[tuple[int, StepKey], ReportedStep] = {}
+    for step in steps:
+        held = newest.get((step.task_id, step.entry.key))
+        if held is None or held.claim < step.claim:
+            newest[step.task_id, step.entry.key] = step
+    stolen = await _name_others_objects(session, newest)
+    # In the order of the index, so that no two resulters deadlock.
+    given = [newest[key] for key in sorted(newest) if key not in stolen]
+    entries = [step.entry for step in given]
+    texts = [carried(e.with_value(session.codec.encode(e.value, step_aad(s.task_id, e.key)), None))
+             for s, e in zip(given, entries, strict=True)]  # fmt: skip
+    rows = await session.fetch(
+        "record_entries", *columns((step.task_id, step.claim) for step in given),
+        [e.name for e in entries], [e.repetition for e in entries], [e.position for e in entries], texts,
+        [e.has_failed for e in entries], [e.at for e in entries], [e.seconds for e in entries],
+        [e.tries for e in entries], [step.worker for step in given], most, most_bytes,
+    )  # fmt: skip
+    await reference_objects(session, ((step.entry.value, step.task_id) for step in given))
+    return stolen | {(row["task_id"], (row["name"], row["repetition"])) for row in rows}
+
+
+async def _name_others_objects(
+    session: Session, steps: Mapping[tuple[int, StepKey], ReportedStep]
+) -> set[tuple[int, StepKey]]:
+    """Steps whose result names an object of another task."""
+    found = {key: reference_of(step.entry.value) for key, step in steps.items()}
+    names = {key: reference.name for key, reference in found.items() if reference is not None}
+    if not names:
+        return set()
+    owners = {tuple(row) for row in await session.fetch("find_owners", list(names.values()))}
+    owned = {name for name, _ in owners}
+    return {key for key, name in names.items() if name in owned and (name, key[0]) not in owners}
+
+
+async def suspend(session: Session, pairs: Mapping[Pair, Resume]) -> int:
+    """ACQUIRED back to be claimed later, the attempt not spent; returns how many claims held. Ids are distinct."""
+    rows = await session.fetch(
+        "suspend_attempts", *columns(pairs), [r.seconds for r in pairs.values()], [r.until for r in pairs.values()],
+        [r.worker for r in pairs.values()], [r.suspect for r in pairs.values()],
+    ) if pairs else []  # fmt: skip
+    for row in rows:
+        metrics.TRANSITIONS.labels(row["action"], row["state"]).inc()
+    return len(rows)
+
+
+async def find_excused(session: Session, pairs: Sequence[Pair]) -> dict[Pair, bool]:
+    """Whether an attempt whose worker may have died costs nothing, of each claim that still holds its task.
+
+    It does not if the journal has grown since the claim, or if the task is not suspect yet.
+    """
+    rows = await session.fetch("find_excused", *columns(pairs))
+    return {(row["id"], row["claim"]): row["excused"] for row in rows}
+
+
+async def read(session: Session, ids: Sequence[int], *, room_bytes: int) -> list[asyncpg.Record]:
+    """The entries of tasks, in their order; room_bytes: of results, those behind come without."""
+    return await session.fetch("read_journals", list(ids), room_bytes)
+
+
+async def rewind(session: Session, task_id: int, label: str) -> list[str]:
+    """Delete the step of that label, such as ``charge#2``, and all later ones; returns the labels that there were."""
+    places = [
+        StepPlace(name=row["name"], repetition=row["repetition"])
+        for row in await read(session, [task_id], room_bytes=0)
+    ]
+    for place in places:
+        if place.label == label:
+            await session.fetch("rewind_journal", task_id, *place.key)
+    return [place.label for place in places]
+
+
+def shown(codec: PayloadCodec, row: asyncpg.Record) -> views.FinishedStep:
+    """A row of ``read`` for display."""
+    if row["entry"] is None:
+        return views.finished_step(row, None, views.FULL)
+    entry = decode_entry(row["entry"])
+    try:
+        return views.finished_step(row, codec.decode_inline(entry.value, step_aad(row["task_id"], entry.key)), None)
+    except (PayloadUnavailable, PayloadLost) as exc:
+        return views.finished_step(row, None, str(exc))

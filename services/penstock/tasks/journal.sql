@@ -1,0 +1,103 @@
+-- Journals: the finished durable steps of tasks, and suspensions that spend no attempt. task.journal is null for a task without
+-- any, so that plain tasks cost nothing; else it is the claim up to which reports of steps count no more.
+
+-- name: record_entries
+-- $1 ids, $2 claims, $3 names, $4 repetitions (distinct with the ids), $5 positions, $6 entries as JSON text, $7 whether each
+-- failed, $8 when each began in epoch seconds or null, $9 seconds or null, $10 tries, $11 workers or null, $12 how many entries
+-- a task may have, $13 how many bytes. Also of an older claim than the current one: the step has run. That of the newest
+-- claim counts, for its attempt has gone on with it. A task that has begun a journal does not expire any more. Returns the
+-- (id, name, repetition) of those that have no room.
+with given as materialized (
+    select * from unnest($1::bigint[], $2::bigint[], $3::text[], $4::int[], $5::int[], $6::text[], $7::bool[],
+                         $8::float8[], $9::float8[], $10::int[], $11::text[])
+        g (task_id, claim, name, repetition, position, entry, failed, began_at, seconds, tries, worker)
+), held as materialized (
+    select id, claim, coalesce(journal, 0) as floor, journal is null as is_new from penstock.task
+    where id = any($1::bigint[])
+), marked as (
+    update penstock.task t
+    set journal = 0, expires_at = null,
+        heartbeat_at = case when state::text = 'ACQUIRED' then coalesce(heartbeat_at, now()) else heartbeat_at end
+    where id = any(array(select id from held where is_new)) and journal is null
+), sizes as materialized (
+    select task_id, count(*) as entries, sum(octet_length(entry)) as bytes from penstock.journal_entry
+    where task_id = any($1::bigint[]) group by task_id
+), accepted as materialized (
+    select g.*, (s.entries >= $12::int or coalesce(s.bytes, 0) + octet_length(g.entry) > $13::int) is true as is_full
+    from given g join held h on h.id = g.task_id left join sizes s on s.task_id = g.task_id
+    where g.claim > h.floor and g.claim <= h.claim
+), stored as (
+    insert into penstock.journal_entry as j (task_id, name, repetition, position, claim, entry, failed, began_at, seconds,
+        tries, worker)
+    select task_id, name, repetition, position, claim, entry, failed, to_timestamp(began_at), seconds, tries, worker
+    from accepted
+    where not is_full or (task_id, name, repetition) in (
+        select task_id, name, repetition from penstock.journal_entry where task_id = any($1::bigint[]))
+    order by task_id, name, repetition
+    on conflict (task_id, name, repetition) do update
+    set position = excluded.position, claim = excluded.claim, entry = excluded.entry, failed = excluded.failed,
+        began_at = excluded.began_at, seconds = excluded.seconds, tries = excluded.tries, worker = excluded.worker,
+        recorded_at = now()
+    where j.claim < excluded.claim
+)
+select task_id, name, repetition from accepted
+where is_full and (task_id, name, repetition) not in (
+    select task_id, name, repetition from penstock.journal_entry where task_id = any($1::bigint[]));
+
+-- name: read_journals
+-- $1 ids, $2 how many bytes of entries; those behind them come without.
+select task_id, name, repetition, position, claim, failed, began_at, seconds, tries, worker, recorded_at,
+       case when sum(octet_length(entry)) over (order by task_id, position, name, repetition) - octet_length(entry)
+                 < $2::bigint then entry end as entry
+from penstock.journal_entry where task_id = any($1::bigint[]) order by task_id, position, name, repetition;
+
+-- name: find_excused
+-- $1 ids, $2 claims. Of claims that still hold their task: whether the journal has grown since the claim, or the task is not
+-- suspect yet: a message may come again though no worker has begun it.
+select t.id, t.claim,
+       not t.suspect or exists (select from penstock.journal_entry j where j.task_id = t.id and j.claim = t.claim) as excused
+from penstock.task t
+where t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
+  and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end;
+
+-- name: suspend_attempts
+-- $1 ids (distinct), $2 claims, $3 delays in seconds, $4 instants or null, which come first, $5 workers or null,
+-- $6 whether each is suspect from now on unless its journal has grown. ACQUIRED back to the state that the claim came from,
+-- its attempt given back: the task goes on at that time.
+update penstock.task t
+set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
+    attempts = t.attempts - 1, run_at = coalesce(p.until, now() + make_interval(secs => p.delay)), claimed_at = null,
+    heartbeat_at = null, progress = null, updated_at = now(), route = null, gate = null,
+    worker = coalesce(p.worker, t.worker),
+    suspect = t.suspect or p.suspect and not exists (
+        select from penstock.journal_entry j where j.task_id = t.id and j.claim = t.claim)
+from (select * from unnest($1::bigint[], $3::float8[], $4::timestamptz[], $5::text[], $6::bool[])
+          p (id, delay, until, worker, suspect)) p
+where t.id = p.id and t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
+  and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
+returning t.id, t.action, t.state::text as state;
+
+-- name: rewind_journal
+-- $1 id, $2 name, $3 repetition of a step. That entry and all later ones are deleted.
+delete from penstock.journal_entry
+where task_id = $1 and position >= (
+    select position from penstock.journal_entry where task_id = $1 and name = $2 and repetition = $3);
+
+-- name: raise_journal_floor
+-- $1 id. Reports of steps by claims up to now count no more: a late one would bring back a step that is to run again.
+update penstock.task set journal = claim where id = $1;
+
+-- name: delete_gone_journals
+-- $1 behind this task, $2 how many tasks to look at. Entries of tasks whose record is gone. Records are looked up by scalar
+-- subqueries, for an EXISTS may be hashed, and that reads the whole history. Returns the last task looked at, null for
+-- none, how many were, and how many entries were deleted.
+with looked as materialized (
+    select distinct task_id from penstock.journal_entry where task_id > $1 order by task_id limit $2
+), gone as (
+    delete from penstock.journal_entry where task_id = any(array(
+        select l.task_id from looked l
+        where (select t.id from penstock.task t where t.id = l.task_id) is null
+          and (select h.id from penstock.task_history h where h.id = l.task_id limit 1) is null))
+    returning 1
+)
+select max(task_id) as last, count(*) as looked, (select count(*) from gone) as deleted from looked;

@@ -1,0 +1,321 @@
+"""Durable steps on the handler's side: which of them are finished, and running the others.
+
+What the worker does for them, checks and reports, is behind a ``StepPort``: a handler may run in another process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock.protocol.journal import Entry, StepKey, StepPlace, check_step_name, read_error
+from penstock.protocol.retry import Backoff
+from penstock.worker.handlers.outcomes import Fail, Retry
+
+_TIMEOUT_TYPE = "WaitTimeout"  # of the error of an event that did not come in time
+_BACKOFF = Backoff(1, 2, 60)
+
+
+class StepPort(Protocol):
+    """The worker's side of an attempt's steps; from any thread. Futures carry what went wrong."""
+
+    def begin(self, steps: int) -> Future[None]:
+        """Whether a step may begin: the attempt still holds its message. steps: how many began before it."""
+        ...
+
+    def record(self, step: Ran) -> Future[str]:
+        """Done once the report of a finished step is in the results queue; gives its result or error as JSON text."""
+        ...
+
+
+class StepFailed(Exception):
+    """A durable step has failed finally, in this attempt or an earlier one. kind: the type of its error."""
+
+    def __init__(self, step: str, kind: str, message: str, data: Mapping[str, Any] | None = None) -> None:
+        super().__init__(step, kind, message, data)
+        self.step, self.kind, self.message, self.data = step, kind, message, data or {}
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.kind}: {self.message}"
+
+
+class EventTimeout(StepFailed, TimeoutError):
+    """The event of ``ctx.event(...)`` did not come in time."""
+
+
+class StepChanged(Exception):
+    """The handler does not call the steps that its task has finished, in their order: it is another version."""
+
+
+class Suspend(BaseException):
+    """Ends a handler whose task goes on later, in another attempt; do not catch it.
+
+    entry: of a sleep. until, or seconds from now. token, timeout: of an event, whose step is ``place``.
+    is_redelivered: another worker may have reported steps, which this message does not have.
+    """
+
+    def __init__(
+        self, place: StepPlace | None = None, *, seconds: float | None = None, until: datetime | None = None,
+        token: str | None = None, timeout: float | None = None, is_redelivered: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__("the task is suspended; the handler must not catch this")
+        self.place, self.seconds, self.until = place, seconds, until
+        self.token, self.timeout, self.is_redelivered = token, timeout, is_redelivered
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A durable step's name and options, for ``ctx.step(Step("charge", retries=3), ...)``.
+
+    retries: further tries of its function within the attempt; when they are used up the step has failed finally. None:
+    a failure is the attempt's, and the next attempt runs the step again. backoff: between tries. timeout: seconds of
+    one try; a plain function goes on in its thread.
+    """
+
+    name: str
+    retries: int | None = None
+    backoff: Backoff = _BACKOFF
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        check_step_name(self.name)
+        if self.retries is not None and (not isinstance(self.retries, int) or self.retries < 0):
+            raise ValueError(f"retries is a number of further tries, 0 or more, not {self.retries!r}")
+        if self.timeout is not None and not self.timeout > 0:
+            raise ValueError(f"timeout is above 0 seconds, not {self.timeout!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A step that has run. error: code, message and data of its final failure. at: epoch seconds."""
+
+    place: StepPlace
+    at: float
+    seconds: float
+    tries: int
+    result: Any = None
+    error: Exception | None = None
+
+
+class Journal:
+    """The finished steps of a task, and those that this attempt asks for."""
+
+    def __init__(self, carried: Sequence[Entry] = ()) -> None:
+        self._not_asked: dict[StepKey, Entry] = {entry.key: entry for entry in carried}
+        self._repetitions: Counter[str] = Counter()
+        self._asked = 0
+        self._under_way = 0
+
+    def ask(self, name: str) -> Entry | StepPlace:
+        """The entry of the next step of that name, or its place if it has to run. Raises StepChanged."""
+        place = StepPlace(name=name, repetition=self._repetitions[name], position=self._asked)
+        known = self._not_asked.pop(place.key, None)
+        if known is None and not self._under_way:
+            self._check_order(place)
+        self._repetitions[name] += 1
+        self._asked += 1
+        return place if known is None else known
+
+    def _check_order(self, place: StepPlace) -> None:
+        for entry in self._not_asked.values():
+            if not entry.parallel:
+                raise StepChanged(
+                    f"the handler calls its step {place.label!r}, but the journal of the task has {entry.label!r} "
+                    "next: it was changed while the task was under way; restore its steps, or give it a new action"
+                )
+
+    def check_all_asked(self) -> None:
+        """Raises StepChanged when the handler has ended without asking for a finished step."""
+        for entry in self._not_asked.values():
+            raise StepChanged(
+                f"the handler ended without its step {entry.label!r}, which the journal of the task has: it was "
+                "changed while the task was under way; restore the step, or give the handler a new action"
+            )
+
+    @contextmanager
+    def running(self, place: StepPlace) -> Generator[Callable[[], StepPlace]]:
+        """While a step runs; gives a function for its place, which knows whether others ran meanwhile."""
+        overlaps = self._under_way > 0
+        self._under_way += 1
+        began = self._asked
+        try:
+            yield lambda: msgspec.structs.replace(place, parallel=overlaps or self._asked != began)
+        finally:
+            self._under_way -= 1
+
+    @property
+    def asked(self) -> int:
+        return self._asked
+
+    def check_alone(self, what: str) -> None:
+        """Raises RuntimeError while a step runs."""
+        if self._under_way:
+            raise RuntimeError(f"{what} suspends the task, and a step still runs: await the step first")
+
+
+def replayed(entry: Entry) -> Any:
+    """The result of a finished step. Raises StepFailed."""
+    if not entry.has_failed:
+        return msgspec.json.decode(entry.value)
+    kind, message, data = read_error(entry.error)
+    raise (EventTimeout if kind == _TIMEOUT_TYPE else StepFailed)(entry.label, kind, message, data)
+
+
+class Steps:
+    """Runs the steps of one attempt. port: None where nothing is recorded, as in a test of a handler."""
+
+    def __init__(self, journal: Journal, port: StepPort | None) -> None:
+        self.journal = journal
+        self._port = port
+
+    def _begin(self) -> Future[None]:
+        return _done(None) if self._port is None else self._port.begin(self.journal.asked - 1)
+
+    def _record(self, ran: Ran) -> Future[str]:
+        """Gives the recorded result or error."""
+        if self._port is not None:
+            return self._port.record(ran)
+        if ran.error is None:
+            return _done(msgspec.json.encode(ran.result).decode())
+        data = {"type": type(ran.error).__name__, "message": str(ran.error)}
+        return _done(msgspec.json.encode({"data": data}).decode())
+
+    async def run(self, step: Step, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        found = self.journal.ask(step.name)
+        if isinstance(found, Entry):
+            return replayed(found)
+        with self.journal.running(found) as place:
+            await asyncio.wrap_future(self._begin())
+            trial = _Trial(step, partial(function, *args, **kwargs))
+            while not trial.is_over:
+                try:
+                    async with asyncio.timeout(step.timeout):
+                        trial.returned(await trial.call())
+                except Exception as exc:
+                    await asyncio.sleep(trial.pause_after(exc))
+            recorded = await asyncio.wrap_future(self._record(trial.ran(place())))
+        return trial.outcome(recorded, found)
+
+    def run_sync(self, step: Step, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        found = self.journal.ask(step.name)
+        if isinstance(found, Entry):
+            return replayed(found)
+        with self.journal.running(found) as place:
+            self._begin().result()
+            trial = _Trial(step, partial(function, *args, **kwargs))
+            while not trial.is_over:
+                try:
+                    trial.returned(trial.call_sync())
+                except Exception as exc:
+                    time.sleep(trial.pause_after(exc))
+            recorded = self._record(trial.ran(place())).result()
+        return trial.outcome(recorded, found)
+
+    def suspension(self, name: str, what: str) -> Entry | StepPlace:
+        """The entry of a sleep or an event that is over, or the place of one that is to begin."""
+        found = self.journal.ask(name)
+        if not isinstance(found, Entry):
+            self.journal.check_alone(what)
+        return found
+
+    async def suspend(self, place: StepPlace, **when: Any) -> None:
+        await asyncio.wrap_future(self._begin())
+        raise Suspend(place, **when)
+
+    def suspend_sync(self, place: StepPlace, **when: Any) -> None:
+        self._begin().result()
+        raise Suspend(place, **when)
+
+
+class _Trial:
+    """The tries of one step within an attempt."""
+
+    def __init__(self, step: Step, function: Callable[[], Any]) -> None:
+        self._step = step
+        self._function = function
+        self._at = time.time()
+        self._began = time.monotonic()
+        self._tries = 0
+        self._result: Any = None
+        self._error: Exception | None = None
+        self.is_over = False
+
+    async def call(self) -> Any:
+        self._tries += 1
+        if inspect.iscoroutinefunction(self._function.func):  # type: ignore[attr-defined]
+            return await self._function()
+        result = await asyncio.wrap_future(_in_thread(self._function))
+        return await result if inspect.isawaitable(result) else result
+
+    def call_sync(self) -> Any:
+        self._tries += 1
+        if self._step.timeout is None:
+            return self._function()
+        return _in_thread(self._function).result(self._step.timeout)
+
+    def returned(self, result: Any) -> None:
+        self._result = result
+        self.is_over = True
+
+    def pause_after(self, exc: Exception) -> float:
+        """Seconds until the next try; 0 when the step has failed finally. Raises what is the attempt's failure."""
+        retries = self._step.retries
+        if isinstance(exc, TimeoutError) and not str(exc) and self._step.timeout is not None:
+            exc = TimeoutError(f"not finished after {self._step.timeout:g} s")
+        if not isinstance(exc, Fail) and (retries is None or isinstance(exc, StepFailed | StepChanged)):
+            raise exc
+        if isinstance(exc, Fail) or self._tries > (retries or 0):
+            self._error = exc
+            self.is_over = True
+            return 0.0
+        asked = exc.delay if isinstance(exc, Retry) else None
+        return self._step.backoff.delay_seconds(self._tries) if asked is None else asked
+
+    def ran(self, place: StepPlace) -> Ran:
+        seconds = round(time.monotonic() - self._began, 6)
+        return Ran(place, self._at, seconds, self._tries, self._result, self._error)
+
+    def outcome(self, recorded: str, place: StepPlace) -> Any:
+        """The result as a later attempt gets it. Raises StepFailed."""
+        if self._error is None:
+            return msgspec.json.decode(recorded)
+        kind, message, data = read_error(recorded.encode())
+        raise StepFailed(place.label, kind, message, data) from self._error
+
+
+def _done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+def _in_thread(function: Callable[[], Any]) -> Future[Any]:
+    """A call in a thread of its own, which does not hold up the end of the process, in the caller's context."""
+    future: Future[Any] = Future()
+    context = contextvars.copy_context()
+
+    def call() -> None:
+        try:
+            result = context.run(function)
+        except BaseException as exc:
+            settle = partial(future.set_exception, exc)
+        else:
+            settle = partial(future.set_result, result)
+        with suppress(InvalidStateError):  # it was given up at its timeout
+            settle()
+
+    threading.Thread(target=call, name="step", daemon=True).start()
+    return future

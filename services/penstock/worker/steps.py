@@ -1,0 +1,148 @@
+"""Durable steps on the worker's side: whether one may begin, and its report, which is sent before it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from time import monotonic, time
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.payloads.codec import PayloadCodec, step_aad
+from penstock.protocol.errors import TOO_LARGE, PayloadLost, PayloadUnavailable
+from penstock.protocol.journal import Entry, decode_entries, encode_entry
+from penstock.protocol.json_text import utf8_size
+from penstock.protocol.sealed import MARK, SEALED_ENCODING, escape_plain, is_sealed
+from penstock.settings.model import Settings
+from penstock.worker.attempt import Attempt
+from penstock.worker.handlers.context import TaskCancelled
+from penstock.worker.handlers.steps import Ran, Suspend
+from penstock.worker.payload_io import kept_object
+from penstock.worker.responses import Refusal, Unfit, encoded_error, encoded_result
+
+
+@dataclass(frozen=True, slots=True)
+class StepReporting:
+    """What all attempts of a worker share. send: done once an entry is in the results queue; raises Refusal."""
+
+    settings: Settings
+    codec: PayloadCodec
+    send: Callable[[Attempt, str], Awaitable[None]]
+    loop: asyncio.AbstractEventLoop
+
+
+class AttemptSteps:
+    """The steps of one attempt; a ``StepPort``."""
+
+    __slots__ = ("_attempt", "_shared")
+
+    def __init__(self, shared: StepReporting, attempt: Attempt) -> None:
+        self._shared = shared
+        self._attempt = attempt
+
+    def begin(self, steps: int) -> Future[None]:
+        future: Future[None] = Future()
+        try:
+            self._check(steps)
+        except BaseException as exc:
+            future.set_exception(exc)
+        else:
+            future.set_result(None)
+        return future
+
+    def _check(self, steps: int) -> None:
+        attempt, limit = self._attempt, self._shared.settings.steps_limit
+        lease = attempt.lease
+        if attempt.is_lost or monotonic() >= lease.until:
+            # Another worker may run it: what is begun only now could run twice at once.
+            lease.lost = True
+            attempt.cancellation.set()
+            raise TaskCancelled("the lease of the task's message has ended: another worker goes on with it")
+        if lease.message.receive_count > 1 and not attempt.reported:
+            raise Suspend(is_redelivered=True)
+        if steps >= limit:
+            text = f"the task has {steps} durable steps; the limit is {limit} (PENSTOCK_STEPS_LIMIT)"
+            raise Unfit("TooManySteps", text, code=TOO_LARGE)
+
+    def record(self, ran: Ran) -> Future[str]:
+        # Encoded by the caller, in a thread where the handler runs in one.
+        try:
+            text = encoded_result(ran.result, "the step") if ran.error is None else encoded_error(ran.error)
+        except BaseException as exc:
+            future: Future[str] = Future()
+            future.set_exception(exc)
+            return future
+        place, raw = ran.place, msgspec.Raw(text.encode())
+        entry = Entry(
+            name=place.name, repetition=place.repetition, position=place.position, parallel=place.parallel,
+            at=ran.at, seconds=ran.seconds, tries=ran.tries,
+        )  # fmt: skip
+        finished = replace(entry, result=raw) if ran.error is None else replace(entry, error=raw)
+        return asyncio.run_coroutine_threadsafe(self.keep(finished), self._shared.loop)
+
+    async def keep(self, entry: Entry) -> str:
+        """Report a finished step; returns its result or error once the report is sent. Raises Refusal."""
+        attempt, codec, settings = self._attempt, self._shared.codec, self._shared.settings
+        text = entry.value
+        size, limit = utf8_size(text), settings.largest_result_bytes
+        if size > limit:
+            problem = f"the result of step {entry.label!r} is {size} bytes; the limit is {limit}"
+            raise Unfit("BadResult", f"{problem} (PENSTOCK_RESULT_LIMIT_BYTES)", code=TOO_LARGE)
+        if codec.is_on:
+            aad = step_aad(attempt.claim.task_id, entry.key)
+            sealed = await kept_object(codec, attempt.claim, escape_plain(text), aad)
+            entry = entry.with_value(sealed, SEALED_ENCODING)
+        report = encode_entry(entry)
+        journal_bytes = len(attempt.journal) + sum(map(len, attempt.reported)) + len(report)
+        if journal_bytes > settings.steps_limit_bytes:
+            problem = f"the results of the task's steps are {journal_bytes} bytes; the limit is"
+            limited = f"{problem} {settings.steps_limit_bytes} (PENSTOCK_STEPS_LIMIT_BYTES)"
+            raise Unfit("JournalTooLarge", limited, code=TOO_LARGE)
+        attempt.reported.append(report)
+        await self._shared.send(attempt, report)
+        return text
+
+
+class NoSteps:
+    """The port of a batched handler's contexts."""
+
+    def begin(self, steps: int) -> Future[None]:
+        raise RuntimeError("durable steps need a handler of single tasks; this one is batched")
+
+    def record(self, ran: Ran) -> Future[str]:
+        raise NotImplementedError  # no step begins
+
+
+def sleep_entry(why: Suspend) -> str | None:
+    """The entry of a sleep, which goes with the report that its task is suspended; None for another suspension."""
+    place = why.place
+    if place is None or why.token is not None:
+        return None
+    return encode_entry(
+        Entry(name=place.name, repetition=place.repetition, position=place.position, result=msgspec.Raw(b"null"),
+              at=time(), seconds=why.seconds)
+    )  # fmt: skip
+
+
+async def open_journal(codec: PayloadCodec, attempt: Attempt) -> None:
+    """Replace encrypted or offloaded results in the journal. Raises Refusal: one is lost, or unavailable now."""
+    if MARK not in attempt.journal:
+        return
+    entries = decode_entries(attempt.journal)
+    try:
+        values = await asyncio.gather(*(_opened(codec, attempt.claim.task_id, entry) for entry in entries))
+    except PayloadUnavailable as exc:
+        problem = f"the result of a step cannot be had now: {exc}"
+        raise Refusal("PayloadUnavailable", problem, data={"not_begun": True}) from None
+    except PayloadLost as exc:
+        raise Refusal("PayloadLost", f"the result of a step cannot be had: {exc}") from None
+    opened = [entry.with_value(value, None) for entry, value in zip(entries, values, strict=True)]
+    attempt.journal = msgspec.json.encode(opened).decode()
+
+
+async def _opened(codec: PayloadCodec, task_id: int, entry: Entry) -> str:
+    value = entry.value
+    return await codec.load(value, step_aad(task_id, entry.key)) if is_sealed(value) else value
