@@ -1,8 +1,8 @@
 """Runs a stack under a steady mix for hours, and watches what grows: `make soak HOURS=2`.
 
-Every second some tasks by HTTP: plain ones, of ordering keys, unique, limited, that fail now and then; and a workflow.
 Every second some tasks by HTTP: plain ones, of ordering keys, unique, limited, that fail at times; and a workflow.
-an invariant of `penstock doctor --invariants` is broken.
+Schedules fire every five seconds, and each minute a process is killed. It fails if a task does not settle in the end,
+or an invariant of `penstock doctor --invariants` is broken.
 """
 
 from __future__ import annotations
