@@ -16,26 +16,28 @@ from penstock.protocol.spelling import did_you_mean
 PRIVILEGES = {"r": "select", "a": "insert", "w": "update", "d": "delete", "U": "usage", "X": "execute"}
 _RIGHTS = {
     "submitter": (
-        "action=arwd audit=arw claim_key=r dispatch=r gate=rw inbound_receipt=ar job=arw ordering_head=arwd "
-        "payload_object=ar rejected=ar route=arwd schedule=arwd schedule_clock=arwd schedule_import=arw "
-        "schedule_import_part=a schedule_run=ar tally=ar task=arwd task_history=arwd tenant=arwd turn=arwd "
+        "action=arwd audit=arw claim_key=r dispatch=r gate=rw inbound_receipt=ar job=arw "
+        "journal_entry=arwd ordering_head=arwd payload_object=ar rejected=ar resulter=r route=arwd schedule=arwd "
+        "schedule_clock=arwd schedule_import=arw schedule_import_part=a schedule_run=ar tally=ar task=arwd "
+        "task_history=arwd tenant=arwd turn=arwd "
         "unique_key=arwd wait=arwd workflow=arw workflow_edge=ar workflow_event=arwd workflow_step=arw "
         "task_id_seq=rU turn_id_seq=U"
     ),
     "scheduler": (
-        "action=rw claim_key=r dispatch=ard gate=arwd ordering_head=rwd route=r tally=ar task=rwd task_history=ar "
-        "tenant=r tenant_pace=arw turn=arwd wait=rw workflow_event=a claim_seq=U turn_id_seq=U"
+        "action=rw claim_key=r dispatch=ard gate=arwd journal_entry=r ordering_head=rwd route=r tally=ar task=rwd "
+        "task_history=ar tenant=r tenant_pace=arw turn=arwd wait=rw workflow_event=a claim_seq=U turn_id_seq=U"
     ),
     "resulter": (
-        "action=r claim_key=r inbound_receipt=ar ordering_head=arwd payload_object=ar rejected=ar resulter=arwd "
-        "route=r tally=a task=arwd task_history=ar tenant=r turn=arwd unique_key=arw wait=arw workflow_event=arw "
-        "task_id_seq=U turn_id_seq=U"
+        "action=r claim_key=r inbound_receipt=ar journal_entry=arwd ordering_head=arwd payload_object=ar rejected=ar "
+        "resulter=arwd route=r tally=a task=arwd task_history=ar tenant=r turn=arwd unique_key=arw wait=arw "
+        "workflow_event=arw task_id_seq=U turn_id_seq=U"
     ),
     "supervisor": (
         "action=arwd armed=arwd audit=rwd claim_key=r default_move=r dispatch=arwd emptying=arw forgetting=arwd "
-        "gate=arw inbound_receipt=arwd job=arwd ordering_head=arwd payload_object=arwd rejected=arwd resulter=arwd "
-        "route=arwd schedule=arwd schedule_clock=arwd schedule_import=arwd schedule_import_part=ard "
-        "schedule_run=arwd scheduler0_credential=arw scheduler0_job=r scheduler0_request=rwd tally=ard task=arwd "
+        "gate=arw inbound_receipt=arwd job=arwd journal_entry=arwd ordering_head=arwd payload_object=arwd "
+        "rejected=arwd resulter=arwd route=arwd schedule=arwd schedule_clock=arwd schedule_import=arwd "
+        "schedule_import_part=ard schedule_run=arwd scheduler0_credential=arw scheduler0_job=r scheduler0_request=rwd "
+        "tally=ard task=arwd "
         "task_history=arwd tenant=arwd tenant_pace=rwd turn=arwd unique_key=arwd wait=arwd workflow=arwd "
         "workflow_edge=ard workflow_event=arwd workflow_step=arwd claim_seq=U task_id_seq=rU turn_id_seq=U "
         "begin_default_move=X detach_partition=X drop_partition=X end_default_move=X index_partition=X "
@@ -43,7 +45,8 @@ _RIGHTS = {
     ),
     "api": (
         "action=arwd api_key=arw armed=arwd audit=arw claim_key=r dashboard_session=arwd dispatch=r gate=rw "
-        "inbound_receipt=ar job=arw ordering_head=arwd payload_object=ar rejected=arwd route=arwd schedule=arwd "
+        "inbound_receipt=ar job=arw journal_entry=arwd ordering_head=arwd payload_object=ar rejected=arwd resulter=r "
+        "route=arwd schedule=arwd "
         "schedule_clock=arwd schedule_import=arw schedule_import_part=a schedule_run=ar scheduler0_credential=arwd "
         "scheduler0_job=arwd scheduler0_project=arwd scheduler0_request=ar tally=ar task=arwd task_history=arwd "
         "tenant=arwd turn=arwd unique_key=arwd wait=arwd workflow=arw workflow_edge=ar workflow_event=arwd "

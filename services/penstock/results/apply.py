@@ -22,7 +22,6 @@ from penstock.protocol.sealed import MARK, SEALED_ENCODING, is_sealed, reference
 from penstock.protocol.task import Failure
 from penstock.results.spawn import Spawner, hold_spawners, read_spawner, refuse_strays, spawn_children
 from penstock.results.waits import begin_waits
-from penstock.results.watermark import seconds_to_record
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 from penstock.settings.model import Settings
@@ -285,7 +284,9 @@ async def _suspend(
     resumed = {pair: journal.Resume(r.seconds, r.until, r.worker) for pair, r in suspended.items()}
     redelivered = [pair for pair, report in suspended.items() if report.is_redelivered]
     if redelivered:
-        delay = await seconds_to_record(session, settings.visibility_timeout_seconds)
+        # What reports take to be recorded that are in the queue now, those that a dead resulter keeps included.
+        ((*_, lag_seconds, _),) = await session.fetch("read_watermark", settings.visibility_timeout_seconds)
+        delay = float(lag_seconds) + settings.visibility_timeout_seconds
         excused = await journal.find_excused(session, redelivered)
         for pair in redelivered:
             report = suspended[pair]

@@ -19,7 +19,6 @@ from time import monotonic
 
 from penstock.brokers.base import Message, Queue
 from penstock.db.pool import Store
-from penstock.db.session import Session
 
 _NOTE_SECONDS = 1.0
 
@@ -72,12 +71,6 @@ class ReadingNote:
     async def forget(self) -> None:
         """Delete the note: this resulter has stopped reading."""
         await self._store.fetch("forget_resulter", self._name)
-
-
-async def seconds_to_record(session: Session, hold_seconds: float) -> float:
-    """How long reports take to be recorded that are in the queue now, those that a dead resulter keeps included."""
-    ((*_, lag_seconds, _),) = await session.fetch("read_watermark", hold_seconds)
-    return float(lag_seconds + hold_seconds)
 
 
 async def seconds_on_the_way(store: Store, results: Queue, hold_seconds: float) -> float:
