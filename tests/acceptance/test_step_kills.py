@@ -1,0 +1,49 @@
+"""Durable steps of 200 tasks while a worker is killed with SIGKILL every second: no reported step runs again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+from tests.acceptance.conftest import running
+from tests.acceptance.test_kills import enqueue
+
+TASKS, KILLS = 200, 12
+WORKERS = ("worker-1", "worker-2", "worker-3")
+ENV = {"PENSTOCK_VISIBILITY_TIMEOUT_SECONDS": "4", "PENSTOCK_WORKER_CONCURRENCY": "8", "PENSTOCK_MAX_ATTEMPTS": "100"}
+
+
+def test_no_reported_step_runs_again_although_workers_are_killed(data_path: Path, tmp_path: Path) -> None:
+    ledger, random = tmp_path / "ledger", Random(7)
+    arguments = ("--workers", str(len(WORKERS)), "--app", "tests.acceptance.app")
+    with running(data_path / "stack", *arguments, env=ENV) as stack:
+        ids = enqueue(stack, TASKS, "four_steps", ledger=str(ledger), seconds=0.2)
+        stack.wait_for(ledger.exists, what="the first step")
+        killed = 0
+        while killed < KILLS:
+            time.sleep(1)
+            pids = [one["pid"] for one in stack.state["processes"] if one["name"] in WORKERS and one["pid"]]
+            if pids:  # none while they are started again
+                os.kill(random.choice(pids), signal.SIGKILL)
+                killed += 1
+        tasks = stack.settled(ids, seconds=240)
+    assert Counter(task["state"] for task in tasks) == {"SUCCESS": TASKS}
+    assert {tuple(step["name"] for step in task["steps"]) for task in tasks} == {("a", "b", "c", "d")}
+    # A step has been reported when it has returned: no run of it may come after that.
+    reported, twice = set(), 0
+    ran: Counter[tuple[str, str]] = Counter()
+    for line in ledger.read_text().splitlines():
+        what, task_id, name = line.split()
+        if what == "reported":
+            reported.add((task_id, name))
+            continue
+        assert (task_id, name) not in reported, f"step {name} of task {task_id} ran again after its report"
+        ran[task_id, name] += 1
+        twice += ran[task_id, name] == 2
+    assert len(ran) == 4 * TASKS
+    assert twice <= KILLS * 8 * 2  # those that were under way at a kill
+    assert any(task["steps"][0]["claim"] != task["steps"][-1]["claim"] for task in tasks), "no task was interrupted"
