@@ -130,6 +130,11 @@ class Methods:
         return Request("enqueue", task_params(action, payload, options), records.Accepted)
 
     @method
+    def explain(self, task_id: int) -> Request[records.Explanation]:
+        """Return why a task does not run, or where it is: ``{"cause", "reason", ...}``. Raises TaskNotFound."""
+        return Request("task.explain", {"id": task_id}, records.Explanation)
+
+    @method
     def cancel(self, task_id: int, *, reason: str | None = None) -> Request[records.Changed]:
         """Cancel a task that is not settled. Raises TaskNotFound, StateConflict."""
         return Request("cancel", given(id=task_id, reason=reason), records.Changed)

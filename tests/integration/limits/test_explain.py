@@ -160,11 +160,11 @@ async def test_a_workflow_step_names_the_steps_before_it_and_an_unknown_task_is_
             steps = [{"name": "load", "action": "a"}, {"name": "save", "action": "b", "after": ["load"]}]
             flow = client.call("workflow.create", {"steps": steps})["id"]
             task = client.call("list", {"action": "b"})["tasks"][0]["id"]
-            found = client.call("task.explain", {"id": task})
-            assert (found["cause"], found["workflow"], found["task"]) == ("steps", flow, None)
-            assert found["reason"] == f"Waits for earlier steps of workflow {flow}: load."
+            found = client.explain(task)
+            assert (found.cause, found.workflow, found.task) == ("steps", flow, None)
+            assert found.reason == f"Waits for earlier steps of workflow {flow}: load."
             with pytest.raises(TaskNotFound):
-                client.call("task.explain", {"id": 987654})
+                client.explain(987654)
 
     async with running(store, settings) as api:
         await asyncio.to_thread(talk, api.url)
