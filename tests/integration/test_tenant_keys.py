@@ -238,7 +238,8 @@ async def test_no_method_shows_or_changes_what_is_anothers(stand: Stand, store: 
     calls: list[tuple[str, dict[str, Any]]] = []
     for task in made["tasks"]:
         calls += [
-            ("status", {"id": task}), ("status", {"id": task, "detail": True}), ("result", {"id": task, "timeout": 0}),
+            ("status", {"id": task}), ("status", {"id": task, "detail": True}), ("task.explain", {"id": task}),
+            ("result", {"id": task, "timeout": 0}),
             ("cancel", {"id": task}), ("retry", {"id": task}), ("reschedule", {"id": task, "delay": 1}),
         ]  # fmt: skip
     for ids in (made["tasks"], [*made["tasks"], mine]):

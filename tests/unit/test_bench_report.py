@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.harness import report
-from benchmarks.harness.measure import Process, Usage, cost, percentiles_ms
+from benchmarks.harness.measure import Counts, Process, Usage, cost, percentiles_ms
 from benchmarks.harness.scenarios.priorities import mixed_task
 from penstock.protocol.errors import StackError
 
@@ -39,7 +39,8 @@ def test_table_leaves_the_costs_to_the_json() -> None:
 
 
 def usage(pid: int = 1, cpu: float = 0.0, calls: float = 0.0, units: float = 0.0, wal: int = 0) -> Usage:
-    return Usage(cpu, 2 * cpu, {"worker": Process(pid, cpu, 50.04, 60.06)}, calls, units, wal, 7, 2_000_000)
+    counts = Counts({"inbound SendMessage": calls}, units)
+    return Usage(cpu, 2 * cpu, {"worker": Process(pid, cpu, 50.04, 60.06)}, counts, wal, 7, 2_000_000)
 
 
 def test_cost_is_the_difference_of_two_readings_for_one_task() -> None:

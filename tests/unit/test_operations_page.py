@@ -33,8 +33,9 @@ def names_in(path: str) -> set[str]:
 def rows_of(heading: str) -> list[list[str]]:
     """The cells of the table's rows under a heading."""
     section = PAGE.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
-    lines = [line for line in section.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+    table = re.search(r"(?:^\|.*\n)+", section, re.MULTILINE)
+    assert table is not None
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[0].splitlines()[2:]]
 
 
 @pytest.mark.parametrize(("path", "name"), TESTS)

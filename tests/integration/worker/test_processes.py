@@ -7,7 +7,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,24 @@ from penstock.runtime.tracing import active
 from penstock.runtime.tracing.spans import Spans
 from penstock.settings.model import Settings
 from penstock.worker.handlers.actions import REGISTRY, Registry, load_app
+from penstock.worker.handlers.lifespan import LIFESPANS
 from penstock.worker.process import Worker
 from tests.docs_blocks import all_blocks
-from tests.integration.worker import process_app
 from tests.integration.worker.test_worker import Bench, eventually, running
 
 MEMORY_BYTES = 256 * 2**20
+APP = "tests.integration.worker.process_app"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _only_here() -> Iterator[None]:
+    """The handlers of the module, for the tests of this file alone: one asks for a lifespan that others do not have."""
+    handlers, lifespans = dict(REGISTRY), dict(LIFESPANS)
+    load_app(APP)
+    yield
+    for table, before in ((REGISTRY, handlers), (LIFESPANS, lifespans)):
+        table.clear()
+        table.update(before)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -45,7 +57,7 @@ def bench(outbound: SqsQueue, results: SqsQueue, settings: Settings) -> Bench:
 
 @asynccontextmanager
 async def working(
-    bench: Bench, registry: Registry = REGISTRY, apps: Sequence[str] = (process_app.__name__,), **changes: Any
+    bench: Bench, registry: Registry = REGISTRY, apps: Sequence[str] = (APP,), **changes: Any
 ) -> AsyncIterator[Worker]:
     """A worker with two children that takes what comes."""
     settings = bench.settings.model_copy(update={"worker_processes": 2, **changes})

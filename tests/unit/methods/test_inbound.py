@@ -349,6 +349,7 @@ def test_each_method_becomes_its_command(limits: Settings, method: str, params: 
 
 LEAST: dict[str, Any] = {
     "enqueue": {"action": "a"}, "status": {"id": 1}, "result": {"id": 1}, "cancel": {"id": 1}, "retry": {"id": 1},
+    "task.explain": {"id": 1},
     "rejected.show": {"id": 1}, "rejected.retry": {"ids": [1]}, "rejected.purge": {"ids": [1]},
     "dlq.list": {"queue": "inbound"}, "dlq.show": {"queue": "inbound", "id": "a"},
     "dlq.replay": {"queue": "inbound", "limit": 1}, "dlq.purge": {"queue": "inbound", "limit": 1},
