@@ -508,8 +508,10 @@ def test_app_of_the_current_folder_is_loaded(folder: Path) -> None:
 
 
 def test_app_that_is_not_there_is_named(folder: Path) -> None:
-    with pytest.raises(SettingsError, match=r"--app shop\.tasks cannot be loaded: there is no module 'shop'"):
-        load_app("shop.tasks")
+    with pytest.raises(
+        SettingsError, match=r"--app absent_shop\.tasks cannot be loaded: there is no module 'absent_shop'"
+    ):
+        load_app("absent_shop.tasks")
 
 
 def test_import_that_fails_inside_the_app_is_shown(folder: Path) -> None:
