@@ -1,0 +1,271 @@
+/** A client of the api: JSON-RPC over HTTP by fetch. */
+
+import { setTimeout as sleep } from "node:timers/promises";
+
+import { currentContext } from "./worker.js";
+
+/** Payload and result of each action, for `new Client<MyActions>()`; without it any action takes any payload. */
+export type Actions = Record<string, { payload: unknown; result: unknown }>;
+
+export type TaskState = "WAITING" | "SCHEDULED" | "ACQUIRED" | "ERROR" | "SUCCESS" | "CRITICAL_ERROR" | "CANCELLED";
+
+/** Options of `enqueue`; times in seconds, instants as Date, RFC 3339 text or epoch milliseconds. */
+export interface EnqueueOptions {
+  runAt?: Date | string | number;
+  delay?: number;
+  priority?: number;
+  uniqueKey?: string;
+  unique?: "retained" | "live" | number;
+  onDuplicate?: "return" | "replace" | "error";
+  orderingKey?: string;
+  limitKey?: string;
+  maxAttempts?: number;
+  timeout?: number;
+  labels?: Record<string, string>;
+  expiresAt?: Date | string | number;
+  expiresIn?: number;
+  tenant?: string;
+}
+
+export interface Enqueued {
+  id: number;
+  state: TaskState;
+  duplicate: boolean;
+  replaced?: boolean;
+}
+
+export interface Status<R = unknown> {
+  id: number;
+  action: string;
+  state: TaskState;
+  attempts: number;
+  max_attempts: number;
+  priority: number;
+  run_at: string;
+  created_at: string;
+  updated_at: string;
+  progress: { percent: number | null; note: string | null } | null;
+  result: R | null;
+  error: { code: number; message: string; data?: unknown } | null;
+  reason?: string;
+}
+
+export interface ClientOptions {
+  /** Default: PENSTOCK_API_KEY. */
+  apiKey?: string | undefined;
+  /** Seconds for one call, beyond those that a long poll waits; 30 by default. */
+  timeout?: number | undefined;
+}
+
+/** The api answered with an error. */
+export class RpcError extends Error {
+  override name = "RpcError";
+
+  constructor(
+    readonly code: number,
+    message: string,
+    readonly data: unknown,
+  ) {
+    super(message);
+  }
+}
+
+export class InvalidParams extends RpcError {
+  override name = "InvalidParams";
+}
+export class TaskNotFound extends RpcError {
+  override name = "TaskNotFound";
+}
+export class StateConflict extends RpcError {
+  override name = "StateConflict";
+}
+export class DuplicateTask extends RpcError {
+  override name = "DuplicateTask";
+}
+
+/** The api cannot be reached, or cannot answer now. A call that changes something may have been carried out. */
+export class Unavailable extends Error {
+  override name = "Unavailable";
+}
+
+/** The awaited task has failed permanently. */
+export class TaskFailed extends Error {
+  override name = "TaskFailed";
+
+  constructor(
+    readonly taskId: number,
+    readonly error: Status["error"],
+  ) {
+    super(`task ${taskId} failed: ${error?.message ?? "without a message"}`);
+  }
+}
+
+/** The awaited task was cancelled. */
+export class TaskCancelled extends Error {
+  override name = "TaskCancelled";
+
+  constructor(
+    readonly taskId: number,
+    readonly reason: string | null,
+  ) {
+    super(`task ${taskId} was cancelled${reason === null ? "" : `: ${reason}`}`);
+  }
+}
+
+/** The task has not settled within the timeout; it goes on. */
+export class WaitTimeout extends Error {
+  override name = "WaitTimeout";
+}
+
+const KINDS = new Map([
+  [-32602, InvalidParams],
+  [-32004, TaskNotFound],
+  [-32009, StateConflict],
+  [-32012, DuplicateTask],
+]);
+const POLL_SECONDS = 20;
+const BATCH_TASKS = 1000;
+const RETRIES = 5; // of polls that fail
+
+interface Outcome {
+  id: number;
+  state: TaskState;
+  result: unknown;
+  error: Status["error"];
+  again?: string;
+  reason?: string;
+}
+
+interface Answer {
+  id: number;
+  result?: unknown;
+  error?: { code: number; message: string; data?: unknown };
+}
+
+export class Client<A extends Actions = Actions> {
+  private readonly url: string;
+  private readonly headers: Record<string, string>;
+  private readonly timeout: number;
+
+  /** `url`: of the api; default PENSTOCK_API_URL, else http://127.0.0.1:8080. */
+  constructor(url?: string, options: ClientOptions = {}) {
+    this.url = (url ?? process.env["PENSTOCK_API_URL"] ?? "http://127.0.0.1:8080").replace(/\/(rpc)?$/, "") + "/rpc";
+    const key = options.apiKey ?? process.env["PENSTOCK_API_KEY"];
+    this.headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+    this.timeout = options.timeout ?? 30;
+  }
+
+  /** Any method of docs/methods.md. */
+  async call<R = unknown>(method: string, params: object = {}, waitSeconds = 0): Promise<R> {
+    const answer = (await this.post({ jsonrpc: "2.0", method, params, id: 0 }, waitSeconds)) as Answer;
+    return resultOf(answer) as R;
+  }
+
+  /** Add a task; it is committed when this returns. */
+  enqueue<N extends keyof A & string>(action: N, payload: A[N]["payload"], options: EnqueueOptions = {}): Promise<Enqueued> {
+    return this.call("enqueue", { action, payload, ...params(options) });
+  }
+
+  /** Add many tasks with few requests; gives each one's answer or its error, in their order. */
+  async enqueueMany<N extends keyof A & string>(
+    tasks: { action: N; payload: A[N]["payload"]; options?: EnqueueOptions }[],
+  ): Promise<(Enqueued | RpcError)[]> {
+    const found: (Enqueued | RpcError)[] = [];
+    for (let at = 0; at < tasks.length; at += BATCH_TASKS) {
+      const calls = tasks.slice(at, at + BATCH_TASKS).map(({ action, payload, options }, id) => ({
+        jsonrpc: "2.0", method: "enqueue", params: { action, payload, ...params(options ?? {}) }, id,
+      }));
+      const answers = await this.post(calls);
+      if (!Array.isArray(answers)) throw errorOf((answers as Answer).error!);
+      const byId = new Map((answers as Answer[]).map((answer) => [answer.id, answer]));
+      for (const { id } of calls) {
+        const answer = byId.get(id)!;
+        found.push(answer.error ? errorOf(answer.error) : (answer.result as Enqueued));
+      }
+    }
+    return found;
+  }
+
+  /** One task as it is now. Throws TaskNotFound. */
+  status(id: number): Promise<Status>;
+  /** Up to 1000 tasks; null for an unknown one. */
+  status(ids: number[]): Promise<(Status | null)[]>;
+  status(id: number | number[]): Promise<unknown> {
+    return this.call("status", Array.isArray(id) ? { ids: id } : { id });
+  }
+
+  /** Wait until a task has settled, and return its result. Throws TaskFailed, TaskCancelled, WaitTimeout, TaskNotFound. */
+  async wait<N extends keyof A & string>(id: number, options: { timeout?: number; action?: N } = {}): Promise<A[N]["result"]> {
+    const deadline = performance.now() + (options.timeout ?? Infinity) * 1000;
+    let failures = 0;
+    while (true) {
+      const seconds = Math.max(0, Math.min(POLL_SECONDS, (deadline - performance.now()) / 1000));
+      try {
+        const outcome = await this.call<Outcome>("result", { id, timeout: seconds }, seconds);
+        failures = 0;
+        if (outcome.again === undefined) return settled(outcome);
+      } catch (error) {
+        failures += 1;
+        if (!(error instanceof Unavailable) || failures > RETRIES) throw error;
+        await sleep(Math.min(200 * 2 ** failures, 2000));
+      }
+      if (performance.now() >= deadline) throw new WaitTimeout(`task ${id} has not settled after ${options.timeout} s; it goes on`);
+    }
+  }
+
+  /** Cancel a task. Throws StateConflict for a settled one. */
+  cancel(id: number, reason?: string): Promise<{ id: number; state: TaskState }> {
+    return this.call("cancel", { id, ...(reason === undefined ? {} : { reason }) });
+  }
+
+  /** Start a task again that has failed permanently or was cancelled. */
+  retry(id: number): Promise<{ id: number; state: TaskState }> {
+    return this.call("retry", { id });
+  }
+
+  private async post(body: unknown, waitSeconds = 0): Promise<unknown> {
+    const ctx = currentContext(); // a task that a handler enqueues continues its trace
+    const trace = ctx?.traceparent ? { traceparent: ctx.traceparent, ...(ctx.tracestate ? { tracestate: ctx.tracestate } : {}) } : {};
+    let response: Response;
+    let text: string;
+    try {
+      response = await fetch(this.url, {
+        method: "POST",
+        headers: { ...this.headers, ...trace },
+        body: JSON.stringify(body),
+        signal: AbortSignal.timeout((this.timeout + waitSeconds) * 1000),
+      });
+      text = await response.text();
+    } catch (error) {
+      throw new Unavailable(`the api at ${this.url} cannot be reached or did not answer in time`, { cause: error });
+    }
+    if (response.status === 503) throw new Unavailable(`the api at ${this.url} cannot answer now: ${text.slice(0, 200)}`);
+    try {
+      return JSON.parse(text) as unknown;
+    } catch {
+      throw new Unavailable(`${this.url} answers HTTP ${response.status}, and not as a Penstock api: check the URL`);
+    }
+  }
+}
+
+function settled(outcome: Outcome): unknown {
+  if (outcome.state === "SUCCESS") return outcome.result;
+  if (outcome.state === "CANCELLED") throw new TaskCancelled(outcome.id, outcome.reason ?? null);
+  throw new TaskFailed(outcome.id, outcome.error);
+}
+
+function resultOf(answer: Answer): unknown {
+  if (answer.error) throw errorOf(answer.error);
+  return answer.result;
+}
+
+function errorOf(error: { code: number; message: string; data?: unknown }): RpcError {
+  const kind = KINDS.get(error.code) ?? RpcError;
+  return new kind(error.code, error.message, error.data);
+}
+
+/** Options under the names of the wire. */
+function params(options: EnqueueOptions): Record<string, unknown> {
+  const named = Object.entries(options).filter(([, value]) => value !== undefined);
+  return Object.fromEntries(named.map(([name, value]) => [name.replace(/[A-Z]/g, (char) => `_${char.toLowerCase()}`), value]));
+}

@@ -1,0 +1,216 @@
+"""A worker program at two queues of its own: started, started again when it ends, killed, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import shlex
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.brokers.sqs import SqsTransport
+from penstock.cli.conformance.endpoint import Endpoint, Reported
+from penstock.local.service import die_with_parent, open_log
+from penstock.local.sqs import REGION
+from penstock.payloads.codec import PayloadCodec, result_aad
+from penstock.protocol.batching import join_batch
+from penstock.protocol.errors import METHOD_NOT_FOUND, PayloadLost, StackError
+from penstock.protocol.reports import Failed, Succeeded, Suspended, Waiting
+from penstock.protocol.requests import encode_call
+
+VISIBILITY_SECONDS, HEARTBEAT_SECONDS, GRACE_SECONDS = 4, 1, 5
+_STARTS = 20  # of one program, before it is given up
+_task_ids = itertools.count(1)
+
+
+class Broken(Exception):
+    """A rule that the program does not keep, and how that was seen."""
+
+
+class Unsupported(Exception):
+    """A feature that the program does not have."""
+
+
+class Task(NamedTuple):
+    """A task in the outbound queue. text: of its request."""
+
+    task_id: int
+    claim: int
+    text: str
+
+
+class Sent(NamedTuple):
+    message_id: str
+    tasks: Sequence[Task]
+
+
+class Station:
+    """A program, its two queues and its log; an asynchronous context manager.
+
+    timeout: seconds for anything that a check waits for. codec: opens results that the program encrypts.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, name: str, command: str, env: Mapping[str, str], *, folder: Path, timeout: float,
+        codec: PayloadCodec,
+    ) -> None:  # fmt: skip
+        self.endpoint, self.codec = endpoint, codec
+        self.traffic = endpoint.traffic[f"{name}-results"] = endpoint.traffic[f"{name}-outbound"]
+        self._name, self._timeout = name, timeout
+        self._log_path = folder / f"{name}.log"
+        self._command = shlex.split(command)
+        self._env = env
+        self._transport = SqsTransport(
+            endpoint_url=endpoint.sqs.url, region=REGION, access_key=f"{endpoint.sqs.access_key_id}:-",
+            visibility_timeout_seconds=VISIBILITY_SECONDS, receive_wait_seconds=0, direct=False,
+        )  # fmt: skip
+        self._outbound_url = ""
+        self._process: asyncio.subprocess.Process
+        self._running: asyncio.Task[None]
+        self._stopping = False
+
+    async def __aenter__(self) -> Station:
+        urls = await self._transport.make_queues({label: f"{self._name}-{label}" for label in ("outbound", "results")})
+        self._outbound_url = urls["outbound"]
+        seen = {label: url.replace(self.endpoint.sqs.url, self.endpoint.url) for label, url in urls.items()}
+        self._env = {
+            **os.environ, **self.endpoint.environment(), **self._env, "PENSTOCK_METRICS_PORT": "0",
+            "PENSTOCK_OUTBOUND_QUEUE": seen["outbound"], "PENSTOCK_RESULTS_QUEUE": seen["results"],
+            "PENSTOCK_VISIBILITY_TIMEOUT_SECONDS": str(VISIBILITY_SECONDS),
+            "PENSTOCK_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS), "PENSTOCK_GRACE_SECONDS": str(GRACE_SECONDS),
+        }  # fmt: skip
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stopping = True
+        self.kill()
+        await asyncio.wait([self._running])
+        await self._transport.close()
+
+    # The program
+
+    def start(self) -> None:
+        """Start the program, and again whenever it ends on its own, as a supervisor of processes does."""
+        self._stopping = False
+        self._running = asyncio.create_task(self._run(), name=f"program-{self._name}")
+
+    async def _run(self) -> None:
+        for _ in range(_STARTS):
+            with open_log(self._log_path) as output:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command, env=self._env, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
+                    start_new_session=True, preexec_fn=die_with_parent(signal.SIGKILL),
+                )  # fmt: skip
+            await self._process.wait()
+            if self._stopping:
+                return
+            await asyncio.sleep(0.3)
+        raise StackError(f"the worker ended {_STARTS} times; its output is in {self._log_path}")
+
+    def kill(self) -> None:
+        """SIGKILL; unless it is stopping, the program is started again."""
+        with contextlib.suppress(AttributeError, ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """SIGTERM, to the program alone. Raises Broken if it does not end in time, with the exit code 0."""
+        self._stopping = True
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        done, _ = await asyncio.wait([self._running], timeout=GRACE_SECONDS + 3)
+        if not done:
+            raise Broken(f"it had not ended {GRACE_SECONDS + 3} s after SIGTERM")
+        if self._process.returncode != 0:
+            raise Broken(f"after SIGTERM it ended with the exit code {self._process.returncode} instead of 0")
+
+    # Tasks
+
+    def task(self, action: str, params: Any, *, journal: str | None = None, of: Task | None = None) -> Task:
+        """A request. params: JSON, or text that is sealed. of: a task of which this is the next attempt."""
+        task_id, claim = (next(_task_ids), 1) if of is None else (of.task_id, of.claim + 1)
+        text = params if isinstance(params, str) else json.dumps(params, ensure_ascii=False)
+        claim_id = self.traffic.fence.name(task_id, claim)
+        return Task(task_id, claim, encode_call(task_id, claim, action, text, claim_id=claim_id, journal=journal))
+
+    async def send(self, *tasks: Task, body: str | None = None, **attributes: str) -> Sent:
+        """Send tasks as one message: a batch if there are several. body: instead of theirs."""
+        if body is None:
+            body = tasks[0].text if len(tasks) == 1 else join_batch([task.text for task in tasks])
+        typed = {name: {"DataType": "String", "StringValue": value} for name, value in attributes.items()}
+        client = await self._transport.client()
+        sent = await client.send_message(QueueUrl=self._outbound_url, MessageBody=body, MessageAttributes=typed)
+        return Sent(sent["MessageId"], tasks)
+
+    async def call(self, action: str, params: Any, **attributes: str) -> tuple[Sent, Reported]:
+        """Send one task, and wait for the report that ends its attempt."""
+        sent = await self.send(self.task(action, params), **attributes)
+        return sent, await self.outcome(sent.tasks[0])
+
+    async def until(self, condition: Callable[[], Any], what: str) -> Any:
+        """Wait for something in the traffic; returns what the condition does. Raises Broken after the timeout."""
+        deadline = time.monotonic() + self._timeout
+        while not (found := condition()):
+            if time.monotonic() > deadline:
+                raise Broken(f"{what} within {self._timeout:g} s")
+            if self._running.done():
+                self._running.result()  # raises why the program is not started again
+            await asyncio.sleep(0.05)
+        return found
+
+    async def received(self, sent: Sent, times: int = 1) -> None:
+        await self.until(
+            lambda: len(self.traffic.times_of("receive", sent.message_id)) >= times,
+            f"its message was not received {times} times",
+        )
+
+    async def deleted(self, sent: Sent) -> None:
+        """Wait until a message is deleted. Raises Broken if that was before its answers."""
+        times = await self.until(
+            lambda: self.traffic.times_of("delete", sent.message_id), "the message was answered, and not deleted"
+        )
+        for task in sent.tasks:
+            outcomes = self.outcomes_of(task)
+            if not outcomes or outcomes[0].seconds > times[0]:
+                raise Broken("the message was deleted before the results queue had the answers")
+
+    def reports_of(self, task: Task, *kinds: type) -> list[Reported]:
+        """Reports of these kinds on this attempt of a task, in the order in which the queue accepted them."""
+        of_kind = (reported for reported in self.traffic.reported if isinstance(reported.report, kinds))
+        return [one for one in of_kind if (one.report.task_id, one.report.claim) == task[:2]]
+
+    def outcomes_of(self, task: Task) -> list[Reported]:
+        return self.reports_of(task, Succeeded, Failed, Suspended, Waiting)
+
+    async def outcome(self, task: Task) -> Reported:
+        """The first report that ends the attempt."""
+        found: list[Reported] = await self.until(lambda: self.outcomes_of(task), "no answer")
+        return found[0]
+
+    def succeeded(self, reported: Reported) -> Succeeded:
+        """Raises Broken for another outcome, Unsupported for an action that the program does not have."""
+        report = reported.report
+        if isinstance(report, Succeeded):
+            return report
+        if not isinstance(report, Failed):
+            raise Broken(f"the attempt ended with {type(report).__name__.lower()}")
+        error = json.loads(report.error)
+        if error["code"] == METHOD_NOT_FOUND:
+            raise Unsupported("it has no such action")
+        raise Broken(f"it answered with the error {error['code']}: {str(error.get('message'))[:200]}")
+
+    async def expect(self, wanted: Any, reported: Reported) -> None:
+        """Raises Broken for another result, Unsupported for an action that the program does not have."""
+        succeeded = self.succeeded(reported)
+        try:
+            value = json.loads(await self.codec.load(succeeded.result, result_aad(succeeded.task_id)))
+        except PayloadLost as exc:
+            raise Broken(f"the result cannot be decrypted: {exc}") from None
+        if value != wanted:
+            raise Broken(f"the result is {json.dumps(value)[:200]} instead of {json.dumps(wanted)[:200]}")
