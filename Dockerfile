@@ -1,5 +1,7 @@
 # syntax=docker/dockerfile:1
-FROM python:3.12.15-slim-bookworm AS build
+# A release names it by its digest, so that both architectures are built on the same one: .github/workflows/release.yml.
+ARG PYTHON_IMAGE=python:3.12.15-slim-bookworm
+FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE .ci/image-requirements.txt ./
 COPY services ./services
@@ -7,7 +9,7 @@ COPY migrations ./migrations
 RUN --mount=type=cache,target=/root/.cache/pip pip wheel --disable-pip-version-check --wheel-dir /wheels --require-hashes -r image-requirements.txt \
     && pip wheel --disable-pip-version-check --wheel-dir /wheels --no-deps .
 
-FROM python:3.12.15-slim-bookworm
+FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="penstock" \
       org.opencontainers.image.description="A durable task pipeline: one image, six processes" \
       org.opencontainers.image.licenses="MIT"

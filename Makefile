@@ -109,9 +109,10 @@ clients: setup ## Generate the blocking client from the asyncio one, and the rec
 	@$(BIN)/python .ci/unasync.py
 	@$(BIN)/python .ci/records.py
 
-reference: setup ## Generate docs/cli.md, docs/methods.md and docs/openrpc.json from the code
+reference: setup ## Generate docs/cli.md, docs/methods.md, docs/openrpc.json and docs/python-reference.md from the code
 	@$(BIN)/python -m docs.generate_cli
 	@$(BIN)/python -m docs.generate_methods
+	@$(BIN)/python -m docs.generate_python
 
 screenshots: setup ## Take screenshots of the dashboard into docs/images (needs chromium and chromium-driver)
 	@$(BIN)/python -m tests.dashboard.screenshots
@@ -120,5 +121,5 @@ terraform: setup ## Check terraform/ and the examples, by terraform if it is ins
 	@$(BIN)/python -m tests.terraform
 
 clean: ## Remove .venv, caches and builds; data in .penstock stays
-	@rm -rf $(VENV) .bench-peers .postgres build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .venv-django .bench-peers .postgres build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

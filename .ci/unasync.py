@@ -16,7 +16,8 @@ SOURCE = FOLDER / "async_client.py"
 TARGET = FOLDER / "client.py"
 HEADER = "# Generated from async_client.py by .ci/unasync.py: edit that file, then run `make clients`.\n"
 DROPPED = {"async", "await"}
-RENAMED = {"__aenter__": "__enter__", "__aexit__": "__exit__", "aclose": "close", "asyncio": "time"}
+RENAMED = {"__aenter__": "__enter__", "__aexit__": "__exit__", "aclose": "close", "asyncio": "time",
+           "aiter_lines": "iter_lines", "aread": "read"}  # fmt: skip
 
 
 def blocking(source: str) -> str:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 READ = ("*.md", "*.html", "*.py", "*.yml", "*.yaml", "*.json", "*.sql", "Makefile")
-FOLDERS = (".", "docs", "services", "examples", "terraform", "benchmarks", "migrations", "tests", ".ci")
+FOLDERS = (".", "docs", "services", "examples", "terraform", "benchmarks", "migrations", "tests", "clients", ".ci")
 LISTS_THE_PHRASES = (".ci/words.py", "tests/unit/test_words.py")
 MEASURED = "benchmarks/results/"
 
@@ -36,6 +36,7 @@ CHECKED = (
     "SECURITY.md",
     "benchmarks/*.md",
     "benchmarks/[!d]*.py",
+    "clients/*.md",
     "docker-compose.yml",
     "docs/architecture.md",
     "docs/autoscaling.md",

@@ -46,7 +46,7 @@ def walls(cost: Mapping[str, Any]) -> list[Wall]:
         Wall(
             "vacuum of the one live table", 1_000_000, "dead tuples/s, one vacuum worker at full speed",
             DEAD_TUPLES_PER_TASK,
-            "hash-partition penstock.task (a worker each), or several databases, each with its own schedulers",
+            "several databases, each with its own schedulers; hash partitions cost more than they give (decision 055)",
         ),
         Wall(
             "WAL of one server", 1_000_000_000, "bytes/s, what log insertion and one volume take together", wal,

@@ -1,7 +1,8 @@
 """Other task queues beside Penstock: the same backlog of no-op tasks, drained in turn on this machine in one run.
 
 `make peers`, or `python benchmarks/peers.py --help`. The peers live in a virtual environment of their own,
-`.bench-peers`, made at the first run; they get the embedded Postgres (fsync on) and the embedded SQS that Penstock has,
+`.bench-peers`, made at the first run, and those written for Node in a folder of it, if
+there is npm; they get the embedded Postgres (fsync on) and the embedded SQS that Penstock has,
 with the settings that serve each best. A peer's time runs from its first handler's start to the last task recorded as
 done; Penstock's from the moment its scheduler may claim, which is earlier. Repeats go round in turn, so that a quiet
 or a busy minute of the machine is shared by all.
@@ -29,7 +30,7 @@ from typing import Any
 import asyncpg
 
 from benchmarks.harness.machine import describe_machine
-from benchmarks.peer_venv import ROOT, SCRIPTS, make_venv
+from benchmarks.peer_venv import NODE, ROOT, SCRIPTS, make_node, make_venv, node_versions
 from penstock.cli.common import print_table
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.local.sqs import EmbeddedSqs
@@ -47,7 +48,10 @@ _AWA_DONE = """
 
 @dataclass(frozen=True)
 class Peer:
-    """A contender: its script, how many processes work, with which arguments, how what is done is counted."""
+    """A contender: its script, how many processes work, with which arguments, how what is done is counted.
+
+    done: a statement, with {tasks} for how many there were.
+    """
 
     name: str
     script: str
@@ -62,8 +66,14 @@ class Peer:
     def kind(self) -> str:
         return self.name.split()[0]
 
+    @property
+    def needs_node(self) -> bool:
+        return self.script.endswith(".mjs")
+
 
 _PGQUEUER_DONE = "select count(*) from pgqueuer_log where status = 'successful'"
+_PGBOSS_DONE = "select count(*) from pgboss.job where state = 'completed'"
+_GRAPHILE_DONE = "select {tasks} - count(*) from graphile_worker._private_jobs"  # what is done is deleted
 _CELERY_DONE = "select count(*) from celery_taskmeta where status = 'SUCCESS'"
 
 
@@ -77,6 +87,8 @@ PEERS = (
     Peer("pgqueuer 2 processes", "peer_pgqueuer.py", 200_000, 2, _PGQUEUER_DONE),
     # The fuller its table, the slower: at a tenth it is at its best.
     Peer("pgqueuer 2 processes, 20,000 tasks", "peer_pgqueuer.py", 20_000, 2, _PGQUEUER_DONE),
+    Peer("pg-boss 2 processes", "peer_pgboss.mjs", 200_000, 2, _PGBOSS_DONE, ("2000",)),
+    Peer("graphile-worker 2 processes", "peer_graphile.mjs", 200_000, 2, _GRAPHILE_DONE, ("24",)),
     Peer("awa 1 process", "peer_awa.py", 50_000, 1, _AWA_DONE, ("2048",)),
     Peer("awa 2 processes", "peer_awa.py", 50_000, 2, _AWA_DONE, ("1024",)),
     # Under threads its result backend opens a connection for each result, which is far slower still.
@@ -89,6 +101,10 @@ def main() -> None:
     chosen = [peer for peer in PEERS if arguments.peer is None or peer.kind in arguments.peer]
     setup_logging("peers", level="warning")
     python = make_venv()
+    node = make_node() if any(peer.needs_node for peer in chosen) else "not asked for"
+    for peer in [peer for peer in chosen if peer.needs_node and isinstance(node, str)]:
+        print(f"{peer.name} is left out: {node}", file=sys.stderr)
+        chosen.remove(peer)
     rates: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="penstock-peers-", ignore_cleanup_errors=True) as folder:
         for number in range(1, arguments.repeat + 1):
@@ -99,7 +115,8 @@ def main() -> None:
                 for peer in chosen:
                     tasks = arguments.tasks or peer.tasks
                     with tempfile.TemporaryDirectory(dir=folder) as place:
-                        _note(rates, peer.name, Run(peer, tasks, python, postgres, sqs, Path(place)).rate())
+                        program = Path(node) if peer.needs_node else python
+                        _note(rates, peer.name, Run(peer, tasks, program, postgres, sqs, Path(place)).rate())
     ours = max(_median(rates[name]) for name in OURS.values())  # the best of ours against the best of theirs
     columns = ("contender", "tasks/s", "least", "most", "penstock's multiple")
     rows = [
@@ -111,7 +128,7 @@ def main() -> None:
         report = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": describe_machine(),
-            "peers": versions(python),
+            "peers": versions(python) | node_versions(),
             "tasks": dict.fromkeys(OURS.values(), arguments.tasks or 200_000)
             | {peer.name: arguments.tasks or peer.tasks for peer in chosen},
             "tasks_per_second": {
@@ -127,7 +144,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Drain the same no-op tasks by Penstock and by other task queues.")
-    sizes = "200,000 for penstock and pgqueuer (once more with 20,000), 50,000 for awa, 2,000 for celery"
+    sizes = "200,000 for most (pgqueuer once more with 20,000), 50,000 for awa, 2,000 for celery"
     parser.add_argument("--tasks", type=int, help=f"how many for each; by default {sizes}")
     parser.add_argument("--repeat", type=int, default=1, help="rounds; the medians are reported")
     kinds = sorted({peer.kind for peer in PEERS})
@@ -172,11 +189,11 @@ class Run:
     """One drain of one peer, in a database of its own."""
 
     def __init__(
-        self, peer: Peer, tasks: int, python: Path, postgres: EmbeddedPostgres, sqs: EmbeddedSqs, folder: Path
+        self, peer: Peer, tasks: int, program: Path, postgres: EmbeddedPostgres, sqs: EmbeddedSqs, folder: Path
     ) -> None:
         self._peer = peer
         self._tasks = tasks
-        self._python = python
+        self._program = program  # that runs its script
         self._postgres = postgres
         self._folder = folder
         self._database = "peer"
@@ -186,6 +203,7 @@ class Run:
             "PEER_SQS_URL": sqs.url,
             "PEER_FOLDER": str(folder),
             "PYTHONPATH": str(SCRIPTS),
+            "PEER_NODE_MODULES": str(NODE),
             "AWS_ACCESS_KEY_ID": sqs.access_key_id,
             "AWS_SECRET_ACCESS_KEY": "penstock",
             "AWS_DEFAULT_REGION": "us-east-1",
@@ -202,7 +220,7 @@ class Run:
                 command = self._peer.command or (str(SCRIPTS / self._peer.script), "work", *self._peer.arguments)
                 workers += [
                     subprocess.Popen(
-                        [str(self._python), *command], env=self._env, cwd=self._folder, stdin=subprocess.DEVNULL,
+                        [str(self._program), *command], env=self._env, cwd=self._folder, stdin=subprocess.DEVNULL,
                         stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                     )
                     for _ in range(self._peer.processes)
@@ -213,7 +231,7 @@ class Run:
             self._postgres.drop_database(self._database)
 
     def _fill(self) -> None:
-        command = [str(self._python), str(SCRIPTS / self._peer.script), "fill", str(self._tasks)]
+        command = [str(self._program), str(SCRIPTS / self._peer.script), "fill", str(self._tasks)]
         done = subprocess.run(command, env=self._env, cwd=self._folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"filling {self._peer.name} failed:\n{done.stdout}{done.stderr}")
@@ -231,7 +249,7 @@ class Run:
                 # Counting costs the server the more the more there is: look again when half of the rest may be done.
                 rest = (self._tasks - done) * (time.monotonic() - began) / done if done else 0.0
                 await asyncio.sleep(min(max(rest / 2, 0.02), 0.5))
-                now = await connection.fetchval(self._peer.done)
+                now = await connection.fetchval(self._peer.done.format(tasks=self._tasks))
                 if now > done:
                     done, moved = now, time.monotonic()
                 elif time.monotonic() - moved > STUCK_SECONDS:

@@ -11,14 +11,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from alembic import context
-from penstock_tables import SCHEMA, metadata
+from penstock_tables import metadata
 from sqlalchemy import Connection, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+_SCHEMA = context.config.attributes["schema"]
 _OPTIONS = {
     "target_metadata": metadata,
-    "version_table_schema": SCHEMA,
+    "version_table_schema": _SCHEMA,
     "include_schemas": True,
     "transaction_per_migration": True,
 }
@@ -27,7 +28,7 @@ _OPTIONS = {
 def _run(connection: Connection) -> None:
     limit = f"set local lock_timeout = {int(context.config.attributes['lock_seconds'] * 1000)}"
     event.listen(connection, "begin", lambda begun: begun.exec_driver_sql(limit))
-    connection.execute(text(f"create schema if not exists {SCHEMA}"))
+    connection.execute(text(f"create schema if not exists {_SCHEMA}"))
     connection.commit()
     context.configure(connection=connection, **_OPTIONS)
     with context.begin_transaction():
@@ -66,7 +67,7 @@ if context.is_offline_mode():
     # Named parameters, or every % of the statements would come out doubled.
     context.configure(dialect_name="postgresql", dialect_opts={"paramstyle": "named"}, literal_binds=True, **_OPTIONS)
     with context.begin_transaction():
-        context.execute(f"create schema if not exists {SCHEMA}")
+        context.execute(f"create schema if not exists {_SCHEMA}")
         context.run_migrations()
 else:
     asyncio.run(_online(context.config.attributes["connect"]))

@@ -98,6 +98,42 @@ journal_entry = Table(
     instant("recorded_at", default=True),
 )
 
+postponed = Table(
+    "postponed",
+    metadata,
+    Column("task_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("action", Text, nullable=False),
+    Column("snoozes", Integer, nullable=False, server_default=text("0")),
+    Column("attempts", Integer, nullable=False),
+    instant("unknown_since", nullable=True),
+    instant("returned_at", default=True),
+)
+
+announced = Table(
+    "announced",
+    metadata,
+    Column("action", Text, primary_key=True),
+    Column("worker", Text, primary_key=True),
+    Column("version", Text),
+    Column("description", Text),
+    Column("params", JSON),
+    Column("result", JSON),
+    instant("since", default=True),
+    instant("seen_at", default=True),
+)
+
+task_output = Table(
+    "task_output",
+    metadata,
+    Column("task_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("claim", BigInteger, primary_key=True, autoincrement=False),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("entries", Text, nullable=False),
+    Column("dropped", Integer, nullable=False),
+    Column("worker", Text),
+    instant("recorded_at", default=True),
+)
+
 task_history = Table(
     "task_history",
     metadata,
@@ -401,6 +437,7 @@ action = Table(
     Column("tokens", Double),
     instant("refilled_at", nullable=True),
     instant("updated_at", default=True),
+    instant("held_until", nullable=True),
 )
 
 gate = Table(
@@ -412,6 +449,7 @@ gate = Table(
     instant("refilled_at", nullable=True),
     instant("next_at", default=True),
     Column("tenant", Text),
+    instant("held_until", nullable=True),
 )
 
 tenant = Table(

@@ -9,9 +9,9 @@ CLAIM_SECRET = b"the key of claim ids in each test"[:32]
 _FENCE = Fence([ClaimKey(CLAIM_SECRET, signs=True, seconds_left=None)])
 
 
-def use_known_key(server: EmbeddedPostgres, database: str) -> None:
+def use_known_key(server: EmbeddedPostgres, database: str, schema: str = "penstock") -> None:
     """Have a migrated database make the claim ids of ``claim_id``."""
-    server.execute(f"update penstock.claim_key set secret = '\\x{CLAIM_SECRET.hex()}'", database=database)
+    server.execute(f"update {schema}.claim_key set secret = '\\x{CLAIM_SECRET.hex()}'", database=database)
 
 
 def claim_id(task_id: int, claim: int) -> str:

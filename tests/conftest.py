@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import json
 import os
@@ -12,11 +13,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import botocore.session
 import httpx._transports.default
 import hypothesis
 import psutil
+import psycopg
 import pytest
 
 SQS_ACCESS_KEY_ID = "penstock"  # that the SQS of the run takes
@@ -40,8 +43,11 @@ botocore.session.create_loader = functools.cache(botocore.session.create_loader)
 httpx._transports.default.create_ssl_context = functools.cache(httpx._transports.default.create_ssl_context)
 
 from penstock.brokers.base import MAX_RECEIVES  # noqa: E402
+from penstock.db.connecting import connect  # noqa: E402
+from penstock.db.pool import Store  # noqa: E402
 from penstock.local.postgres import EmbeddedPostgres  # noqa: E402
 from penstock.local.sqs import EmbeddedSqs  # noqa: E402
+from penstock.protocol.schema import DEFAULT  # noqa: E402
 from penstock.runtime import metrics  # noqa: E402
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX  # noqa: E402
 from penstock.settings.model import Settings, load_settings  # noqa: E402
@@ -57,8 +63,20 @@ from tests.s3 import s3 as s3  # noqa: E402
 from tests.s3 import s3_url as s3_url  # noqa: E402
 
 TEMPLATE = "penstock_template"
+SCHEMA = os.environ.get("TEST_SCHEMA") or DEFAULT
+if SCHEMA != DEFAULT:
+    # Tests that reach the database by a store, the fixture `sql` or settings then use a schema of that name.
+    os.environ["PENSTOCK_DATABASE_SCHEMA"] = SCHEMA
+    for _function in (Store.__init__, connect):
+        _function.__kwdefaults__["schema"] = SCHEMA
 _ROOM_BYTES = 4 * 1024**3
 _numbers = itertools.count(1)
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: the collector of garbage need not look through a million objects again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @contextmanager
@@ -119,33 +137,42 @@ def penstock_postgres(postgres: EmbeddedPostgres) -> EmbeddedPostgres:
 
 
 @pytest.fixture(scope="session")
+def administration(postgres: EmbeddedPostgres) -> Iterator[psycopg.Connection[Any]]:
+    """A connection that makes and drops databases: a new one each time costs as much as the database."""
+    with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="session")
 def template_database(postgres: EmbeddedPostgres) -> str:
     """Name of a migrated database that others are copied from; no connection to it may stay open."""
     from penstock.db.migrate import upgrade
 
     postgres.create_database(TEMPLATE)
-    upgrade(postgres.dsn(TEMPLATE))
-    use_known_key(postgres, TEMPLATE)
+    upgrade(postgres.dsn(TEMPLATE), schema=SCHEMA)
+    use_known_key(postgres, TEMPLATE, SCHEMA)
     postgres.execute("revoke create on schema public from public", TEMPLATE)  # as every version from 15 on has it
     return TEMPLATE
 
 
 @pytest.fixture
-def empty_database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
+def empty_database_url(postgres: EmbeddedPostgres, administration: psycopg.Connection[Any]) -> Iterator[str]:
     """A database without any table."""
     name = f"empty_{next(_numbers)}"
-    postgres.create_database(name)
+    administration.execute(f"create database {name} {postgres_versions.COPY_FILES}")
     yield postgres.dsn(name)
-    postgres.drop_database(name)
+    administration.execute(f"drop database {name} with (force)")
 
 
 @pytest.fixture
-def database_url(postgres: EmbeddedPostgres, template_database: str) -> Iterator[str]:
+def database_url(
+    postgres: EmbeddedPostgres, administration: psycopg.Connection[Any], template_database: str
+) -> Iterator[str]:
     """A migrated database of this test alone."""
     name = f"test_{next(_numbers)}"
-    postgres.execute(f"create database {name} template {template_database} {postgres_versions.COPY_FILES}")
+    administration.execute(f"create database {name} template {template_database} {postgres_versions.COPY_FILES}")
     yield postgres.dsn(name)
-    postgres.drop_database(name)
+    administration.execute(f"drop database if exists {name} with (force)")
 
 
 @pytest.fixture(scope="session")
@@ -205,6 +232,7 @@ def settings(application_url: str, sqs_url: str, make_queues: Callable[[Settings
         outbound_queue=f"{prefix}-outbound",
         results_queue=f"{prefix}-results",
         inbound_methods="*",
+        announce_actions=False,
         receive_wait_seconds=0,
         visibility_timeout_seconds=30,
         billed_call_wait_seconds=0,

@@ -15,7 +15,7 @@ PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (
         *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("terraform/*.md"),
-        *ROOT.glob("benchmarks/*.md"),
+        *ROOT.glob("benchmarks/*.md"), *ROOT.glob("clients/*/*.md"),
     )
     if "node_modules" not in path.parts
 )  # fmt: skip
@@ -35,8 +35,12 @@ TESTED = {
     ("docs/deliveries.md", "python"): "tests/integration/test_deliveries_page.py::test_every_example_is_true",
     ("docs/deliveries.md", "json kafka"): "tests/integration/test_moving_pages.py::"
     "test_the_examples_of_kafka_publish_are_answered_as_the_page_says",
+    ("docs/django.md", "sh manage"): "tests/integration/contrib/test_django.py::"
+    "test_the_commands_migrate_a_database_and_run_a_worker",
     ("docs/lifespans.md", "python app"): "tests/integration/worker/test_lifespans.py::"
     "test_the_lifespan_of_the_page_is_given_to_its_handler",
+    ("docs/lifespans.md", "python sentry"): "tests/integration/worker/test_lifespans.py::"
+    "test_failed_attempts_reach_sentry_with_their_task",
     ("docs/lifespans.md", "python hooks"): "tests/integration/worker/test_lifespans.py::"
     "test_hooks_see_the_context_and_the_failure_of_each_attempt",
     ("docs/moving-from-clockwork.md", "http clockwork"): "tests/integration/test_moving_pages.py::"
@@ -78,6 +82,8 @@ TESTED = {
     "test_the_handler_of_the_transactions_page_ships_once",
     ("docs/transactions.md", "sql"): "tests/integration/test_transactions_page.py::"
     "test_every_example_of_the_transactions_page_runs",
+    ("docs/output.md", "python app"): "tests/integration/test_output.py::test_the_examples_of_the_page_run",
+    ("docs/output.md", "python client"): "tests/integration/test_output.py::test_the_examples_of_the_page_run",
     ("docs/steps.md", "python app"): "tests/integration/test_steps.py::test_the_examples_of_the_page_run",
     ("docs/waiting.md", "python app"): "tests/integration/test_waiting_page.py::"
     "test_every_example_of_the_waiting_page_is_true",
@@ -93,6 +99,10 @@ TESTED = {
     ("docs/web-frameworks.md", f"python {kind}"): "tests/integration/test_web_frameworks_page.py::"
     f"test_the_application_of_{framework}_adds_orders_with_their_tasks"
     for kind, framework in (("receipts.py", "fastapi"), ("fastapi", "fastapi"), ("flask", "flask"))
+} | {
+    ("docs/django.md", f"python shop/{name}.py"): "tests/integration/contrib/test_django.py::"
+    "test_a_request_stores_its_order_and_task_together_and_the_task_commits_its_result_with_its_rows"
+    for name in ("settings", "models", "tasks", "urls")
 } | {
     ("docs/protocol.md", f"json {kind}"): "tests/integration/test_protocol_page.py::"
     "test_every_example_of_the_protocol_page_is_true"
@@ -115,6 +125,8 @@ HELD = {
     ("docs/cli.md", "generated"): "tests/unit/cli/test_cli_tree.py::test_the_page_has_the_reference_of_these_commands",
     ("docs/operations.md", "mermaid"): "tests/unit/test_operations_page.py::"
     "test_the_drawing_of_the_silent_ends_where_the_repair_does_and_names_what_it_goes_by",
+    ("docs/python-reference.md", "generated"): "tests/unit/test_python_reference.py::"
+    "test_the_page_is_written_from_this_code",
     ("docs/states.md", "mermaid"): "tests/unit/test_states_page.py::"
     "test_the_diagram_draws_every_transition_and_no_other",
     ("docs/threat-model.md", "mermaid"): "tests/unit/test_drawings.py::"
@@ -127,10 +139,18 @@ HELD = {
     "test_every_process_is_started_from_the_image_that_is_built_with_what_was_written_before",
     ("docs/tutorial.md", "sh terraform"): "tests/unit/test_docs_terraform.py::"
     "test_outputs_that_a_page_asks_for_are_there",
+    ("examples/helm/README.md", "sh helm"): "tests/unit/test_helm_chart.py::"
+    "test_the_page_names_the_chart_and_objects_that_it_makes",
+    ("examples/helm/README.md", "yaml values"): "tests/unit/test_helm_chart.py::"
+    "test_the_page_names_the_chart_and_objects_that_it_makes",
     ("examples/kubernetes/README.md", "sh kubectl"): "tests/unit/test_docs_kubernetes.py::"
     "test_files_that_are_applied_are_held_by_the_tests_of_the_manifests",
+    ("examples/orders/README.md", "sh orders"): "examples/orders/test_orders.py::"
+    "test_the_requests_of_the_page_are_answered_and_its_commands_are_there",
     ("examples/scheduler0-node/README.md", "sh npm"): "tests/unit/test_moving_from_scheduler0_page.py::"
     "test_the_example_can_be_installed_and_started_as_its_page_says",
+    ("clients/node/README.md", "ts"): "tests/unit/test_node_readme.py::"
+    "test_the_examples_use_what_the_package_exports",
     ("examples/terraform-ecs/README.md", "hcl"): "tests/unit/test_terraform_ecs.py::"
     "test_the_page_speaks_of_variables_outputs_and_files_that_exist",
     ("examples/terraform-ecs/README.md", "sh terraform"): "tests/unit/test_docs_terraform.py::"
@@ -157,6 +177,8 @@ RUN_WHERE = {
     "test_the_configuration_of_the_tutorial_gives_the_environment_of_the_processes"),
     ("examples/kubernetes/README.md", "sh kubectl"): ("kubectl", "tests/unit/test_docs_kubernetes.py::"
     "test_a_block_makes_the_objects_of_the_files_that_it_names"),
+    ("clients/node/README.md", "ts"): ("npm", "tests/acceptance/test_node_kit.py::"
+    "test_the_examples_of_its_readme_compile"),
     ("examples/scheduler0-node/README.md", "sh npm"): ("npm", "tests/acceptance/test_scheduler0_node.py::"
     "test_the_example_is_called_back_for_every_job"),
     ("examples/terraform-ecs/README.md", "hcl"): ("terraform", "tests/unit/test_docs_terraform.py::"

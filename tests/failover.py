@@ -26,9 +26,10 @@ _DROP_ALL = struct.pack("HP", 1, ctypes.addressof(_RETURN_NOTHING))
 
 
 class Pair:
-    """A primary and a standby that every commit waits for; PostgreSQL 16 or 18, whose wheel has pg_basebackup."""
+    """A primary and a standby; PostgreSQL 16 or 18, whose wheel has pg_basebackup. synchronous: commits wait for it."""
 
-    def __init__(self, folder: Path, **options: str) -> None:
+    def __init__(self, folder: Path, *, synchronous: bool = True, **options: str) -> None:
+        self._synchronous = synchronous
         self.primary = EmbeddedPostgres(folder / "primary", options=options)
         self.standby = EmbeddedPostgres(folder / "standby", options=options)
 
@@ -51,8 +52,9 @@ class Pair:
         ]
         subprocess.run(copy, check=True, capture_output=True, cwd="/", **self.primary._process_options())
         self.standby.start()
-        self.primary.execute("alter system set synchronous_standby_names = '*'")
-        self.primary.execute("select pg_reload_conf()")
+        if self._synchronous:
+            self.primary.execute("alter system set synchronous_standby_names = '*'")
+            self.primary.execute("select pg_reload_conf()")
 
     def stop(self) -> None:
         self.standby.stop()

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.protocol.errors import SettingsError
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 
-log = get_logger()
 _PER_SECOND = 200
 
 

@@ -54,6 +54,23 @@ resource "aws_db_instance" "this" {
   tags                         = var.tags
 }
 
+# For the lists, counts and long polls of the api.
+resource "aws_db_instance" "replica" {
+  count = var.database_replica ? 1 : 0
+
+  iam_database_authentication_enabled = true
+
+  identifier             = "${var.name}-replica"
+  replicate_source_db    = aws_db_instance.this.identifier
+  instance_class         = var.database_instance_class
+  storage_encrypted      = true
+  vpc_security_group_ids = [aws_security_group.database.id]
+  parameter_group_name   = aws_db_parameter_group.this.name
+  publicly_accessible    = false
+  skip_final_snapshot    = true
+  tags                   = var.tags
+}
+
 # The owner of the schema, for the migration alone.
 
 resource "aws_secretsmanager_secret" "database_owner" {

@@ -127,10 +127,13 @@ resource "aws_iam_role_policy" "database" {
   policy = jsonencode({
     Version = "2012-10-17"
     Statement = [{
-      Sid      = "ConnectToDatabase"
-      Effect   = "Allow"
-      Action   = ["rds-db:connect"]
-      Resource = ["arn:${data.aws_partition.current.partition}:rds-db:${data.aws_region.current.region}:${data.aws_caller_identity.current.account_id}:dbuser:${aws_db_instance.this.resource_id}/${local.database_role}"]
+      Sid    = "ConnectToDatabase"
+      Effect = "Allow"
+      Action = ["rds-db:connect"]
+      Resource = [
+        for instance in concat([aws_db_instance.this], aws_db_instance.replica) :
+        "arn:${data.aws_partition.current.partition}:rds-db:${data.aws_region.current.region}:${data.aws_caller_identity.current.account_id}:dbuser:${instance.resource_id}/${local.database_role}"
+      ]
     }]
   })
 }
@@ -212,6 +215,10 @@ resource "aws_ecs_task_definition" "process" {
       for name, value in merge(
         local.environment,
         each.value.reaches_database ? local.process_database_environment : {},
+        each.key == "api" ? {
+          for replica in aws_db_instance.replica :
+          "PENSTOCK_DATABASE_READ_URL" => "postgresql://${local.database_role}@${replica.address}:5432/penstock"
+        } : {},
         { PENSTOCK_GRACE_SECONDS = tostring(each.value.grace) },
         each.value.environment,
       ) : { name = name, value = value }

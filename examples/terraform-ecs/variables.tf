@@ -105,6 +105,12 @@ variable "database_storage_gib" {
   default     = 100
 }
 
+variable "database_replica" {
+  description = "Whether the api reads lists, counts and long polls from a replica of the database."
+  type        = bool
+  default     = false
+}
+
 variable "database_ssl_root_cert" {
   description = "Path, in the images, of Amazon's bundle of authorities (global-bundle.pem); with it the database's certificate is checked. Null: TLS without a check."
   type        = string

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from penstock.worker.handlers.lifespan import lifespan as lifespan
     from penstock.worker.handlers.outcomes import Fail as Fail
     from penstock.worker.handlers.outcomes import Retry as Retry
+    from penstock.worker.handlers.outcomes import Snooze as Snooze
     from penstock.worker.handlers.steps import EventTimeout as EventTimeout
     from penstock.worker.handlers.steps import Step as Step
     from penstock.worker.handlers.steps import StepChanged as StepChanged
@@ -97,7 +98,7 @@ _HOMES = {
     "worker.handlers.context": ("Call", "Context", "TaskCancelled", "Wait"),
     "worker.handlers.enqueueing": ("Action", "Bound"),
     "worker.handlers.lifespan": ("around_attempt", "inject", "lifespan"),
-    "worker.handlers.outcomes": ("Fail", "Retry"),
+    "worker.handlers.outcomes": ("Fail", "Retry", "Snooze"),
     "worker.handlers.steps": ("EventTimeout", "Step", "StepChanged", "StepFailed"),
 }  # fmt: skip
 

@@ -9,26 +9,26 @@ from time import time_ns
 
 from penstock.brokers.base import Message, Queue
 from penstock.brokers.consumer import Consumer, Uncommitted
-from penstock.db.notify import Notifier
+from penstock.db.notify import OUTPUT, Notifier
 from penstock.db.pool import Store
+from penstock.db.session import Session
 from penstock.protocol import reports
 from penstock.protocol.errors import HANDLER_ERROR, Locked, PenstockError, Refused, TooSlow, Unavailable
 from penstock.protocol.fence import Fence
 from penstock.protocol.journal import encode_entry, encode_step
 from penstock.protocol.message_attributes import worker_of
 from penstock.protocol.trace_context import Hop
-from penstock.results.apply import apply_reports
+from penstock.results.apply import ApplySummary, apply_reports, plain_results
 from penstock.results.watermark import ReadingNote
 from penstock.runtime.halving import in_halves
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.loop import SideTask
 from penstock.runtime.periodic import repeat
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue, settle
 from penstock.tasks.promotion import Promotions
-
-log = get_logger()
+from penstock.workflows.advancer import Successors
 
 
 class Resulter(Consumer):
@@ -40,13 +40,19 @@ class Resulter(Consumer):
         self._store = store
         self._notifier = Notifier(store)
         super().__init__(database=store, notify=self._notifier.run, queue=results, settings=settings)
+        self._output_notifier = Notifier(store, OUTPUT)
         self._promotions = Promotions(store=store, notifier=self._notifier)
+        self._successors = Successors(store=store, notifier=self._notifier, settings=settings)
         self._note = ReadingNote(store, hold_seconds=settings.visibility_timeout_seconds)
         self._rest: dict[str, list[reports.Report]] = {}  # of messages whose other reports are stored, by receipt
 
     def side_tasks(self) -> Mapping[str, SideTask]:
         watermark = partial(repeat, "watermark", self._note.note)
-        return {**super().side_tasks(), "turns": self._promotions.run, "watermark": watermark}
+        own: Mapping[str, SideTask] = {
+            "turns": self._promotions.run, "workflows": self._successors.run, "watermark": watermark,
+            "notify of output": self._output_notifier.run,
+        }  # fmt: skip
+        return {**super().side_tasks(), **own}
 
     async def run_once(self) -> int:
         try:
@@ -147,10 +153,13 @@ class Resulter(Consumer):
 
     async def _record(self, part: Sequence[reports.Report], *, hurried: bool) -> None:
         started_ns = time_ns()
-        async with self._store.transaction(hurried=hurried) as session:
-            summary = await apply_reports(session, part, self._settings)
-            rejected = [(entry.text, entry.reason) for entry in summary.unreadable]
-            await enqueue.insert_rejected(session, "results", rejected)
+        rest = part if hurried else await self._finish_few(part)
+        if rest:
+            async with self._store.transaction(hurried=hurried) as session:
+                summary = await apply_reports(session, rest, self._settings)
+                rejected = [(entry.text, entry.reason) for entry in summary.unreadable]
+                await enqueue.insert_rejected(session, "results", rejected)
+            self._recorded(session, summary)
         spans = active.active()
         if spans is not None:
             hops = [
@@ -159,9 +168,27 @@ class Resulter(Consumer):
                 if isinstance(report, reports.Succeeded | reports.Failed) and report.trace is not None
             ]
             spans.passed("settle", "settle", hops, started_ns=started_ns, count=len(part))
+
+    async def _finish_few(self, part: Sequence[reports.Report]) -> Sequence[reports.Report]:
+        """Record a few plain results with one statement; returns the other reports."""
+        plain, rest = plain_results(part, self._settings)
+        if not plain or self._store.codec.encrypts:
+            return part
+        results = {pair: report.result for pair, report in plain.items()}
+        async with self._store.session() as session:
+            finished = await settle.finish_few(session, results, {pair: one.worker for pair, one in plain.items()})
+        self._recorded(session, ApplySummary(succeeded=len(finished)))
+        return [*(report for (task_id, _), report in plain.items() if task_id not in finished), *rest]
+
+    def _recorded(self, session: Session, summary: ApplySummary) -> None:
+        """Wake who has to hear of it. Room in the window is no reason: schedulers look for it themselves."""
         self._promotions.settled()
-        if summary.settled or summary.waiting or summary.suspended:
-            self._notifier.wake()  # there is room in the window
+        self._successors.settled(session.settled_workflows)
+        changed = summary.failed or summary.waiting or summary.suspended or summary.postponed
+        if session.wakes or session.settled_steps or changed:
+            self._notifier.wake()
+        if summary.output:
+            self._output_notifier.wake()
         for entry in summary.unreadable:
             log.warning("message_rejected", source="results", reason=entry.reason, bytes=len(entry.text))
         log.debug(
@@ -181,8 +208,12 @@ def _replacements(report: reports.Report, reason: str, fence: Fence) -> list[rep
             return [reports.Unreadable(f"progress of {report.task_id}:{report.claim}: {report.detail}", reason)]
         case reports.Waiting():
             member, value = "wait", json.dumps({"token": report.token, "timeout": report.timeout})
+        case reports.Announced():
+            return [reports.Unreadable(f"announcement of {report.action} by {report.worker}", reason)]
         case reports.RunTimes():
             return [reports.Unreadable(f"run times {report.actions}", reason)]
+        case reports.Output():
+            return [reports.Unreadable(f"output of {report.task_id}:{report.claim}: {report.entries}", reason)]
         case reports.Stepped():
             name = fence.name(report.task_id, report.claim)
             return [reports.Unreadable(encode_step(name, encode_entry(report.entry)), reason)]

@@ -20,7 +20,7 @@ from penstock.protocol.requests import split_body
 from penstock.protocol.task import Enqueued
 from penstock.protocol.trace_context import of_headers
 from penstock.runtime.halving import in_halves
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.periodic import bound_seconds
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
@@ -29,8 +29,6 @@ from penstock.workflows.model import CreateWorkflow
 
 _FIRST_PUT_OFF_SECONDS = 60
 _LONGEST_PUT_OFF_SECONDS = 3600
-
-log = get_logger()
 
 
 class Submitter(Consumer):

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from penstock.cli.app import app
 from penstock.local.state import DataDir
+from tests.forking import forked_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 FAST = {
@@ -42,16 +43,17 @@ def penstock(*arguments: str, env: dict[str, str] | None = None, timeout: float 
 
     Whatever makes no processes runs in this one, for the start of another costs most of a second.
     """
-    if arguments[0] not in ("up", "down"):
+    if arguments[0] != "up":
         done = CliRunner().invoke(app, arguments, env=env)
         said = done.output + str(done.exception or "")
         assert done.exit_code == 0, f"penstock {' '.join(arguments)} exited with {done.exit_code}\n{said}"
         return done.stdout
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", *arguments],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{ROOT / 'services'}{os.pathsep}{ROOT}"} | (env or {}),
-        capture_output=True, text=True, timeout=timeout, check=False,
-    )  # fmt: skip
+    with forked_commands():
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", *arguments],
+            cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{ROOT / 'services'}{os.pathsep}{ROOT}"} | (env or {}),
+            capture_output=True, text=True, timeout=timeout, check=False,
+        )  # fmt: skip
     assert done.returncode == 0, (
         f"penstock {' '.join(arguments)} exited with {done.returncode}\n{done.stdout}{done.stderr}"
     )

@@ -20,6 +20,7 @@ from examples.export.place import own_place
 from penstock.local.service import is_free
 from penstock.local.state import DataDir
 from tests.acceptance.conftest import FAST, ROOT, penstock
+from tests.forking import forked_commands
 from tests.waiting import wait_until
 
 DEMO_WITHIN_SECONDS = 240
@@ -30,14 +31,24 @@ ENV = {name: value for name, value in FAST.items() if "RETRY" not in name}
 @contextmanager
 def demo(data_dir: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """The demo, started; whatever becomes of the test, nothing of it runs on."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "examples.export.demo", "--data-dir", str(data_dir), "--time-limit", "180", *arguments],
-        cwd=ROOT,
-        env=os.environ | ENV | {"PYTHONPATH": f"{ROOT / 'services'}{os.pathsep}{ROOT}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    with forked_commands():
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "examples.export.demo",
+                "--data-dir",
+                str(data_dir),
+                "--time-limit",
+                "180",
+                *arguments,
+            ],
+            cwd=ROOT,
+            env=os.environ | ENV | {"PYTHONPATH": f"{ROOT / 'services'}{os.pathsep}{ROOT}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
     try:
         yield process
     finally:

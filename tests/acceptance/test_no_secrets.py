@@ -19,6 +19,7 @@ import pytest
 
 from penstock.local.postgres import EmbeddedPostgres
 from tests.conftest import SQS_ACCESS_KEY_ID
+from tests.forking import forked_commands
 
 ROOT = Path(__file__).parents[2]
 MARK = "Sesame"  # in every secret, so that a part of one is found as well
@@ -91,7 +92,7 @@ def started(folder: Path, *names: str, **settings: str) -> Iterator[list[Running
         for name in names:
             output = folder / f"{name}-{len(list(folder.iterdir()))}.log"
             arguments = ["--app", "tests.acceptance.app"] if name == "worker" else []
-            with output.open("wb") as file:
+            with output.open("wb") as file, forked_commands():
                 process = subprocess.Popen(
                     [sys.executable, "-m", "penstock", name, *arguments], env=environment(**settings), cwd=ROOT,
                     stdout=file, stderr=subprocess.STDOUT,
@@ -111,10 +112,11 @@ def started(folder: Path, *names: str, **settings: str) -> Iterator[list[Running
 
 def run(*arguments: str, **settings: str) -> tuple[int, str]:
     """A command that ends: its exit code and its whole output."""
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", *arguments], env=environment(**settings), cwd=ROOT, capture_output=True,
-        text=True, timeout=120, check=False,
-    )  # fmt: skip
+    with forked_commands():
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", *arguments], env=environment(**settings), cwd=ROOT,
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
 

@@ -20,6 +20,7 @@ import pytest
 
 from penstock.local.service import python_path
 from tests.acceptance.conftest import FAST, ROOT, RunningStack, penstock, running
+from tests.forking import forked_commands
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +34,11 @@ def stack(module_data_path: Path) -> Iterator[RunningStack]:
             "PENSTOCK_SQS_ENDPOINT_URL": state["sqs_endpoint_url"], "PENSTOCK_METRICS_PORT": "0",
         }  # fmt: skip
         log = (module_data_path / "more.log").open("wb")
-        more = [
-            subprocess.Popen([sys.executable, "-m", "penstock", name], cwd=ROOT, env=env, stdout=log, stderr=log)
-            for name in ("scheduler", "supervisor") * 2
-        ]
+        with forked_commands():
+            more = [
+                subprocess.Popen([sys.executable, "-m", "penstock", name], cwd=ROOT, env=env, stdout=log, stderr=log)
+                for name in ("scheduler", "supervisor") * 2
+            ]
         try:
             yield up
         finally:

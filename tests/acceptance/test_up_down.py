@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +26,7 @@ import sqlalchemy
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.local.service import python_path
 from penstock.local.state import DataDir
+from tests.forking import forked_commands
 from tests.waiting import wait_until
 
 APP = """
@@ -63,14 +65,15 @@ class Place:
         }
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        result = subprocess.run(
-            [*self.command, *arguments],
-            cwd=self.path,
-            env=os.environ | self.env,
-            text=True,
-            capture_output=True,
-            timeout=UP_WITHIN_SECONDS,
-        )
+        with nullcontext() if arguments[0] == "up" else forked_commands():
+            result = subprocess.run(
+                [*self.command, *arguments],
+                cwd=self.path,
+                env=os.environ | self.env,
+                text=True,
+                capture_output=True,
+                timeout=UP_WITHIN_SECONDS,
+            )
         if check:
             assert result.returncode == 0, result.stderr
         return result

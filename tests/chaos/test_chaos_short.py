@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forking import forked_commands
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -18,10 +20,11 @@ def test_nothing_is_lost_and_nothing_recorded_twice(name: str, tmp_path: Path) -
     report = tmp_path / "report.json"
     command = [sys.executable, "-m", "tests.chaos", "--scenario", name, "--seconds", "8", "--json", str(report)]
     paths = os.pathsep.join([str(ROOT / "services"), str(ROOT)])
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=240,
-        check=False,
-    )  # fmt: skip
+    with forked_commands():
+        done = subprocess.run(
+            command, cwd=ROOT, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=240,
+            check=False,
+        )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = json.loads(report.read_text())
     assert row["problems"] == []

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import asyncpg
 import pytest
 
 from penstock.brokers.sqs import SqsQueue, SqsTransport
+from penstock.db.connecting import connect
 from penstock.db.pool import Store
 from penstock.settings.model import Settings
 
@@ -23,7 +23,7 @@ async def store(application_url: str) -> AsyncIterator[Store]:
 @pytest.fixture
 async def sql(database_url: str) -> AsyncIterator[Any]:
     """A connection of its own, for what no statement of ours does, such as making a row older than it is."""
-    connection = await asyncpg.connect(database_url)
+    connection = await connect(database_url)
     yield connection
     await connection.close()
 

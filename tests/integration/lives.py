@@ -17,13 +17,12 @@ from penstock.results.apply import apply_reports
 from penstock.settings.model import Settings
 from penstock.tasks import claim as claims
 from penstock.workflows.advance import AdvanceSummary
+from penstock.workflows.advancer import advance_workflows, find_pending
 from penstock.workflows.model import Step, Workflow, WorkflowAccepted, WorkflowChanged
 from penstock.workflows.store import (
-    advance_workflows,
     cancel_workflow,
     count_steps,
     create_workflow,
-    find_pending,
     read_steps,
     read_workflow,
     retry_workflow,

@@ -19,9 +19,9 @@ from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.supervisor.payload_objects import PayloadObjects
-from penstock.supervisor.workflows import WorkflowAdvancer
 from penstock.worker.handlers.actions import Registry
 from penstock.worker.process import Worker
+from penstock.workflows.advancer import WorkflowAdvancer
 from tests.integration.apis import JSON, running
 
 PATIENCE_SECONDS = 60.0

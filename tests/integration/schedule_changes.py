@@ -19,7 +19,7 @@ async def change_schedule(session: Session, method: str, params: bytes, settings
         case "schedule.update":
             return await store.update_schedule(session, command)
         case "schedule.delete":
-            return await store.delete_schedule(session, command)
+            return await store.delete_schedule(session, command.name)
         case "schedule.run_now":
-            return await store.run_schedule(session, command, max_attempts=settings.max_attempts)
-    return await store.pause_schedule(session, command, paused=method == "schedule.pause")
+            return await store.run_schedule(session, command.name, max_attempts=settings.max_attempts)
+    return await store.pause_schedule(session, command.name, paused=method == "schedule.pause")

@@ -15,7 +15,7 @@ import pytest
 from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsQueue
 from penstock.protocol.batching import join_batch
-from penstock.protocol.reports import Failed, Report, Succeeded, decode_reports
+from penstock.protocol.reports import Announced, Failed, Hints, Report, Succeeded, decode_reports
 from penstock.protocol.requests import encode_call
 from penstock.settings.model import Settings
 
@@ -57,16 +57,21 @@ async def test_single_requests_and_batches_are_answered_in_the_wire_format(
     await outbound.send([Outgoing(join_batch(batch)), Outgoing(encode_call(3, 13, "shout", '{"text":"b"}'))])
     reports: list[Report] = []
     deadline = time.monotonic() + 60
-    while len(reports) < 3:
-        assert time.monotonic() < deadline, f"three answers did not come, only {reports}"
+    await outbound.send([Outgoing(encode_call(4, 14, "call", "{}"))])
+    while len(reports) < 6:
+        assert time.monotonic() < deadline, f"two announcements and four answers did not come, only {reports}"
         assert foreign_worker.poll() is None, "the worker ended"
         messages = await results.receive(wait_seconds=1, visibility_seconds=30)
         for message in messages:
             reports += decode_reports(message.body, batch_limit=100)
         await results.delete(messages)
-    first, second, third = sorted(reports, key=lambda report: getattr(report, "task_id", 0))
+    shout, call, first, second, third, fourth = sorted(reports, key=lambda report: getattr(report, "task_id", 0))
+    assert {shout, call} == {Announced(name, "foreign", "7", None, '{"type": "object"}') for name in ("shout", "call")}
     assert first == Succeeded(1, 11, None, '"A!"')
     assert third == Succeeded(3, 13, None, '"B!"')
     assert isinstance(second, Failed)
     assert (second.task_id, second.claim) == (2, 12)
     assert json.loads(second.error)["code"] == -32601
+    assert second.hints.unknown_action  # by the code alone: it is given back
+    assert isinstance(fourth, Failed)
+    assert fourth.hints == Hints(retry_after=600, snooze=True, hold="key")

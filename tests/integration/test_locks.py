@@ -32,11 +32,11 @@ from penstock.submitter import Submitter
 from penstock.supervisor.duties import expiry
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.schedules import ScheduleFiring
-from penstock.supervisor.workflows import WorkflowAdvancer
 from penstock.tasks import claim, ordering
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import settle as settling
 from penstock.tasks.promotion import Promotions
+from penstock.workflows.advancer import WorkflowAdvancer
 from penstock.workflows.store import create_workflow
 from tests.claims import claim_id
 from tests.integration.apis import running

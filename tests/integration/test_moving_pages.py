@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.cli.sources import CLOCKWORK, KAFKA_MESSAGE_SCHEDULER, older_settings
+from penstock.cli.processes import CLOCKWORK, KAFKA_MESSAGE_SCHEDULER, older_settings
 from penstock.compat.topics.schedules import read_json
 from penstock.db.pool import Store
 from penstock.protocol.errors import SettingsError

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 import pytest
 
-from penstock import Call, Context, InboundClient, Retry, action
+from penstock import Call, Context, Fail, InboundClient, Retry, action
 from penstock.brokers.base import Outgoing, Queue, Transport
 from penstock.brokers.opening import create_queues, open_transport, queue_names
 from penstock.db.pool import Store
@@ -93,6 +93,10 @@ def registry() -> Registry:
         await asyncio.sleep(1)
         return "long"
 
+    @action("refuse", registry=registry)
+    async def refuse(ctx: Context) -> None:
+        raise Fail("never")
+
     @action("double", batch=10, linger=0.05, registry=registry)
     async def double(calls: list[Call[Item]]) -> list[int]:
         return [call.params.n * 2 for call in calls]
@@ -153,7 +157,7 @@ async def test_tasks_live_their_whole_life(
         await client.enqueue("once_more")
         await client.enqueue("long")
         await client.enqueue_many([{"action": "double", "payload": {"n": n}} for n in range(20)])
-        await client.enqueue("nobody_knows_it", max_attempts=1)
+        await client.enqueue("refuse")
 
     def opened(name: str, label: str) -> Queue:
         return transport.queue(name, label=label)
@@ -177,7 +181,7 @@ async def test_tasks_live_their_whole_life(
         by_action.setdefault(task["action"], []).append(task)
     assert {action: {task["state"] for task in found} for action, found in by_action.items()} == {
         "add": {"SUCCESS"}, "once_more": {"SUCCESS"}, "long": {"SUCCESS"}, "double": {"SUCCESS"},
-        "nobody_knows_it": {"CRITICAL_ERROR"},
+        "refuse": {"CRITICAL_ERROR"},
     }  # fmt: skip
     assert [task["result"] for task in by_action["add"]] == ["3"]
     assert [task["attempts"] for task in by_action["once_more"]] == [2]

@@ -213,8 +213,10 @@ async def test_a_dispatch_that_could_not_be_confirmed_is_sent_anew_and_only_the_
         batch, _ = await scheduler._claim()
         assert batch is not None
         await refusals.begin("53100", "commit", table="dispatch")
-        with pytest.raises(Unavailable):
-            await scheduler._sender.send_batch(batch)
+        assert await scheduler._sender.send_batch(batch) == 1
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                await scheduler._sender.confirm()
     eager = settings.model_copy(update={"unsent_after_seconds": 0.0})
     assert (
         await Repair(

@@ -78,7 +78,7 @@ async def test_every_example_of_the_protocol_page_is_true(
                         session, decode_reports(text, batch_limit=settings.batch_limit, bare_ids=True), settings
                     )
                 ended = applied.settled + applied.waiting + applied.suspended
-                assert (ended + applied.alive, applied.stale, applied.unreadable) == (
+                assert (ended + applied.alive + applied.output, applied.stale, applied.unreadable) == (
                     1,
                     0,
                     [],

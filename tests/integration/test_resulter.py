@@ -645,7 +645,7 @@ REFUSED = {
     "bare id": ('{"jsonrpc":"2.0","result":{"attempt":1},"id":"7"}', "PENSTOCK_RESULTS_BARE_IDS=true"),
     "error is text": ('{"jsonrpc":"2.0","error":"boom","id":"%s"}', "not a JSON-RPC response"),
     "error without message": ('{"jsonrpc":"2.0","error":{"code":1},"id":"%s"}', "message"),
-    "a request": ('{"jsonrpc":"2.0","method":"enqueue","params":{},"id":1}', "wait, step, suspend and run_times"),
+    "a request": ('{"jsonrpc":"2.0","method":"enqueue","params":{},"id":1}', "run_times and announce are known"),
     "progress without id": ('{"jsonrpc":"2.0","method":"progress","params":{"percent":4}}', "id"),
     "progress of a strange id": ('{"jsonrpc":"2.0","method":"progress","params":{"id":"7"}}', "is not <task id>"),
     "NaN": ('{"jsonrpc":"2.0","result":NaN,"id":"%s"}', "not a JSON-RPC response"),

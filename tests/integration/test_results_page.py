@@ -33,7 +33,7 @@ async def work(store: Store) -> None:
                 )
                 error = '{"code": -32000, "message": "ValueError: no luck"}'
                 await settle.fail(session, [Failure(task_id, batch.id, error, None) for task_id in failed])
-                await session.fetch("notify_work", CHANNEL)
+                await session.fetch("notify_work", CHANNEL, "")
         await asyncio.sleep(0.01)
 
 

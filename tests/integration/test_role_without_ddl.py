@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from penstock import Context, action
 from penstock.brokers.sqs import SqsQueue
 from penstock.cli.app import app
-from penstock.compat.duties import DelayedRecords
+from penstock.compat.delayed_records import DelayedRecords
 from penstock.db.migrate import grant
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres

@@ -23,7 +23,11 @@ _BEGINNINGS = {
     "submitter": ["penstock.submitter"],
     "scheduler": ["penstock.scheduler.process"],
     "resulter": ["penstock.resulter"],
-    "supervisor": ["penstock.supervisor.process", "penstock.compat.duties", "penstock.compat.scheduler0.store"],
+    "supervisor": [
+        "penstock.supervisor.process",
+        "penstock.compat.delayed_records",
+        "penstock.compat.scheduler0.store",
+    ],
     "api": ["penstock.api.process", "penstock.compat.http"],
     "kafka-source": ["penstock.compat.topics.process", "penstock.compat.topics.feeds"],
 }

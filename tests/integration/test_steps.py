@@ -799,9 +799,9 @@ async def test_a_journal_goes_with_the_record_of_its_task(
     for task in await line.claim():
         await line.apply(encode_step(name(task), entry("charge")), encode_result(name(task), "1"))
     retention = Retention(store=store, settings=settings)
-    assert await retention._delete_gone_journals() == 0
+    assert await retention._delete_gone("journal") == 0
     await sql.execute("delete from penstock.task_history where id = (select min(id) from penstock.task_history)")
-    assert await retention._delete_gone_journals() == 1
+    assert await retention._delete_gone("journal") == 1
     assert len(await journal(sql)) == 2
 
 
@@ -989,7 +989,7 @@ async def test_results_are_encrypted_and_large_ones_are_objects(
         assert (small["result"], big["result"], declined["error"]["message"]) == ("secret", None, "Fail: secret number")
         assert "stored as an object" in big["unread"]
         await sql.execute("delete from penstock.task_history")
-        await Retention(store=sealed, settings=settings)._delete_gone_journals()
+        await Retention(store=sealed, settings=settings)._delete_gone("journal")
         assert [row["doomed"] for row in await sealed.fetch("look_at_objects", 0, 10, None)] == [True]
     finally:
         await sealed.close()

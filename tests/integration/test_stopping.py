@@ -17,6 +17,7 @@ from penstock.brokers.sqs import SqsQueue
 from penstock.protocol.reports import decode_reports
 from penstock.protocol.requests import encode_call
 from penstock.settings.model import Settings
+from tests.forking import forked_commands
 
 ROOT = Path(__file__).parents[2]
 POLL_SECONDS = 20  # the longest that SQS has; a process that waits for it is found out
@@ -65,10 +66,11 @@ class Process:
             **(environment or {}),
         }
         self.lines: list[str] = []
-        self._popen = subprocess.Popen(
-            [sys.executable, "-m", "penstock", *arguments],
-            cwd=folder, env=os.environ | environment, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        with forked_commands():
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "penstock", *arguments],
+                cwd=folder, env=os.environ | environment, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
 
     def until(self, *texts: str) -> str:
         """Read lines until one has all the texts, and return it."""
@@ -104,6 +106,9 @@ async def test_an_idle_process_does_not_wait_for_its_long_poll_to_stop(
     await asyncio.to_thread(process.until, "event=process_started")
     await asyncio.sleep(2)  # by now it waits
     assert await asyncio.to_thread(process.stop, POLL_SECONDS / 2) == 0, process.lines
+    if name == "worker":
+        (announced,) = await results.receive(wait_seconds=5, visibility_seconds=30)
+        assert '"method":"announce"' in announced.body
     # The poll that was cut off takes nothing with it.
     for queue in (outbound, inbound, results):
         await queue.send([Outgoing("[]")])

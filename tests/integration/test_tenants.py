@@ -32,7 +32,8 @@ from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import reschedule, settle
 from penstock.tasks.transactional import enqueue_many
-from penstock.workflows.store import advance_workflows, cancel_workflow, create_workflow
+from penstock.workflows.advancer import advance_workflows
+from penstock.workflows.store import cancel_workflow, create_workflow
 from tests.integration.apis import running
 from tests.integration.doors import take
 from tests.integration.schedule_changes import change_schedule

@@ -356,10 +356,10 @@ class Database:
         for process in list(self._held):
             self.died(process)
 
-    async def notify(self, channel: str) -> None:
+    async def notify(self, channel: str, payload: str) -> None:
         if not self.strikes():
             for listener in list(self.listeners):
-                listener.hear(channel)
+                listener.hear(channel, payload)
 
 
 class SimulatedConnection:
@@ -372,6 +372,9 @@ class SimulatedConnection:
         self.depth = 0
         self._has_changed = False
         self.lock_wait_seconds = LOCK_WAIT_SECONDS
+
+    def is_closed(self) -> bool:
+        return self.is_broken
 
     async def fetch(self, statement: str, *args: Any, timeout: float | None = None) -> list[Any]:
         name = self._database.names.get(statement, "other")
@@ -493,10 +496,10 @@ class _Listener:
     async def execute(self, _statement: str, timeout: float | None = None) -> None:
         await self._database.pause()
 
-    def hear(self, channel: str) -> None:
+    def hear(self, channel: str, payload: str) -> None:
         heard = self._events.get(channel)
         if heard is not None and self.process is not None:
-            self.process.step(heard, self, 0, channel, "")
+            self.process.step(heard, self, 0, channel, payload)
 
     def terminate(self) -> None:
         self._database.listeners = [one for one in self._database.listeners if one is not self]

@@ -5,20 +5,22 @@ Name: the changes of statements, each with the text that it replaces.
 
 _HOLDS = "case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end"
 _HOLDS_T = "case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end"
+_CLAIMS = "claim_tasks", "claim_ready_tasks", "claim_tasks_by_rules"
+_SUCCESSES = "finish_tasks", "finish_few_tasks"
 _UNFENCED = "$2::bigint[] is not null"
 
 MUTATIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
-    "a result of an old claim counts": (("finish_tasks", _HOLDS, _UNFENCED),),
+    "a result of an old claim counts": tuple((name, _HOLDS, _UNFENCED) for name in _SUCCESSES),
     "a failure of an old claim counts": (("delay_tasks", _HOLDS_T, _UNFENCED), ("read_attempts", _HOLDS, _UNFENCED)),
     "a final failure of an old claim counts": (
         ("fail_tasks_permanently", _HOLDS, _UNFENCED), ("read_attempts", _HOLDS, _UNFENCED),
     ),
     "an attempt counts twice": tuple(
         (name, "attempts = t.attempts + 1", "attempts = least(t.attempts + 2, t.max_attempts)")
-        for name in ("claim_tasks", "claim_tasks_by_rules")
+        for name in _CLAIMS
     ),
     "a claim token is used again": tuple(
-        (name, "claim = n.id,", "claim = greatest(t.claim, 1),") for name in ("claim_tasks", "claim_tasks_by_rules")
+        (name, "claim = n.id,", "claim = greatest(t.claim, 1),") for name in _CLAIMS
     ),
     "stale claims are not found": (("find_stale", "where state = 'ACQUIRED'", "where state = 'ACQUIRED' and false"),),
     "a failed task has no next attempt": (
@@ -51,9 +53,10 @@ MUTATIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "what is in flight is not counted": (("count_gated", "where state = 'ACQUIRED'", "where state = 'WAITING'"),),
     "limit keys are not counted": (("lock_gates", "when $3::int is null or", "when $3::int is not null or"),),
-    "a workflow receives no success": (
-        ("finish_tasks", "select workflow, id, claim, 'SUCCESS' from gone where workflow is not null",
-         "select workflow, id, claim, 'SUCCESS' from gone where false"),
+    "a workflow receives no success": tuple(
+        (name, "select workflow, id, claim, 'SUCCESS' from gone where workflow is not null",
+         "select workflow, id, claim, 'SUCCESS' from gone where false")
+        for name in _SUCCESSES
     ),
     "a cancelled task leaves no record": (("cancel_tasks", "trace, now(), $2::text, worker\n    from gone",
                                            "trace, now(), $2::text, worker\n    from gone where false"),),

@@ -47,6 +47,7 @@ def make_settings() -> Settings:
         untaken_after_seconds=12, retry_base_seconds=0.3, retry_cap_seconds=2, poll_seconds=2,
         supervisor_interval_seconds=5, grace_seconds=3, inbound_methods="*", max_attempts=4, worker_concurrency=6,
         pack_max_tasks=3, claim_batch_size=8, in_flight_floor=12, task_timeout_seconds=5,
+        announce_actions=False,  # they are made in a thread, which no seed determines
     )  # fmt: skip
 
 

@@ -18,6 +18,8 @@ from tests.command_lines import find_command, options_of
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "docs" / "operations" / "compose" / "alerts.yml"
 CASES = ROOT / "tests" / "prometheus" / "alerts.test.yml"
+# Absolute, so that Alertmanager and what it notifies can link to it.
+MAIN = "https://github.com/penstock/penstock/blob/main/"
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(
     PROMTOOL is None and not os.environ.get("CI"),
@@ -94,10 +96,11 @@ def test_every_alert_has_a_case_in_which_it_fires_and_all_one_in_which_none_does
 def test_an_alert_says_what_is_wrong_what_to_do_and_where_more_is_said(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in ("page", "ticket")
     notes = rule["annotations"]
-    assert notes.keys() == {"summary", "description", "runbook"}
+    assert notes.keys() == {"summary", "description", "runbook_url"}
     assert len(notes["summary"]) < 120
     assert notes["description"].endswith(".")
-    page, _, anchor = notes["runbook"].partition("#")
+    assert notes["runbook_url"].startswith(MAIN)
+    page, _, anchor = notes["runbook_url"].removeprefix(MAIN).partition("#")
     assert anchor == rule["alert"].lower()
     assert f"### {rule['alert']}\n" in (ROOT / page).read_text("utf-8")
 

@@ -41,6 +41,7 @@ PUBLIC = [
     "ScheduleNotFound",
     "Settings",
     "SettingsError",
+    "Snooze",
     "StateConflict",
     "Step",
     "StepChanged",

@@ -52,6 +52,17 @@ def plain(n: int) -> Row:
     return {"id": UUID(int=n)}
 
 
+@action
+async def album(ctx: Context, urls: list[str]) -> None:
+    for url in urls:
+        ctx.spawn(resize, url, Size(width=3))
+        ctx.spawn(resize.with_options(priority=5), url=url, size=Size(width=3))
+    ctx.spawn("resize", {"url": "a"}, priority=5)
+    ctx.spawn(resize, 3, Size(width=3))  # refused
+    ctx.spawn(plain, "many")  # refused
+    ctx.spawn(plain)  # refused
+
+
 @action("approve", max_attempts=3)
 async def approve(ctx: Context, order: int) -> str | Wait:
     return ctx.wait()

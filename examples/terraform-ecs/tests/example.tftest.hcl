@@ -141,3 +141,20 @@ run "refuses_a_password_that_breaks_a_url" {
   }
   expect_failures = [var.database_password]
 }
+
+run "only_the_api_reads_from_a_replica" {
+  variables {
+    database_replica = true
+  }
+  assert {
+    condition = alltrue([
+      for name, definition in aws_ecs_task_definition.process :
+      strcontains(definition.container_definitions, "PENSTOCK_DATABASE_READ_URL") == (name == "api")
+    ])
+    error_message = "The api alone has the URL of the replica."
+  }
+  assert {
+    condition     = length(jsondecode(aws_iam_role_policy.database["api"].policy).Statement[0].Resource) == 2
+    error_message = "The api may connect to both."
+  }
+}

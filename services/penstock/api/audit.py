@@ -13,14 +13,12 @@ from penstock.db.context import Context
 from penstock.db.session import OpenSession
 from penstock.methods.audit import AuditEntry, begin_audit, end_audit, shown_params
 from penstock.protocol.api_key import Permission
-from penstock.protocol.checks import MAX_LIST, check_page, read_cursor
+from penstock.protocol.checks import LIMIT, MAX_LIST, NUMBERED, read_cursor
 from penstock.protocol.errors import RpcError, Unavailable
 from penstock.protocol.method import Scope, method
 from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about, view_of
 from penstock.runtime.batcher import Batcher
-from penstock.runtime.logs import get_logger
-
-log = get_logger()
+from penstock.runtime.logs import log
 
 
 class Audited(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +47,8 @@ class AuditPage(msgspec.Struct, frozen=True):
 
 
 class AuditListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Annotated[int, about(f"Maximum number of entries; 1 to {MAX_LIST}.")] = 50
-    cursor: Annotated[str | None, CURSOR] = None
-
-    def __post_init__(self) -> None:
-        check_page(self.limit, self.cursor)
+    limit: Annotated[int, about(f"Maximum number of entries; 1 to {MAX_LIST}."), LIMIT] = 50
+    cursor: Annotated[str | None, CURSOR, NUMBERED] = None
 
 
 @method("audit.list", permission=Permission.ADMIN, scope=Scope.CLOSED, audited=False)

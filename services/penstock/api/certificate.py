@@ -6,12 +6,10 @@ import os
 import ssl
 
 from penstock.protocol.errors import SettingsError
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.settings.values import PREFIX
 
 LOOK_SECONDS = 10.0
-
-log = get_logger()
 
 
 class Certificate:

@@ -10,12 +10,10 @@ from time import monotonic
 
 from penstock.brokers.base import Message, Queue
 from penstock.protocol.errors import QueueAway, Unavailable
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 
 LEASE_SECONDS = 60  # until a message comes back if this process dies
 LOOK_SECONDS = 12.0  # of one call to the api, well within what its caller waits and what a message is held
-
-log = get_logger()
 
 
 class LeasedMessages:

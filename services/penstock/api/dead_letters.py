@@ -23,13 +23,13 @@ from penstock.api.message_contents import Contents, find_states, read_contents
 from penstock.brokers.base import ORIGINAL_ID_ATTRIBUTE, Message, Outgoing, Queue
 from penstock.methods.inbound import accept_inbound, read_inbound, take_in
 from penstock.protocol.api_key import Permission
-from penstock.protocol.checks import CONTROL, MAX_IDS, MAX_LIST, read_limit
+from penstock.protocol.checks import CONTROL, LIMIT, MAX_IDS, MAX_LIST, read_limit
 from penstock.protocol.errors import InvalidParams, MessageNotFound, QueueAway, Refused, Unavailable
 from penstock.protocol.json_text import entry_text, utf8_size
 from penstock.protocol.method import NoParams, Scope, method
 from penstock.protocol.task import State
 from penstock.protocol.views import about, timestamp
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.tasks import enqueue
 
@@ -38,8 +38,6 @@ QueueName = Literal["inbound", "outbound", "results"]
 MESSAGE_ID_MAX_CHARS = 100
 _FIRST_SHOWN = 3
 _RECEIPT_SHARE = 0.95  # of its retention after which a receipt is no longer counted on, for clocks that differ
-
-log = get_logger()
 
 
 class DeadLetterQueue(msgspec.Struct, frozen=True):
@@ -139,10 +137,7 @@ async def count(context: ApiContext, _given: NoParams) -> DeadLetterQueues:
 
 class DlqListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue: _Queue
-    limit: Annotated[int, about(f"Maximum number of messages; 1 to {MAX_LIST}.")] = 50
-
-    def __post_init__(self) -> None:
-        read_limit(self.limit)
+    limit: Annotated[int, about(f"Maximum number of messages; 1 to {MAX_LIST}."), LIMIT] = 50
 
 
 @method("dlq.list", permission=Permission.READ, scope=Scope.CLOSED, errors=(QueueAway,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,7 +21,8 @@ from penstock.brokers.base import Depth, Queue
 from penstock.db.context import Recent
 from penstock.db.notify import Notifier
 from penstock.db.pool import PATIENT_SECONDS, Store
-from penstock.db.session import Session
+from penstock.db.replica import Replica
+from penstock.db.session import OpenSession, Session
 from penstock.methods.table import SUBMIT_PREFIX, read_command
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import InvalidRequest, RpcError, Unavailable
@@ -36,7 +38,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Methods:
-    """Carries out requests; ``handlers`` are what a Dispatcher takes."""
+    """Carries out requests; ``handlers`` are what a Dispatcher takes. replica: of the store, None without one."""
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class Methods:
         *,
         queues: Mapping[str, Queue],
         dead_letters: Mapping[str, Queue],
+        replica: Replica | None = None,
         keys_changed: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._store = store
@@ -54,7 +57,8 @@ class Methods:
         self._turns = asyncio.Semaphore(max(1, settings.database_pool_size - _SPARED_CONNECTIONS))
         self._enqueuer = Enqueuer(store, self.session, notifier, settings)
         self.audit = Audit(self.session)
-        self.long_polls = LongPolls(store, self.session, settings)
+        self._replica = replica
+        self.long_polls = LongPolls(store, self.session, settings, replica)
         self._context = ApiContext(
             settings=settings,
             session=self.session,
@@ -68,6 +72,8 @@ class Methods:
             queues={**queues, **dead_letters},
             keys_changed=keys_changed,
         )
+        if replica is not None:
+            self._context_of_replica = dataclasses.replace(self._context, session=replica.session, recent=Recent())
         self.handlers = {name: self._handler(method) for name, method in METHODS.items()}
         self.handlers[SUBMIT_PREFIX] = self.handlers["enqueue"]
 
@@ -84,10 +90,24 @@ class Methods:
 
     async def _answer(self, method: Method, request: Request) -> Any:
         command = self._command(method, request)
+        if method.by_replica and self._replica is not None:
+            contexts = (self._context_of_replica, self._context)
+            return await self._replica.read(*(partial(method.carry_out, context, command) for context in contexts))
         if not method.audited or method.dry(command):
             return await method.carry_out(self._context, command)
         async with self.audit.recording(method.name, bytes(request.params)):
             return await method.carry_out(self._context, command)
+
+    async def fetch(self, *statements: tuple[Any, ...]) -> list[list[Any]]:
+        """The rows of statements, each with its arguments, which may be as old as a replica is."""
+
+        async def fetch_all(open_session: OpenSession) -> list[list[Any]]:
+            async with open_session() as session:
+                return [await session.fetch(*statement) for statement in statements]
+
+        if self._replica is None:
+            return await fetch_all(self.session)
+        return await self._replica.read(partial(fetch_all, self._replica.session), partial(fetch_all, self.session))
 
     async def _read(self, method: Method, request: Request) -> Any:
         """As ``_answer``, of a method that changes nothing: refused once the answer of its body is full."""

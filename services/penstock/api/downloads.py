@@ -25,11 +25,12 @@ from penstock.runtime.budget import in_hand
 MayRead = Callable[[Request], Awaitable[bool | None]]
 """Whether a signed-in browser may read, to whose tenant the request is then bound; None without a browser's session."""
 
-_HEADERS = {
+HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
     "X-Content-Type-Options": "nosniff",
 }
+_STATUSES = {errors.RateLimited: 429, errors.TooManyWaits: 503}
 
 
 _AADS: dict[str, Callable[[Any], str | TenantAad]] = {
@@ -38,42 +39,61 @@ _AADS: dict[str, Callable[[Any], str | TenantAad]] = {
 }
 
 
-def download_routes(
-    methods: Methods, authenticator: Authenticator, *, may_read: MayRead | None = None
-) -> Sequence[BaseRoute]:
+class Readers:
+    """Callers who may read tasks, by an API key or a browser's session. may_read: None without a dashboard."""
+
+    def __init__(self, authenticator: Authenticator, may_read: MayRead | None = None) -> None:
+        self._authenticator = authenticator
+        self._may_read = may_read
+
+    async def admit(self, request: Request) -> str:
+        """Bind the request to its caller's tenant; returns the name of the key. Raises AccessDenied, RateLimited."""
+        self._authenticator.check_host(request.headers)
+        bind(None)
+        name = ""
+        may_read = None if self._may_read is None else await self._may_read(request)  # which binds
+        if may_read is None:
+            caller = self._authenticator.admit(request.headers, address_of(request))
+            caller.charge(1)
+            bind(caller.tenant, caller.actions)
+            name, may_read = caller.key, caller.may("status")
+        if not may_read:
+            raise errors.AccessDenied(403, "this API key may not read tasks")
+        return name
+
+    def route(self, path: str, answer: Callable[[Request, int, str], Awaitable[Response]]) -> BaseRoute:
+        """A route below ``/tasks/ID``. answer: called with the task's id and the name of the caller's key."""
+
+        async def guarded(request: Request) -> Response:
+            headers: dict[str, str] | None = None
+            try:
+                name = await self.admit(request)
+                return await answer(request, read_id(request.path_params["id"], "id"), name)
+            except errors.Overloaded as exc:
+                status, headers = refusal(exc)
+                body = error_body(exc)
+            except errors.RpcError as exc:
+                body = error_body(exc)
+                status = _STATUSES.get(type(exc), getattr(exc, "status", 404))
+            except (errors.PayloadUnavailable, errors.PayloadLost) as exc:
+                body = msgspec.json.encode({"error": {"message": str(exc)}})
+                status = 503 if isinstance(exc, errors.PayloadUnavailable) else 410
+            except Exception as exc:
+                body, status = error_body(masked(exc, "download")), 503
+            return Response(body, status, {**HEADERS, **(headers or {})}, media_type="application/json")
+
+        return Route(f"/tasks/{{id}}/{path}", guarded, methods=["GET"])
+
+
+def download_routes(methods: Methods, readers: Readers) -> Sequence[BaseRoute]:
     """One answer is one object, fetched and decrypted for callers who may read tasks."""
 
-    async def answer(what: str, request: Request) -> Response:
-        headers: dict[str, str] | None = None
-        try:
-            authenticator.check_host(request.headers)
-            bind(None)
-            signed_in = None if may_read is None else await may_read(request)  # which binds
-            if signed_in is None:
-                caller = authenticator.admit(request.headers, address_of(request))
-                caller.charge(1)
-                bind(caller.tenant, caller.actions)
-                signed_in = caller.may("status")
-            if not signed_in:
-                raise errors.AccessDenied(403, "this API key may not read tasks")
-            task_id = read_id(request.path_params["id"], "id")
-            body: str | bytes = await _read(methods, task_id, what)
-            status = 200
-            headers = {"Content-Disposition": f'attachment; filename="task-{task_id}-{what}.json"'}
-        except errors.Overloaded as exc:
-            status, headers = refusal(exc)
-            body = error_body(exc)
-        except errors.RpcError as exc:
-            body = error_body(exc)
-            status = 429 if isinstance(exc, errors.RateLimited) else getattr(exc, "status", 404)
-        except (errors.PayloadUnavailable, errors.PayloadLost) as exc:
-            body = msgspec.json.encode({"error": {"message": str(exc)}})
-            status = 503 if isinstance(exc, errors.PayloadUnavailable) else 410
-        except Exception as exc:
-            body, status = error_body(masked(exc, "download")), 503
-        return Response(body, status, {**_HEADERS, **(headers or {})}, media_type="application/json")
+    async def answer(what: str, request: Request, task_id: int, name: str) -> Response:
+        body = await _read(methods, task_id, what)
+        headers = {**HEADERS, "Content-Disposition": f'attachment; filename="task-{task_id}-{what}.json"'}
+        return Response(body, 200, headers, media_type="application/json")
 
-    return [Route(f"/tasks/{{id}}/{what}", partial(answer, what), methods=["GET"]) for what in _AADS]
+    return [readers.route(what, partial(answer, what)) for what in _AADS]
 
 
 async def _read(methods: Methods, task_id: int, what: str) -> str:

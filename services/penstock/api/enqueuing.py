@@ -15,15 +15,13 @@ from penstock.protocol.errors import InvalidParams, PenstockError, Refused, RpcE
 from penstock.protocol.task import Enqueued, NewTask
 from penstock.runtime.batcher import Batcher
 from penstock.runtime.halving import in_halves
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue, views
 
 MAX_INSERT_TASKS = 1000
 PARALLEL_INSERTS = 2  # of tasks without keys
-
-log = get_logger()
 
 
 class Enqueuer:
@@ -76,7 +74,7 @@ class Enqueuer:
         async with self._store.transaction(hurried=True) if hurried else self._store.session() as session:
             accepted = await enqueue.enqueue(session, tasks)
         count_enqueued(tasks, accepted, source="http")
-        self._notifier.wake()
+        self._notifier.wake(due=all(task.run_at is None and not task.delay_seconds for task in tasks))
         return [refusal_of(task, answer) or answer for task, answer in zip(tasks, accepted, strict=True)]
 
 

@@ -31,6 +31,7 @@ from penstock.settings.model import Settings
 
 RPC_PATH = "/rpc"
 SCALING_PATH = "/scaling"
+AGE_HEADER = "Penstock-Age"  # seconds; of an answer that a replica has given a part of
 _JSON = "application/json"
 _MEDIA_TYPES = {_JSON, "application/json-rpc", "application/jsonrequest"}
 # An answer is for the one who asked, and is no page: nothing in it may be run, framed or kept.
@@ -105,7 +106,9 @@ def make_app(
             return _failed(exc, "unknown")
         if HAS_WAITED not in request.scope:
             metrics.REQUEST_SECONDS.observe(perf_counter() - started)
-        return Response(status_code=status) if answer is None else _json(answer, status)
+        age = in_hand().age_seconds
+        headers = None if age is None else {AGE_HEADER: f"{age:.1f}"}
+        return Response(status_code=status) if answer is None else _json(answer, status, headers)
 
     async def figures(request: Request) -> Response:
         started = perf_counter()

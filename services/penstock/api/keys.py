@@ -19,18 +19,16 @@ from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.protocol import api_key
 from penstock.protocol.api_key import ApiKey, Permission
-from penstock.protocol.checks import MAX_LIST, TaskId, check_page, check_seconds, read_cursor, read_id
+from penstock.protocol.checks import ID, LIMIT, MAX_LIST, NUMBERED, TaskId, check_seconds, read_cursor
 from penstock.protocol.errors import InvalidParams, KeyNotFound, Unavailable
 from penstock.protocol.method import Scope, method
 from penstock.protocol.tenant import read_tenant
 from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about, view_of
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 
 REFRESH_SECONDS = 2.0
 BELIEVED_SECONDS = 8.0  # a key that was revoked stops within 10 s, even where Postgres cannot be asked
 USE_NOTED_SECONDS = 60.0
-
-log = get_logger()
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,8 +89,8 @@ async def create_key(session: Session, command: CreateKey) -> NewKey | None:
 
 
 class KeysListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Annotated[int, about(f"Maximum number of keys; 1 to {MAX_LIST}.")] = 50
-    cursor: Annotated[str | None, CURSOR] = None
+    limit: Annotated[int, about(f"Maximum number of keys; 1 to {MAX_LIST}."), LIMIT] = 50
+    cursor: Annotated[str | None, CURSOR, NUMBERED] = None
     revoked: Annotated[bool, about("With those that are revoked.")] = False
 
 
@@ -153,12 +151,7 @@ async def create(context: ApiContext, command: CreateKey) -> NewKey:
     return made
 
 
-def _read_list(given: KeysListParams) -> KeysListParams:
-    check_page(given.limit, given.cursor)
-    return given
-
-
-@method("keys.list", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_list, audited=False)
+@method("keys.list", permission=Permission.ADMIN, scope=Scope.CLOSED, audited=False)
 async def list_(context: Context, page: KeysListParams) -> KeyPage:
     """List API keys, newest first, without the keys themselves."""
     async with context.session() as session:
@@ -167,20 +160,16 @@ async def list_(context: Context, page: KeysListParams) -> KeyPage:
 
 
 class KeysRevokeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: Annotated[TaskId, about("From keys.list.")]
+    id: Annotated[TaskId, about("From keys.list."), ID]
 
 
-def _read_revoke(given: KeysRevokeParams) -> int:
-    return read_id(given.id, "id")
-
-
-@method("keys.revoke", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(KeyNotFound,), read=_read_revoke)
-async def revoke(context: ApiContext, key_id: int) -> Key:
+@method("keys.revoke", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(KeyNotFound,))
+async def revoke(context: ApiContext, given: KeysRevokeParams) -> Key:
     """Revoke an API key permanently; it is refused within 10 seconds."""
     async with context.session() as session:
-        key = await revoke_key(session, key_id)
+        key = await revoke_key(session, int(given.id))
     if key is None:
-        raise KeyNotFound(key_id)
+        raise KeyNotFound(int(given.id))
     log.info("api_key_revoked", id=key.id, name=key.name)
     await _refresh(context)
     return key

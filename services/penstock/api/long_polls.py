@@ -1,8 +1,4 @@
-"""Long polls for results: however many wait for however many tasks, one watch looks for all of them.
-
-It looks at each wake-up that reports changed tasks, and at least once a second; so settling costs nothing more.
-Between two looks it rests for nine times as long as the last one took.
-"""
+"""Long polls for results: however many wait for however many tasks, one watch looks for all of them."""
 
 from __future__ import annotations
 
@@ -12,37 +8,31 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from time import monotonic
 from typing import Any
 
 from starlette.requests import Request
 
-from penstock.db.notify import Listener
+from penstock.api.watch import Watch
 from penstock.db.pool import Store
-from penstock.db.session import OpenSession
+from penstock.db.replica import Replica
+from penstock.db.session import OpenSession, Session
 from penstock.payloads.records import shown_rows
 from penstock.protocol.caller import bound_to, seen
-from penstock.protocol.errors import RpcError, TaskNotFound, TooManyWaits, Unavailable
+from penstock.protocol.errors import RpcError, TaskNotFound, TooManyWaits
 from penstock.runtime import budget, metrics
 from penstock.runtime.batcher import Batcher
-from penstock.runtime.logs import get_logger
 from penstock.runtime.periodic import is_set_within
 from penstock.settings.model import Settings
 from penstock.tasks import views
 from penstock.tasks.methods import AwaitResults
 
-_LOOK_SECONDS = 1.0
-_SHORTEST_REST_SECONDS = 0.01
-_LONGEST_REST_SECONDS = 1.0
-_REST_SHARE = 9.0
 _SHARE_OF_ONE = 0.5  # of the requests that may wait, for one caller, so that it leaves some to the others
-_IDLE_SECONDS = 60.0  # the connection that hears wake-ups is kept so long after the last request that waited
 _LINGER_SECONDS = 0.02
 _LINGER_SECONDS_OF_MANY = 0.1
 _MANY = 100
 _CALLS_PER_LOOK = 50  # of those that have just come; each may ask for a thousand tasks
-
-log = get_logger()
 
 HAS_WAITED = "penstock.has_waited"  # in the scope of a request whose answer was put off
 request_in_hand: ContextVar[Request | None] = ContextVar("request", default=None)
@@ -62,12 +52,14 @@ async def _wait_gone() -> None:
 class _Waiter:
     """A request that waits for tasks. ``ready``: enough of them has settled, or it waits no longer.
 
-    hidden: tasks that its caller may not see, which are found at once, as unknown ones are.
+    hidden: tasks that its caller may not see, which are found at once, as unknown ones are. began: when it came; a
+    replica that may lack what was committed before is not asked for it.
     """
 
-    __slots__ = ("any", "found", "missing", "ready", "size")
+    __slots__ = ("any", "began", "found", "missing", "ready", "size")
 
     def __init__(self, command: AwaitResults, hidden: set[int]) -> None:
+        self.began = monotonic()
         self.missing = set(command.ids)
         self.any = command.any_will_do
         self.found: dict[int, Any] = {}
@@ -89,6 +81,10 @@ class _Waiter:
         return self.size >= budget.ANSWER_BYTES
 
 
+async def _left(ids: set[int]) -> set[int]:
+    return ids
+
+
 def _bytes_of(row: Any) -> int:
     return len(row["result"] or "") + len(row["error"] or "")
 
@@ -96,18 +92,19 @@ def _bytes_of(row: Any) -> int:
 class LongPolls:
     """The method ``result``. Half of the connections may wait, so that other requests find one."""
 
-    def __init__(self, store: Store, session: OpenSession, settings: Settings) -> None:
+    def __init__(self, store: Store, session: OpenSession, settings: Settings, replica: Replica | None = None) -> None:
         self._session = session
+        self._replica = replica
         self._codec = store.codec
-        self._listener = Listener(store)
         self._tasks_limit = settings.result_waits_limit  # of (waiting request, task) pairs
         self._requests_limit = max(1, settings.http_connections // 2)
         self._waiting: dict[int, set[_Waiter]] = {}
-        self._awaited = asyncio.Event()
         self._waits = 0
         self._of_callers: Counter[str | None] = Counter()
         self._stopped = False
         self._first_looks: Batcher[Sequence[int], None] = Batcher(self._look, max_items=_CALLS_PER_LOOK)
+        self._watch = Watch(store, self._look_again, lambda: bool(self._waiting), follows=replica is not None)
+        self.run = self._watch.run
         metrics.RESULT_WAITS.set_function(lambda: self._waits)
 
     async def answer(self, commands: Sequence[AwaitResults | RpcError]) -> Sequence[Any]:
@@ -155,35 +152,6 @@ class LongPolls:
             for waiter in waiters:
                 waiter.ready.set()
 
-    async def run(self) -> None:
-        """The watch, a side task. It is connected while a request waits."""
-        while True:
-            await self._awaited.wait()
-            listening = asyncio.create_task(self._listener.run(), name="listen")
-            try:
-                await self._watch()
-            finally:
-                listening.cancel()
-                await asyncio.wait((listening,))
-
-    async def _watch(self) -> None:
-        used_at = monotonic()
-        while monotonic() - used_at < _IDLE_SECONDS:
-            await is_set_within(self._listener.event, _LOOK_SECONDS)
-            self._listener.event.clear()
-            if not self._waiting:
-                continue
-            started = monotonic()
-            try:
-                await self._look([[*self._waiting]])
-            except Unavailable as exc:
-                log.debug("results_not_looked_for", reason=str(exc))  # the next look may find it back
-            used_at = monotonic()
-            rest = _REST_SHARE * (used_at - started)
-            await asyncio.sleep(min(_LONGEST_REST_SECONDS, max(_SHORTEST_REST_SECONDS, rest)))
-        if not self._waiting:
-            self._awaited.clear()
-
     async def _one(self, command: AwaitResults | RpcError, hidden: set[int]) -> Any:
         if isinstance(command, RpcError):
             raise command
@@ -194,7 +162,7 @@ class LongPolls:
         for task_id in ids:
             self._waiting.setdefault(task_id, set()).add(waiter)
         self._waits += len(ids)
-        self._awaited.set()
+        self._watch.begin()
         try:
             await self._first_looks.submit([*ids])
             if command.timeout_seconds and not self._stopped:
@@ -202,6 +170,8 @@ class LongPolls:
                 # More may settle within a moment, and each answer costs a call.
                 if waiter.ready.is_set() and waiter.missing and not waiter.is_full and not self._stopped:
                     await asyncio.sleep(_LINGER_SECONDS_OF_MANY if len(waiter.missing) >= _MANY else _LINGER_SECONDS)
+            if self._replica is not None and command.timeout_seconds and not waiter.ready.is_set():
+                await self._first_looks.submit([*waiter.missing])  # for what the replica does not show yet
         finally:
             self._waits -= len(ids)
             for task_id in waiter.missing:
@@ -215,19 +185,39 @@ class LongPolls:
         ids = {task_id for group in groups for task_id in group}
         while ids:
             async with self._session() as session:
-                rows = await session.fetch("read_settled", [*ids], budget.ANSWER_BYTES)
-            for row in rows:
-                waiters = self._waiting.get(row["id"], set())
-                for waiter in [waiter for waiter in waiters if not waiter.is_full]:
-                    waiter.take(row)
-                    waiters.discard(waiter)
-                if not waiters:
-                    self._waiting.pop(row["id"], None)
-            if sum(len(row["result"] or "") for row in rows) < budget.ANSWER_BYTES:
-                break
-            ids -= {row["id"] for row in rows}  # there may be more of them, which had no room
-            ids = {one for one in ids if any(not waiter.is_full for waiter in self._waiting.get(one, ()))}
+                ids = await self._hand_over(session, ids)
         return [None] * len(groups)
+
+    async def _look_again(self) -> None:
+        """As ``_look`` for all that wait; those that the replica must know are looked for there."""
+        ids = set(self._waiting)
+        if self._replica is not None:
+            ids = await self._replica.read(partial(self._look_in_replica, self._replica, ids), partial(_left, ids))
+        await self._look([[*ids]])
+
+    async def _look_in_replica(self, replica: Replica, ids: set[int]) -> set[int]:
+        """The tasks that are left to the primary: a request that waits for them came after what the replica shows."""
+        async with replica.dated_session() as (session, as_of):
+            known = {one for one in ids if all(waiter.began <= as_of for waiter in self._waiting.get(one, ()))}
+            looked_for = known
+            while looked_for:
+                looked_for = await self._hand_over(session, looked_for)
+        return ids - known
+
+    async def _hand_over(self, session: Session, ids: set[int]) -> set[int]:
+        """One look; the tasks to look for in another, for there was no room for their results."""
+        rows = await session.fetch("read_settled", [*ids], budget.ANSWER_BYTES)
+        for row in rows:
+            waiters = self._waiting.get(row["id"], set())
+            for waiter in [waiter for waiter in waiters if not waiter.is_full]:
+                waiter.take(row)
+                waiters.discard(waiter)
+            if not waiters:
+                self._waiting.pop(row["id"], None)
+        if sum(len(row["result"] or "") for row in rows) < budget.ANSWER_BYTES:
+            return set()
+        ids = ids - {row["id"] for row in rows}
+        return {one for one in ids if any(not waiter.is_full for waiter in self._waiting.get(one, ()))}
 
     async def _outcome(self, command: AwaitResults, waiter: _Waiter) -> Any:
         some_of_any = command.any_will_do and waiter.found

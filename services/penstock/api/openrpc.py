@@ -73,12 +73,12 @@ _RESULT_NAMES = {"status": "tasks", "result": "outcome", "rpc.discover": "docume
 def describe(methods: Mapping[str, Method]) -> dict[str, Any]:
     """The OpenRPC document."""
     shown = sorted(methods.values(), key=lambda method: _place(_FAMILIES, method.name.rpartition(".")[0]))
-    kinds = {
+    kinds = dict.fromkeys(
         kind
         for method in shown
         for kind in (*_plain_types(method.result), *(described(field.type)[0] for field in fields(method.params)))
-    }
-    known = list(kinds - {msgspec.Raw})
+    )  # in this order, not in that of a set, which differs between runs
+    known = [kind for kind in kinds if kind is not msgspec.Raw]
     found, components = msgspec.json.schema_components(known, ref_template=_REFERENCE)
     schemas: dict[Any, dict[str, Any]] = {msgspec.Raw: {"type": "object"}, **dict(zip(known, found, strict=True))}
     listed = [

@@ -14,22 +14,22 @@ from penstock.api.access import Authenticator
 from penstock.api.audit import Audit
 from penstock.api.dashboard.routes import Dashboard
 from penstock.api.dispatch import Methods
-from penstock.api.downloads import download_routes
+from penstock.api.downloads import Readers, download_routes
 from penstock.api.http import make_app
 from penstock.api.keys import KeyCache
 from penstock.api.rates import Rates
 from penstock.api.rpc import Dispatcher
 from penstock.api.scaling import Scaling
 from penstock.api.server import HttpServer
+from penstock.api.task_events import TaskEvents
 from penstock.brokers.base import Queue
 from penstock.db.notify import Notifier
+from penstock.db.opening import open_replica
 from penstock.db.pool import Store
 from penstock.runtime.budget import ANSWER_BYTES, Budget
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.loop import Service, SideTask
 from penstock.settings.model import Settings
-
-log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,7 @@ class Api(Service):
         additions: Sequence[Callable[[Parts], Addition]] = (),
     ) -> None:
         self._store = store
+        self._replica = open_replica(settings, store)
         self._notifier = Notifier(store)
         self._key_cache = KeyCache(settings.known_keys, store) if settings.needs_keys else None
         self._methods = methods = Methods(
@@ -82,6 +83,7 @@ class Api(Service):
             settings,
             queues=queues or {},
             dead_letters=dead_letters or {},
+            replica=self._replica,
             keys_changed=self._key_cache.refresh if self._key_cache is not None else None,
         )
         dispatcher = Dispatcher(methods.handlers, batch_limit=settings.batch_limit)
@@ -91,7 +93,8 @@ class Api(Service):
         parts = Parts(store, settings, authenticator, rates, methods.audit)
         self._additions = [make(parts) for make in additions]
         self._dashboard = dashboard = Dashboard(methods, authenticator, settings) if settings.dashboard else None
-        may_read = None if dashboard is None else dashboard.may_read
+        readers = Readers(authenticator, None if dashboard is None else dashboard.may_read)
+        self._task_events = TaskEvents(methods, store, readers)
         app = make_app(
             dispatcher,
             authenticator,
@@ -99,7 +102,8 @@ class Api(Service):
             scaling=Scaling(store),
             home=None if dashboard is None else dashboard.home,
             more=(
-                *download_routes(methods, authenticator, may_read=may_read),
+                *download_routes(methods, readers),
+                self._task_events.route,
                 *(() if dashboard is None else dashboard.routes),
                 *(route for addition in self._additions for route in addition.routes),
             ),
@@ -139,8 +143,12 @@ class Api(Service):
         self.listening.set()
 
     def side_tasks(self) -> Mapping[str, SideTask]:
-        tasks: dict[str, SideTask] = {"notify": self._notifier.run, "results": self._methods.long_polls.run}
+        tasks: dict[str, SideTask] = {
+            "notify": self._notifier.run, "results": self._methods.long_polls.run, "events": self._task_events.run,
+        }  # fmt: skip
         tasks |= {name: server.run for name, server in self._servers.items()}
+        if self._replica is not None:
+            tasks["replica"] = self._replica.run
         if self._key_cache is not None:
             tasks["keys"] = self._key_cache.run
         for addition in self._additions:
@@ -158,6 +166,7 @@ class Api(Service):
         if self._dashboard is not None:
             self._dashboard.stop()
         self._methods.long_polls.stop()
+        self._task_events.stop()
         for addition in self._additions:
             addition.stop()
 
@@ -170,4 +179,6 @@ class Api(Service):
     async def close(self) -> None:
         for server in self._servers.values():
             server.close()
+        if self._replica is not None:
+            await self._replica.close()
         await self._store.close()

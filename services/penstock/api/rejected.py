@@ -14,19 +14,17 @@ from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.methods.inbound import accept_inbound, read_inbound, take_in
 from penstock.protocol.api_key import Permission
-from penstock.protocol.checks import MAX_IDS, MAX_LIST, TaskId, check_page, read_cursor, read_id, read_ids
+from penstock.protocol.checks import ID, LIMIT, MAX_IDS, MAX_LIST, NUMBERED, TaskId, read_cursor, read_ids, read_limit
 from penstock.protocol.errors import InvalidParams, MessageNotFound, Refused
 from penstock.protocol.method import Scope, method
 from penstock.protocol.reports import decode_reports
 from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about, view_of
 from penstock.results.apply import apply_reports
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 
 REJECTED_PAGE_BYTES = 8 * 1024 * 1024
 _REJECTED_AT_ONCE = 50
-
-log = get_logger()
 
 Source = Literal["inbound", "results", "kafka-source"]
 
@@ -65,12 +63,9 @@ class Purged(msgspec.Struct, frozen=True):
 
 
 class ListRejected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Annotated[int, about(f"Maximum number of messages; 1 to {MAX_LIST}.")] = 50
-    cursor: Annotated[str | None, CURSOR] = None
+    limit: Annotated[int, about(f"Maximum number of messages; 1 to {MAX_LIST}."), LIMIT] = 50
+    cursor: Annotated[str | None, CURSOR, NUMBERED] = None
     source: Annotated[Source | None, about("Only messages from this source.")] = None
-
-    def __post_init__(self) -> None:
-        check_page(self.limit, self.cursor)
 
 
 @method("rejected.list", permission=Permission.READ, scope=Scope.CLOSED)
@@ -91,16 +86,13 @@ async def list_(context: Context, command: ListRejected) -> RejectedPage:
 
 
 class RejectedShowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: Annotated[TaskId, about("From rejected.list.")]
+    id: Annotated[TaskId, about("From rejected.list."), ID]
 
 
-def _read_show(given: RejectedShowParams) -> int:
-    return read_id(given.id, "id")
-
-
-@method("rejected.show", permission=Permission.READ, scope=Scope.CLOSED, errors=(MessageNotFound,), read=_read_show)
-async def show(context: Context, rejected_id: int) -> Rejected:
+@method("rejected.show", permission=Permission.READ, scope=Scope.CLOSED, errors=(MessageNotFound,))
+async def show(context: Context, given: RejectedShowParams) -> Rejected:
     """Show one of them."""
+    rejected_id = int(given.id)
     async with context.session() as session:
         rows = await session.fetch("read_rejected", rejected_id)
     if not rows:
@@ -117,14 +109,14 @@ class WhichRejected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ids: Annotated[list[TaskId] | None, about(f"Ids from rejected.list; 1 to {MAX_IDS}.")] = None
     limit: Annotated[int | None, about(f"Instead of ids: the newest, up to this many; 1 to {MAX_LIST}.")] = None
-    cursor: Annotated[str | None, about("With limit: the cursor of the page before.")] = None
+    cursor: Annotated[str | None, about("With limit: the cursor of the page before."), NUMBERED] = None
     source: Annotated[Source | None, about("With limit: only messages of this queue.")] = None
 
     def __post_init__(self) -> None:
         if (self.ids is None) == (self.limit is None):
             raise InvalidParams("ids", "or limit must be given, not both")
         if self.limit is not None:
-            check_page(self.limit, self.cursor)
+            read_limit(self.limit)
             return
         for name in ("cursor", "source"):
             if getattr(self, name) is not None:

@@ -24,7 +24,7 @@ from penstock.api.access import Caller
 from penstock.protocol.errors import AccessDenied, InternalError, MethodNotFound, Overloaded, RpcError, Unavailable
 from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 
 Outcome = Any
 """A result, or an exception instead: RpcError is answered, any other is masked."""
@@ -33,8 +33,6 @@ Handler = Callable[[Sequence[Request]], Awaitable[Sequence[Outcome]]]
 """Carries out requests of one method; one outcome each, in their order."""
 
 ENTRIES_AT_ONCE = 2000  # of one batch; the others wait, so a batch cannot fill the memory with half-done work
-
-log = get_logger()
 
 
 class ErrorObject(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -13,15 +13,13 @@ from penstock.brokers.base import Message, Queue
 from penstock.brokers.deleter import Deleter
 from penstock.brokers.receiver import Receiver
 from penstock.protocol.errors import Locked, PenstockError, TooSlow, Unavailable
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.loop import Service, SideTask
 from penstock.settings.model import Settings
 
 _LOCKED_AT_ONCE = 10  # tried again in one pass
 _LOCKED_PAUSE_SECONDS = 1.0  # between two such passes, while there is other work
 _LOCKED_KEPT = 1000  # with more of them, nothing else is received
-
-log = get_logger()
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from time import monotonic
 from penstock.brokers.base import Message, Queue
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.linger import Linger
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.periodic import is_set_within
 
 _SHORTEST_SECONDS = 0.005  # messages that are added within it are deleted by one call
@@ -17,8 +17,6 @@ _LONGEST_SECONDS = 0.05  # where calls are not billed
 _VISIBILITY_SHARE = 0.1  # of the lease, which is not extended any more
 _TRIES = 5
 _FIRST_PAUSE_SECONDS = 0.1  # before a try
-
-log = get_logger()
 
 
 class Deleter:

@@ -12,12 +12,10 @@ from penstock.brokers.base import Depth, Limits, Message, Outgoing, SendReport, 
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.json_text import utf8_size
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 
 _LOOK_SECONDS = 0.2
 _BLOCKED_SECONDS = 1.0  # between two looks: a handler blocked the event loop
-
-log = get_logger()
 
 T = TypeVar("T")
 

@@ -31,7 +31,7 @@ from penstock.protocol.errors import Unavailable
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
 from penstock.protocol.version import __version__
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
 
@@ -61,8 +61,6 @@ _BAD_CREDENTIALS = {
 }  # fmt: skip
 _LOOK_FOR_CREDENTIALS_SECONDS = 5.0
 _UNANSWERED = {"Code": "NoAnswer", "Message": "the answer does not name it"}
-
-log = get_logger()
 
 
 class _CallRefused(Unavailable):

@@ -32,10 +32,10 @@ MODULES = {
     "dlq": ("dlq",),
     "processes": (
         "submitter", "scheduler", "resulter", "supervisor", "api", "run", "worker",
-        "migrate", "grants", "create-queues", "payload-key", "claim-key",
+        "kafka-source", "clockwork-source", "migrate", "grants", "create-queues", "payload-key", "claim-key",
     ),
-    "sources": ("kafka-source", "clockwork-source"),
     "doctor.command": ("doctor",),
+    "conformance.command": ("conformance",),
     "config": ("config",),
     "keys": ("keys", "credential"),
 }  # fmt: skip

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.common import print_json, say
@@ -16,17 +18,26 @@ if TYPE_CHECKING:
     from penstock.client.client import Client
 
 LOOK_SECONDS = 0.5
+_STREAMS = 10  # tasks whose output is shown
+_LATE_SECONDS = 5.0  # for output that arrives behind the outcome
 _SETTLED = frozenset((State.SUCCESS, State.CRITICAL_ERROR, State.CANCELLED))
 
 
 def follow(client: Client, ids: Sequence[int], *, as_json: bool) -> int:
     """Print each change until all tasks have settled; returns the exit code.
 
-    as_json: print the whole task at each change, one a line. Raises PenstockError for an unknown task.
+    as_json: print the whole task at each change, one a line, and each line of output as its event.
+    Raises PenstockError for an unknown task.
     """
     known: dict[int, dict[str, Any]] = {}
     is_unreachable = False
     left = list(dict.fromkeys(ids))
+    outputs = [
+        threading.Thread(target=_print_beside, args=(client, task_id, as_json), daemon=True)
+        for task_id in left[:_STREAMS]
+    ]
+    for thread in outputs:
+        thread.start()
     while True:
         try:
             tasks = client.call("status", {"ids": left, "detail": True})
@@ -50,10 +61,40 @@ def follow(client: Client, ids: Sequence[int], *, as_json: bool) -> int:
             known[task_id] = task
         left = [task_id for task_id in left if known[task_id]["state"] not in _SETTLED]
         if not left:
+            for thread in outputs:
+                thread.join(_LATE_SECONDS)
             return (
                 0 if all(task["state"] == State.SUCCESS for task in known.values()) else 3
             )  # as of `penstock task result`
         time.sleep(LOOK_SECONDS)
+
+
+def print_output(client: Client, task_id: int, as_json: bool, *, follow: bool = True) -> None:
+    """Print what a task logs and emits; follow: until it has settled. Raises PenstockError."""
+    for kind, event in client.events(task_id, follow=follow):
+        if kind not in ("log", "chunk", "dropped"):
+            continue
+        if as_json:
+            print_json({"id": task_id, "event": kind, **event}, indent=None)
+        else:
+            say(_output_line(task_id, kind, event))
+
+
+def _print_beside(client: Client, task_id: int, as_json: bool) -> None:
+    with suppress(PenstockError):  # the look at the task says what is wrong
+        print_output(client, task_id, as_json)
+
+
+def _output_line(task_id: int, kind: str, event: dict[str, Any]) -> str:
+    if kind == "dropped":
+        return f"task {task_id}  " + (event["unread"] or f"{event['dropped']} entries dropped above the limit")
+    if kind == "chunk":
+        chunk = event["chunk"]
+        text = chunk if isinstance(chunk, str) else json.dumps(chunk, ensure_ascii=False)
+    else:
+        source = f" {event['logger']}:" if event["logger"] else ""
+        text = f"{event['level'] or 'log'}{source} {event['text']}"
+    return f"{event['at']}  task {task_id}  {text}"
 
 
 def changes(before: dict[str, Any] | None, task: dict[str, Any]) -> Iterator[str]:

@@ -69,12 +69,26 @@ def _listing(kind: str, limits: Collection[str], *more: Column) -> Printer:
 
 
 _print_actions = _listing("action", [*_ACTION_OPTIONS, "in_flight"])
+_print_announced = listing(
+    "announced actions",
+    (
+        "action", "workers", ("versions", lambda row: ", ".join(row["versions"])), "waiting",
+        ("last seen", lambda row: row["seen_at"] or "never"),
+    ),
+    member="actions", right=("workers", "waiting"),
+)  # fmt: skip
 _print_tenants = _listing("tenant", _TENANT_OPTIONS, ("limits", lambda row: "own" if row["own"] else "default"))
 
 
 def add_to(app: typer.Typer) -> None:
     actions: Commands = {
         "list": calling("action.list", NoParams, "List the actions that are limited or paused.", _print_actions),
+        "announced": calling(
+            "action.announced",
+            NoParams,
+            "List the actions that workers run, how many of them, and the tasks that wait for one.",
+            _print_announced,
+        ),
         "show": calling("action.get", ActionName, "Show the limits of an action."),
         "set": _setting(
             "action", ActionSetParams, _ACTION_OPTIONS, "Limit an action. Limits that are not named stay unchanged."

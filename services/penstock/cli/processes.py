@@ -1,4 +1,7 @@
-"""`penstock submitter`, `scheduler` and so on, one process each, and what they need: the schema, queues, keys."""
+"""`penstock submitter`, `scheduler` and so on, one process each, and what they need: the schema, queues, keys.
+
+The sources also read the variables of the tools that they replace.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +17,7 @@ import typer
 from penstock.cli.common import Database, DatabaseUrlOption, DataDirOption, print_json
 from penstock.cli.local import running_state
 from penstock.cli.parameters import expanded
+from penstock.protocol.errors import SettingsError
 from penstock.protocol.requests import given
 
 LogLevelOption = Annotated[
@@ -29,11 +33,31 @@ _LOOPS = {
     "run": "Run submitter, scheduler, resulter, supervisor and api in one process, for small installations.",
 }
 
+_LEVELS = {"warn": "warning", "trace": "debug", "off": "error", "fatal": "error"}
+_STORES = ("KEYSTORE_LOCATION", "TRUSTSTORE_LOCATION")
+# The variable of kafka-message-scheduler or clockwork -> our setting, and how to convert its value.
+Older = Mapping[str, tuple[str, Callable[[str], Any]]]
+KAFKA_MESSAGE_SCHEDULER: Older = {
+    "KAFKA_BROKERS": ("kafka_brokers", str),
+    "SCHEDULE_TOPICS": ("kafka_source_avro_topics", str),
+    "JSON_SCHEDULE_TOPICS": ("kafka_source_json_topics", str),
+    "CONSUMER_GROUP_ID": ("kafka_source_group", str),
+    "SECURITY_PROTOCOL": ("kafka_security_protocol", str.lower),
+    "OTEL_EXPORTER_PROMETHEUS_PORT": ("metrics_port", str),
+    "KMS_LOGGING_LEVEL": ("log_level", lambda text: _LEVELS.get(text.lower(), text.lower())),
+}
+CLOCKWORK: Older = {
+    "KAFKA_BROKERS": ("kafka_brokers", str),
+    "KAFKA_CONSUMER_GROUP": ("clockwork_group", "{}-consumers".format),
+    "SCHEDULE_CREATE_KAFKA_TOPIC": ("clockwork_create_topic", str),
+}
+
 
 def add_to(app: typer.Typer) -> None:
     for name, text in _LOOPS.items():
         app.command(name, help=text, rich_help_panel="Processes")(_process_command(name))
-    app.command("worker", rich_help_panel="Processes")(worker)
+    for process in (worker, kafka_source, clockwork_source):
+        app.command(rich_help_panel="Processes")(process)
     for command in (migrate, grants, create_queues, payload_key, expanded(claim_key)):
         app.command(rich_help_panel="Set-up")(command)
 
@@ -146,6 +170,41 @@ def run(
     raise typer.Exit(run_process(name, load_settings(**given(**overrides)), loops=loops, apps=apps))
 
 
+def older_settings(names: Older, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Settings from the older variables, unless our own set them. Raises SettingsError for Java key stores."""
+    from penstock.settings.values import PREFIX  # here, since pydantic doubles the time of --help
+
+    if environ.get("SECURITY_PROTOCOL", "").lower().endswith("ssl") and PREFIX + "KAFKA_SSL_CA_FILE" not in environ:
+        for name in _STORES:
+            if environ.get(name):
+                raise SettingsError(
+                    f"{name} names a Java key store, which librdkafka cannot read: export it as PEM (`keytool "
+                    f"-exportcert -rfc`, `openssl pkcs12`) and set {PREFIX}KAFKA_SSL_CA_FILE, and for a client "
+                    f"certificate {PREFIX}KAFKA_SSL_CERTIFICATE_FILE and {PREFIX}KAFKA_SSL_KEY_FILE"
+                )
+    return {
+        setting: convert(environ[name])
+        for name, (setting, convert) in names.items()
+        if environ.get(name) and PREFIX + setting.upper() not in environ
+    }
+
+
+def kafka_source(log_level: LogLevelOption = None) -> None:
+    """Read the schedule topics of kafka-message-scheduler and keep the records until they are due.
+
+    Reads its environment variables too: docs/moving-from-kafka-message-scheduler.md.
+    """
+    run("kafka-source", log_level, **older_settings(KAFKA_MESSAGE_SCHEDULER, os.environ))
+
+
+def clockwork_source(log_level: LogLevelOption = None) -> None:
+    """Read schedules from clockwork's create topic and keep them until they are due.
+
+    Reads its environment variables too: docs/moving-from-clockwork.md.
+    """
+    run("clockwork-source", log_level, **older_settings(CLOCKWORK, os.environ))
+
+
 def migrate(
     revision: Annotated[str, typer.Option(help="Revision to upgrade to.")] = "head",
     down_to: Annotated[
@@ -165,30 +224,30 @@ def migrate(
 ) -> None:
     """Bring the schema in Postgres up to date. Safe to repeat."""
     from penstock.db import migrate as migrations
-    from penstock.db.credentials import passwords_of
+    from penstock.db.opening import connecting_options
     from penstock.protocol.errors import Unavailable
     from penstock.settings.model import load_settings
 
     if grant is not None and (sql or down_to is not None):
         raise typer.BadParameter("--grant follows an upgrade; it does not go with --sql or --down-to")
+    settings = load_settings(**given(database_url=database_url))
     if sql:
         if down_to is not None:
             raise typer.BadParameter("--sql prints an upgrade; it does not go with --down-to")
-        typer.echo(migrations.upgrade_sql(revision))
+        typer.echo(migrations.upgrade_sql(revision, schema=settings.database_schema))
         return
-    settings = load_settings(**given(database_url=database_url))
-    url, passwords = settings.require_database_url, passwords_of(settings)
+    url, options = settings.require_database_url, connecting_options(settings)
     try:
         if down_to is not None:
-            migrations.downgrade(url, down_to, passwords=passwords)
+            migrations.downgrade(url, down_to, **options)
         else:
-            migrations.upgrade(url, revision, passwords=passwords)
+            migrations.upgrade(url, revision, **options)
     except Exception as exc:
         reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
         raise Unavailable(f"the schema was not changed: {reason}") from exc
     typer.echo(f"schema is at {down_to or revision}")
     if grant is not None:
-        asyncio.run(migrations.grant(url, grant, passwords=passwords))
+        asyncio.run(migrations.grant(url, grant, **options))
         typer.echo(f"role {grant} may do what the processes need")
 
 
@@ -207,8 +266,10 @@ def grants(
     Run it as the owner of the schema, again after each upgrade. A worker needs no role.
     """
     from penstock.db.grants import grants as statements_of
+    from penstock.settings.model import load_settings
 
-    typer.echo("".join(f"{line};\n" for line in ("begin", *statements_of(role, process), "commit")), nl=False)
+    statements = statements_of(role, process, schema=load_settings().database_schema)
+    typer.echo("".join(f"{line};\n" for line in ("begin", *statements, "commit")), nl=False)
 
 
 def create_queues(

@@ -10,12 +10,10 @@ import threading
 from collections.abc import Sequence
 from types import FrameType
 
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 
 _LOOK_SECONDS = 0.5
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv"}
-
-log = get_logger()
 
 
 def run_reloading(arguments: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from penstock.brokers.opening import open_transport, queue_names
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import SettingsError
 from penstock.runtime.chaos import Faults, faults_of
-from penstock.runtime.logs import get_logger, setup_logging, setup_root
+from penstock.runtime.logs import log, setup_logging, setup_root
 from penstock.runtime.loop import MakeService, Service, run_services
 from penstock.runtime.tracing.active import setup_tracing, stop_tracing
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
@@ -31,8 +31,6 @@ _SOURCES = frozenset({"kafka-source", "clockwork-source"})
 _ONE_PASS = frozenset({"supervisor", "api"}) | _SOURCES  # more passes would not make them faster
 
 OpenQueue = Callable[[str, str], Queue]
-
-log = get_logger()
 
 
 def run_process(name: str, settings: Settings, *, loops: int | None = None, apps: Sequence[str] = ()) -> int:
@@ -142,7 +140,7 @@ def _over_postgres(name: str, settings: Settings, store: Store, open_queue: Open
 
         return Resulter(store=store, results=queues["results"], settings=settings)
     if name == "supervisor":
-        from penstock.compat.duties import DelayedRecords
+        from penstock.compat.delayed_records import DelayedRecords
         from penstock.compat.scheduler0.store import names_of_import
         from penstock.supervisor.process import Supervisor
 

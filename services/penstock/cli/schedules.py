@@ -15,13 +15,7 @@ from penstock.cli.common import Api, Printer, calling, listing, print_fields, pr
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import PAYLOAD, Given, ParamsOf
 from penstock.protocol.errors import PenstockError
-from penstock.schedules.model import (
-    ScheduleCreateParams,
-    ScheduleListParams,
-    ScheduleName,
-    ScheduleRunsParams,
-    ScheduleUpdateParams,
-)
+from penstock.schedules import model
 
 LOOK_SECONDS = 0.3
 IMPORT_ENTRIES = 20_000  # a call, well below the largest request that the api accepts
@@ -44,7 +38,7 @@ _OPTIONS = {
     "tenant": "The tenant of its tasks.",
 }
 _PAGE = ParamsOf(
-    ScheduleListParams,
+    model.ScheduleListParams,
     labels="A label of its tasks. Repeatable.",
     tenant="Only schedules of this tenant.",
     action="Only schedules of this action.",
@@ -54,14 +48,15 @@ _PAGE = ParamsOf(
 
 def add_to(app: typer.Typer) -> None:
     created = ParamsOf(
-        ScheduleCreateParams, name=_NAME, payload=PAYLOAD, **_OPTIONS, replace="Replace a schedule of the same name.",
+        model.ScheduleCreateParams, name=_NAME, payload=PAYLOAD, **_OPTIONS,
+        replace="Replace a schedule of the same name.",
         expression='"*/5 * * * *", with seconds first "0 */5 * * * *", @daily, "@every 90s".',
         action="The action of its tasks, which a handler carries out.",
         paused=typer.Option("--paused", help="Create it paused, until `penstock schedules resume`."),
     )  # fmt: skip
 
     def one(method: str, help: str, printer: Printer = _print_schedule) -> Callable[..., None]:
-        return calling(f"schedule.{method}", ScheduleName, help, printer)
+        return calling(f"schedule.{method}", model.ScheduleName, help, printer)
 
     commands: Commands = {
         "list": calling("schedule.list", _PAGE, "List schedules, newest first.", _print_schedules),
@@ -75,7 +70,7 @@ def add_to(app: typer.Typer) -> None:
         "pause": one("pause", "Pause a schedule; runs in the meantime are not made up."),
         "resume": one("resume", "Resume a schedule, from now on."),
         "runs": calling(
-            "schedule.runs", ScheduleRunsParams,
+            "schedule.runs", model.ScheduleRunsParams,
             "List the runs of a schedule and their outcomes, newest first.", _print_runs,
         ),
         "run-now": one("run_now", "Trigger a schedule now, even if paused.", _print_run),
@@ -89,7 +84,7 @@ def update(
     schedule: Annotated[
         Given,
         ParamsOf(
-            ScheduleUpdateParams, name=_NAME, expression="As of create.", action="As of create.",
+            model.ScheduleUpdateParams, name=_NAME, expression="As of create.", action="As of create.",
             payload="As of create; - reads standard input.", **_OPTIONS,
         ),
     ],

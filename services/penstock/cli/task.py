@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.common import Api, ApiUrlOption, DataDirOption, calling, connect, print_fields, print_json, say
-from penstock.cli.follow import follow
+from penstock.cli.follow import follow, print_output
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import PAYLOAD, Given, ParamsOf, expanded
 from penstock.cli.tasks import print_tasks
@@ -58,6 +58,7 @@ def add_to(app: typer.Typer) -> None:
             "task.explain", TaskExplainParams, "Say in one sentence why a task does not run, or where it is.",
             lambda found: say(found["reason"]),
         ),
+        "logs": logs,
         "result": result,
         "cancel": calling(
             "cancel", CancelParams,
@@ -143,7 +144,9 @@ def show(
     until_settled: Annotated[
         bool,
         typer.Option(
-            "--follow", "-f", help="Print each change until all tasks have settled; with --json, one line of JSON each."
+            "--follow",
+            "-f",
+            help="Print each change and line of output until all tasks have settled; with --json, each as one line.",
         ),
     ] = False,
     api: Api,
@@ -159,6 +162,19 @@ def show(
         api.show(task, partial(_print_task, detail=detail))
         return
     api.show(api.call("status", ids=ids, detail=detail), partial(_print_several, ids))
+
+
+def logs(
+    *,
+    task_id: Annotated[int, typer.Argument(metavar="ID", help="The task's id.")],
+    until_settled: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task has settled.")] = False,
+    api: Api,
+) -> None:
+    """Print what a task's handler logged and emitted; with --json each as one line of JSON.
+
+    Workers keep it where PENSTOCK_TASK_OUTPUT or the action asks for it.
+    """
+    print_output(api.client, task_id, api.as_json, follow=until_settled)
 
 
 def _print_several(ids: list[int], tasks: list[dict[str, Any] | None]) -> None:

@@ -9,19 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from penstock.cli.common import (
-    Api,
-    YesOption,
-    calling,
-    confirm,
-    listing,
-    print_cursor,
-    print_fields,
-    print_table,
-    progress,
-    say,
-    short,
-)
+from penstock.cli import common
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import Given, ParamsOf
 from penstock.cli.values import STATES_HELP, state_label
@@ -53,10 +41,10 @@ class Bulk:
     """How a bulk command runs."""
 
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print how many tasks match, and change nothing.")] = False
-    yes: YesOption = False
+    yes: common.YesOption = False
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the end, showing progress.")] = True
 
-    def run(self, verb: str, params: dict[str, Any], api: Api) -> None:
+    def run(self, verb: str, params: dict[str, Any], api: common.Api) -> None:
         """Count the tasks, ask, and change them. Raises typer.BadParameter without a filter."""
         if not _FILTER_NAMES & params.keys():
             raise typer.BadParameter(
@@ -68,12 +56,12 @@ class Bulk:
             api.show(api.call(method, **params, dry_run=True), _print_preview)
             return
         if not self.yes:
-            confirm(verb, _number(api.call(method, **params, dry_run=True)))
+            common.confirm(verb, _number(api.call(method, **params, dry_run=True)))
         started = api.call(method, **params)
         if not self.wait:
             api.show(started, lambda _: typer.echo(f"job {started['job']}: see `penstock jobs show {started['job']}`"))
             return
-        with progress(method) as show:  # its length is known once a supervisor has counted the tasks
+        with common.progress(method) as show:  # its length is known once a supervisor has counted the tasks
             job = api.client.wait_job(
                 started["job"], progress=lambda job: show(job["changed"] + job["refused"], job["total"])
             )
@@ -93,7 +81,7 @@ def add_to(app: typer.Typer) -> None:
         since="Created then or later: RFC 3339 with a zone, or epoch milliseconds.",
     )  # fmt: skip
     commands: Commands = {
-        "list": calling("list", sought, _LIST_HELP, _print_page),
+        "list": common.calling("list", sought, _LIST_HELP, _print_page),
         "cancel": _changing("cancel", "Cancel tasks that have not settled; results that arrive later are ignored."),
         "retry": _changing("retry", "Re-run failed (CRITICAL_ERROR) and CANCELLED tasks with a fresh attempt counter."),
         "delete": _changing(
@@ -104,15 +92,15 @@ def add_to(app: typer.Typer) -> None:
     }
     add_group(app, "tasks", commands, panel="Tasks", help="Many tasks: list them, or change all that match a filter.")
     jobs: Commands = {
-        "list": calling("job.list", JobListParams, "List jobs, newest first.", _print_jobs),
-        "show": calling("job.get", JobId, "Show a job: its progress, and the tasks it refused.", _print_job),
-        "cancel": calling("job.cancel", JobId, "Stop a job; changes already made stay.", _print_job),
+        "list": common.calling("job.list", JobListParams, "List jobs, newest first.", _print_jobs),
+        "show": common.calling("job.get", JobId, "Show a job: its progress, and the tasks it refused.", _print_job),
+        "cancel": common.calling("job.cancel", JobId, "Stop a job; changes already made stay.", _print_job),
     }
     add_group(app, "jobs", jobs, panel="Tasks", help="Jobs that change many tasks, as `penstock tasks cancel`.")
 
 
 def _changing(verb: str, help: str, params: type[msgspec.Struct] = BulkParams) -> Callable[..., None]:
-    def command(*, tasks: Given, bulk: Bulk, api: Api) -> None:
+    def command(*, tasks: Given, bulk: Bulk, api: common.Api) -> None:
         bulk.run(verb, tasks, api)
 
     command.__doc__ = help
@@ -125,7 +113,7 @@ def _print_page(page: dict[str, Any]) -> None:
         print_tasks(page["tasks"])
     else:
         typer.echo("No tasks" + (" among those searched." if page["cursor"] else "."))
-    print_cursor(page["cursor"])
+    common.print_cursor(page["cursor"])
 
 
 def print_tasks(tasks: list[dict[str, Any]]) -> None:
@@ -140,9 +128,9 @@ def print_tasks(tasks: list[dict[str, Any]]) -> None:
         rows.append(
             (task.get("id"), task.get("action"), *(task.get(name) for name in whose),
              state_label(task.get("state", "")), attempts, task.get("run_at"), task.get("updated_at"),
-             None if message is None else short(str(message)))
+             None if message is None else common.short(str(message)))
         )  # fmt: skip
-    print_table(columns, rows, right=("id", "attempts"))
+    common.print_table(columns, rows, right=("id", "attempts"))
 
 
 def _print_preview(preview: dict[str, Any]) -> None:
@@ -162,9 +150,9 @@ def _print_job(job: dict[str, Any]) -> None:
     errors = job.pop("errors")
     job["total"] = _total(job)
     job.pop("total_is_exact")
-    print_fields(job.items())
+    common.print_fields(job.items())
     for error in errors:
-        say(f"{'job' if error['id'] is None else error['id']}: {error['reason']}", err=True)
+        common.say(f"{'job' if error['id'] is None else error['id']}: {error['reason']}", err=True)
     if job["state"] == "FAILED":
         raise PenstockError(f"job {job['id']} failed")
 
@@ -173,7 +161,7 @@ def _total(job: dict[str, Any]) -> Any:
     return f"about {job['total']}" if job["total"] and not job["total_is_exact"] else job["total"]
 
 
-_print_jobs = listing(
+_print_jobs = common.listing(
     "jobs",
     ("id", "kind", "state", ("total", _total), "seen", "changed", "refused", ("created", "created_at"),
      ("finished", "finished_at")),

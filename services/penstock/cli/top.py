@@ -16,17 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.common import (
-    ApiUrlOption,
-    DataDirOption,
-    calling,
-    connect,
-    print_fields,
-    print_json,
-    print_table,
-    table_of,
-    wide_console,
-)
+from penstock.cli import common
 from penstock.cli.parameters import expanded
 from penstock.cli.values import state_label
 from penstock.protocol.errors import AccessDenied, Unavailable
@@ -49,7 +39,7 @@ _COLOURS: dict[str, str] = {
 
 
 def add_to(app: typer.Typer) -> None:
-    stats = calling("stats", StatsParams, "Show counts per state and action, rates and lag.", _print_stats)
+    stats = common.calling("stats", StatsParams, "Show counts per state and action, rates and lag.", _print_stats)
     app.command("stats", rich_help_panel="Tasks")(expanded(stats))
     app.command(rich_help_panel="Tasks")(top)
 
@@ -57,16 +47,16 @@ def add_to(app: typer.Typer) -> None:
 def _print_stats(result: dict[str, Any]) -> None:
     for name, value in result.items():
         if not isinstance(value, dict) or not value:
-            print_fields([(name, value or "none")])
+            common.print_fields([(name, value or "none")])
             continue
         typer.echo(f"{name}:")
         if all(isinstance(inner, dict) for inner in value.values()):
             columns = sorted({column for inner in value.values() for column in inner})
             rows = [[key, *(inner.get(column) for column in columns)] for key, inner in value.items()]
             shown = [state_label(column) for column in columns]
-            print_table([name, *shown], rows, right=shown)
+            common.print_table([name, *shown], rows, right=shown)
         else:
-            print_fields((f"  {state_label(key)}", inner) for key, inner in value.items())
+            common.print_fields((f"  {state_label(key)}", inner) for key, inner in value.items())
 
 
 def top(
@@ -81,15 +71,15 @@ def top(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print each refresh as one line of JSON.")] = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
+    api_url: common.ApiUrlOption = None,
+    data_dir: common.DataDirOption = None,
 ) -> None:
     """Watch rates, states, backlog, actions and the health of processes.
 
     Keys: q quits, s changes the order of actions, space refreshes. Without a terminal, and with --json, it prints until
     Ctrl-C.
     """
-    client = connect(api_url, data_dir)
+    client = common.connect(api_url, data_dir)
     watch = Watch(client, _processes(metrics or (), data_dir if api_url is None else None, known=api_url is None))
     if sys.stdout.isatty() and not (once or as_json):
         _show(watch, interval)
@@ -97,9 +87,9 @@ def top(
     while True:
         watch.look(must=once)
         if as_json:
-            print_json(watch.as_json(), indent=2 if once else None)
+            common.print_json(watch.as_json(), indent=2 if once else None)
         else:
-            wide_console(120).print(_page(watch, rows=None))
+            common.wide_console(120).print(_page(watch, rows=None))
         if once:
             return
         sys.stdout.flush()
@@ -295,7 +285,7 @@ def _states(counts: dict[str, int], per_second: dict[str, float]) -> RenderableT
         change = per_second.get(state, 0.0)
         name = Text(state_label(state), style=_COLOURS.get(state, ""))
         rows.append((name, f"{count:,}", f"{change:+,.1f}" if abs(change) >= 0.05 else ""))
-    return table_of(("state", "tasks", "change per second"), rows, right=("tasks", "change per second"))
+    return common.table_of(("state", "tasks", "change per second"), rows, right=("tasks", "change per second"))
 
 
 def _rates(stats: dict[str, Any], succeeded: Sequence[float]) -> RenderableType:
@@ -328,7 +318,7 @@ def _actions(actions: list[dict[str, Any]], rows: int | None) -> RenderableType:
              f"{row['in_flight']:,}" + (f" of {limit:,}" if limit is not None else ""), f"{row['succeeded']:,}",
              Text(f"{row['failed']:,}", style="red" if row["failed"] else ""))
         )  # fmt: skip
-    table = table_of(("action", *counts), shown, right=counts)
+    table = common.table_of(("action", *counts), shown, right=counts)
     table.columns[0].overflow, table.columns[0].no_wrap = "ellipsis", True
     if rows is not None and len(actions) > rows:
         table.add_row(Text(f"and {len(actions) - rows} more", style="dim"))

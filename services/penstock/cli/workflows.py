@@ -8,17 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import (
-    Api,
-    CursorOption,
-    calling,
-    limit_option,
-    listing,
-    print_cursor,
-    print_fields,
-    say,
-    wide_console,
-)
+from penstock.cli import common
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import Given, ParamsOf
 from penstock.cli.values import json_value, state_label
@@ -55,7 +45,7 @@ _MARKS = {
 
 def add_to(app: typer.Typer) -> None:
     commands: Commands = {
-        "list": calling(
+        "list": common.calling(
             "workflow.list", WorkflowListParams, "List workflows, newest first.", _print_workflows
         ),
         "show": show, "create": create, "cancel": cancel, "retry": retry,
@@ -82,7 +72,7 @@ def create(
             tenant="The tenant of all its steps.",
         ),
     ],
-    api: Api,
+    api: common.Api,
 ) -> None:  # fmt: skip
     """Create a workflow."""
     if definition.startswith("@"):
@@ -98,7 +88,11 @@ def create(
 
 
 def show(
-    *, which: Which, limit: Annotated[int, limit_option("steps")] = 200, cursor: CursorOption = None, api: Api
+    *,
+    which: Which,
+    limit: Annotated[int, common.limit_option("steps")] = 200,
+    cursor: common.CursorOption = None,
+    api: common.Api,
 ) -> None:
     """Show a workflow and its steps as a tree; a step stands below the last step that it follows."""
     api.show(api.call("workflow.status", **which.params, limit=limit, cursor=cursor), _print_workflow)
@@ -108,18 +102,18 @@ def cancel(
     *,
     which: Which,
     reason: Annotated[str | None, typer.Option(help="Shown with the workflow and its steps.")] = None,
-    api: Api,
+    api: common.Api,
 ) -> None:
     """Cancel all steps that have not ended."""
     api.show(api.call("workflow.cancel", **which.params, reason=reason), _print_state)
 
 
-def retry(*, which: Which, api: Api) -> None:
+def retry(*, which: Which, api: common.Api) -> None:
     """Run the steps that have not succeeded again."""
     api.show(api.call("workflow.retry", **which.params), _print_state)
 
 
-_print_workflows = listing(
+_print_workflows = common.listing(
     "workflows",
     ("id", "name", "state", "steps", "open", "key", ("created", "created_at")),
     right=("id", "steps", "open"),
@@ -130,7 +124,7 @@ def _print_state(answer: dict[str, Any]) -> None:
     note = " (already existed)" if answer.get("duplicate") else ""
     if answer.get("restarted"):
         note = f", {answer['restarted']} steps run again"
-    say(f"workflow {answer['id']} is {answer['state']}{note}")
+    common.say(f"workflow {answer['id']} is {answer['state']}{note}")
 
 
 def _print_workflow(found: dict[str, Any]) -> None:
@@ -138,9 +132,9 @@ def _print_workflow(found: dict[str, Any]) -> None:
     fields = {name: found[name] or None for name in ("id", "name", "key", "tenant", "state", "reason")}
     fields["steps"] = f"{found['steps']}, {found['open']} open: {counts}"
     fields |= {"created": found["created_at"], "finished": found["finished_at"]}
-    print_fields(fields.items())
+    common.print_fields(fields.items())
     _print_tree(found["tree"])
-    print_cursor(found["cursor"])
+    common.print_cursor(found["cursor"])
 
 
 def _print_tree(steps: list[dict[str, Any]]) -> None:
@@ -169,4 +163,4 @@ def _print_tree(steps: list[dict[str, Any]]) -> None:
             node, depth = roots, 0
             text.append(printable(f"  after {above}"), style="dim")
         drawn[step["name"]] = node.add(text), depth + 1
-    wide_console(400).print(roots)
+    common.wide_console(400).print(roots)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from time import monotonic
 from typing import Any, Literal, TypeVar, overload
 
 import httpx
@@ -13,9 +14,10 @@ from penstock.client.exchanges import Exchange, Request
 from penstock.client.methods import AsyncRunner, AsyncSchedules, AsyncWorkflows, Methods
 from penstock.client.results import AsyncResults
 from penstock.protocol import in_process
-from penstock.protocol.errors import PenstockError
+from penstock.protocol.errors import PenstockError, Unavailable
 
 T = TypeVar("T")
+EVENTS_SILENT_SECONDS = 45.0  # the api sends something every fifteen
 
 
 class AsyncClient(Methods, AsyncRunner):
@@ -89,6 +91,38 @@ class AsyncClient(Methods, AsyncRunner):
         with exchanges.reaching(self.url):
             response = await self._http.get(f"{self.url}/tasks/{task_id}/{what}", timeout=self._timeout)
         return exchanges.downloaded(response.status_code, response.content)
+
+    async def events(self, task_id: int, *, follow: bool = True) -> AsyncIterator[tuple[str, Any]]:
+        """Events of a task until it has settled, as kind and data: state, progress, step, log, chunk, dropped, end.
+
+        After a lost connection it goes on where it was. follow: False ends with what there is now.
+        Raises TaskNotFound; Unavailable when the api is unavailable for longer than the timeout of a call.
+        """
+        reader, url = exchanges.EventReader(), f"{self.url}/tasks/{task_id}/events"
+        params = {} if follow else {"follow": "false"}
+        limits = httpx.Timeout(self._timeout, read=EVENTS_SILENT_SECONDS)
+        failing_since = None
+        while True:
+            try:
+                with exchanges.reaching(self.url):
+                    headers = reader.headers
+                    async with self._http.stream(
+                        "GET", url, params=params, headers=headers, timeout=limits
+                    ) as response:
+                        if response.status_code != 200:
+                            exchanges.downloaded(response.status_code, await response.aread())
+                        async for line in response.aiter_lines():
+                            failing_since = None
+                            event = reader.read(line)
+                            if event is not None:
+                                yield event
+                                if event[0] == "end":
+                                    return
+            except Unavailable:
+                failing_since = failing_since or monotonic()
+                if monotonic() - failing_since > self._timeout:
+                    raise
+            await asyncio.sleep(1)
 
     async def _run(self, call: Request[T] | Exchange[T]) -> T:
         exchange = exchanges.exchange_of(call)

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from time import monotonic
 from typing import Any, Literal, TypeVar, overload
 
 import httpx
@@ -14,9 +15,10 @@ from penstock.client.exchanges import Exchange, Request
 from penstock.client.methods import Methods, Runner, Schedules, Workflows
 from penstock.client.results import Results
 from penstock.protocol import in_process
-from penstock.protocol.errors import PenstockError
+from penstock.protocol.errors import PenstockError, Unavailable
 
 T = TypeVar("T")
+EVENTS_SILENT_SECONDS = 45.0  # the api sends something every fifteen
 
 
 class Client(Methods, Runner):
@@ -90,6 +92,36 @@ class Client(Methods, Runner):
         with exchanges.reaching(self.url):
             response = self._http.get(f"{self.url}/tasks/{task_id}/{what}", timeout=self._timeout)
         return exchanges.downloaded(response.status_code, response.content)
+
+    def events(self, task_id: int, *, follow: bool = True) -> Iterator[tuple[str, Any]]:
+        """Events of a task until it has settled, as kind and data: state, progress, step, log, chunk, dropped, end.
+
+        After a lost connection it goes on where it was. follow: False ends with what there is now.
+        Raises TaskNotFound; Unavailable when the api is unavailable for longer than the timeout of a call.
+        """
+        reader, url = exchanges.EventReader(), f"{self.url}/tasks/{task_id}/events"
+        params = {} if follow else {"follow": "false"}
+        limits = httpx.Timeout(self._timeout, read=EVENTS_SILENT_SECONDS)
+        failing_since = None
+        while True:
+            try:
+                with exchanges.reaching(self.url):
+                    headers = reader.headers
+                    with self._http.stream("GET", url, params=params, headers=headers, timeout=limits) as response:
+                        if response.status_code != 200:
+                            exchanges.downloaded(response.status_code, response.read())
+                        for line in response.iter_lines():
+                            failing_since = None
+                            event = reader.read(line)
+                            if event is not None:
+                                yield event
+                                if event[0] == "end":
+                                    return
+            except Unavailable:
+                failing_since = failing_since or monotonic()
+                if monotonic() - failing_since > self._timeout:
+                    raise
+            time.sleep(1)
 
     def _run(self, call: Request[T] | Exchange[T]) -> T:
         exchange = exchanges.exchange_of(call)

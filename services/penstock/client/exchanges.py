@@ -192,6 +192,34 @@ def downloaded(status: int, content: bytes) -> Any:
     raise kind(str(error.get("message") or f"the api answers HTTP {status}"))
 
 
+class EventReader:
+    """Reads the lines of a stream of server-sent events. last_id: of the newest event."""
+
+    def __init__(self) -> None:
+        self.last_id = ""
+        self._kind = self._data = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """With which a stream goes on behind the newest event."""
+        return {"Last-Event-ID": self.last_id} if self.last_id else {}
+
+    def read(self, line: str) -> tuple[str, Any] | None:
+        """Kind and data of the event that a line ends."""
+        name, _, value = line.partition(": ")
+        if name == "id":
+            self.last_id = value
+        elif name == "event":
+            self._kind = value
+        elif name == "data":
+            self._data = value
+        elif not line and self._data:
+            kind, data = self._kind, self._data
+            self._kind = self._data = ""
+            return kind, _parsed(data.encode())
+        return None
+
+
 def result_of(outcome: Mapping[str, Any]) -> Any:
     """Return the result in an answer of ``result``. Raises TaskFailed, ResultCancelled, ResultGone."""
     match outcome["state"]:

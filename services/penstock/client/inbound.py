@@ -10,14 +10,14 @@ from typing import Any, Unpack
 from penstock.brokers.base import Outgoing, Queue, Transport
 from penstock.brokers.opening import open_transport
 from penstock.client.exchanges import Params, Request, Unfinished, request_text, trace_headers
-from penstock.client.methods import AsyncScheduleSender, AsyncWorkflowSender
+from penstock.client.methods import AsyncScheduleSender, AsyncSender, AsyncWorkflowSender, WaitAnswers
 from penstock.payloads.codec import PayloadCodec, offered_aad
 from penstock.protocol import in_process
 from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.errors import TooLarge
 from penstock.protocol.json_text import dumps
-from penstock.protocol.options import EnqueueOptions, Seconds
-from penstock.protocol.requests import given, prepared, task_params
+from penstock.protocol.options import EnqueueOptions
+from penstock.protocol.requests import prepared, task_params
 from penstock.runtime.periodic import Pauses
 from penstock.settings.model import Settings, load_settings
 
@@ -27,7 +27,7 @@ _ATTRIBUTES_BYTES = 64  # of a message's attributes, beside their names and valu
 _FIRST_PAUSE_SECONDS = 0.1
 
 
-class InboundClient:
+class InboundClient(WaitAnswers, AsyncSender):
     """Adds tasks through the inbound queue, without a connection to the api; use it with ``async with``.
 
     queue: name of the inbound queue, of SQS its URL too. endpoint_url: None for AWS. region: None for the SDK's own
@@ -94,18 +94,6 @@ class InboundClient:
                 encoded.append({**task})
         await self._send_all([request_text("enqueue", prepared(task), None) for task in encoded], encoded)
         return len(encoded)
-
-    async def complete(self, token: str, result: Any = None, *, tenant: str | None = None) -> None:
-        """Send the result that a task waits for. Raises TooLarge, Unfinished."""
-        await self.send("task.complete", given(token=token, tenant=tenant) | {"result": result})
-
-    async def fail(
-        self, token: str, error: str | Mapping[str, Any], *, final: bool = False, retry_after: Seconds | None = None,
-        tenant: str | None = None,
-    ) -> None:  # fmt: skip
-        """Send a failure of the waiting attempt, as :meth:`Client.fail`. Raises TooLarge, Unfinished."""
-        params = prepared(given(token=token, retry_after=retry_after, tenant=tenant))
-        await self.send("task.fail", params | {"error": error, "final": final})
 
     async def send(self, method: str, params: Params) -> None:
         """Send a request of any method that changes something, such as ``cancel``. Raises TooLarge, Unfinished."""

@@ -85,7 +85,38 @@ def method(function: Callable[Concatenate[Any, P], Call[T]]) -> Method[P, T]:
     return run  # type: ignore[return-value]
 
 
-class Methods:
+class WaitAnswers:
+    """Answers to waiting tasks, over HTTP or through the inbound queue, which returns nothing."""
+
+    @method
+    def complete(self, token: str, result: Any = None, *, tenant: str | None = None) -> Request[records.Answered]:
+        """Give a waiting task its result; one that comes before its task waits is kept.
+
+        tenant: of the task, with a token that its handler has chosen.
+        Returns ``{"id", "state", "kept", "duplicate"}``. Raises StateConflict, TaskNotFound, TooLarge.
+        """
+        return Request("task.complete", given(token=token, tenant=tenant) | {"result": result}, records.Answered)
+
+    @method
+    def fail(
+        self,
+        token: str,
+        error: str | Mapping[str, Any],
+        *,
+        final: bool = False,
+        retry_after: Seconds | None = None,
+        tenant: str | None = None,
+    ) -> Request[records.Answered]:
+        """Fail the attempt of a waiting task, as ``complete`` gives it a result.
+
+        error: text, or an object with message, code and data. final: no more attempts. retry_after: seconds until the
+        next one, None for the usual delay.
+        """
+        params = prepared(given(token=token, retry_after=retry_after, tenant=tenant))
+        return Request("task.fail", params | {"error": error, "final": final}, records.Answered)
+
+
+class Methods(WaitAnswers):
     """Methods of tasks, limits and bulk jobs."""
 
     @method
@@ -138,33 +169,6 @@ class Methods:
     def cancel(self, task_id: int, *, reason: str | None = None) -> Request[records.Changed]:
         """Cancel a task that is not settled. Raises TaskNotFound, StateConflict."""
         return Request("cancel", given(id=task_id, reason=reason), records.Changed)
-
-    @method
-    def complete(self, token: str, result: Any = None, *, tenant: str | None = None) -> Request[records.Answered]:
-        """Give a waiting task its result; one that comes before its task waits is kept.
-
-        tenant: of the task, with a token that its handler has chosen.
-        Returns ``{"id", "state", "kept", "duplicate"}``. Raises StateConflict, TaskNotFound, TooLarge.
-        """
-        return Request("task.complete", given(token=token, tenant=tenant) | {"result": result}, records.Answered)
-
-    @method
-    def fail(
-        self,
-        token: str,
-        error: str | Mapping[str, Any],
-        *,
-        final: bool = False,
-        retry_after: Seconds | None = None,
-        tenant: str | None = None,
-    ) -> Request[records.Answered]:
-        """Fail the attempt of a waiting task, as ``complete`` gives it a result.
-
-        error: text, or an object with message, code and data. final: no more attempts. retry_after: seconds until the
-        next one, None for the usual delay.
-        """
-        params = prepared(given(token=token, retry_after=retry_after, tenant=tenant))
-        return Request("task.fail", params | {"error": error, "final": final}, records.Answered)
 
     @method
     def reschedule(

@@ -16,6 +16,7 @@ Cause = Literal[
     "steps",
     "ordering_key",
     "not_due",
+    "unknown_action",
     "paused",
     "limit",
     "backlog",
@@ -93,8 +94,10 @@ class TaskDetail(Task):
     claim: int
     worker: str | None
     failures: list[Failure]
+    claimed_at: str | None = None
     waits_for: WaitsFor | None = None
     steps: list[FinishedStep] | None = None
+    snoozes: int = 0
     payload_gone: bool = False
     payload_unread: str | None = None
 
@@ -145,6 +148,7 @@ class Action(Record):
     key_burst: int | None
     in_flight: int
     updated_at: str | None
+    held_until: str | None = None
 
 
 class RouteChanged(Record):

@@ -9,14 +9,14 @@ from typing import Any, TypeVar, Unpack
 
 from penstock.client.exchanges import Params, Request
 from penstock.client.inbound import InboundClient
-from penstock.client.methods import ScheduleSender, WorkflowSender
-from penstock.protocol.options import EnqueueOptions, Seconds
+from penstock.client.methods import ScheduleSender, Sender, WaitAnswers, WorkflowSender
+from penstock.protocol.options import EnqueueOptions
 from penstock.settings.model import Settings
 
 T = TypeVar("T")
 
 
-class SyncInboundClient:
+class SyncInboundClient(WaitAnswers, Sender):
     """`InboundClient` with blocking methods, for Django, Flask and scripts; its arguments and errors are the same.
 
     Use it in a ``with`` block, or call ``close``. It is safe to share between threads, and not across a fork.
@@ -38,8 +38,8 @@ class SyncInboundClient:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-inbound", daemon=True)
         self._thread.start()
-        self.schedules = ScheduleSender(self._send_call)
-        self.workflows = WorkflowSender(self._send_call)
+        self.schedules = ScheduleSender(self._run)
+        self.workflows = WorkflowSender(self._run)
 
     def __enter__(self) -> SyncInboundClient:
         return self
@@ -63,22 +63,11 @@ class SyncInboundClient:
         """Send tasks, many in a message; returns their number."""
         return self._wait(self._client.enqueue_many(tasks))
 
-    def complete(self, token: str, result: Any = None, *, tenant: str | None = None) -> None:
-        """Send the result that a task waits for."""
-        self._wait(self._client.complete(token, result, tenant=tenant))
-
-    def fail(
-        self, token: str, error: str | Mapping[str, Any], *, final: bool = False, retry_after: Seconds | None = None,
-        tenant: str | None = None,
-    ) -> None:  # fmt: skip
-        """Send a failure of the waiting attempt."""
-        self._wait(self._client.fail(token, error, final=final, retry_after=retry_after, tenant=tenant))
-
     def send(self, method: str, params: Params) -> None:
         """Send a request of any method that changes something."""
         self._wait(self._client.send(method, params))
 
-    def _send_call(self, call: Request[Any]) -> None:
+    def _run(self, call: Request[Any]) -> None:
         self.send(call.method, call.params)
 
     def _wait(self, sending: Coroutine[Any, Any, T]) -> T:

@@ -1,5 +1,7 @@
 """Delayed records for Kafka: stored, replaced, cancelled, and published by tasks of kafka.publish when they are due.
 
+Side tasks of a supervisor publish the due ones, one supervisor at a time, and count them.
+
 A task publishes the due records of one ordering key by due time and arrival. One supervisor publishes at a time, and an
 ordering key has one task at a time, so records of a key keep their order even if processes are killed.
 """
@@ -8,17 +10,23 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
+from time import monotonic
 from typing import Any, NamedTuple
 
+from penstock.db.notify import DELAYED_RECORDS, Listener, Notifier
+from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.protocol.errors import PenstockError, Refused
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.task import KEY_MAX_CHARS, MAX_ATTEMPTS_LIMIT, NewTask
 from penstock.runtime import metrics
 from penstock.runtime.halving import in_halves
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
+from penstock.runtime.loop import SideTask
+from penstock.runtime.periodic import is_set_within, repeat
 from penstock.tasks import enqueue
 
 ACTION = "kafka.publish"
@@ -30,8 +38,12 @@ _RECORDS_TOGETHER = 200
 _BYTES_TOGETHER = 65_536
 _KEY_MAX_BYTES = 1000  # an entry of an index holds 2700
 _LAST_MS = 253_402_300_799_000  # 9999-12-31T23:59:59Z
-
-log = get_logger()
+LOOK_SECONDS = 1.0
+_HELD_SECONDS = 0.05  # while another supervisor publishes
+_GATHER_SECONDS = 0.02  # records due within it are published together; also the pause before a busy key is read again
+_REST = 2  # the pause after a round that published nothing is so many times its duration
+_COUNT_SECONDS = 60.0
+_COUNT_REST = 50
 
 
 class DelayedRecord(NamedTuple):
@@ -162,3 +174,45 @@ def _task(ordering_key: str, records: Sequence[str], last: str | None = None) ->
 def _count(changes: Counter[tuple[str, str]]) -> None:
     for (source, outcome), count in changes.items():
         metrics.DELAYED_RECORD_CHANGES.labels(source, outcome).inc(count)
+
+
+class DelayedRecords:
+    """Publishes due records and counts all. listener: wakes it when a record that is due soon was stored."""
+
+    def __init__(self, store: Store, notifier: Notifier, listener: Listener) -> None:
+        self._store = store
+        self._notifier = notifier
+        self._woken = listener.also(DELAYED_RECORDS)
+        self._counted: set[str] = set()  # sources
+        self.side_tasks: Mapping[str, SideTask] = {
+            "delayed records": partial(repeat, "delayed records", self._publish_or_wait),
+            "count delayed records": partial(repeat, "count delayed records", self._count),
+        }
+
+    async def _publish_or_wait(self) -> float:
+        """Wait until a record is due, or publish in one transaction; returns the pause in seconds."""
+        self._woken.clear()
+        wait: float | None = await self._store.value("read_delayed_record_wait")
+        if wait is None or wait > 0:
+            await is_set_within(self._woken, LOOK_SECONDS if wait is None else min(LOOK_SECONDS, wait))
+            return 0
+        started = monotonic()
+        async with self._store.transaction() as session:
+            published = await publish_due(session)
+        seconds = monotonic() - started
+        if published is None:
+            return _HELD_SECONDS
+        if not published:
+            return max(_GATHER_SECONDS, _REST * seconds)
+        self._notifier.wake()
+        log.debug("delayed_records_published", records=published, seconds=round(seconds, 4))
+        return 0 if published >= MAX_AT_ONCE else _GATHER_SECONDS
+
+    async def _count(self) -> float:
+        """Set the gauge; returns the pause in seconds, which is long: counting reads every record."""
+        started = monotonic()
+        counts = {row["source"]: row["count"] for row in await self._store.fetch("count_delayed_records")}
+        self._counted |= counts.keys()
+        for source in self._counted:
+            metrics.DELAYED_RECORDS.labels(source).set(counts.get(source, 0))
+        return max(_COUNT_SECONDS, _COUNT_REST * (monotonic() - started))

@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from penstock.db.credentials import Passwords
+from penstock.db.schema import renaming
+from penstock.protocol.schema import DEFAULT
 from penstock.settings.values import query_of
 
 LOST_SECONDS = 5
@@ -27,13 +29,15 @@ _TRY_THE_NEXT = (OSError, asyncpg.CannotConnectNowError, asyncpg.TargetServerAtt
 
 
 async def connect(
-    url: str, *, timeout: float = CONNECT_SECONDS, passwords: Passwords | None = None, **options: Any
-) -> Any:
+    url: str, *, timeout: float = CONNECT_SECONDS, passwords: Passwords | None = None, schema: str = DEFAULT,
+    **options: Any,
+) -> Any:  # fmt: skip
     """As ``asyncpg.connect``; of several hosts the first that takes writes, unless the URL asks for another kind.
 
     A host that does not answer within a second does not keep the next one waiting. passwords: None for those of the
-    URL. Raises as the driver does, and Unavailable without a password.
+    URL. schema: that statements are run in. Raises as the driver does, and Unavailable without a password.
     """
+    options["connection_class"] = renaming(schema, options.get("connection_class", asyncpg.Connection))
     urls, asked = _urls_of_hosts(url), query_of(url).get("target_session_attrs")
     known: dict[str, str] = {}
     if passwords is not None:

@@ -20,6 +20,7 @@ from penstock.db.connecting import connect
 from penstock.db.credentials import Passwords
 from penstock.db.driver_errors import Translated
 from penstock.protocol.errors import Refused, Unavailable
+from penstock.protocol.schema import DEFAULT, renamed
 
 # A statement that waits for a table's lock blocks every later one, so it must not wait for long.
 LOCK_SECONDS = 2.0
@@ -52,6 +53,7 @@ def migrations_path() -> Path:
 def _config(
     connect_to_it: Callable[[], Awaitable[Any]] | None = None,
     output: StringIO | None = None,
+    schema: str = DEFAULT,
     lock_seconds: float = LOCK_SECONDS,
 ) -> Config:
     config = Config(output_buffer=output) if output is not None else Config()
@@ -60,42 +62,57 @@ def _config(
     # For the table definitions beside the migrations, which only Alembic reads.
     config.set_main_option("prepend_sys_path", str(migrations_path()).replace("%", "%%"))
     config.attributes["connect"] = connect_to_it
+    config.attributes["schema"] = schema
     config.attributes["lock_seconds"] = lock_seconds
     return config
 
 
-def upgrade(
+def _migrate(
+    run: Callable[[Config, str], None],
     database_url: str,
     revision: str = "head",
     *,
     passwords: Passwords | None = None,
+    schema: str = DEFAULT,
     lock_seconds: float = LOCK_SECONDS,
     tries: int = TRIES,
 ) -> None:
-    """Run the migrations up to ``revision``; doing so again changes nothing. Must not run inside an event loop.
+    """Run migrations up or down to ``revision``; doing so again changes nothing. Must not run inside an event loop.
 
     A lock that is not granted within ``lock_seconds`` is requested again after a pause as long, ``tries`` times in all;
     what was migrated by then stays. Raises Unavailable after the last of them, and for a database at a revision that
     this version does not know.
     """
-    _run(command.upgrade, _connector(database_url, passwords), revision, lock_seconds, tries)
+    connect_to_it = _connector(database_url, passwords, schema)
+    found = asyncio.run(_read_revision(connect_to_it))
+    if found is not None and found not in revisions():
+        raise Unavailable(
+            f"the database is at revision {found!r}, which this version does not know: if a newer version migrated it, "
+            "run that one; if one before the first release did, let its tasks finish, and migrate an empty database"
+        )
+    for left in reversed(range(tries)):
+        try:
+            return run(_config(connect_to_it, schema=schema, lock_seconds=lock_seconds), revision)
+        except DBAPIError as exc:
+            if getattr(exc.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+                raise
+            if not left:
+                raise Unavailable(
+                    f"other transactions kept a table locked over {tries} tries of {lock_seconds:g} s each; look for "
+                    "old ones in pg_stat_activity, end them and run it again"
+                ) from exc
+        time.sleep(lock_seconds)
 
 
-def downgrade(
-    database_url: str,
-    revision: str,
-    *,
-    passwords: Passwords | None = None,
-    lock_seconds: float = LOCK_SECONDS,
-    tries: int = TRIES,
-) -> None:
-    """Undo the migrations down to ``revision`` (``base``: all), with their tables; otherwise as ``upgrade``."""
-    _run(command.downgrade, _connector(database_url, passwords), revision, lock_seconds, tries)
+upgrade = partial(_migrate, command.upgrade)
+"""The revision ``base`` is an empty schema."""
+downgrade = partial(_migrate, command.downgrade)
+"""Undoes migrations, with their tables."""
 
 
-def _connector(database_url: str, passwords: Passwords | None) -> Callable[[], Awaitable[Any]]:
+def _connector(database_url: str, passwords: Passwords | None, schema: str) -> Callable[[], Awaitable[Any]]:
     """Makes connections without named statements, so that a pooler may stand between."""
-    return partial(connect, database_url, passwords=passwords, statement_cache_size=0)
+    return partial(connect, database_url, passwords=passwords, schema=schema, statement_cache_size=0)
 
 
 async def _read_revision(connect_to_it: Callable[[], Awaitable[Any]]) -> str | None:
@@ -109,38 +126,11 @@ async def _read_revision(connect_to_it: Callable[[], Awaitable[Any]]) -> str | N
     return found
 
 
-def _run(
-    migrate: Callable[[Config, str], None],
-    connect_to_it: Callable[[], Awaitable[Any]],
-    revision: str,
-    lock_seconds: float,
-    tries: int,
-) -> None:
-    found = asyncio.run(_read_revision(connect_to_it))
-    if found is not None and found not in revisions():
-        raise Unavailable(
-            f"the database is at revision {found!r}, which this version does not know: if a newer version migrated it, "
-            "run that one; if one before the first release did, let its tasks finish, and migrate an empty database"
-        )
-    for left in reversed(range(tries)):
-        try:
-            return migrate(_config(connect_to_it, lock_seconds=lock_seconds), revision)
-        except DBAPIError as exc:
-            if getattr(exc.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
-                raise
-            if not left:
-                raise Unavailable(
-                    f"other transactions kept a table locked over {tries} tries of {lock_seconds:g} s each; look for "
-                    "old ones in pg_stat_activity, end them and run it again"
-                ) from exc
-        time.sleep(lock_seconds)
-
-
-def upgrade_sql(revision: str = "head") -> str:
+def upgrade_sql(revision: str = "head", *, schema: str = DEFAULT) -> str:
     """The SQL of an upgrade of an empty database."""
     output = StringIO()
-    command.upgrade(_config(output=output), revision, sql=True)
-    return output.getvalue()
+    command.upgrade(_config(output=output, schema=schema), revision, sql=True)
+    return renamed(output.getvalue(), schema)
 
 
 def head_revision() -> str:
@@ -151,13 +141,13 @@ def revisions() -> set[str]:
     return {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
 
 
-async def grant(database_url: str, role: str, *, passwords: Passwords | None = None) -> None:
+async def grant(database_url: str, role: str, *, passwords: Passwords | None = None, schema: str = DEFAULT) -> None:
     """Grant a role the rights of the processes, also on later tables; doing so again changes nothing.
 
     Raises Refused for an unknown role and for one with the rights of the schema's owner.
     """
     with Translated():
-        connection = await _connector(database_url, passwords)()
+        connection = await _connector(database_url, passwords, schema)()
         try:
             async with connection.transaction():
                 await _grant(connection, role)

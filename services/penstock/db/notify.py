@@ -7,21 +7,23 @@ lock over the whole cluster), and at most once in ``_DEBOUNCE_SECONDS`` per proc
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from penstock.db.pool import Store
+from penstock.db.statements import SQL
 from penstock.protocol.errors import Unavailable
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.periodic import is_set_within
 
-CHANNEL = "penstock_work"  # tasks have come, or room has been made in the window
+CHANNEL = "penstock_work"  # tasks have come, or results that a caller waits for
 WORKFLOWS = "penstock_workflows"  # tasks of workflows have settled
+OUTPUT = "penstock_output"  # running tasks have given out log lines or chunks
 DELAYED_RECORDS = "penstock_armed"  # a delayed record is due soon
+DUE = "due"  # what a wake-up says of tasks that have come: none of them is for later
 _DEBOUNCE_SECONDS = 0.01
 _WATCHDOG_SECONDS = 15.0
 _RECONNECT_SECONDS = 2.0
-
-log = get_logger()
 
 
 class Notifier:
@@ -34,20 +36,25 @@ class Notifier:
         self._store = store
         self._channel = channel
         self._woken = asyncio.Event()
+        self._are_due = True
 
-    def wake(self) -> None:
+    def wake(self, *, due: bool = False) -> None:
+        """due: the tasks that have come are due now, and nothing else has changed."""
+        self._are_due &= due
         self._woken.set()
 
     async def run(self) -> None:
         while True:
             await self._woken.wait()
             self._woken.clear()
+            payload = DUE if self._are_due else ""
+            self._are_due = True
             try:
                 async with self._store.session() as session:
                     if self._store.settled_steps and self._channel == CHANNEL:
                         self._store.settled_steps = False
-                        await session.fetch("notify_work", WORKFLOWS)
-                    await session.fetch("notify_work", self._channel)
+                        await session.fetch("notify_work", WORKFLOWS, "")
+                    await session.fetch("notify_work", self._channel, payload)
             except Unavailable as exc:
                 log.debug("notify_failed", reason=str(exc))  # the schedulers poll
             await asyncio.sleep(_DEBOUNCE_SECONDS)
@@ -56,17 +63,20 @@ class Notifier:
 class Listener:
     """Receives wake-ups: each sets ``event``. Run ``run`` as a side task; it reconnects automatically.
 
-    A pooler passes none on, so none is received there, unless the store has a listen_url.
+    A pooler passes none on, so none is received there, unless the store has a listen_url. later: a wake-up may have
+    been for tasks that are not due yet; the owner clears it. hold: a statement that each new connection runs first.
     """
 
-    def __init__(self, store: Store, channel: str = CHANNEL) -> None:
+    def __init__(self, store: Store, channel: str = CHANNEL, *, hold: str | None = None) -> None:
         self._store = store
+        self._hold = hold
         self.event = asyncio.Event()
         self._events = {channel: self.event}
+        self.later = True
 
-    def also(self, channel: str) -> asyncio.Event:
+    def also(self, channel: str, event: asyncio.Event | None = None) -> asyncio.Event:
         """Set by each wake-up of another channel, over the same connection; asked for before ``run``."""
-        return self._events.setdefault(channel, asyncio.Event())
+        return self._events.setdefault(channel, event or asyncio.Event())
 
     async def run(self) -> None:
         while True:
@@ -77,9 +87,11 @@ class Listener:
                 if connection is None:
                     await lost.wait()  # for ever: all that wait for wake-ups also poll
                 connection.add_termination_listener(lambda _, lost=lost: lost.set())
+                if self._hold is not None:
+                    await connection.execute(SQL[self._hold])
                 for channel, event in self._events.items():
-                    await connection.add_listener(channel, lambda *_, event=event: event.set())
-                    event.set()  # a wake-up may have come while no one listened
+                    await connection.add_listener(channel, partial(self._hear, event))
+                    self._hear(event)  # a wake-up may have come while no one listened
                 while not await is_set_within(lost, _WATCHDOG_SECONDS):
                     # A half-open socket stays silent; a query must be answered.
                     await connection.execute("select 1", timeout=5)
@@ -93,3 +105,7 @@ class Listener:
                 if connection is not None:
                     connection.terminate()
             await asyncio.sleep(_RECONNECT_SECONDS)
+
+    def _hear(self, event: asyncio.Event, *said: Any) -> None:
+        self.later |= said[-1:] != (DUE,)
+        event.set()

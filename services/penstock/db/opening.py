@@ -6,23 +6,37 @@ from typing import Any
 
 from penstock.db.credentials import passwords_of
 from penstock.db.pool import Store
+from penstock.db.replica import Replica
 from penstock.settings.model import Settings
 
 
-def open_store(settings: Settings, application_name: str, **options: Any) -> Store:
-    """The store of PENSTOCK_DATABASE_URL, which connects when it is first used; options as of ``Store``.
+def connecting_options(settings: Settings) -> dict[str, Any]:
+    """How connections are made, for ``Store`` and the functions of ``migrate``."""
+    return {"passwords": passwords_of(settings), "schema": settings.database_schema}
 
-    Raises SettingsError when there is no URL.
+
+def open_store(settings: Settings, application_name: str, *, url: str | None = None, **options: Any) -> Store:
+    """The store of PENSTOCK_DATABASE_URL, or of another URL, which connects when it is first used.
+
+    options: as of ``Store``. Raises SettingsError when there is no URL.
     """
     return Store(
-        settings.require_database_url,
+        url or settings.require_database_url,
         pooler=settings.database_pooler,
         listen_url=settings.listen_url,
-        passwords=passwords_of(settings),
         application_name=application_name,
         **{
+            **connecting_options(settings),
             "pool_size": settings.database_pool_size,
             "statement_timeout_seconds": settings.statement_timeout_seconds,
             **options,
         },
     )
+
+
+def open_replica(settings: Settings, primary: Store) -> Replica | None:
+    """The replica of PENSTOCK_DATABASE_READ_URL, None without one."""
+    if (url := settings.read_url) is None:
+        return None
+    store = open_store(settings, "penstock-api", url=url, codec=primary.codec)
+    return Replica(store, primary, settings.database_read_max_age_seconds)

@@ -31,4 +31,6 @@ case when o.own then o.burst else d.burst end as burst
 -- part: failed_forgotten
 failed_forgotten as (
     delete from penstock.journal_entry where task_id = any(array(select id from gone)) and failed
+), snoozes_forgotten as (
+    delete from penstock.postponed where task_id = any(array(select id from gone))
 )

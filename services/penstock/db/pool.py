@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from time import monotonic
 from typing import Any, cast
@@ -19,12 +19,11 @@ from penstock.db.session import LOST_REPLY, FaultySession, Session
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.fence import ClaimKey, Fence
+from penstock.protocol.schema import DEFAULT
 from penstock.runtime.chaos import Faults
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 
 _FENCE_SECONDS = 60.0
-
-log = get_logger()
 
 PLANNING = {"jit": "off", "enable_seqscan": "off"}
 """Settings of every connection that decide on plans.
@@ -56,21 +55,22 @@ class Store:
     """A pool of connections to the database that holds the tasks; opened when first used.
 
     pooler: what stands before Postgres; None: found out when the pool is opened. listen_url: for LISTEN, None for the
-    database_url. passwords: None for those of the URLs. faults: refuse statements, and lose the reply of commits, which
-    stay; None: no fault is injected.
+    database_url. passwords: None for those of the URLs. schema: its name. faults: refuse statements, and lose the reply
+    of commits, which stay; None: no fault is injected.
     """
 
     def __init__(self, database_url: str, *, pooler: Pooler | None = None, listen_url: str | None = None,
-                 passwords: Passwords | None = None, pool_size: int = 8, statement_timeout_seconds: float = 30,
-                 acquire_timeout_seconds: float = 30, application_name: str = "penstock",
-                 codec: PayloadCodec | None = None, faults: Faults | None = None) -> None:  # fmt: skip
+                 passwords: Passwords | None = None, schema: str = DEFAULT, pool_size: int = 8,
+                 statement_timeout_seconds: float = 30, acquire_timeout_seconds: float = 30,
+                 application_name: str = "penstock", codec: PayloadCodec | None = None,
+                 faults: Faults | None = None) -> None:  # fmt: skip
         self.codec = codec or PayloadCodec()
         self.fence = Fence()
         self._faults = faults
         self._fence_read_at = float("-inf")
         self._url = database_url
         self._listen_url = listen_url
-        self._connect = partial(connect, passwords=passwords)
+        self._connect = partial(connect, passwords=passwords, schema=schema)
         self._is_pooled = None if pooler is None else pooler == "transaction"
         self._pool_size = pool_size
         self._statement_timeout_seconds = statement_timeout_seconds
@@ -86,6 +86,8 @@ class Store:
         """Settings of each new connection, or through a pooler of each transaction."""
         self._pool: Any = None
         self._opening = asyncio.Lock()
+        self._spare: Any = None  # a connection for the next session: to release and acquire it takes 50 us
+        self._acquiring = 0  # sessions that wait for a connection
         self.settled_steps = False
         """Whether a task of a workflow was settled here since this was last cleared."""
         self.left_keys = False
@@ -149,27 +151,44 @@ class Store:
     async def close(self) -> None:
         if self._pool is not None:
             pool, self._pool = self._pool, None
+            spare = self._take_spare()
             try:
                 async with asyncio.timeout(5):
+                    if spare is not None:
+                        await pool.release(spare)
                     await pool.close()
             except (TimeoutError, *TRANSIENT):
                 pool.terminate()
         await self.codec.close()
 
+    def _take_spare(self) -> Any:
+        """The connection that the last session left, None if there is none or it was closed."""
+        spare, self._spare = self._spare, None
+        with suppress(asyncpg.InterfaceError):  # closed, it has gone back to the pool
+            return None if spare is None or spare.is_closed() else spare
+        return None
+
+    async def _acquire(self, pool: Any) -> Any:
+        self._acquiring += 1
+        try:
+            return await pool.acquire(timeout=self._acquire_timeout_seconds)
+        except TimeoutError:
+            if pool.get_size() < self._pool_size or pool.get_idle_size():
+                raise
+            raise Unavailable(
+                f"all {self._pool_size} connections of the pool were in use for {self._acquire_timeout_seconds:g} "
+                "s: is Postgres slow, or is PENSTOCK_DATABASE_POOL_SIZE too small?"
+            ) from None
+        finally:
+            self._acquiring -= 1
+
     @asynccontextmanager
     async def session(self, *, commits_each: bool = True) -> AsyncIterator[Session]:
         """Statements that commit one by one, unless ``transaction`` makes them one."""
         with Translated():
-            pool = await self.open()
-            try:
-                connection = await pool.acquire(timeout=self._acquire_timeout_seconds)
-            except TimeoutError:
-                if pool.get_size() < self._pool_size or pool.get_idle_size():
-                    raise
-                raise Unavailable(
-                    f"all {self._pool_size} connections of the pool were in use for {self._acquire_timeout_seconds:g} "
-                    "s: is Postgres slow, or is PENSTOCK_DATABASE_POOL_SIZE too small?"
-                ) from None
+            pool = self._pool or await self.open()
+            connection = self._take_spare() or await self._acquire(pool)
+            is_spare = False
             given = (connection, self.codec, self.fence, self._statement_timeout_seconds)
             session = Session(*given)
             if self._faults is not None:
@@ -177,6 +196,7 @@ class Store:
                 session.faults, session.commits_each = self._faults, commits_each
             try:
                 yield session
+                is_spare = self._spare is None and not self._acquiring and pool is self._pool
             except Exception as exc:
                 if isinstance(exc, _ANOTHER_SERVER) or isinstance(exc.__cause__, _ANOTHER_SERVER):
                     await pool.expire_connections()
@@ -184,7 +204,10 @@ class Store:
             finally:
                 self.settled_steps |= session.settled_steps
                 self.left_keys |= session.left_keys
-                await pool.release(connection)
+                if is_spare:
+                    self._spare = connection
+                else:
+                    await pool.release(connection)
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
         """As ``Session.fetch``, in a session of its own."""

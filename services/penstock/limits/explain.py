@@ -11,7 +11,7 @@ import msgspec
 from penstock.db.session import Session
 from penstock.protocol.caller import seen
 from penstock.protocol.errors import TaskNotFound
-from penstock.protocol.task import SHOWN_STATES, State
+from penstock.protocol.task import ANNOUNCED_SECONDS, SHOWN_STATES, State
 from penstock.protocol.tenant import own_key
 from penstock.protocol.views import about, span, timestamp
 
@@ -27,6 +27,7 @@ class Cause(StrEnum):
     STEPS = "steps"
     ORDERING_KEY = "ordering_key"
     NOT_DUE = "not_due"
+    UNKNOWN_ACTION = "unknown_action"
     PAUSED = "paused"
     LIMIT = "limit"
     BACKLOG = "backlog"
@@ -111,6 +112,8 @@ def _in_flight(row: Mapping[str, Any]) -> tuple[Cause, str]:
 def _held_back(row: Mapping[str, Any]) -> tuple[Cause, str] | None:
     """What keeps the task from being claimed at all; None: nothing but its place in line."""
     action, tenant = row["action"], row["tenant"]
+    if row["unknown_since"] is not None:
+        return Cause.UNKNOWN_ACTION, _unknown(row)
     if row["run_at"] > row["at"]:
         after = f"attempt {row['attempts']} of {row['max_attempts']} failed; " if row["attempts"] else ""
         return Cause.NOT_DUE, f"Not due for {_span(row, 'run_at')}: {after}it runs at {timestamp(row['run_at'])}."
@@ -118,6 +121,12 @@ def _held_back(row: Mapping[str, Any]) -> tuple[Cause, str] | None:
         return Cause.PAUSED, f"Action {action} is paused (`penstock actions resume {action}`)."
     if row["tenant_paused"]:
         return Cause.PAUSED, f"Tenant {tenant} is paused (`penstock tenants resume {tenant}`)."
+    if row["held_until"] is not None and row["held_until"] > row["at"]:
+        of = f"limit key {row['limit_key']} of action {action}" if row["limit_key"] else f"action {action}"
+        return Cause.LIMIT, (
+            f"A handler met a rate limit, which holds {of} for {_span(row, 'held_until')} "
+            f"(`penstock actions resume {action}` ends it)."
+        )
     for most, count, what in (
         (row["max_in_flight"], row["in_flight"], f"Action {action}"),
         (row["key_max_in_flight"], row["key_in_flight"], f"Limit key {row['limit_key']} of action {action}"),
@@ -137,6 +146,16 @@ def _held_back(row: Mapping[str, Any]) -> tuple[Cause, str] | None:
         limited = f" ({'; '.join(rates)})" if rates else ""
         return Cause.LIMIT, f"Waits behind other tasks of limited action {action}{limited}."
     return None
+
+
+def _unknown(row: Mapping[str, Any]) -> str:
+    seen = "none was ever seen" if row["announced_at"] is None else f"last seen {_span(row, 'announced_at')} ago"
+    if row["announced_at"] is not None and (row["at"] - row["announced_at"]).total_seconds() < ANNOUNCED_SECONDS:
+        who = f"Workers without action {row['action']} received it, though others run it"
+    else:
+        who = f"No worker runs {row['action']}; {seen}"
+    due = f"again in {_span(row, 'run_at')}" if row["run_at"] > row["at"] else "again now"
+    return f"{who}. It waits since {_span(row, 'unknown_since')}, and is sent {due}, or once a worker announces it."
 
 
 async def _in_line(session: Session, row: Mapping[str, Any]) -> tuple[Cause, str]:

@@ -8,7 +8,7 @@ select t.id, t.state::text as state, t.action, t.tenant, t.priority, t.run_at, t
        exists (select from penstock.dispatch d where d.id = t.claim) as is_unsent,
        h.task_id as head, h.held, coalesce(first.state, past.state)::text as head_state,
        w.token, w.deadline, s.after as steps_before,
-       g.next_at as gate_opens_at, a.paused, a.max_in_flight, a.rate, a.key_max_in_flight, a.key_rate, t.limit_key,
+       greatest(a.held_until, g.held_until) as held_until, a.paused, a.max_in_flight, a.rate, a.key_max_in_flight, a.key_rate, t.limit_key,
        case when a.max_in_flight is not null then (
            select count(*) from (select from penstock.task o where o.state = 'ACQUIRED' and o.gate is not null
                                    and o.action = t.action limit $2) held) end as in_flight,
@@ -18,8 +18,12 @@ select t.id, t.state::text as state, t.action, t.tenant, t.priority, t.run_at, t
        p.paused as tenant_paused, p.max_in_flight as tenant_max_in_flight, p.rate as tenant_rate,
        case when p.max_in_flight is not null then (
            select count(*) from (select from penstock.task o where o.state = 'ACQUIRED' and o.gate is not null
-                                   and o.tenant = t.tenant limit $2) held) end as tenant_in_flight
+                                   and o.tenant = t.tenant limit $2) held) end as tenant_in_flight,
+       case when y.attempts = t.attempts then y.unknown_since end as unknown_since,
+       case when y.unknown_since is not null then
+           (select max(n.seen_at) from penstock.announced n where n.action = t.action) end as announced_at
 from penstock.task t
+left join penstock.postponed y on y.task_id = t.id
 left join penstock.ordering_head h on h.key = t.ordering_key
 left join penstock.task first on first.id = h.task_id
 left join lateral (select state from penstock.task_history p where p.id = h.task_id and first.id is null) past on true
@@ -39,7 +43,7 @@ where t.id = $1
 union all
 select t.id, t.state::text, t.action, t.tenant, t.priority, t.run_at, t.attempts, t.max_attempts, t.claimed_at, null, t.worker, null, null,
        null, false, now(), t.finished_at, false, null, null, null, null, null, null, null, null, null, null, null, null, null,
-       null, null, null, null, null, null
+       null, null, null, null, null, null, null, null
 from penstock.task_history t where t.id = $1;
 
 -- name: count_before

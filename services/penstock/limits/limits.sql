@@ -1,9 +1,10 @@
 -- Rules: limits and pauses of actions, the gates that their tasks wait at, routes.
 
 -- name: read_rules
--- Whether any action or tenant is limited or paused, and whether any gate is there; routes with their queues, in the order in
--- which they are tried.
+-- Whether any action or tenant is limited or paused, whether any gate is there, and whether any task has its turn; routes with
+-- their queues, in the order in which they are tried.
 select exists (select from penstock.action) or exists (select from penstock.tenant) as limits, exists (select from penstock.gate) as gates,
+       exists (select from penstock.turn where ends_at > now()) as turns,
        coalesce((select json_agg(json_build_array(name, queue) order by position, name) from penstock.route), '[]')::text
            as routes;
 
@@ -24,7 +25,7 @@ from earliest e left join lateral (
 
 -- name: lock_action
 -- $1 action. Its limits, by the clock `at`. No row when it is not limited, and none while another scheduler is at it.
-select paused, max_in_flight, rate, burst, key_max_in_flight, key_rate, key_burst, tokens, refilled_at, now() as at
+select paused, max_in_flight, rate, burst, key_max_in_flight, key_rate, key_burst, tokens, refilled_at, held_until, now() as at
 from penstock.action where name = $1 for update skip locked;
 
 -- name: count_gated
@@ -53,7 +54,8 @@ update penstock.action set tokens = $2, refilled_at = now() where name = $1;
 
 -- name: note_gates
 -- $1 gates, $2 tokens left or null, $3 seconds until the next look.
-update penstock.gate g set tokens = n.tokens, refilled_at = now(), next_at = now() + make_interval(secs => n.seconds)
+update penstock.gate g set tokens = n.tokens, refilled_at = now(),
+    next_at = greatest(g.held_until, now() + make_interval(secs => n.seconds))
 from unnest($1::text[], $2::float8[], $3::float8[]) n (name, tokens, seconds)
 where g.name = n.name and g.name = any($1::text[]);
 
@@ -65,25 +67,58 @@ with looked as materialized (
            -- Not EXISTS, which may become a hash of all that waits at any gate.
            (select t.id from penstock.task t where t.state in ('SCHEDULED', 'ERROR') and t.gate = g.name limit 1)
                is not null as waits,
-           case when g.tokens is not null and a.key_rate is not null
+           g.held_until, greatest(g.held_until, case when g.tokens is not null and a.key_rate is not null
                 then g.refilled_at + make_interval(
                     secs => (coalesce(a.key_burst, greatest(1, ceil(a.key_rate))) - g.tokens) / a.key_rate)
-                else now() end as full_at
+                else now() end) as full_at
     from penstock.gate g left join penstock.action a on a.name = g.action
     where g.name = any($1::text[])
 ), gone as (
     delete from penstock.gate g using looked l where g.name = l.name and not l.waits and l.full_at <= now()
 )
-update penstock.gate g set next_at = case when l.waits then now() else l.full_at end
+update penstock.gate g set next_at = case when l.waits then greatest(l.held_until, now()) else l.full_at end
 from looked l where g.name = l.name and (l.waits or l.full_at > now());
 
 -- name: close_gates
--- $1 action, which is paused: nothing is worth a look until it is resumed.
-update penstock.gate set next_at = 'infinity' where action = $1 and next_at < 'infinity';
+-- $1 action, $2 until when it is held; null: it is paused, and nothing is worth a look until it is resumed.
+update penstock.gate set next_at = coalesce($2::timestamptz, 'infinity')
+where action = $1 and next_at < coalesce($2::timestamptz, 'infinity');
 
 -- name: open_gates
--- $1 action, whose limits have changed.
-update penstock.gate set next_at = now() where action = $1 and next_at > now();
+-- $1 action, whose limits have changed, which ends what holds its limit keys.
+update penstock.gate set next_at = least(next_at, now()), held_until = null
+where action = $1 and (next_at > now() or held_until is not null);
+
+-- part: held_limits
+-- What handlers of claims that still hold their task ask to be held: $1 ids, $2 claims, $3 seconds, $4 limit keys or null for
+-- the task's own, $5 whether the whole action.
+select t.action, t.tenant, coalesce(h.key, t.limit_key) as limit_key, h.whole, now() + make_interval(secs => h.seconds) as until
+from unnest($1::bigint[], $2::bigint[], $3::float8[], $4::text[], $5::bool[]) h (id, claim, seconds, key, whole)
+join penstock.task t on t.id = h.id and t.claim = h.claim
+where t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED' and (h.whole or coalesce(h.key, t.limit_key) is not null)
+
+-- name: hold_actions
+-- $1 to $5 as held_limits. Tasks of an action without a row pass no gate, so a held limit key needs one too.
+insert into penstock.action as a (name, held_until)
+select action, coalesce(max(until) filter (where whole), now()) from ({held_limits}) held group by action order by action
+on conflict (name) do update set held_until = greatest(a.held_until, excluded.held_until);
+
+-- name: hold_gates
+-- $1 to $5 as held_limits; a statement of its own behind hold_actions, for a scheduler locks the action first too.
+insert into penstock.gate as g (name, action, tenant, next_at, held_until)
+select {gate_name}, t.action, t.tenant, max(t.until), max(t.until)
+from ({held_limits}) t where not t.whole group by 1, 2, 3 order by 1
+on conflict (name) do update
+set held_until = greatest(g.held_until, excluded.held_until), next_at = greatest(g.next_at, excluded.held_until);
+
+-- name: forget_holds
+-- Actions that were held and are not any more, without a limit: they run freely again.
+delete from penstock.action where name = any(array(
+    select a.name from penstock.action a
+    where a.held_until <= now() and not a.paused
+      and num_nonnulls(a.max_in_flight, a.rate, a.key_max_in_flight, a.key_rate, a.burst, a.key_burst) = 0
+      and not exists (select from penstock.gate g where g.action = a.name and g.held_until > now())
+    for update skip locked));
 
 -- name: lock_rules
 -- One change at a time, and none while a gate is looked at. Readers go on, among them a backup of hours.
@@ -95,7 +130,7 @@ insert into penstock.action (name, paused, max_in_flight, rate, burst, key_max_i
 values ($1, $2, $3, $4, $5, $6, $7, $8)
 on conflict (name) do update set paused = excluded.paused, max_in_flight = excluded.max_in_flight,
     rate = excluded.rate, burst = excluded.burst, key_max_in_flight = excluded.key_max_in_flight,
-    key_rate = excluded.key_rate, key_burst = excluded.key_burst, updated_at = now();
+    key_rate = excluded.key_rate, key_burst = excluded.key_burst, held_until = null, updated_at = now();
 
 -- name: forget_action
 -- $1 action. It runs freely again.
@@ -127,7 +162,7 @@ select claimed_at, id from looked order by claimed_at, id offset $3 - 1;
 -- name: read_actions
 -- $1 names or null for all. With how many are in flight through their gates, counted up to 100000.
 select a.name as action, a.paused, a.max_in_flight, a.rate, a.burst, a.key_max_in_flight, a.key_rate, a.key_burst,
-       a.updated_at,
+       a.updated_at, case when a.held_until > now() then a.held_until end as held_until,
        (select count(*) from (select from penstock.task t
                               where t.state = 'ACQUIRED' and t.gate is not null and t.action = a.name
                               limit 100000) held) as in_flight

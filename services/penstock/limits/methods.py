@@ -7,11 +7,10 @@ from typing import Any, TypeVar
 
 from penstock.db.context import Context
 from penstock.db.session import Session
-from penstock.limits import model, store
+from penstock.limits import announced, model, store
 from penstock.limits.explain import Explanation, explain
 from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import narrow_tenant
-from penstock.protocol.checks import read_id
 from penstock.protocol.errors import RouteNotFound, TaskNotFound
 from penstock.protocol.method import NoParams, Scope, method
 
@@ -53,6 +52,13 @@ async def list_actions(context: Context, _given: NoParams) -> model.Actions:
     """List the actions that are limited or paused."""
     async with context.session() as session:
         return model.Actions(await store.list_actions(session))
+
+
+@method("action.announced", permission=Permission.READ, scope=Scope.CLOSED)
+async def list_announced(context: Context, _given: NoParams) -> model.AnnouncedActions:
+    """List the actions that workers run, by how many and with which parameters, and those that tasks wait for."""
+    async with context.session() as session:
+        return model.AnnouncedActions(await announced.list_announced(session))
 
 
 @method("action.pause", permission=Permission.ADMIN, scope=Scope.CLOSED, by_queue=True)
@@ -141,12 +147,8 @@ async def resume_tenant(context: Context, given: model.TenantName) -> model.Tena
 # Tasks
 
 
-def _read_id(given: model.TaskExplainParams) -> int:
-    return read_id(given.id, "id")
-
-
-@method("task.explain", permission=Permission.READ, scope=Scope.OWN, errors=(TaskNotFound,), read=_read_id)
-async def explain_task(context: Context, task_id: int) -> Explanation:
+@method("task.explain", permission=Permission.READ, scope=Scope.OWN, errors=(TaskNotFound,))
+async def explain_task(context: Context, given: model.TaskExplainParams) -> Explanation:
     """Say in one sentence why a task does not run, or where it is."""
     async with context.session() as session:
-        return await explain(session, task_id)
+        return await explain(session, int(given.id))

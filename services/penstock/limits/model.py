@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from penstock.protocol.checks import CONTROL, TaskId, read_action, read_limit
+from penstock.protocol.checks import CONTROL, ID, LIMIT, TaskId, read_action
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.tenant import EVERY_TENANT, TENANT_MAX_CHARS, read_tenant
 from penstock.protocol.views import CURSOR, NEXT_CURSOR, about
@@ -120,23 +120,22 @@ class TenantName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TenantListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Annotated[int, about("Maximum number of tenants; 1 to 1000.")] = 50
+    limit: Annotated[int, about("Maximum number of tenants; 1 to 1000."), LIMIT] = 50
     cursor: Annotated[str | None, CURSOR] = None
 
     def __post_init__(self) -> None:
-        read_limit(self.limit)
         if self.cursor is not None:
             _check_tenant_or_all(self.cursor, "cursor")
 
 
 class TaskExplainParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: Annotated[TaskId, about("The task.")]
+    id: Annotated[TaskId, about("The task."), ID]
 
 
 # Results
 
 
-class Action(msgspec.Struct, frozen=True):
+class Action(msgspec.Struct, frozen=True, omit_defaults=True):
     action: str
     paused: Annotated[bool, about("Its tasks are taken and none is sent.")]
     max_in_flight: int | None
@@ -147,10 +146,30 @@ class Action(msgspec.Struct, frozen=True):
     key_burst: int | None
     in_flight: Annotated[int, about("Claimed and not settled; counted while it is limited.")]
     updated_at: Annotated[str | None, about("When its limits were last changed; null when it has none.")]
+    held_until: Annotated[str | None, about("No task is sent before: a handler met a rate limit.")] = None
 
 
 class Actions(msgspec.Struct, frozen=True):
     actions: Annotated[list[Action], about("Those that are limited or paused.")]
+
+
+class AnnouncedAction(msgspec.Struct, frozen=True):
+    """An action that workers say they run, or for which tasks wait."""
+
+    action: str
+    workers: Annotated[int, about("Workers that run it now; 0: none.")]
+    versions: Annotated[list[str], about("Of their code, as they announce it.")]
+    seen_at: Annotated[str | None, about("The last announcement; null: there was none.")]
+    description: str | None
+    params: Annotated[Any, about("JSON Schema of the payload, or null.")]
+    result: Annotated[Any, about("JSON Schema of the result, or null.")]
+    waiting: Annotated[
+        int, about("Tasks that workers without it gave back, and that wait for one with it; up to 10,000.")
+    ]
+
+
+class AnnouncedActions(msgspec.Struct, frozen=True):
+    actions: Annotated[list[AnnouncedAction], about("By name.")]
 
 
 class Route(msgspec.Struct, frozen=True):

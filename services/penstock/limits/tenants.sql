@@ -31,7 +31,7 @@ update penstock.gate set next_at = 'infinity' where name = any($1::text[]);
 
 -- name: open_gates_of_tenant
 -- $1 tenant, or null for all, whose limits have changed.
-update penstock.gate set next_at = now()
+update penstock.gate set next_at = greatest(held_until, now())
 where tenant is not null and ($1::text is null or tenant = $1) and next_at > now();
 
 -- name: set_tenant

@@ -14,10 +14,8 @@ from typing import IO
 
 from penstock.local.service import Service, die_with_parent, free_port, tail
 from penstock.protocol.errors import PenstockError, StackError
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.periodic import Pauses, is_set_within
-
-log = get_logger()
 
 FIRST_PAUSE_SECONDS = 0.5
 HEALTHY_AFTER_SECONDS = 30.0

@@ -22,9 +22,7 @@ from typing import Any
 from penstock.local.service import HOST, Service, make_private, plain_environment, tail, write_private
 from penstock.local.state import processes
 from penstock.protocol.errors import StackError
-from penstock.runtime.logs import get_logger
-
-log = get_logger()
+from penstock.runtime.logs import log
 
 SUPERUSER = "penstock"
 SYSTEM_USER = "pgserver"  # Postgres refuses to run as root; the name is the wheel's own convention

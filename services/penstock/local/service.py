@@ -21,9 +21,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from penstock.protocol.errors import StackError
-from penstock.runtime.logs import get_logger
-
-log = get_logger()
 
 HOST = "127.0.0.1"
 LOG_KEPT_BYTES = 16 * 1024 * 1024

@@ -20,12 +20,10 @@ from penstock.local.sqs import REGION, EmbeddedSqs
 from penstock.local.state import DataDir, end_leftovers
 from penstock.protocol.api_key import Permission, digest_of, new_secret
 from penstock.protocol.errors import StackError
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.periodic import is_set_within
 from penstock.settings.broker_urls import BrokerUrl, parse_broker_url
 from penstock.settings.model import Settings, load_settings
-
-log = get_logger()
 
 DATABASE = "penstock"
 SINGLE_PROCESSES = ("api", "submitter", "scheduler", "resulter", "supervisor")
@@ -272,11 +270,11 @@ class Stack:
             self._example["EXPORT_DATABASE_URL"] = postgres.own_database("export")
 
     async def _migrate(self, database_url: str) -> None:
-        from penstock.db.credentials import passwords_of
         from penstock.db.migrate import upgrade
+        from penstock.db.opening import connecting_options
 
         try:
-            await asyncio.to_thread(upgrade, database_url, passwords=passwords_of(self.settings))
+            await asyncio.to_thread(upgrade, database_url, **connecting_options(self.settings))
         except Exception as exc:
             reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
             raise StackError(f"the schema of {masked(database_url)} could not be brought up to date: {reason}") from exc

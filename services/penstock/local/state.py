@@ -16,9 +16,7 @@ from typing import Any
 
 from penstock.local.service import make_private, open_log, python_path, tail, write_private
 from penstock.protocol.errors import StackError
-from penstock.runtime.logs import get_logger
-
-log = get_logger()
+from penstock.runtime.logs import log
 
 DEFAULT_FOLDER = Path(".penstock")
 STOP_WITHIN_SECONDS = 120.0

@@ -54,6 +54,11 @@ def step_aad(task_id: int, key: tuple[str, int]) -> str:
     return f"step\0{task_id}\0{key[0]}\0{key[1]}"
 
 
+def output_aad(task_id: int) -> str:
+    """Of what a handler logs and emits."""
+    return f"output\0{task_id}"
+
+
 def spawn_aad(task_id: int) -> str:
     return f"spawn\0{task_id}"
 

@@ -60,15 +60,3 @@ select n, 0, true from unnest($1::text[]) n
 where (select o.name from penstock.payload_object o where o.name = n limit 1) is null
 on conflict do nothing
 returning name;
-
--- name: postpone_tasks
--- $1 ids (distinct), $2 claims, $3 delays in seconds, $4 why, as progress in JSON text. ACQUIRED back to the state that
--- the claim came from, the attempt given back, for its handler has not begun: its payload could not be had.
-update penstock.task t
-set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
-    attempts = t.attempts - 1, run_at = now() + make_interval(secs => p.delay), claimed_at = null, heartbeat_at = null,
-    progress = p.why::json, updated_at = now(), route = null, gate = null
-from (select * from unnest($1::bigint[], $3::float8[], $4::text[]) p (id, delay, why)) p
-where t.id = p.id and t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
-  and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
-returning t.id, t.action, t.state::text as state;

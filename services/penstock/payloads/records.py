@@ -16,7 +16,10 @@ from penstock.protocol.sealed import MARK, is_sealed, reference_of
 
 Row = Any  # a record of asyncpg, or a mapping with the same names
 
-_CLEAR = ("type", "retry_after", "final", "max_attempts", "backoff", "not_begun")
+_CLEAR = (
+    "type", "retry_after", "final", "max_attempts", "backoff", "not_begun", "snooze", "hold", "hold_key",
+    "unknown_action",
+)  # fmt: skip
 
 
 def encrypt_error(codec: PayloadCodec, task_id: int, error: str) -> str:

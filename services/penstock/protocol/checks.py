@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -20,6 +22,13 @@ _END = datetime.max.replace(tzinfo=UTC)
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that no name or key may hold: control characters, and surrogates, which Postgres cannot store."""
 _SPECIAL_IN_LIKE = re.compile(r"([\\%_])")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A note on a field of a method's parameters: the check that its value passes, or else raises InvalidParams."""
+
+    check: Callable[[Any], object]
 
 
 def read_id(value: TaskId, name: str) -> int:
@@ -46,11 +55,6 @@ def read_limit(limit: int) -> int:
 
 def read_cursor(cursor: str | None) -> int | None:
     return None if cursor is None else read_id(cursor, "cursor")
-
-
-def check_page(limit: int, cursor: str | None) -> None:
-    read_limit(limit)
-    read_cursor(cursor)
 
 
 def read_action(action: str) -> str:
@@ -149,3 +153,6 @@ def like_pattern(pattern: str) -> str:
 
 
 TaskId = int | str
+ID = Checked(lambda value: read_id(value, "id"))
+LIMIT = Checked(read_limit)
+NUMBERED = Checked(read_cursor)  # a cursor that is a number

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from datetime import timedelta
+from typing import Any, Literal
 
 METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
@@ -235,14 +237,27 @@ class Overloaded(RpcError):
 
 
 class RateLimited(RpcError):
-    """The key may send no more for now; the request may be sent again after ``retry_after_seconds``."""
+    """Too many requests for now; the same may be sent again after ``retry_after_seconds``.
+
+    The api refuses with it; a handler raises it when a service refuses. The task then runs again after that time
+    without spending an attempt, and until then no task of its action is sent.
+    key: no task with this limit_key instead; True: that of the task itself, if it has one.
+    Raises ValueError for a time below 0.
+    """
 
     code = -32029
 
-    def __init__(self, retry_after_seconds: float) -> None:
-        seconds = round(retry_after_seconds, 3)
-        super().__init__(f"Too many requests: try again in {seconds} s", {"retry_after": seconds})
-        self.retry_after_seconds = retry_after_seconds
+    def __init__(
+        self, retry_after: float | timedelta, key: str | Literal[True] | None = None, reason: str = ""
+    ) -> None:
+        if isinstance(retry_after, timedelta):
+            retry_after = retry_after.total_seconds()
+        if not 0 <= retry_after < math.inf:
+            raise ValueError(f"RateLimited(retry_after=...) takes seconds, 0 or more, not {retry_after!r}")
+        seconds = round(retry_after, 3)
+        super().__init__(reason or f"Too many requests: try again in {seconds} s", {"retry_after": seconds})
+        self.retry_after_seconds = retry_after
+        self.key = key
 
 
 class NoResult(PenstockError):

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from penstock.protocol.api_key import Permission
+from penstock.protocol.checks import Checked
 from penstock.protocol.errors import InvalidParams, RpcError
 from penstock.protocol.spelling import did_you_mean
 
@@ -42,8 +43,9 @@ class Method:
     the tenant and the actions of the caller's key; raises InvalidParams, AccessDenied. audited: who called it is
     recorded. by_queue: the inbound queue takes it. dry: whether a command only looks: it is not audited, and the queue
     takes none. savepoint: it may be refused after it has written something. together: the requests of one body are
-    carried out in one call. carry_out: given a context and the command, or with ``together`` a list of commands and of
-    the errors of those that could not be read, to which it returns a list of outcomes in this order.
+    carried out in one call. by_replica: it only reads, and its answer may be as old as a replica is. carry_out: given a
+    context and the command, or with ``together`` a list of commands and of the errors of those that could not be read,
+    to which it returns a list of outcomes in this order.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Method:
     dry: Callable[[Any], bool]
     savepoint: bool
     together: bool
+    by_replica: bool
     carry_out: Callable[[Any, Any], Awaitable[Any]]
 
     def command(self, raw: bytes, settings: Any) -> Any:
@@ -76,11 +79,21 @@ def decode(kind: type[msgspec.Struct], raw: bytes) -> Any:
                 raise InvalidParams("params", f"has {len(given)} positions; at most {len(names)}: {', '.join(names)}")
             pairs = (b'"%s":%s' % (n.encode(), bytes(v)) for n, v in zip(names, given, strict=False))
             raw = b"{" + b",".join(pairs) + b"}"
-        return _decoder(kind).decode(raw)
+        params = _decoder(kind).decode(raw)
+        for name, check in _checks(kind):
+            check(getattr(params, name))
+        return params
     except msgspec.ValidationError as exc:
         raise _mistake(str(exc), names) from None
     except (ValueError, RecursionError) as exc:
         raise InvalidParams("params", f"cannot be read: {str(exc)[:_SHOWN_CHARS]}") from None
+
+
+@cache
+def _checks(kind: type[msgspec.Struct]) -> list[tuple[str, Callable[[Any], object]]]:
+    """The checks that stand on the fields of parameters, in their order."""
+    notes = [(field.name, note) for field in msgspec.structs.fields(kind) for note in get_args(field.type)[1:]]
+    return [(name, note.check) for name, note in notes if isinstance(note, Checked)]
 
 
 def _mistake(text: str, names: Iterable[str]) -> InvalidParams:
@@ -106,11 +119,13 @@ def method(
     dry: Callable[[Any], bool] = lambda _command: False,
     savepoint: bool = False,
     together: bool = False,
+    by_replica: bool = False,
 ) -> Callable[[Callable[[Any, Any], Awaitable[Any]]], Method]:
     """Declare a method: a function of a context and a command, whose docstring is the summary.
 
     The parameters are the struct that ``read`` takes first, alone or before the settings; without ``read``, they are
-    the command. audited: None for whether the permission is admin. See ``Method`` for the others.
+    the command. What one parameter must be stands on its field, as ``Checked``. audited: None for whether the
+    permission is admin. See ``Method`` for the others.
     """
 
     def declare(function: Callable[[Any, Any], Awaitable[Any]]) -> Method:
@@ -126,7 +141,7 @@ def method(
             name, " ".join((function.__doc__ or "").split()), taken,
             Union[results],  # noqa: UP007 - of types that are known at run time only
             permission, scope, errors, checked if takes_settings else lambda given, _settings: checked(given),
-            narrow, is_audited, by_queue, dry, savepoint, together, function,
+            narrow, is_audited, by_queue, dry, savepoint, together, by_replica, function,
         )  # fmt: skip
 
     return declare

@@ -1,4 +1,4 @@
-"""Reports: the results, errors, waits, heartbeats and run times that workers send, and how they are encoded."""
+"""Reports: the results, errors, waits, heartbeats, output and run times that workers send, and how they are encoded."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ import msgspec
 
 from penstock.protocol.checks import CONTROL
 from penstock.protocol.compression import Room, Unpackable, unpack_result
-from penstock.protocol.errors import HANDLER_ERROR, INVALID_PARAMS, RpcError
+from penstock.protocol.errors import HANDLER_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 from penstock.protocol.fence import Fence
 from penstock.protocol.journal import Entry, StepPlace, check_step_name, decode_entries, decode_entry
 from penstock.protocol.json_text import entry_text, replace_unstorable, short_reason, text_of
+from penstock.protocol.message_attributes import WORKER_NAME_MAX_CHARS
+from penstock.protocol.output import decode_part
 from penstock.protocol.requests import INT8_MAX, ClaimId, parse_claim_id, split_body
 from penstock.protocol.sealed import SEALED_ENCODING, Reference, decode_sealed, escape_plain, is_sealed
 from penstock.protocol.task import ACTION_MAX_CHARS, TOKEN_MAX_CHARS
@@ -27,6 +29,7 @@ from penstock.protocol.tenant import stored_key
 from penstock.protocol.trace_context import TraceContext, parse
 
 PROGRESS_NOTE_CHARS = 1000  # a longer note is cut
+SCHEMA_MAX_CHARS = 16_384  # a longer JSON Schema is not kept
 LONGEST_WAIT_SECONDS = 100 * 366 * 86_400.0  # for an outside event
 
 # In one notification, so that sums of many stay within the database's numbers.
@@ -116,10 +119,32 @@ class Suspended(msgspec.Struct, frozen=True, gc=False):
     steps: Sequence[Entry] = ()
 
 
+class Output(msgspec.Struct, frozen=True, gc=False):
+    """Log lines and chunks of an attempt, as JSON text or sealed; number and dropped as of ``OutputPart``."""
+
+    task_id: int
+    claim: int
+    number: int
+    entries: str
+    dropped: int
+    worker: str | None = None
+
+
 class RunTimes(msgspec.Struct, frozen=True):
     """By action, how many attempts have ended, and the sum of their seconds."""
 
     actions: dict[str, tuple[int, float]]
+
+
+class Announced(msgspec.Struct, frozen=True):
+    """A worker runs an action. params, result: JSON Schemas as JSON text, or None."""
+
+    action: str
+    worker: str
+    version: str | None = None
+    description: str | None = None
+    params: str | None = None
+    result: str | None = None
 
 
 class Unreadable(msgspec.Struct, frozen=True, gc=False):
@@ -130,14 +155,16 @@ class Unreadable(msgspec.Struct, frozen=True, gc=False):
     is_foreign: bool = False
 
 
-Report = Succeeded | Failed | Waiting | Suspended | Stepped | Progress | RunTimes | Unreadable
+Report = Succeeded | Failed | Waiting | Suspended | Stepped | Progress | Output | RunTimes | Announced | Unreadable
 
 
 class Hints(msgspec.Struct, frozen=True):
     """Members of an error's ``data`` that steer the retry; invalid ones are ignored. retry_after: seconds until then.
 
     final: no more attempts. max_attempts: lowers the task's own cap. backoff: the action's own policy. not_begun: the
-    payload was unavailable, so the handler was not called and the attempt does not count.
+    payload was unavailable, so the handler was not called and the attempt does not count. snooze: it does not count
+    either, for the handler asks to run later. hold: "action" or "key", of which no task is sent until then; hold_key:
+    which key, None for the task's own. unknown_action: the worker has no handler.
     """
 
     retry_after: float | None = None
@@ -145,6 +172,15 @@ class Hints(msgspec.Struct, frozen=True):
     max_attempts: int | None = None
     backoff: BackoffHint | None = None
     not_begun: bool = False
+    snooze: bool = False
+    hold: str | None = None
+    hold_key: str | None = None
+    unknown_action: bool = False
+
+    @property
+    def spends_none(self) -> bool:
+        """Whether the attempt is given back."""
+        return not self.final and (self.not_begun or self.snooze or self.unknown_action)
 
 
 class BackoffHint(msgspec.Struct, frozen=True):
@@ -212,6 +248,15 @@ class _SuspendParams(_ClaimParams, frozen=True):
     redelivered: bool = False
 
 
+class _AnnounceParams(msgspec.Struct, frozen=True):
+    action: str
+    worker: str | None = None
+    version: str | None = None
+    description: str | None = None
+    params: msgspec.Raw = _EMPTY
+    result: msgspec.Raw = _EMPTY
+
+
 _decode_response = msgspec.json.Decoder(_Response).decode
 _decode_responses = msgspec.json.Decoder(list[_Response]).decode
 _decode_run_times = msgspec.json.Decoder(RunTimes).decode
@@ -223,6 +268,7 @@ _decode_claim = msgspec.json.Decoder(_ClaimParams).decode
 _decode_progress = msgspec.json.Decoder(_ProgressParams).decode
 _decode_wait = msgspec.json.Decoder(_WaitParams).decode
 _decode_suspend = msgspec.json.Decoder(_SuspendParams).decode
+_decode_announce = msgspec.json.Decoder(_AnnounceParams).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
@@ -290,6 +336,9 @@ class _Decoder:
                     return Stepped(*self._claim_of(_decode_claim(params).id), self._entry(params), self.worker)
                 case "suspend":
                     return self._suspend(response)
+                case "output":
+                    part, text = decode_part(response.params)
+                    return Output(*self._claim_of(part.id), part.number, text, part.dropped, self.worker)
                 case "run_times":
                     times = _decode_run_times(response.params)
                     for action, (count, seconds) in times.actions.items():
@@ -297,7 +346,9 @@ class _Decoder:
                         if len(action) > ACTION_MAX_CHARS or not are_sane:
                             raise _EntryError(f"run times of {action[:100]!r} make no sense: {count}, {seconds} s")
                     return times
-            known = "progress, wait, step, suspend and run_times are known"
+                case "announce":
+                    return self._announced(_decode_announce(response.params))
+            known = "progress, wait, step, suspend, output, run_times and announce are known"
             raise _EntryError(f"unknown notification {response.method!r}; {known}")
         except _EntryError as exc:
             return Unreadable(entry_text(entry), str(exc), exc.is_foreign)
@@ -383,6 +434,15 @@ class _Decoder:
         is_bare = params.percent is None and note is None
         detail = None if is_bare else msgspec.json.encode({"percent": params.percent, "note": note}).decode()
         return Progress(*claim_id, detail, self.worker)
+
+    def _announced(self, given: _AnnounceParams) -> Announced:
+        worker = self.worker or given.worker
+        if not worker or len(worker) > WORKER_NAME_MAX_CHARS or not 1 <= len(given.action) <= ACTION_MAX_CHARS:
+            raise _EntryError("an announcement needs an action, and the worker, also as the message's attribute")
+        schemas = [bytes(schema).decode() for schema in (given.params, given.result)]
+        kept = [schema if schema.startswith("{") and len(schema) <= SCHEMA_MAX_CHARS else None for schema in schemas]
+        version, description = (text and text[:PROGRESS_NOTE_CHARS] for text in (given.version, given.description))
+        return Announced(given.action, worker, version, description, *kept)
 
     def _steps(self, response: _Response) -> Sequence[Entry]:
         raw = response.steps
@@ -484,10 +544,12 @@ def _with_number(error: bytes, code: str) -> str:
 
 def _hints(error: _Error) -> Hints:
     data = bytes(error.data)
-    try:
-        return _decode_hints(data) if data.startswith(b"{") else NO_HINTS
-    except ValueError:
-        return NO_HINTS
+    hints = NO_HINTS
+    if data.startswith(b"{"):
+        with suppress(ValueError):
+            hints = _decode_hints(data)
+    # What any JSON-RPC server answers to a method that it does not have.
+    return msgspec.structs.replace(hints, unknown_action=True) if error.code == METHOD_NOT_FOUND else hints
 
 
 def _trace(response: _Response) -> TraceContext | None:
@@ -552,6 +614,11 @@ def encode_suspend(
 
 def encode_run_times(actions: Mapping[str, tuple[int, float]]) -> str:
     return _encode_notification("run_times", {"actions": actions})
+
+
+def encode_announce(action: str, **about: Any) -> str:
+    """about: worker, version, description, params and result, as of ``Announced``, the schemas decoded."""
+    return _encode_notification("announce", {"action": action, **about})
 
 
 def add_trace(answer: str, trace: TraceContext) -> str:

@@ -19,6 +19,8 @@ MAX_LABELS = 16
 LABEL_NAME_MAX_CHARS, LABEL_VALUE_MAX_CHARS = 60, 200
 REASON_MAX_CHARS = 500
 TOKEN_MAX_CHARS = 200  # of what a task waits for
+ANNOUNCE_SECONDS = 60.0  # between two announcements of a worker's actions
+ANNOUNCED_SECONDS = 200.0  # for which one holds
 EXPIRED = "expired"  # the reason of a task that was not started by its expires_at
 
 OnDuplicate = Literal["return", "replace", "error"]

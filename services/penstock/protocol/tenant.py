@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from penstock.protocol.checks import CONTROL
+from penstock.protocol.checks import CONTROL, Checked
 from penstock.protocol.errors import InvalidParams
 
 TENANT_MAX_CHARS = 128
@@ -38,6 +38,9 @@ def read_tenant(tenant: str | None, name: str = "tenant") -> str | None:
         return None if tenant is None else check_tenant(tenant)
     except ValueError as exc:
         raise InvalidParams(name, str(exc)) from None
+
+
+TENANT = Checked(read_tenant)
 
 
 def stored_key(tenant: str | None, key: str) -> str:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from penstock.db.session import Session
+from penstock.limits import announced, holds
 from penstock.payloads.codec import result_aad, spawn_aad
 from penstock.payloads.records import encrypt_error, encrypt_progress
 from penstock.protocol import reports
@@ -23,23 +24,25 @@ from penstock.protocol.task import Failure
 from penstock.results.spawn import Spawner, hold_spawners, read_spawner, refuse_strays, spawn_children
 from penstock.results.waits import begin_waits
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.settings.model import Settings
-from penstock.tasks import journal, settle
+from penstock.tasks import journal, output, settle
 from penstock.tasks.enqueue import reference_objects
-from penstock.tasks.records import Pair, columns
+from penstock.tasks.records import Pair
 
 ERROR_LIMIT_BYTES = 32_768  # of one attempt's error; a task may keep as many as it has attempts
 LONGEST_RETRY_SECONDS = 10 * 366 * 86_400.0  # a worker's hint may exceed the instants that Postgres knows
 _MESSAGE_KEPT_CHARS = 2000
 _POSTPONED_SECONDS = 30.0  # until the next try of an attempt that was given back
+# Until a task is sent again that a worker without its handler gave back: half of what it has waited, at least the first
+# and at most the last, or the middle one where other workers announce its action. An announcement ends the wait.
+_UNKNOWN_FIRST_SECONDS, _UNKNOWN_HERE_SECONDS, _UNKNOWN_SECONDS = 5.0, 60.0, 3600.0
 _NOTE_CHARS = 900
 _SEAL_BYTES = 200  # the mark, the key's id, nonce and tag of an encrypted text, and their padding
+_FEW = 10  # results of a message or ten, one each
 _FINAL = reports.Hints(final=True)  # the handler has done its work and would return the same again
 
 Outcome = reports.Succeeded | reports.Failed | reports.Waiting | reports.Suspended
-
-log = get_logger()
 
 
 class _Head(msgspec.Struct):
@@ -58,8 +61,9 @@ class ApplySummary:
     failed: int = 0
     waiting: int = 0
     suspended: int = 0  # that go on later, in another attempt
-    postponed: int = 0  # attempts without their payload given back, and results whose spawned tasks cannot be read
+    postponed: int = 0  # attempts given back that do not count, and results whose spawned tasks cannot be read
     alive: int = 0
+    output: int = 0  # parts of output stored
     stale: int = 0  # reports whose claim no longer holds its task; they changed nothing
     unreadable: list[reports.Unreadable] = field(default_factory=list)
 
@@ -68,14 +72,35 @@ class ApplySummary:
         return self.succeeded + self.failed
 
 
+def plain_results(
+    received: Sequence[reports.Report], settings: Settings
+) -> tuple[dict[Pair, reports.Succeeded], Sequence[reports.Report]]:
+    """The results of a few tasks, by claim, and the run times, if there is nothing else; or nothing, and everything."""
+    times = [report for report in received if type(report) is reports.RunTimes]
+    count = len(received) - len(times)
+    if count > _FEW:
+        return {}, received
+    plain = {
+        (report.task_id, report.claim): report
+        for report in received
+        if type(report) is reports.Succeeded
+        and report.claim is not None
+        and not (report.spawn or report.steps or is_sealed(report.result))
+        and _check_size(report, settings) is None
+    }
+    return (plain, times) if count == len({task_id for task_id, _ in plain}) else ({}, received)
+
+
 async def apply_reports(session: Session, received: Sequence[reports.Report], settings: Settings) -> ApplySummary:
     """Record reports, inside a transaction; the caller keeps ``unreadable`` as rejected."""
     summary = ApplySummary()
     given: list[Outcome] = []
     heartbeats: list[reports.Progress] = []
     run_times: dict[str, tuple[int, float]] = {}
+    announcements: list[reports.Announced] = []
     any_waits = False
     steps: list[journal.ReportedStep] = []
+    given_out: list[reports.Output] = []
     for report in received:
         match report:
             case reports.Succeeded() | reports.Failed() | reports.Suspended():
@@ -89,8 +114,12 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
                 for action, (count, seconds) in report.actions.items():
                     before = run_times.get(action, (0, 0.0))
                     run_times[action] = before[0] + count, before[1] + seconds
+            case reports.Announced():
+                announcements.append(report)
             case reports.Unreadable():
                 summary.unreadable.append(report)
+            case reports.Output():
+                given_out.append(report)
             case reports.Stepped():
                 steps.append(journal.ReportedStep(report.task_id, report.claim, report.entry, report.worker))
     for outcome in given:
@@ -98,8 +127,13 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
             steps += [
                 journal.ReportedStep(outcome.task_id, outcome.claim, entry, outcome.worker) for entry in outcome.steps
             ]
+    held = [hold for outcome in given if type(outcome) is reports.Failed and (hold := _hold_of(outcome)) is not None]
+    if held:  # before anything else is locked: a change of limits locks them first, and then tasks
+        await holds.hold(session, held)
     if steps:  # also of claims that hold no more: the steps have run
         await _record_steps(session, steps, summary, settings)
+    if given_out:
+        summary.output = await output.record(session, given_out, limit_bytes=settings.output_limit_bytes)
     outcomes = await _newest_outcomes(session, given, summary)
     if any_waits:
         waits = [report for _, report in outcomes.values() if type(report) is reports.Waiting]
@@ -116,6 +150,8 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
     if heartbeats:
         summary.alive = await _note_heartbeats(session, heartbeats, outcomes)
     await settle.note_run_times(session, run_times)
+    if announcements:
+        await announced.record(session, announcements)
     if summary.stale:
         metrics.STALE_RESULTS.inc(summary.stale)
     return summary
@@ -176,12 +212,13 @@ async def _settle(
         await reference_objects(session, sealed)
     if held:
         await spawn_children(session, spawners, held)
+        session.wakes = True
     if suspended:
         summary.suspended = await _suspend(session, suspended, failed, settings)
-    postponed = {pair: report for pair, report in failed.items() if report.hints.not_begun}
+    postponed = {pair: report for pair, report in failed.items() if report.hints.spends_none}
     if postponed:
-        summary.postponed += await _postpone(session, postponed)
         failed = {pair: report for pair, report in failed.items() if pair not in postponed}
+        summary.postponed += await _postpone(session, postponed, failed, settings)
     if failed:
         summary.failed = await _fail(session, failed, settings)
 
@@ -240,20 +277,52 @@ async def _note_heartbeats(
     )
 
 
-async def _postpone(session: Session, failed: Mapping[Pair, reports.Failed]) -> int:
-    """Give back attempts that never began, for another try a while later."""
-    delays = [_POSTPONED_SECONDS * random.uniform(0.8, 1.2) for _ in failed]
+def _hold_of(report: reports.Failed) -> holds.Hold | None:
+    """What the handler of a failed attempt asks to be held; nothing for a time that makes no sense."""
+    hints, seconds = report.hints, report.hints.retry_after
+    if hints.hold not in ("action", "key") or report.claim is None or seconds is None or not seconds > 0:
+        return None
+    bounded = min(seconds, holds.LONGEST_HOLD_SECONDS)
+    return holds.Hold(report.task_id, report.claim, bounded, hints.hold_key, hints.hold == "action")
+
+
+async def _postpone(
+    session: Session, postponed: Mapping[Pair, reports.Failed], failed: dict[Pair, reports.Failed], settings: Settings
+) -> int:
+    """Give back attempts that do not count, for another later; returns how many. Adds to ``failed`` what is over."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    notes = []
-    for report in failed.values():
-        why = _decode_head(report.error).message[:_NOTE_CHARS].replace("\0", "\ufffd")
-        notes.append(json.dumps({"percent": None, "note": f"put off at {now}: {why}"}))
-    rows = await session.fetch("postpone_tasks", *columns(failed), delays, notes)
-    for row in rows:
-        metrics.TRANSITIONS.labels(row["action"], row["state"]).inc()
-        metrics.PAYLOADS_POSTPONED.labels(row["action"]).inc()
-        log.warning("task_put_off", task_id=row["id"], action=row["action"])
-    return len(rows)
+    again: dict[Pair, settle.Postponement] = {}
+    for pair, before in (await settle.read_postponed(session, postponed)).items():
+        report = postponed[pair]
+        message = _decode_head(report.error).message[:_NOTE_CHARS].replace("\0", "\ufffd")
+        put_off = postponement(report.hints, before, settings)
+        if isinstance(put_off, str):
+            kind = "UnknownAction" if report.hints.unknown_action else "PutOffTooOften"
+            failed[pair] = _as_failed(report, HANDLER_ERROR, f"{put_off}: {message}", _FINAL, type=kind)
+        else:
+            note = json.dumps({"percent": None, "note": f"put off at {now}: {message}"})
+            again[pair] = settle.Postponement(*put_off, note)
+    for row in await settle.postpone(session, again):
+        log.info("task_put_off", task_id=row["id"], action=row["action"], reason=row["reason"])
+    return len(again)
+
+
+def postponement(hints: reports.Hints, before: settle.PutOff, settings: Settings) -> tuple[float, str] | str:
+    """For how many seconds a task is put off, and the reason; or why it is put off no more."""
+    if hints.unknown_action:
+        most, waited = settings.unknown_action_seconds, before.unknown_seconds or 0.0
+        if waited >= most:
+            return f"no worker ran its action within {most:g} s (PENSTOCK_UNKNOWN_ACTION_SECONDS)"
+        longest = _UNKNOWN_HERE_SECONDS if before.is_announced else _UNKNOWN_SECONDS
+        delay = min(max(_UNKNOWN_FIRST_SECONDS, waited / 2), longest) * random.uniform(0.8, 1.2)
+        return min(delay, max(1.0, most - waited)), "unknown"
+    if not hints.snooze:
+        return _POSTPONED_SECONDS * random.uniform(0.8, 1.2), "payload"
+    if before.snoozes >= settings.snooze_limit:
+        return f"its handler put it off {before.snoozes} times, the limit (PENSTOCK_SNOOZE_LIMIT)"
+    asked = hints.retry_after
+    is_sane = asked is not None and 0 <= asked <= LONGEST_RETRY_SECONDS
+    return asked if is_sane and asked is not None else _POSTPONED_SECONDS, "snooze"
 
 
 async def _record_steps(
@@ -354,7 +423,7 @@ def _bad_children(report: reports.Succeeded, exc: RpcError) -> reports.Failed:
 
 
 def _as_failed(
-    report: reports.Succeeded, code: int, message: str, hints: reports.Hints, /, **data: object
+    report: reports.Succeeded | reports.Failed, code: int, message: str, hints: reports.Hints, /, **data: object
 ) -> reports.Failed:
     error = reports.error_text(code, message, **data)
     return reports.Failed(report.task_id, report.claim, report.attempt, error, hints, report.trace, report.worker)

@@ -16,12 +16,10 @@ from penstock.protocol.method import Scope, method
 from penstock.protocol.reports import check_token, claim_of_token, digest_of_answer
 from penstock.protocol.tenant import read_tenant
 from penstock.results.wait_answers import Answered, AnswerWait, answer_wait
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 from penstock.tasks.methods import check_own_task
 from penstock.tasks.params import TaskCompleteParams, TaskFailParams
-
-log = get_logger()
 
 
 def _read_complete(given: TaskCompleteParams, settings: Settings) -> AnswerWait:

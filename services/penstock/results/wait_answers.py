@@ -17,11 +17,9 @@ from penstock.protocol.views import about
 from penstock.results import waits
 from penstock.results.apply import apply_reports
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 from penstock.tasks import settle
-
-log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from penstock.protocol.reports import (
 )
 from penstock.protocol.task import State
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.tasks.records import Pair, columns
 
 _AT_ONCE = 500
@@ -34,7 +34,6 @@ _AT_ONCE = 500
 Ended = Succeeded | Failed | Suspended
 """The outcome of a wait. Suspended: of a durable step's, whose handler goes on."""
 
-log = get_logger()
 _decode_policy = msgspec.json.Decoder(WaitPolicy).decode
 
 

@@ -13,14 +13,22 @@ _FREE_BYTES = 16 * 1024  # of each request are not counted: a process that is fu
 
 
 class Load:
-    """The memory of one request. caller: who sent it, as its rate is counted, where API keys distinguish callers."""
+    """The memory of one request. caller: who sent it, as its rate is counted, where API keys distinguish callers.
 
-    __slots__ = ("_budget", "_counted", "answered", "caller", "held", "ids")
+    age_seconds: of the oldest data that its answer was read from; None for what the primary has now.
+    """
+
+    __slots__ = ("_budget", "_counted", "age_seconds", "answered", "caller", "held", "ids")
 
     def __init__(self, budget: Budget | None = None) -> None:
         self._budget = budget
         self.held = self.answered = self.ids = self._counted = 0
         self.caller: str | None = None
+        self.age_seconds: float | None = None
+
+    def aged(self, seconds: float) -> None:
+        """Note the age of data for the answer."""
+        self.age_seconds = max(seconds, self.age_seconds or 0.0)
 
     def hold(self, size: int) -> None:
         """Count bytes until the request has ended. Raises Overloaded when the process has no room."""
@@ -41,6 +49,11 @@ class Load:
     @property
     def room_bytes(self) -> int:
         return max(0, ANSWER_BYTES - self.answered)
+
+    def renew(self) -> None:
+        """Begin another answer of a stream: the one before is sent."""
+        self.hold(-self.held)
+        self.answered = self.ids = 0
 
     def ask(self, ids: int) -> None:
         """Count tasks that the body asks for. Raises InvalidParams."""

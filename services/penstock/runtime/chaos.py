@@ -12,13 +12,11 @@ from typing import Literal, get_args
 
 from penstock.protocol.errors import Unavailable
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 
 Edge = Literal["postgres", "commit", "send", "receive", "delete", "extend", "duplicate", "handler"]
 EDGES: tuple[Edge, ...] = get_args(Edge)
-
-log = get_logger()
 
 
 class Faults:

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
@@ -18,6 +18,7 @@ from penstock.protocol.errors import SettingsError
 from penstock.runtime import metrics
 
 DEFAULT_PORT = 9464
+SATURATED = "ok, but saturated: "  # begins what /readyz says of a process that is ready and has too much to do
 _STALLED_AFTER_SECONDS = 30.0
 _REQUESTS_AT_ONCE = 16  # a thread each; a connection more is closed
 _WAIT_SECONDS = 0.5
@@ -27,8 +28,9 @@ _REQUEST_SECONDS = 10  # each request has a thread, which one that never comes m
 class Health:
     """What a process knows of its own state."""
 
-    def __init__(self, process: str) -> None:
+    def __init__(self, process: str, saturation: Callable[[], str | None] = lambda: None) -> None:
         self.process = process
+        self._saturation = saturation
         self._problem: str | None = "starting"
         self._last_turn = time.monotonic()
         metrics.READY.labels(process).set(0)
@@ -43,16 +45,21 @@ class Health:
         metrics.READY.labels(self.process).set(0)
 
     async def pulse(self) -> None:
+        observe = metrics.LOOP_LAG_SECONDS.labels(self.process).observe
         while True:
             self._last_turn = time.monotonic()
             await asyncio.sleep(1)
+            observe(max(0.0, time.monotonic() - self._last_turn - 1))
 
     def alive(self) -> tuple[bool, str]:
         quiet = time.monotonic() - self._last_turn
         return (False, f"event loop stalled for {quiet:.0f} s") if quiet > _STALLED_AFTER_SECONDS else (True, "ok")
 
     def ready(self) -> tuple[bool, str]:
-        return (True, "ok") if self._problem is None else (False, self._problem)
+        if self._problem is not None:
+            return False, self._problem
+        saturation = self._saturation()
+        return True, "ok" if saturation is None else f"{SATURATED}{saturation}"
 
 
 class AllHealth:
@@ -65,10 +72,11 @@ class AllHealth:
         return self._each[0].alive()  # they share the event loop
 
     def ready(self) -> tuple[bool, str]:
-        problems = [(health.process, text) for health in self._each for good, text in [health.ready()] if not good]
         if len(self._each) == 1:
             return self._each[0].ready()
-        return not problems, "; ".join(f"{process}: {text}" for process, text in problems) or "ok"
+        states = [(health.process, *health.ready()) for health in self._each]
+        notes = [f"{process}: {text}" for process, _, text in states if text != "ok"]
+        return all(good for _, good, _ in states), "; ".join(notes) or "ok"
 
 
 class HealthServer(ThreadingTCPServer):

@@ -42,7 +42,8 @@ def setup_root(process: str, *, level: str = "warning", form: str = "logfmt") ->
     """Have the lines of all other loggers written too, unless the application has handlers of its own by now."""
     import structlog
 
-    logging.getLogger(_TREE).disabled = False  # dictConfig disables loggers that it does not name
+    for name in (_TREE, f"{_TREE}.task"):
+        logging.getLogger(name).disabled = False  # dictConfig disables loggers that it does not name
     root = logging.getLogger()
     if root.handlers:
         return
@@ -70,11 +71,6 @@ def bind_process(name: str) -> None:
     _PROCESS.set(name)
 
 
-def get_logger() -> Any:
-    """The logger: ``log.info("event_name", field=value)``."""
-    return _Lazy()
-
-
 class TaskLogFilter(logging.Filter):
     """Adds ``task_id``, ``claim`` and ``action`` to records, for handlers of ``logging`` that are set up elsewhere.
 
@@ -91,11 +87,14 @@ class TaskLogFilter(logging.Filter):
 class _Lazy:
     """The logger, made when it first logs: its library takes longer to import than all else that an action needs."""
 
+    def __init__(self, called: str) -> None:
+        self._called = called
+
     def __getattr__(self, name: str) -> Any:
         import structlog
 
         logger = structlog.wrap_logger(
-            logging.getLogger(_TREE),
+            logging.getLogger(self._called),
             processors=[structlog.stdlib.filter_by_level, _to_record],
             wrapper_class=structlog.stdlib.BoundLogger,
             context_class=dict,
@@ -105,12 +104,26 @@ class _Lazy:
         return method
 
 
+log: Any = _Lazy(_TREE)
+"""The logger of all modules: ``log.info("event_name", field=value)``."""
+
+task_log: Any = _Lazy(f"{_TREE}.task")
+"""The logger of handlers, `ctx.log`, whose lines belong to the output of their task."""
+
+
 class _Event(dict[str, Any]):
     """The message of a record of ours: an event and its fields, printable text for other handlers."""
 
     def __str__(self) -> str:
         text = " ".join(str(value) if name == "event" else f"{name}={value}" for name, value in self.items())
         return printable(text)
+
+
+def message_of(record: logging.LogRecord) -> str:
+    """The message of a record that a task logs, without the fields that name the task."""
+    if not isinstance(record.msg, _Event):
+        return record.getMessage()
+    return str(_Event((name, value) for name, value in record.msg.items() if name not in _NO_TASK))
 
 
 def _to_record(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> tuple[tuple[_Event], dict[str, Any]]:

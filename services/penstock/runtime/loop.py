@@ -19,11 +19,9 @@ from typing import Any
 from penstock.protocol.errors import Locked, Unavailable
 from penstock.runtime import metrics
 from penstock.runtime.health import AllHealth, Health, serve_health
-from penstock.runtime.logs import bind_process, get_logger
+from penstock.runtime.logs import bind_process, log
 from penstock.runtime.periodic import Pauses, is_set_within
 from penstock.settings.model import Settings
-
-log = get_logger()
 
 _LOCKED_PAUSE_SECONDS = 0.3  # one transaction may hold up one task, and other work comes
 _OUTAGE_PAUSE_SECONDS = 2.0  # at most, so that work goes on soon after a failover
@@ -34,11 +32,13 @@ SideTask = Callable[[], Coroutine[Any, Any, None]]
 class Service:
     """One process's work; subclasses fill in what they need.
 
-    idle_seconds: pause after a pass that found nothing, 0 where the pass itself waits (a long poll).
+    idle_seconds: pause after a pass that found nothing, 0 where the pass itself waits (a long poll). has_found_all: the
+    last pass found work, and another would find none.
     """
 
     name = "service"
     idle_seconds = 0.0
+    has_found_all = False
 
     async def open(self) -> None:
         """Reach what the work needs. Raises Unavailable to be called again later."""
@@ -50,6 +50,10 @@ class Service:
     async def wait_for_work(self) -> None:
         """Wait after an idle pass; cancelled when the process stops."""
         await asyncio.sleep(self.idle_seconds * random.uniform(0.8, 1.2))
+
+    def saturation(self) -> str | None:
+        """What there is too little of, in words, if anything; called from any thread."""
+        return None
 
     def side_tasks(self) -> Mapping[str, SideTask]:
         """What runs beside the passes until the end, by name."""
@@ -72,14 +76,17 @@ class Loop:
         self._service = service
         self._passes = passes
         self._grace_seconds = grace_seconds
-        self.health = Health(service.name)
+        self.health = Health(service.name, service.saturation)
         self._stop = asyncio.Event()
         self._exit_code = 0
+        self._waits: set[asyncio.Future[None]] = set()  # cut off by the stop
 
     def stop(self) -> None:
         """Take no new work, finish what is under way, return from :meth:`run`."""
         if not self._stop.is_set():
             self._stop.set()
+            for waiting in self._waits:
+                waiting.cancel()
             self._service.stop_taking()
 
     async def run(self) -> int:
@@ -160,7 +167,7 @@ class Loop:
                 pauses.reset()
             self.health.succeeded()
             passes.labels(service.name, "worked" if worked else "idle").inc()
-            if not worked:
+            if not worked or service.has_found_all:
                 failure = await self._until_stopped(service.wait_for_work())
                 if failure is not None:
                     log.warning("wait_failed", error=repr(failure))
@@ -169,13 +176,16 @@ class Loop:
     async def _until_stopped(self, wait: Awaitable[None]) -> BaseException | None:
         """Wait for it, or until the stop, which cuts it off; returns what it raised."""
         waiting = asyncio.ensure_future(wait)
-        stopping = asyncio.ensure_future(self._stop.wait())
+        self._waits.add(waiting)
+        if self._stop.is_set():
+            waiting.cancel()
         try:
-            await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((waiting,))
         finally:
-            for task in (waiting, stopping):
-                task.cancel()
-            await asyncio.gather(waiting, stopping, return_exceptions=True)
+            self._waits.discard(waiting)
+            if not waiting.done():
+                waiting.cancel()
+                await asyncio.wait((waiting,))
         return None if waiting.cancelled() else waiting.exception()
 
     def _watch(self, task: asyncio.Task[None]) -> None:

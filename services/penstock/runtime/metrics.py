@@ -78,6 +78,7 @@ _histogram = partial(Histogram, namespace="penstock", buckets=_WAIT_SECONDS, reg
 PASSES = _counter(
     "passes_total", "Passes of a process's loop, by outcome (worked, idle, failed)", ["process", "outcome"]
 )
+LOOP_LAG_SECONDS = _histogram("loop_lag_seconds", "How late the event loop turns, looked at once a second", ["process"])
 READY = _gauge("ready", "1 while the last pass succeeded, else 0", ["process"])
 SQS_CALLS = _counter(
     "sqs_calls_total",
@@ -130,8 +131,20 @@ WINDOW = _gauge("window", "Tasks that may be claimed and not settled")
 RUN_SECONDS = _histogram("run_seconds", "Run time of a handler", ["action", "outcome"], buckets=_RUN_SECONDS)
 OUTBOUND_WAIT_SECONDS = _histogram("outbound_wait_seconds", "Time from sent by the scheduler to started by the worker")
 RUNNING = _gauge("running", "Handlers running now")
+START_DELAY_SECONDS = _histogram(
+    "start_delay_seconds",
+    "Time from received by the worker to the handler's start; of a thousand starts a second at most",
+)
+THREADS = _gauge(
+    "threads",
+    "Threads for handlers that are plain functions, by state (idle, busy, left: behind after a timeout)",
+    ["state"],
+)
 LOOP_BLOCKED_SECONDS = _counter(
     "loop_blocked_seconds_total", "Time for which a handler blocked the worker's event loop"
+)
+OUTPUT_ENTRIES = _counter(
+    "output_entries_total", "Log lines and chunks of tasks, by outcome (reported, dropped)", ["outcome"]
 )
 HELD_MESSAGES = _gauge("held_messages", "Outbound messages received and not yet deleted")
 PROCESSES = _gauge("processes", "Child processes for handlers, by state (idle, busy)", ["state"])
@@ -193,10 +206,13 @@ PAYLOAD_OBJECTS = _counter(
 PAYLOAD_BYTES = _counter(
     "payload_bytes_total", "Bytes of large payloads and results put into the bucket and got from it", ["operation"]
 )
-PAYLOADS_POSTPONED = _counter(
-    "payloads_postponed_total",
-    "Attempts returned because their payload was unavailable: S3 did not answer, or the worker lacked the key",
-    ["action"],
+ACTION_WORKERS = _gauge("action_workers", "Workers that announce an action", ["action"])
+ACTION_WAITING = _gauge("action_waiting", "Tasks that wait for a worker that runs their action", ["action"])
+POSTPONED = _counter(
+    "postponed_total",
+    "Attempts given back that do not count, by reason: payload (it could not be had), snooze (its handler asked for "
+    "it), unknown (the worker has no handler)",
+    ["action", "reason"],
 )
 
 # Delayed records: clockwork's API, penstock clockwork-source and penstock kafka-source

@@ -7,11 +7,9 @@ import random
 from collections.abc import Awaitable, Callable
 
 from penstock.protocol.errors import Unavailable
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 
 _REPORTED_EVERY = 10
-
-log = get_logger()
 
 
 class Pauses:

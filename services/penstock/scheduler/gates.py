@@ -18,7 +18,7 @@ from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.limits.token_bucket import BUSY_SECONDS, Allowance, Gate, Limits, allowance, share_out
 from penstock.protocol.errors import Refused, Unavailable
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.scheduler.sending import Sender
 from penstock.tasks import claim
 from penstock.tasks.records import ClaimBatch
@@ -27,8 +27,6 @@ _GATES_AT_ONCE = 500
 _PAUSE_SECONDS = 2.0  # after tasks could not be claimed or sent
 _IDLE_SECONDS = 60.0
 _LIMITS = tuple(Limits.__dataclass_fields__)
-
-log = get_logger()
 
 
 @dataclass(kw_only=True)
@@ -75,7 +73,12 @@ class Gates:
                 return 0
             limits = Limits(**{name: rows[0][name] for name in _LIMITS}) if rows else Limits()
             if limits.paused:
-                await session.fetch("close_gates", action)
+                await session.fetch("close_gates", action, None)
+                return 0
+            held_until = rows[0]["held_until"] if rows else None
+            if held_until is not None and held_until > rows[0]["at"]:
+                await session.fetch("close_gates", action, held_until)
+                self._next_at = min(self._next_at, monotonic() + (held_until - rows[0]["at"]).total_seconds())
                 return 0
             whole = await self._of_action(session, action, limits, rows[0] if rows else None)
             if not whole.tasks:

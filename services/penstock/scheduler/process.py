@@ -33,6 +33,7 @@ _AGED_SHARE = 10  # one claim in so many goes to tasks that have waited too long
 _AGED_LOOK_SECONDS = 1.0  # until the next look when there were none
 _SOONEST_SECONDS = 0.001
 _RULES_FRESH_SECONDS = 1.0
+_CONFIRM_SECONDS = 1.0  # at most, until a claim confirms what was sent
 
 
 class Scheduler(Service):
@@ -51,6 +52,9 @@ class Scheduler(Service):
         self._rules_read_at = float("-inf")
         self._is_limited = False  # any action is limited or paused
         self._has_gates = False
+        self._has_turns = False  # tasks are promoted many at a time
+        self._looked_at = float("-inf")  # for the next task that will be due
+        self._next_due_at = float("inf")
         self._waiting = asyncio.Lock()
         self._aged_at = float("-inf")
         self._others_first = 0  # tasks to claim by priority before the next that waited too long
@@ -78,19 +82,36 @@ class Scheduler(Service):
         return {"listen": self._listener.run}
 
     async def wait_for_work(self) -> None:
-        """Until a wake-up, the next task's time or the poll interval; while the window is full, wake-ups wait too."""
+        """Until a wake-up, the next task's time or the poll interval; while the window is full, until it may have room.
+
+        Tasks that settle wake no scheduler: one whose window is full looks for room automatically.
+        """
         async with self._waiting:  # a wake-up is for one pass: two that look at once find no more than one
-            await asyncio.sleep(self._window.full_for_seconds(monotonic()))
+            if self._window.is_full:
+                await self._sender.confirm()
+                await asyncio.sleep(max(_SOONEST_SECONDS, self._window.full_for_seconds(monotonic())))
+                return
             seconds = self._settings.poll_seconds
             if self._has_gates:
                 seconds = min(seconds, self._gates.idle_seconds())
+            if self._sender.sent:
+                seconds = min(seconds, _CONFIRM_SECONDS)
+            seconds = min([seconds, *self._routes.full_for_seconds()])
             if not self._listener.event.is_set():
-                async with self._store.session() as session:
-                    next_due = await claim.read_seconds_to_next(session, self._bounds.from_bounds(), LEVELS)
-                if next_due is not None:
-                    seconds = min(seconds, max(_SOONEST_SECONDS, next_due))
+                seconds = min(seconds, await self._read_seconds_to_next())
             await is_set_within(self._listener.event, seconds)
             self._listener.event.clear()
+
+    async def _read_seconds_to_next(self) -> float:
+        """Until the next task is due that was not at the last look; wake-ups for tasks that are due change nothing."""
+        now = monotonic()
+        if self._listener.later or now >= min(self._next_due_at, self._looked_at + self._settings.poll_seconds):
+            self._listener.later = False
+            async with self._store.session() as session:
+                seconds = await claim.read_seconds_to_next(session, self._bounds.from_bounds(), LEVELS)
+            self._looked_at = now = monotonic()
+            self._next_due_at = float("inf") if seconds is None else now + seconds
+        return max(_SOONEST_SECONDS, self._next_due_at - now)
 
     async def run_once(self) -> int:
         """Claim what is due and fits the window, send it, release the rest; returns how many were sent."""
@@ -109,9 +130,14 @@ class Scheduler(Service):
         if self._has_gates:
             worked += await self._gates.run_once()
         worked += await self._routes.run_once(self._sender)
+        if self._follows_rules or self._has_gates or self._has_turns:
+            await self._sender.confirm()  # such claims confirm nothing
         if failure is not None:
             raise failure
         return worked
+
+    async def drain(self, seconds: float) -> None:
+        await self._sender.confirm()
 
     async def _send_plain(self) -> int:
         """Send tasks without route and gate; returns how many were sent, or diverted to one."""
@@ -119,7 +145,7 @@ class Scheduler(Service):
         if batch is not None:
             return diverted + await self._sender.send_batch(batch)
         if not diverted and await self._read_rules(at_once=True):
-            return await self._send_plain()  # nothing was found because there are rules now
+            return await self._send_plain()  # nothing was found because there are rules now, or turns
         return diverted
 
     @property
@@ -128,15 +154,15 @@ class Scheduler(Service):
         return self._is_limited or bool(self._routes.known)
 
     async def _read_rules(self, *, at_once: bool = False) -> bool:
-        """Read limits and routes when they are old, or at once; returns whether claims follow them from now on."""
+        """Read limits and routes when they are old, or at once; returns whether claims take more from now on."""
         if not at_once and monotonic() - self._rules_read_at < _RULES_FRESH_SECONDS:
             return False
-        followed = self._follows_rules
+        took = self._follows_rules, self._has_turns
         (found,) = await self._store.fetch("read_rules")
         self._rules_read_at = monotonic()
-        self._is_limited, self._has_gates = found["limits"], found["gates"]
+        self._is_limited, self._has_gates, self._has_turns = found["limits"], found["gates"], found["turns"]
         self._routes.set(json.loads(found["routes"]))
-        return self._follows_rules and not followed
+        return (self._follows_rules, self._has_turns) > took
 
     async def _passed_gates(self, batch: ClaimBatch) -> None:
         """A claim looks up routes in Postgres, so it may find one that is unknown here."""
@@ -147,6 +173,7 @@ class Scheduler(Service):
     async def _claim(self) -> tuple[ClaimBatch | None, int]:
         """Claim what fits the window, tasks that waited too long first; also returns how many tasks were diverted."""
         bounds = self._bounds
+        self.has_found_all = False
         async with self._window.reserve() as limit:
             if not limit:
                 diverted = await self._diverter.run_once() if self._follows_rules else 0
@@ -159,6 +186,8 @@ class Scheduler(Service):
                     bounds.claimed(*_outcome(batch, diverted, limit))
                 if batch is None and not diverted and bounds.sweep_is_due(monotonic()):
                     batch, diverted = await self._sweep(limit)
+                    has_more_ways = self._follows_rules or self._has_gates
+                    self.has_found_all = batch is not None and len(batch.tasks) < limit and not has_more_ways
                 self._others_first -= limit if batch is None else len(batch.tasks)
             self._note(diverted)
             if batch is not None:
@@ -207,7 +236,13 @@ class Scheduler(Service):
             async with self._store.session() as session:
                 if self._follows_rules:
                     return await claim.claim_by_rules(session, limit, stretches=stretches, due_seconds=due_seconds)
-                return await claim.claim(session, limit, stretches=stretches, due_seconds=due_seconds), 0
+                if self._has_turns:
+                    return await claim.claim(session, limit, stretches=stretches, due_seconds=due_seconds), 0
+                with self._sender.confirming() as sent:
+                    batch = await claim.claim_ready(
+                        session, limit, stretches=stretches, due_seconds=due_seconds, sent=sent
+                    )
+                    return batch, 0
         except Refused as exc:
             given_up = await give_up_unclaimable(self._store, self._settings, exc, limit, stretches, due_seconds)
             return None, given_up

@@ -11,7 +11,7 @@ from penstock.brokers.base import Queue
 from penstock.db.pool import Store
 from penstock.protocol.errors import Refused, Unavailable
 from penstock.protocol.task import BEGINNING, Position, Stretch
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.scheduler.sending import Sender
 from penstock.scheduler.unclaimable import give_up_unclaimable
 from penstock.scheduler.window import ClaimWindow
@@ -23,8 +23,6 @@ _EMPTY_SECONDS = 0.25  # after there was nothing to send, unless something is pu
 _LEVELS = 1000  # priorities that a round of the diverter looks through
 _LOOK_PAUSE_SECONDS = 0.05  # between two of its looks
 _ROUND_PAUSE_SECONDS = 1.0
-
-log = get_logger()
 
 
 @dataclass(slots=True)
@@ -61,6 +59,11 @@ class Routes:
     def queue_of(self, route: str | None) -> Queue:
         """The queue of a route; the outbound queue for none or a deleted one."""
         return self.outbound if route not in self.known else self.known[route].queue
+
+    def full_for_seconds(self) -> list[float]:
+        """Of each route whose window is full: for how long it is."""
+        full = [route.window for route in self.known.values() if route.window.is_full]
+        return [window.full_for_seconds(monotonic()) for window in full]
 
     def look_again(self) -> None:
         """Look at every route at the next pass: tasks were diverted."""

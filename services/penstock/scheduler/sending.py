@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import time_ns
 
@@ -16,7 +17,7 @@ from penstock.protocol.reports import error_text
 from penstock.protocol.task import Claimed, Failure
 from penstock.protocol.trace_context import Hop
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.tracing import active
 from penstock.scheduler.packing import PackedMessage, message_of, pack_messages
 from penstock.settings.model import Settings
@@ -24,8 +25,6 @@ from penstock.tasks import claim, settle
 from penstock.tasks.records import ClaimBatch
 
 _SENDING_SHARE = 2 / 3  # of unsent_after_seconds, that a send may take
-
-log = get_logger()
 
 
 @dataclass(slots=True)
@@ -46,9 +45,13 @@ class Sender:
     run_seconds: Mapping[str, float]  # mean run time by action
     queue_of: Callable[[str | None], Queue]  # of a route, None for the outbound queue
     released: Callable[[], None]  # called after tasks were released, perhaps before the bounds of the next claim
+    sent: list[int] = field(default_factory=list)  # batches to be confirmed: by the next claim, or by ``confirm``
 
     async def send_batch(self, batch: ClaimBatch) -> int:
-        """Send a claim, release what could not be sent; returns how many were sent. Raises Unavailable if none was."""
+        """Send a claim, release what could not be sent; returns how many were sent. Raises Unavailable if none was.
+
+        What was sent whole is confirmed later.
+        """
         started_ns = time_ns()
         try:
             # Well before the supervisor gives the claims back, while they are still being sent.
@@ -114,10 +117,9 @@ class Sender:
             await self._send(queue, alone, outcome)
 
     async def _conclude(self, batch: ClaimBatch, outcome: SendOutcome) -> None:
-        """Release what could not be sent, fail what never can be, confirm the rest."""
+        """Release what could not be sent, fail what never can be, confirm the rest; or note that all was sent."""
         if not outcome.unsent and not outcome.refused:
-            async with self.store.session() as session:
-                await claim.confirm(session, batch.id)
+            self.sent.append(batch.id)
             return
         async with self.store.transaction() as session:
             released = await claim.release(session, ((task.id, task.claim) for task in outcome.unsent))
@@ -131,6 +133,24 @@ class Sender:
         metrics.RELEASED.labels("send_failed").inc(released)
         for task in outcome.refused:
             log.error("task_unsendable", task_id=task.id, claim=task.claim, action=task.action, reason=outcome.reason)
+
+    @contextmanager
+    def confirming(self) -> Iterator[Sequence[int]]:
+        """The batches that the block confirms; if it raises, they are left for another."""
+        sent = self.sent[:]
+        self.sent.clear()
+        try:
+            yield sent
+        except BaseException:
+            self.sent.extend(sent)
+            raise
+
+    async def confirm(self) -> None:
+        """Confirm what was sent."""
+        if self.sent:
+            with self.confirming() as sent:
+                async with self.store.session() as session:
+                    await claim.confirm(session, *sent)
 
 
 def _observe(tasks: Sequence[Claimed], outcome: SendOutcome, started_ns: int) -> None:

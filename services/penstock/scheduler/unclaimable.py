@@ -14,11 +14,9 @@ from penstock.protocol.errors import HANDLER_ERROR, PenstockError, Refused
 from penstock.protocol.reports import error_text
 from penstock.protocol.task import Failure, Stretch
 from penstock.runtime.halving import in_halves
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 from penstock.tasks import claim, settle
-
-log = get_logger()
 
 
 class _Undone(Exception):

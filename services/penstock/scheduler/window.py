@@ -46,6 +46,7 @@ class Window:
         self._pace = 0.0
         self._run_seconds = 0.0
         self._counted_at: float | None = None
+        self._begun_at = float("inf")  # the first count
         self._rest_until = float("-inf")
         self._older = 0
         self._since = BEGINNING.run_at
@@ -68,10 +69,14 @@ class Window:
             return False
         return now - self._counted_at >= _FRESH_SECONDS or self.in_flight >= self.size * (1 - _SHARE)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room, as far as is known."""
+        return self._counted_at is not None and self.in_flight >= self.size
+
     def full_for_seconds(self, now: float) -> float:
         """For how long there is no room and no new count; 0 when there is room or may be."""
-        has_room = self._counted_at is None or self.in_flight < self.size
-        return 0.0 if has_room else max(0.0, self._rest_until - now)
+        return max(0.0, self._rest_until - now) if self.is_full else 0.0
 
     def count_since(self, now: float) -> datetime:
         """The instant of the first claim that the next count covers."""
@@ -93,11 +98,12 @@ class Window:
             seen = max(0, self.in_flight - in_flight) / over_seconds
             self._rate += (seen - self._rate) * min(1.0, over_seconds / _MEMORY_SECONDS)
         self._counted_at = ended
+        self._begun_at = min(self._begun_at, ended)
         self.in_flight = in_flight
         rate = max(self._rate, self._pace)
         self.size = round(min(self._limit, max(self._floor, rate * (self._seconds + 2 * self._run_seconds))))
-        # Little is free before a share of the window has settled; and counting must stay cheap.
-        until_share = _SHARE * self.size / rate if rate else 0.0
+        # Little is free before a share of the window has settled; counting must stay cheap, also if nothing does.
+        until_share = _SHARE * self.size / rate if rate else ended - self._begun_at
         self._rest_until = ended + max(0.0 if self._is_whole else rest, min(until_share, _SHARE * self._seconds))
 
     def claimed(self, tasks: int) -> None:

@@ -17,14 +17,13 @@ from penstock.protocol.task import NewTask
 from penstock.protocol.tenant import own_key
 from penstock.runtime import metrics
 from penstock.runtime.halving import in_halves
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.sweeps import Sweeps
 from penstock.schedules.cron import CronError, timing
 from penstock.schedules.policy import Missed, Overlap, Plan, Rule, plan, queue_of, render
 from penstock.schedules.store import add_tasks
 from penstock.settings.model import Settings
 
-log = get_logger()
 DECIDING_SECONDS = 2.0  # of a round at most: Postgres ends a transaction that is idle for a minute
 _AT_A_STRETCH_SECONDS = 0.02
 _MISSED = {policy.value: policy for policy in Missed}

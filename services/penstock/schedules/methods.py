@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -15,15 +14,15 @@ from penstock.db.context import Context
 from penstock.db.session import Session
 from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import actions_of_caller, bound_to, check_actions, narrow_tenant
-from penstock.protocol.checks import HIGHEST_ID, check_page, read_cursor, read_id
+from penstock.protocol.checks import HIGHEST_ID, read_cursor
 from penstock.protocol.errors import AccessDenied, InvalidParams, ScheduleNotFound, TooLarge
 from penstock.protocol.method import Scope, decode, method
 from penstock.protocol.task import BEGINNING
-from penstock.protocol.tenant import read_tenant, stored_key
+from penstock.protocol.tenant import stored_key
 from penstock.protocol.views import timestamp, view_of
 from penstock.schedules import model, store
 from penstock.schedules.model import CreateSchedule, NewSchedule, UpdateSchedule
-from penstock.schedules.policy import render, run_name
+from penstock.schedules.policy import render
 from penstock.settings.model import Settings
 from penstock.tasks.new_task import check_task_payload, new_task
 from penstock.tasks.params import EnqueueParams
@@ -94,33 +93,17 @@ async def update(context: Context, command: UpdateSchedule) -> model.ScheduleDet
     return _detail(updated)
 
 
-def _read_name(given: model.ScheduleName) -> str:
-    return model.read_stored_name(given.name)
+_change = partial(method, permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound,), by_queue=True)
 
 
-_change = partial(
-    method, permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound,), read=_read_name, by_queue=True
-)
-
-
-@method(
-    "schedule.get", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,), read=_read_name
-)  # fmt: skip
-async def get(context: Context, name: str) -> model.ScheduleDetail:
+@method("schedule.get", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,))
+async def get(context: Context, given: model.ScheduleName) -> model.ScheduleDetail:
     """Show a schedule, with its payload and the next few instants."""
     async with context.session() as session:
-        return _detail(await store.read_schedule(session, await _name_of_callers(session, name)))
+        return _detail(await store.read_schedule(session, await _name_of_callers(session, given.name)))
 
 
-def _check_list(given: model.ScheduleListParams) -> model.ScheduleListParams:
-    if given.labels is not None:
-        model.check_schedule_labels(given.labels)
-    check_page(given.limit, given.cursor)
-    read_tenant(given.tenant)
-    return given
-
-
-@method("schedule.list", permission=Permission.READ, scope=Scope.OWN, read=_check_list, narrow=narrow_tenant)
+@method("schedule.list", permission=Permission.READ, scope=Scope.OWN, narrow=narrow_tenant)
 async def list_schedules(context: Context, given: model.ScheduleListParams) -> model.SchedulePage:
     """List schedules, newest first, without their payloads."""
     async with context.session() as session:
@@ -130,64 +113,50 @@ async def list_schedules(context: Context, given: model.ScheduleListParams) -> m
 
 
 @_change("schedule.delete")
-async def delete(context: Context, name: str) -> model.ScheduleDeleted:
+async def delete(context: Context, given: model.ScheduleName) -> model.ScheduleDeleted:
     """Delete a schedule; tasks that it created stay."""
     async with context.transaction() as session:
-        deleted = await store.delete_schedule(session, await _name_of_callers(session, name, lock=True))
+        deleted = await store.delete_schedule(session, await _name_of_callers(session, given.name, lock=True))
     return model.ScheduleDeleted(deleted.id, _members(deleted)["name"])
 
 
 @_change("schedule.pause")
-async def pause(context: Context, name: str) -> model.ScheduleDetail:
+async def pause(context: Context, given: model.ScheduleName) -> model.ScheduleDetail:
     """Stop a schedule; the instants of the pause are not made up for."""
-    return await _pause(context, name, paused=True)
+    return await _pause(context, given, paused=True)
 
 
 @_change("schedule.resume")
-async def resume(context: Context, name: str) -> model.ScheduleDetail:
+async def resume(context: Context, given: model.ScheduleName) -> model.ScheduleDetail:
     """Let a schedule go on, from now."""
-    return await _pause(context, name, paused=False)
+    return await _pause(context, given, paused=False)
 
 
-async def _pause(context: Context, name: str, *, paused: bool) -> model.ScheduleDetail:
+async def _pause(context: Context, given: model.ScheduleName, *, paused: bool) -> model.ScheduleDetail:
     async with context.transaction() as session:
-        name = await _name_of_callers(session, name, lock=True)
+        name = await _name_of_callers(session, given.name, lock=True)
         record = await store.pause_schedule(session, name, paused=paused)
     return _detail(record)
 
 
 @_change("schedule.run_now")
-async def run_now(context: Context, name: str) -> model.ScheduleRun:
+async def run_now(context: Context, given: model.ScheduleName) -> model.ScheduleRun:
     """Run a schedule once, beside its clock, also when it is paused."""
     async with context.transaction() as session:
-        name = await _name_of_callers(session, name, lock=True)
+        name = await _name_of_callers(session, given.name, lock=True)
         run = await store.run_schedule(session, name, max_attempts=context.settings.max_attempts)
     context.wake()
-    return _run(run)
+    return run
 
 
-def _check_runs(given: model.ScheduleRunsParams) -> model.ScheduleRunsParams:
-    model.read_stored_name(given.name)
-    check_page(given.limit, given.cursor)
-    return given
-
-
-@method(
-    "schedule.runs", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,), read=_check_runs
-)  # fmt: skip
+@method("schedule.runs", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,))
 async def list_runs(context: Context, given: model.ScheduleRunsParams) -> model.SchedulePageOfRuns:
     """List the runs of a schedule, newest first."""
     async with context.session() as session:
         name = await _name_of_callers(session, given.name)
         runs = await store.list_runs(session, name, before=read_cursor(given.cursor), limit=given.limit)
     cursor = store.run_cursor(runs[-1]) if len(runs) == given.limit else None
-    return model.SchedulePageOfRuns([_run(run) for run in runs], cursor)
-
-
-def _read_many(given: model.ScheduleCreateManyParams) -> model.ScheduleCreateManyParams:
-    if not 1 <= len(given.schedules) <= model.IMPORT_LIMIT:
-        raise InvalidParams("schedules", f"must hold 1 to {model.IMPORT_LIMIT} schedules, not {len(given.schedules)}")
-    return given
+    return model.SchedulePageOfRuns(runs, cursor)
 
 
 def _narrow_many(given: model.ScheduleCreateManyParams) -> model.ScheduleCreateManyParams:
@@ -197,9 +166,7 @@ def _narrow_many(given: model.ScheduleCreateManyParams) -> model.ScheduleCreateM
 
 
 # The supervisor writes an import later, entry by entry, without a caller to limit it to a tenant.
-@method(
-    "schedule.create_many", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_many, narrow=_narrow_many
-)  # fmt: skip
+@method("schedule.create_many", permission=Permission.ADMIN, scope=Scope.CLOSED, narrow=_narrow_many)
 async def create_many(context: Context, given: model.ScheduleCreateManyParams) -> model.ImportStarted:
     """Import many schedules in the background; schedule.import_status shows the progress."""
     entries = given.schedules
@@ -209,18 +176,11 @@ async def create_many(context: Context, given: model.ScheduleCreateManyParams) -
     return model.ImportStarted(import_id, len(entries))
 
 
-def _read_import(given: model.ScheduleImportStatusParams) -> int:
-    return read_id(given.id, "id")
-
-
-@method(
-    "schedule.import_status", permission=Permission.READ, scope=Scope.CLOSED, errors=(ScheduleNotFound,),
-    read=_read_import,
-)  # fmt: skip
-async def import_status(context: Context, import_id: int) -> model.ImportStatus:
+@method("schedule.import_status", permission=Permission.READ, scope=Scope.CLOSED, errors=(ScheduleNotFound,))
+async def import_status(context: Context, given: model.ScheduleImportStatusParams) -> model.ImportStatus:
     """Show how far a schedule.create_many has come."""
     async with context.session() as session:
-        row = await store.read_import(session, import_id)
+        row = await store.read_import(session, int(given.id))
     state = "RUNNING" if row["finished_at"] is None else "DONE"
     return view_of(model.ImportStatus, row, state=state, errors=msgspec.json.decode(row["errors"]))
 
@@ -248,14 +208,6 @@ def _members(record: model.ScheduleRecord) -> dict[str, Any]:
     clock = {name: getattr(record, name) for name in model.ScheduleRecord.__slots__ if name != "schedule"}
     name = record.schedule.name if bound_to() is None else record.schedule.own_name
     return record.schedule.params() | clock | {"name": name, "state": state}
-
-
-def _run(record: model.RunRecord) -> model.ScheduleRun:
-    outcome = record.outcome
-    if outcome == "FIRED":
-        outcome = "CLEANED" if record.state is None else record.state.value
-    run = run_name(record.schedule_id, record.scheduled_at)
-    return view_of(model.ScheduleRun, asdict(record), run=run, outcome=outcome)
 
 
 async def _name_of_callers(session: Session, name: str, *, lock: bool = False, is_new: bool = False) -> str:

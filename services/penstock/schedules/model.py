@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from penstock.protocol.checks import CONTROL, check_labels, read_instant
+from penstock.protocol.checks import CONTROL, ID, LIMIT, NUMBERED, Checked, check_labels, read_instant
 from penstock.protocol.errors import InvalidParams
-from penstock.protocol.task import NewTask, State
-from penstock.protocol.tenant import own_key, read_stored
+from penstock.protocol.task import NewTask
+from penstock.protocol.tenant import TENANT, own_key, read_stored
 from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about
 from penstock.schedules.cron import CronError, timing
 from penstock.schedules.policy import JOB_PREFIX, MAX_MISSED_LIMIT, Missed, Overlap, Rule
@@ -94,22 +94,24 @@ ScheduleUpdateParams = msgspec.defstruct(
 
 
 class ScheduleName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: Annotated[str, about("The schedule.")]
+    name: Annotated[str, about("The schedule."), Checked(read_stored_name)]
 
 
 class ScheduleListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    labels: Annotated[Labels | None, about("Only those that have each of these labels.")] = None
+    labels: Annotated[
+        Labels | None, about("Only those that have each of these labels."), Checked(check_schedule_labels)
+    ] = None
     action: Annotated[str | None, about("Only those of this action.")] = None
     paused: Annotated[bool | None, about("Only those that are paused, or only those that are not.")] = None
-    limit: Annotated[int, about("Maximum number of schedules; 1 to 1000.")] = 50
-    cursor: Annotated[str | None, CURSOR] = None
-    tenant: Annotated[str | None, about("Only those of this tenant.")] = None
+    limit: Annotated[int, about("Maximum number of schedules; 1 to 1000."), LIMIT] = 50
+    cursor: Annotated[str | None, CURSOR, NUMBERED] = None
+    tenant: Annotated[str | None, about("Only those of this tenant."), TENANT] = None
 
 
 class ScheduleRunsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: Annotated[str, about("The schedule.")]
-    limit: Annotated[int, about("Maximum number of runs; 1 to 1000.")] = 50
-    cursor: Annotated[str | None, CURSOR] = None
+    name: Annotated[str, about("The schedule."), Checked(read_stored_name)]
+    limit: Annotated[int, about("Maximum number of runs; 1 to 1000."), LIMIT] = 50
+    cursor: Annotated[str | None, CURSOR, NUMBERED] = None
 
 
 class ScheduleCreateManyParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,9 +121,13 @@ class ScheduleCreateManyParams(msgspec.Struct, frozen=True, forbid_unknown_field
     ]
     replace: Annotated[bool, about("Those that exist become these; otherwise they are refused.")] = False
 
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.schedules) <= IMPORT_LIMIT:
+            raise InvalidParams("schedules", f"must hold 1 to {IMPORT_LIMIT} schedules, not {len(self.schedules)}")
+
 
 class ScheduleImportStatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: Annotated[int | str, about("From schedule.create_many.")]
+    id: Annotated[int | str, about("From schedule.create_many."), ID]
 
 
 # Results
@@ -305,25 +311,6 @@ class ScheduleRecord:
     updated_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecord:
-    """The outcome of an instant.
-
-    outcome: FIRED, SKIPPED (its predecessor was not settled) or MISSED. state: the task's; None without a task, or
-    after its record was deleted. since, instants: MISSED stands for so many instants, since that one.
-    """
-
-    schedule_id: int
-    scheduled_at: datetime
-    outcome: str
-    fired_at: datetime
-    task_id: int | None
-    manual: bool
-    since: datetime | None
-    instants: int
-    state: State | None
-
-
 class CreateSchedule(NamedTuple):
     """replace: an existing one of that name becomes this one, and keeps its id and its runs."""
 
@@ -395,9 +382,9 @@ def check_not_a_jobs(name: str) -> None:
         raise InvalidParams("name", f"must not begin with {JOB_PREFIX!r}, which is for jobs of scheduler0's API")
 
 
-def check_schedule_labels(labels: Labels) -> None:
+def check_schedule_labels(labels: Labels | None) -> None:
     """Raises InvalidParams, naming the label."""
-    check_labels(labels, most=LABELS_MAX, name_chars=LABEL_NAME_MAX_CHARS, value_chars=LABEL_MAX_CHARS)
+    check_labels(labels or {}, most=LABELS_MAX, name_chars=LABEL_NAME_MAX_CHARS, value_chars=LABEL_MAX_CHARS)
 
 
 def _instant(value: GivenInstant | None, name: str) -> datetime | None:

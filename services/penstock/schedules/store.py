@@ -18,33 +18,27 @@ from penstock.protocol.checks import read_cursor
 from penstock.protocol.errors import InvalidParams, ScheduleNotFound
 from penstock.protocol.task import NewTask, State
 from penstock.protocol.tenant import tenant_of_key
+from penstock.protocol.views import view_of
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
-from penstock.schedules.model import (
-    PART_ENTRIES,
-    NewSchedule,
-    RunRecord,
-    ScheduleListParams,
-    ScheduleRecord,
-    UpdateSchedule,
-    check_not_a_jobs,
-)
-from penstock.schedules.policy import Missed, Next, Overlap, queue_of, render
+from penstock.runtime.logs import log
+from penstock.schedules import model
+from penstock.schedules.policy import Missed, Next, Overlap, queue_of, render, run_name
 from penstock.tasks import enqueue as enqueuing
 
-log = get_logger()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ERRORS_KEPT = 100
 _MICROSECOND = timedelta(microseconds=1)
 
 
-async def create_schedule(session: Session, schedule: NewSchedule, *, replace_existing: bool) -> ScheduleRecord:
+async def create_schedule(
+    session: Session, schedule: model.NewSchedule, *, replace_existing: bool
+) -> model.ScheduleRecord:
     """Raises InvalidParams."""
-    check_not_a_jobs(schedule.own_name)
+    model.check_not_a_jobs(schedule.own_name)
     return await _write(session, schedule, replace_existing=replace_existing)
 
 
-async def update_schedule(session: Session, command: UpdateSchedule) -> ScheduleRecord:
+async def update_schedule(session: Session, command: model.UpdateSchedule) -> model.ScheduleRecord:
     """Raises InvalidParams, ScheduleNotFound."""
     current = await read_schedule(session, command.name, lock=True)
     changed = replace(command.check(current.schedule.params() | command.given), name=current.schedule.name)
@@ -54,13 +48,13 @@ async def update_schedule(session: Session, command: UpdateSchedule) -> Schedule
     return await _rewrite(session, current, changed)
 
 
-async def pause_schedule(session: Session, name: str, *, paused: bool) -> ScheduleRecord:
+async def pause_schedule(session: Session, name: str, *, paused: bool) -> model.ScheduleRecord:
     """Pause or resume. Raises ScheduleNotFound."""
     current = await read_schedule(session, name, lock=True)
     return await _rewrite(session, current, replace(current.schedule, paused=paused))
 
 
-async def delete_schedule(session: Session, name: str) -> ScheduleRecord:
+async def delete_schedule(session: Session, name: str) -> model.ScheduleRecord:
     """Returns the schedule as it was. Raises ScheduleNotFound."""
     current = await read_schedule(session, name, lock=True)
     await session.fetch("delete_schedules", [name])
@@ -68,13 +62,13 @@ async def delete_schedule(session: Session, name: str) -> ScheduleRecord:
     return current
 
 
-async def _rewrite(session: Session, current: ScheduleRecord, changed: NewSchedule) -> ScheduleRecord:
+async def _rewrite(session: Session, current: model.ScheduleRecord, changed: model.NewSchedule) -> model.ScheduleRecord:
     if changed == current.schedule and current.problem is None:
         return current
     return await _write(session, changed, replace_existing=True)
 
 
-async def _write(session: Session, schedule: NewSchedule, *, replace_existing: bool) -> ScheduleRecord:
+async def _write(session: Session, schedule: model.NewSchedule, *, replace_existing: bool) -> model.ScheduleRecord:
     (outcome,) = await create_batch(session, [schedule], replace_existing=replace_existing)
     if isinstance(outcome, InvalidParams):
         raise outcome
@@ -82,14 +76,14 @@ async def _write(session: Session, schedule: NewSchedule, *, replace_existing: b
 
 
 async def create_batch(
-    session: Session, wanted: Sequence[NewSchedule], *, replace_existing: bool
+    session: Session, wanted: Sequence[model.NewSchedule], *, replace_existing: bool
 ) -> list[bool | InvalidParams]:
     """Write schedules; one that cannot be written does not affect others. Returns whether each is new, or its error.
 
     replace_existing: an existing one is replaced; its clock goes on while its ``timing_key`` is unchanged, so that a
     program may write it at each start without losing a fire.
     """
-    standing: dict[str, ScheduleRecord] = {}
+    standing: dict[str, model.ScheduleRecord] = {}
     if replace_existing:
         rows = await session.fetch("lock_schedules", [schedule.name for schedule in wanted])
         standing = {row["name"]: _record(row) for row in rows}
@@ -99,7 +93,7 @@ async def create_batch(
         InvalidParams("name", f"{schedule.own_name!r} is a schedule's name already: pass replace, or take another one")
         for schedule in wanted
     ]
-    ready: dict[str, tuple[int, NewSchedule, Next]] = {}
+    ready: dict[str, tuple[int, model.NewSchedule, Next]] = {}
     for place, schedule in enumerate(wanted):
         if schedule.name in ready or (replace_existing and last_place[schedule.name] != place):
             outcomes[place] = InvalidParams("name", f"{schedule.own_name!r} comes more than once in this batch")
@@ -113,7 +107,7 @@ async def create_batch(
             outcomes[place] = exc
     if ready:
         _, schedules, clocks = zip(*ready.values(), strict=True)
-        columns = {name: [getattr(one, name) for one in schedules] for name in NewSchedule.__struct_fields__}
+        columns = {name: [getattr(one, name) for one in schedules] for name in model.NewSchedule.__struct_fields__}
         columns["labels"] = [json.dumps(labels) for labels in columns["labels"]]
         instants = [clock.at for clock in clocks], [clock.due for clock in clocks]
         rows = await session.fetch("write_schedules", *columns.values(), *instants, replace_existing)
@@ -122,7 +116,7 @@ async def create_batch(
     return outcomes
 
 
-def _first(schedule: NewSchedule, standing: ScheduleRecord | None, began: datetime, now: datetime) -> Next:
+def _first(schedule: model.NewSchedule, standing: model.ScheduleRecord | None, began: datetime, now: datetime) -> Next:
     """The next instant of a new or changed schedule. Raises InvalidParams if it would never fire."""
     if schedule.paused:
         return Next(None, None)
@@ -140,7 +134,7 @@ def _first(schedule: NewSchedule, standing: ScheduleRecord | None, began: dateti
     return following
 
 
-async def run_schedule(session: Session, name: str, *, max_attempts: int) -> RunRecord:
+async def run_schedule(session: Session, name: str, *, max_attempts: int) -> model.ScheduleRun:
     """Trigger a schedule once, even if paused. max_attempts: of one without its own. Raises ScheduleNotFound."""
     standing = await read_schedule(session, name, lock=True)
     instant: datetime = await session.value("read_instant")
@@ -164,13 +158,14 @@ async def run_schedule(session: Session, name: str, *, max_attempts: int) -> Run
         await session.fetch("note_manual_task", standing.id, task_id)
     await session.fetch("record_runs", [standing.id], [instant], [outcome], [task_id], [True], [None], [1])
     metrics.SCHEDULE_RUNS.labels(outcome).inc()
-    return RunRecord(standing.id, instant, outcome, instant, task_id, True, None, 1, state)
+    run = {"scheduled_at": instant, "outcome": outcome, "fired_at": instant, "task_id": task_id, "manual": True}
+    return _run(standing.id, run | {"since": None, "instants": 1}, state)
 
 
 # Reading
 
 
-async def read_schedule(session: Session, name: str, *, lock: bool = False) -> ScheduleRecord:
+async def read_schedule(session: Session, name: str, *, lock: bool = False) -> model.ScheduleRecord:
     """lock: lock the schedule and its clock, for a change. Raises ScheduleNotFound."""
     rows = await session.fetch("lock_schedules" if lock else "read_schedules", [name])
     if not rows:
@@ -178,7 +173,7 @@ async def read_schedule(session: Session, name: str, *, lock: bool = False) -> S
     return _record(rows[0])
 
 
-async def list_schedules(session: Session, wanted: ScheduleListParams) -> list[ScheduleRecord]:
+async def list_schedules(session: Session, wanted: model.ScheduleListParams) -> list[model.ScheduleRecord]:
     """A page, newest first; without payloads."""
     labels = None if wanted.labels is None else json.dumps(wanted.labels)
     before = read_cursor(wanted.cursor)
@@ -188,7 +183,7 @@ async def list_schedules(session: Session, wanted: ScheduleListParams) -> list[S
     return [_record(row) for row in rows]
 
 
-async def list_runs(session: Session, name: str, *, before: int | None, limit: int) -> list[RunRecord]:
+async def list_runs(session: Session, name: str, *, before: int | None, limit: int) -> list[model.ScheduleRun]:
     """A page, newest first. before: instant after the page, in microseconds of the epoch. Raises ScheduleNotFound."""
     schedule = await read_schedule(session, name)
     try:
@@ -198,11 +193,19 @@ async def list_runs(session: Session, name: str, *, before: int | None, limit: i
     rows = await session.fetch("list_runs", schedule.id, instant, limit)
     ids = [row["task_id"] for row in rows if row["task_id"] is not None]
     states = {row["id"]: State(row["state"]) for row in await session.fetch("read_states", ids)} if ids else {}
-    return [RunRecord(schedule.id, state=states.get(row["task_id"]), **dict(row)) for row in rows]
+    return [_run(schedule.id, row, states.get(row["task_id"])) for row in rows]
 
 
-def run_cursor(run: RunRecord) -> str:
-    return str((run.scheduled_at - _EPOCH) // _MICROSECOND)
+def _run(schedule_id: int, row: Any, state: State | None) -> model.ScheduleRun:
+    """state: of the task; None without one, or after its record was deleted."""
+    outcome = row["outcome"]
+    if outcome == "FIRED":
+        outcome = "CLEANED" if state is None else state.value
+    return view_of(model.ScheduleRun, row, run=run_name(schedule_id, row["scheduled_at"]), outcome=outcome)
+
+
+def run_cursor(run: model.ScheduleRun) -> str:
+    return str((datetime.fromisoformat(run.scheduled_at) - _EPOCH) // _MICROSECOND)
 
 
 # Imports of many
@@ -211,7 +214,7 @@ def run_cursor(run: RunRecord) -> str:
 async def start_import(session: Session, parts: Sequence[str], *, total: int, replaces: bool) -> int:
     """Store the parts of ``import_parts`` for the supervisor; returns the import's id."""
     import_id: int = await session.value("create_import", replaces, total)
-    starts = [place * PART_ENTRIES for place in range(len(parts))]
+    starts = [place * model.PART_ENTRIES for place in range(len(parts))]
     await session.fetch("insert_import_parts", import_id, starts, parts)
     return import_id
 
@@ -237,12 +240,12 @@ async def read_import(session: Session, import_id: int) -> Any:
     return rows[0]
 
 
-def _record(row: Any) -> ScheduleRecord:
-    columns = {name: row[name] for name in NewSchedule.__struct_fields__}
+def _record(row: Any) -> model.ScheduleRecord:
+    columns = {name: row[name] for name in model.NewSchedule.__struct_fields__}
     columns |= {"missed": Missed(row["missed"]), "overlap": Overlap(row["overlap"])}
     columns["labels"] = json.loads(row["labels"])
-    clock = {name: row[name] for name in ScheduleRecord.__slots__ if name != "schedule"}
-    return ScheduleRecord(schedule=NewSchedule(**columns), **clock)
+    clock = {name: row[name] for name in model.ScheduleRecord.__slots__ if name != "schedule"}
+    return model.ScheduleRecord(schedule=model.NewSchedule(**columns), **clock)
 
 
 async def add_tasks(session: Session, tasks: Sequence[NewTask]) -> list[tuple[int, State]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import ssl
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from penstock.settings.values import (
     setting,
 )
 
+_SCHEMAS_OF_POSTGRES = ("public", "information_schema")
 _VERIFYING = ("verify-ca", "verify-full")
 _SSL_PARAMETERS = (
     ("sslmode", "database_ssl_mode"),
@@ -44,11 +46,19 @@ def _command(text: str) -> None:
         raise ValueError("must name a program")
 
 
+def _schema_name(name: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,30}", name) or name.startswith("pg_") or name in _SCHEMAS_OF_POSTGRES:
+        raise ValueError("must be up to 31 lower-case letters, digits and _, and no schema of Postgres's own")
+
+
 class DatabaseSettings(Group):
     database_url: OrUnset[DatabaseUrl] = setting(
         None,
         "Postgres that stores the tasks, `postgresql://user:password@host:port/name`, directly or through a pooler; of "
         "several hosts (`host:port,host:port`) the one that takes writes is used; workers need none.",
+    )
+    database_schema: Annotated[str, checked(_schema_name)] = setting(
+        "penstock", "Schema of Penstock's tables; two installations in one database have a schema each."
     )
     database_pool_size: int = setting(8, "Maximum number of connections of one process.", ge=2, le=200)
     database_pooler: OrUnset[Literal["transaction", "session"]] = setting(
@@ -60,6 +70,14 @@ class DatabaseSettings(Group):
         None,
         "Postgres itself, past a pooler in transaction mode, for one connection of each process that listens for "
         "wake-ups; unset: through such a pooler, processes poll.",
+    )
+    database_read_url: OrUnset[DatabaseUrl] = setting(
+        None,
+        "A streaming replica, from which the api answers lists, counts, the overview and long polls while it is young "
+        "enough; several replicas may share a name.",
+    )
+    database_read_max_age_seconds: float = setting(
+        10, "With an older replica, the api reads from the primary.", ge=2, le=3600
     )
     statement_timeout_seconds: PositiveSeconds = setting(
         30, "Postgres cancels a statement that runs longer, and it is tried again."
@@ -105,9 +123,18 @@ class DatabaseSettings(Group):
             return None
         return self._with_parameters(self.database_listen_url.get_secret_value())
 
-    def _with_parameters(self, url: str) -> str:
+    @property
+    def read_url(self) -> str | None:
+        """The URL of the replica, in clear; of several hosts one that is a replica."""
+        if self.database_read_url is None:
+            return None
+        url = self.database_read_url.get_secret_value()
+        return self._with_parameters(url, target_session_attrs="prefer-standby" if "," in urlsplit(url).netloc else "")
+
+    def _with_parameters(self, url: str, **others: str) -> str:
         given = query_of(url)
-        more = urlencode({name: value for name, value in self._ssl_parameters().items() if name not in given})
+        wanted = self._ssl_parameters() | {name: value for name, value in others.items() if value}
+        more = urlencode({name: value for name, value in wanted.items() if name not in given})
         if not more:
             return url
         bare, sign, fragment = url.partition("#")
@@ -147,7 +174,7 @@ class DatabaseSettings(Group):
 
     def _password_problems(self, ssl_mode: str) -> Iterator[str]:
         given = [name for name in _PASSWORDS if getattr(self, name)]
-        for url in (self.database_url, self.database_listen_url):
+        for url in (self.database_url, self.database_listen_url, self.database_read_url):
             if (
                 given
                 and url

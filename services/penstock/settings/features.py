@@ -45,12 +45,25 @@ class PayloadSettings(Group):
     request_limit_bytes: int = setting(16 * 1024 * 1024, "Maximum body of one HTTP request.", ge=1024)
     batch_limit: Count = setting(10000, "Maximum number of requests in one JSON-RPC batch of a caller.")
 
+    snooze_limit: Count = setting(
+        1000, "Times that handlers may put one task off without spending an attempt; then it has failed."
+    )
+    unknown_action_seconds: PositiveSeconds = setting(
+        DAY, "How long a task waits for a worker that runs its action, once a worker without it has received it."
+    )
     steps_limit: Count = setting(1000, "Maximum number of durable steps of a task, sleeps and events included.")
     steps_limit_bytes: int = setting(
         262144,
         "Maximum size of a task's journal: the results of its durable steps as JSON, which travel with its payload in "
         "one message, UTF-8 bytes.",
         ge=1024, le=900_000,
+    )  # fmt: skip
+
+    output_limit_bytes: int = setting(
+        65_536,
+        "Maximum output of one attempt; what is above is dropped and counted. A task keeps that of its newest "
+        "attempts, up to ten times as much.",
+        ge=1024, le=16 * 1024 * 1024,
     )  # fmt: skip
 
     payload_bucket: OrUnset[Annotated[str, checked(parse_bucket_url)]] = setting(

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, SecretStr
 
 from penstock.protocol.api_key import ApiKey, parse_entries, parse_entry
 from penstock.protocol.message_attributes import check_worker_name
+from penstock.protocol.output import OutputMode
 from penstock.protocol.retry import Backoff
 from penstock.settings.values import (
     DAY,
@@ -105,6 +106,11 @@ class WorkerSettings(Group):
         "allocations fail. Unset: no limit.",
         ge=64 * 1024 * 1024,
     )
+    task_output: OutputMode = setting(
+        "off",
+        "What of the output of tasks is kept: `off`, `chunks` that handlers emit, `logs` too, or `prints` too, unless "
+        "an action sets it.",
+    )
     task_timeout_seconds: PositiveSeconds = setting(
         900, "Maximum run time of one attempt, unless the task or its action sets one."
     )
@@ -114,10 +120,13 @@ class WorkerSettings(Group):
         "Attempts of a task whose parameters do not fit its handler, unless its action sets a number; unset: as many "
         "as for any other error.",
     )
-    unknown_action_attempts: OrUnset[Count] = setting(
-        None,
-        "Attempts of a task for which a worker has no handler, such as during a deploy; unset: as many as for any "
-        "other error.",
+
+    announce_actions: bool = setting(
+        True,
+        "Whether the worker announces its actions, with the schemas of their parameters, at start and every minute.",
+    )
+    worker_version: OrUnset[str] = setting(
+        None, "Version in the announcements; unset: that of the installed package of each handler, if it has one."
     )
 
     control_url: OrUnset[HttpUrl] = setting(

@@ -12,7 +12,7 @@ from time import monotonic
 
 from penstock.db.pool import Store
 from penstock.protocol.errors import Unavailable
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.tasks.bulk import BATCHES
 from penstock.tasks.bulk_jobs import Batch, JobState, advance_job, end_job, take_job
 
@@ -20,8 +20,6 @@ _IDLE_SECONDS = 0.5
 _FAILED_REST_SECONDS = 2.0
 _SHARE = 0.25  # pause after a batch, as a share of the time that it took
 _UNKNOWN_REST_SECONDS = 60.0
-
-log = get_logger()
 
 
 @dataclass(kw_only=True)

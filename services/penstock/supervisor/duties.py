@@ -12,7 +12,7 @@ from penstock.db.session import Session
 from penstock.protocol.errors import Unavailable
 from penstock.results.wait_answers import give_up_overdue
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.periodic import in_batches
 from penstock.settings.model import Settings
 from penstock.tasks import stale
@@ -20,8 +20,6 @@ from penstock.tasks import stale
 _BATCH = 500
 _BATCHES_PER_ROUND = 20
 _LOGGED_EVERY = 10
-
-log = get_logger()
 
 
 @dataclass(kw_only=True)

@@ -9,11 +9,12 @@ from time import monotonic
 
 from penstock.brokers.base import Queue
 from penstock.db.pool import Store
+from penstock.limits.announced import list_announced
 from penstock.limits.scaling import read_route_loads
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import State
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 
 _CHEAP_SECONDS = 0.05
@@ -21,8 +22,6 @@ _REST = 50  # counting that takes longer is followed by so many times the excess
 _OF_ROUTES = (
     metrics.SCALING_WAITING, metrics.SCALING_IN_FLIGHT, metrics.SCALING_OLDEST_SECONDS, metrics.SCALING_SLOTS,
 )  # fmt: skip
-
-log = get_logger()
 
 
 @dataclass
@@ -49,6 +48,7 @@ class Gauges:
     by_route: Callable[[], Mapping[str, Queue]] = dict  # the queues of routes now
     _rest_until: float = field(init=False, default=float("-inf"))
     _shown: set[str] = field(init=False, default_factory=set)
+    _announced: set[str] = field(init=False, default_factory=set)
     _rises: defaultdict[str, _Rises] = field(init=False, default_factory=lambda: defaultdict(_Rises))
 
     async def run_once(self) -> int:
@@ -88,6 +88,7 @@ class Gauges:
             lag = (await session.fetch("read_lag"))[0]
             rejected = await session.value("count_rejected")
             loads = await read_route_loads(session)
+            announced = await list_announced(session)
         ended = monotonic()
         self._rest_until = ended + _REST * max(0.0, ended - started - _CHEAP_SECONDS)
         for state in State:
@@ -100,6 +101,13 @@ class Gauges:
             figures = load.waiting, load.in_flight, load.oldest_seconds, load.slots()
             for gauge, figure in zip(_OF_ROUTES, figures, strict=True):
                 gauge.labels(load.name).set(figure)
+        for action in announced:
+            metrics.ACTION_WORKERS.labels(action.action).set(action.workers)
+            metrics.ACTION_WAITING.labels(action.action).set(action.waiting)
+        for name in self._announced - {action.action for action in announced}:
+            metrics.ACTION_WORKERS.remove(name)
+            metrics.ACTION_WAITING.remove(name)
+        self._announced = {action.action for action in announced}
         shown = {load.name for load in loads}
         for name in self._shown - shown:  # a deleted route would keep its workers running
             for gauge in _OF_ROUTES:

@@ -9,14 +9,14 @@ from functools import cache
 
 from penstock.brokers.base import Queue
 from penstock.db.pool import Store
-from penstock.runtime.logs import get_logger
+from penstock.protocol.task import ANNOUNCED_SECONDS
+from penstock.runtime.logs import log
 from penstock.runtime.periodic import in_batches
 
 _BATCH = 1000
 _BATCHES_PER_ROUND = 20
+_ANNOUNCED_KEPT_SECONDS = 7 * 86_400.0
 _LOOKED_AT = 20_000  # tasks in flight
-
-log = get_logger()
 
 
 class LimitUpkeep:
@@ -39,7 +39,7 @@ class LimitUpkeep:
         return self._outbound if route is None else self._routes.get(route)
 
     async def run_once(self) -> int:
-        """Returns how many tasks of changed limits or deleted routes were returned."""
+        """Returns how many tasks of deleted routes, or of actions that are announced now, may run."""
         (found,) = await self._store.fetch("read_rules")
         self._routes = {
             name: self._open_queue(queue_name, f"outbound:{name}") for name, queue_name in json.loads(found["routes"])
@@ -49,10 +49,19 @@ class LimitUpkeep:
                 looked = await session.fetch("adopt_next_in_flight", *self._adopted_upto, _LOOKED_AT)
                 self._adopted_upto = (looked[0]["claimed_at"], looked[0]["id"]) if looked else (None, None)
                 await session.fetch("forget_tenant_paces")
+                await session.fetch("forget_holds")
         returned = await in_batches(self._return_batch, full=_BATCH, most=_BATCHES_PER_ROUND)
         if returned:
             log.info("strays_returned", tasks=returned)
-        return returned
+        await self._store.fetch("forget_announced", _ANNOUNCED_KEPT_SECONDS)
+        released = await in_batches(self._release_batch, full=_BATCH, most=_BATCHES_PER_ROUND)
+        if released:
+            log.info("announced_released", tasks=released)
+        return returned + released
+
+    async def _release_batch(self) -> int:
+        """Tasks whose action is announced since a worker gave them back."""
+        return len(await self._store.fetch("release_announced", _BATCH, ANNOUNCED_SECONDS))
 
     async def _return_batch(self) -> int:
         return len(await self._store.fetch("return_strays", _BATCH))

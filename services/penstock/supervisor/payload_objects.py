@@ -14,7 +14,7 @@ from penstock.payloads.bucket import Bucket
 from penstock.payloads.codec import counted
 from penstock.protocol.errors import PayloadUnavailable
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.periodic import in_batches
 from penstock.settings.model import Settings
 from penstock.settings.values import DAY
@@ -27,8 +27,6 @@ _PAGES_PER_ROUND = 10
 _FIRST_DAY = timedelta(days=400)  # how far back the first search for orphans begins
 _WARNED_EVERY = 100
 _SEARCHED = "orphans"
-
-log = get_logger()
 
 
 class PayloadObjects:

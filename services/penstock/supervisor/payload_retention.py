@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from penstock.db.pool import Store
 from penstock.protocol.errors import Unavailable
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 from penstock.settings.values import DAY
 
@@ -23,8 +23,6 @@ _FEW = _MOST // 4
 _STEPS_PER_ROUND = 25
 _SHORTEST_STEP_SECONDS = 1e-6  # one statement settles no more than _MOST at an instant
 _LONGEST_STEP_SECONDS = 30.0 * DAY
-
-log = get_logger()
 
 
 class PayloadRetention:

@@ -23,8 +23,8 @@ from penstock.supervisor.payload_retention import PayloadRetention
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
 from penstock.supervisor.schedules import Imports, NamesOfImport, ScheduleFiring
-from penstock.supervisor.workflows import WorkflowAdvancer
 from penstock.tasks.promotion import Promotions
+from penstock.workflows.advancer import WorkflowAdvancer
 
 _MAKE_TASKS_DUE = ("Rules", "Repair", "Expiry", "Waits")  # duties after which schedulers are woken
 

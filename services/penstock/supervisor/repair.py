@@ -33,7 +33,7 @@ from penstock.results.apply import delay_after
 from penstock.results.watermark import seconds_on_the_way
 from penstock.runtime import metrics
 from penstock.runtime.halving import in_halves
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import claim, settle
@@ -48,8 +48,6 @@ _ERROR = "StaleTask"  # its type
 
 _LostAttempt = tuple[StaleTask, str, Callable[[], None] | None]
 """An attempt without heartbeat, its error as JSON text, and what ends its span if it is traced."""
-
-log = get_logger()
 
 
 @dataclass(kw_only=True)

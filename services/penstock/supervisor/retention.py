@@ -26,7 +26,7 @@ from penstock.db.session import Session
 from penstock.protocol.errors import Refused, Unavailable
 from penstock.protocol.task import MAX_ACTIONS_SHOWN, OTHER_ACTIONS, State
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.periodic import in_batches
 from penstock.settings.model import Settings
 from penstock.settings.values import DAY
@@ -49,8 +49,8 @@ _FORGETTING_SECONDS = 2.0  # of one round
 _BLOCKS_COPIED_AT_ONCE = 128  # of the smallest records some six thousand
 _CHANGES_AT_ONCE = 1000  # the last of them are copied under a lock
 _COPYING_SECONDS = 2.0  # of one round
-
-log = get_logger()
+_LOOKING_SECONDS = 0.5  # of one round
+_BESIDE_TASKS = {"journal": "delete_gone_journals", "output": "delete_gone_output"}  # kept as long as their task
 
 
 class Retention:
@@ -61,7 +61,7 @@ class Retention:
         self._guard = DutyGuard()
         self._locks_rest_until: dict[str, float] = {}
         self._held_upto = ""  # ordering key
-        self._journals_upto = 0  # task
+        self._looked_upto = dict.fromkeys(_BESIDE_TASKS, 0)  # task
         self._blocks_copied = _BLOCKS_COPIED_AT_ONCE
         self._keep = {
             State.SUCCESS: settings.retention_success_seconds,
@@ -93,7 +93,7 @@ class Retention:
             **{f"records {state}": partial(self._delete_expired, state) for state in self._keep},
             "ordering keys": self._release_orphaned_keys,
             **{f"records {kind}": partial(delete, kind=kind) for kind, delete in self._deletes.items()},
-            "journals": self._delete_gone_journals,
+            **{f"gone {kind}": partial(self._delete_gone, kind) for kind in _BESIDE_TASKS},
             "records workflow": partial(_delete, "workflow", self._delete_workflows, full=1),
         }
         removed = 0
@@ -253,12 +253,18 @@ class Retention:
     ) -> int:
         return await _delete(kind, partial(self._store.value, statement, seconds, batch, *more), batch, batches)
 
-    async def _delete_gone_journals(self) -> int:
-        """Look at the journals of some tasks, and delete those whose task is gone; the next round looks at others."""
-        ((last, looked, deleted),) = await self._store.fetch("delete_gone_journals", self._journals_upto, _BATCH)
-        self._journals_upto = last if looked == _BATCH else 0
-        metrics.CLEANED.labels("journal").inc(deleted)
-        return int(deleted)
+    async def _delete_gone(self, kind: str) -> int:
+        """Look at what some tasks have of a kind, and delete that of tasks that are gone; the next round looks on."""
+        total, ends = 0, monotonic() + _LOOKING_SECONDS
+        while monotonic() < ends:
+            upto = self._looked_upto[kind]
+            ((last, looked, deleted),) = await self._store.fetch(_BESIDE_TASKS[kind], upto, _BATCH)
+            self._looked_upto[kind] = last if looked == _BATCH else 0
+            total += deleted
+            if looked < _BATCH:
+                break
+        metrics.CLEANED.labels(kind).inc(total)
+        return total
 
     async def _delete_workflows(self) -> int:
         """Delete a batch of workflows that ended before the longest retention of tasks."""

@@ -19,7 +19,7 @@ from penstock.methods.table import read_command
 from penstock.protocol.errors import InvalidParams, PenstockError, Refused, RpcError
 from penstock.protocol.json_text import decode_any
 from penstock.runtime.halving import in_halves
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.sweeps import Sweeps
 from penstock.schedules.firing import FiringSummary, fire_due
 from penstock.schedules.model import CreateSchedule, NewSchedule, check_not_a_jobs
@@ -32,7 +32,6 @@ _ROUNDS_AT_ONCE = 2  # of a backlog: one is decided while Postgres stores the ot
 NamesOfImport = Callable[[Session, int, Sequence[str]], Awaitable[set[str]]]
 """The reserved names, of those given, that an import of that id may use."""
 
-log = get_logger()
 _decode_entries = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 

@@ -17,13 +17,11 @@ from penstock.protocol.errors import InvalidParams, JobNotFound
 from penstock.protocol.method import Method, Scope, method
 from penstock.protocol.tenant import read_tenant
 from penstock.protocol.views import NEXT_CURSOR, Instant, about, view_of
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.tasks import bulk, bulk_jobs
 from penstock.tasks.bulk import BulkWork, NewTimes, Operation, Selection
 from penstock.tasks.new_task import read_start
 from penstock.tasks.params import BulkParams, BulkRescheduleParams, JobId, JobListParams
-
-log = get_logger()
 
 
 class BulkStarted(msgspec.Struct, frozen=True):
@@ -133,10 +131,6 @@ reschedule = _bulk_method(
 )
 
 
-def _read_job(given: JobId) -> int:
-    return checks.read_id(given.id, "id")
-
-
 def _shown(job: bulk_jobs.BulkJob) -> Job:
     errors = [JobError(error["id"], error["reason"]) for error in job.errors]
     is_exact = job.cursor is not None and bool(job.cursor.get("exact"))
@@ -145,27 +139,22 @@ def _shown(job: bulk_jobs.BulkJob) -> Job:
     return view_of(Job, asdict(job), total_is_exact=is_exact, rate=rate, errors=errors)
 
 
-async def _own_job(session: Session, job_id: int) -> bulk_jobs.BulkJob:
+async def _own_job(session: Session, given: JobId) -> bulk_jobs.BulkJob:
     """Raises JobNotFound, also for a job of tasks that the caller may not see."""
-    job = await bulk_jobs.read_job(session, job_id)
+    job = await bulk_jobs.read_job(session, int(given.id))
     if not sees(job.params.get("select", {}).get("tenant")):
-        raise JobNotFound(job_id)
+        raise JobNotFound(job.id)
     return job
 
 
-@method("job.get", permission=Permission.READ, scope=Scope.OWN, errors=(JobNotFound,), read=_read_job)
-async def get_job(context: Context, job_id: int) -> Job:
+@method("job.get", permission=Permission.READ, scope=Scope.OWN, errors=(JobNotFound,))
+async def get_job(context: Context, given: JobId) -> Job:
     """Show a job: how far it is, and what it could not do."""
     async with context.transaction() as session:
-        return _shown(await _own_job(session, job_id))
+        return _shown(await _own_job(session, given))
 
 
-def _check_list(given: JobListParams) -> JobListParams:
-    checks.check_page(given.limit, given.cursor)
-    return given
-
-
-@method("job.list", permission=Permission.READ, scope=Scope.OWN, read=_check_list)
+@method("job.list", permission=Permission.READ, scope=Scope.OWN)
 async def list_jobs(context: Context, page: JobListParams) -> JobPage:
     """List jobs, newest first."""
     async with context.transaction() as session:
@@ -175,14 +164,12 @@ async def list_jobs(context: Context, page: JobListParams) -> JobPage:
     return JobPage([_shown(job) for job in jobs], cursor)
 
 
-@method(
-    "job.cancel", permission=Permission.ADMIN, scope=Scope.OWN, errors=(JobNotFound,), read=_read_job, by_queue=True
-)  # fmt: skip
-async def cancel_job(context: Context, job_id: int) -> Job:
+@method("job.cancel", permission=Permission.ADMIN, scope=Scope.OWN, errors=(JobNotFound,), by_queue=True)
+async def cancel_job(context: Context, given: JobId) -> Job:
     """Stop a job; what it has done stays done."""
     async with context.transaction() as session:
-        await _own_job(session, job_id)
-        await bulk_jobs.end_job(session, job_id, bulk_jobs.JobState.CANCELLED)
-        job = await bulk_jobs.read_job(session, job_id)
+        job = await _own_job(session, given)
+        await bulk_jobs.end_job(session, job.id, bulk_jobs.JobState.CANCELLED)
+        job = await bulk_jobs.read_job(session, job.id)
     log.info("job_cancelled", job=job.id, state=job.state)
     return _shown(job)

@@ -178,8 +178,32 @@ held_tenants as materialized (
 opened as (
     insert into penstock.gate as g (name, action, tenant)
     select distinct gate, action, tenant from diverted where gate is not null order by gate
-    on conflict (name) do update set next_at = least(g.next_at, now())
+    on conflict (name) do update set next_at = greatest(g.held_until, least(g.next_at, now()))
 )
+
+-- part: claim_rows
+-- last_run_at: run_at, on the last row of each priority only, null on the others.
+select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
+       date_part('epoch', coalesce($2::timestamptz, now()) - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant,
+       c.trace, c.journal, c.priority,
+       case when lead(c.priority) over claim_order is distinct from c.priority then c.run_at end as last_run_at
+from claimed c
+window claim_order as (order by c.priority desc, c.run_at, c.id)
+order by c.priority desc, c.run_at, c.id
+
+-- name: claim_ready_tasks
+-- As claim_tasks, while no task has its turn: it finds nothing then, at half the cost of a small claim. $8 tokens of earlier
+-- claims, all of whose tasks were sent: they are confirmed with it.
+with due as materialized (
+    select id from (
+{candidates}
+    ) candidate
+    where {unruled} and not exists (select from penstock.turn where ends_at > now())
+    limit (select $1::bigint)
+), confirmed as (
+    delete from penstock.dispatch where id = any($8::bigint[])
+), {claimed}
+{claim_rows};
 
 -- name: claim_tasks
 -- Those that are ready, and those that have their turn.
@@ -187,7 +211,6 @@ opened as (
 -- claim's order: lowest and highest priority of each, and the (run_at, id) behind which it begins (see ScanBounds);
 -- $7 seconds for which they have been due. Finds nothing once any action or tenant is limited or any route is set: a
 -- scheduler that finds nothing reads the rules (read_rules) and continues with claim_tasks_by_rules.
--- last_run_at: run_at, on the last row of each priority only, null on the others.
 with behind as materialized (
     select id, priority, run_at from (
 {candidates}
@@ -201,13 +224,7 @@ with behind as materialized (
     union all
     select id from taken
 ), {claimed}
-select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
-       date_part('epoch', coalesce($2::timestamptz, now()) - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant,
-       c.trace, c.journal, c.priority,
-       case when lead(c.priority) over claim_order is distinct from c.priority then c.run_at end as last_run_at
-from claimed c
-window claim_order as (order by c.priority desc, c.run_at, c.id)
-order by c.priority desc, c.run_at, c.id;
+{claim_rows};
 
 -- name: claim_tasks_by_rules
 -- $1 to $7 as claim_tasks. What goes by a route, or is of a limited action, is not claimed but put aside.
@@ -380,8 +397,8 @@ from levels cross join lateral (
     order by t.run_at, t.id limit 1) next;
 
 -- name: confirm_claim
--- $1 the claim's token: everything of it was sent or given back.
-delete from penstock.dispatch where id = $1;
+-- $1 the tokens of claims: everything of them was sent or given back.
+delete from penstock.dispatch where id = any($1::bigint[]);
 
 -- name: release_tasks
 -- $1 ids, $2 claims. Back to the state it came from, its attempt given back. Returns ids. The test of the pairs: see
@@ -408,5 +425,5 @@ from (select claimed_at from penstock.task
       where state = 'ACQUIRED' and claimed_at >= $2::timestamptz and route = $3 order by claimed_at limit $1) held;
 
 -- name: notify_work
--- $1 channel. A statement of its own: see penstock.notify.
-select pg_notify($1, '');
+-- $1 channel, named as in the schema penstock, $2 payload. A statement of its own: see db/notify.py.
+select pg_notify('penstock_' || substr($1, 10), $2);

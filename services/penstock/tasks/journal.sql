@@ -88,16 +88,22 @@ where task_id = $1 and position >= (
 update penstock.task set journal = claim where id = $1;
 
 -- name: delete_gone_journals
--- $1 behind this task, $2 how many tasks to look at. Entries of tasks whose record is gone. Records are looked up by scalar
+-- $1 behind this task, $2 how many tasks to look at. Entries of tasks whose record is gone, and what is noted of tasks that
+-- were put off. Records are looked up by scalar
 -- subqueries, for an EXISTS may be hashed, and that reads the whole history. Returns the last task looked at, null for
 -- none, how many were, and how many entries were deleted.
 with looked as materialized (
-    select distinct task_id from penstock.journal_entry where task_id > $1 order by task_id limit $2
+    (select distinct task_id from penstock.journal_entry where task_id > $1 order by task_id limit $2)
+    union
+    (select task_id from penstock.postponed where task_id > $1 order by task_id limit $2)
+    order by task_id limit $2
+), lost as materialized (
+    select task_id from looked l
+    where (select t.id from penstock.task t where t.id = l.task_id) is null
+      and (select h.id from penstock.task_history h where h.id = l.task_id limit 1) is null
 ), gone as (
-    delete from penstock.journal_entry where task_id = any(array(
-        select l.task_id from looked l
-        where (select t.id from penstock.task t where t.id = l.task_id) is null
-          and (select h.id from penstock.task_history h where h.id = l.task_id limit 1) is null))
-    returning 1
+    delete from penstock.journal_entry where task_id = any(array(select task_id from lost)) returning 1
+), forgotten as (
+    delete from penstock.postponed where task_id = any(array(select task_id from lost)) returning 1
 )
 select max(task_id) as last, count(*) as looked, (select count(*) from gone) as deleted from looked;

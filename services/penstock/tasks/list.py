@@ -62,7 +62,9 @@ async def _read_shown(context: Context, ids: Sequence[int], *, detail: bool) -> 
         rows: Sequence[Any] = seen(await session.fetch("show_tasks", ids, detail, room))
         waiting = [row["id"] for row in rows if detail and row["state"] == State.WAITING and row["attempts"]]
         waits = await session.fetch("read_waits", waiting) if waiting else []
-        entries = await journal.read(session, [row["id"] for row in rows], room_bytes=room) if detail and rows else []
+        whose = [row["id"] for row in rows] if detail else []
+        entries = await journal.read(session, whose, room_bytes=room) if whose else []
+        snoozes = await session.fetch("read_snoozes", whose) if whose else []
         codec = session.codec
     load.hold(sum(len(entry["entry"] or "") for entry in entries))
     load.hold(sum(map(views.task_bytes, rows)))
@@ -70,6 +72,8 @@ async def _read_shown(context: Context, ids: Sequence[int], *, detail: bool) -> 
     for wait in waits:
         waits_for = views.WaitsFor(own_key(wait["token"]), timestamp(wait["deadline"]))
         shown[wait["task_id"]] = {**shown[wait["task_id"]], "waits_for": waits_for}
+    for task_id, count in snoozes:
+        shown[task_id] = {**shown[task_id], "snoozes": count}
     for task_id, own in groupby(entries, key=itemgetter("task_id")):
         shown[task_id] = {**shown[task_id], "steps": [journal.shown(codec, one) for one in own]}
     return shown

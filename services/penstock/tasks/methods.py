@@ -202,7 +202,7 @@ def _read_list(given: params.ListParams) -> ListTasks:
     )  # fmt: skip
 
 
-@_look("list", read=_read_list, narrow=narrow_tenant)
+@_look("list", read=_read_list, narrow=narrow_tenant, by_replica=True)
 async def list_(context: Context, command: ListTasks) -> views.TaskPage:
     """List tasks, newest first."""
     return await list_tasks(context, command)
@@ -212,7 +212,7 @@ def _read_stats(given: params.StatsParams) -> str | None:
     return read_tenant(given.tenant)
 
 
-@_look("stats", read=_read_stats, narrow=own_tenant)
+@_look("stats", read=_read_stats, narrow=own_tenant, by_replica=True)
 async def count(context: ServingContext, tenant: str | None) -> views.Statistics | views.TenantStatistics:
     """Count tasks by state and action, with rates over the last minute and lag; of one tenant, counts alone. At most a
     second old."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from penstock.protocol import task
-from penstock.protocol.checks import MAX_IDS, MAX_LIST, TaskId
+from penstock.protocol.checks import ID, LIMIT, MAX_IDS, MAX_LIST, NUMBERED, TaskId
 from penstock.protocol.task import OnDuplicate, State
 from penstock.protocol.tenant import TENANT_MAX_CHARS
 from penstock.protocol.views import CURSOR, about
@@ -202,9 +202,9 @@ class BulkRescheduleParams(BulkParams, frozen=True, forbid_unknown_fields=True):
 
 
 class JobId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: Annotated[TaskId, about("The job.")]
+    id: Annotated[TaskId, about("The job."), ID]
 
 
 class JobListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Annotated[int, about(f"Maximum number of jobs; 1 to {MAX_LIST}.")] = 50
-    cursor: Annotated[str | None, CURSOR] = None
+    limit: Annotated[int, about(f"Maximum number of jobs; 1 to {MAX_LIST}."), LIMIT] = 50
+    cursor: Annotated[str | None, CURSOR, NUMBERED] = None

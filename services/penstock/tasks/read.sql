@@ -23,14 +23,14 @@ with found as (
            max_attempts, claim, created_at, updated_at, unique_key, ordering_key, timeout_seconds,
            progress::text as progress, null::text as result, case when $2 then failures::text end as failures,
            (failures -> -1 -> 'error')::text as error, labels::text as labels, expires_at, limit_key, tenant,
-           null::text as reason, null::bool as payload_gone, null::bool as result_gone, trace, worker
+           null::text as reason, null::bool as payload_gone, null::bool as result_gone, trace, worker, claimed_at
     from penstock.task where id = any($1::bigint[])
     union all
     select id, state::text, action, case when $2 then payload::text end, priority, run_at, attempts,
            max_attempts, claim, created_at, updated_at, unique_key, ordering_key, timeout_seconds,
            progress::text, result::text, case when $2 then failures::text end,
            (failures -> -1 -> 'error')::text, labels::text, expires_at, limit_key, tenant,
-           reason, payload_gone, result_gone, trace, worker
+           reason, payload_gone, result_gone, trace, worker, claimed_at
     from penstock.task_history where id = any($1::bigint[])
 ), sized as (
     select *, coalesce(octet_length(payload), 0) + coalesce(octet_length(result), 0)
@@ -41,7 +41,7 @@ with found as (
 )
 select id, state, action, priority, run_at, attempts, max_attempts, claim, created_at, updated_at, unique_key,
        ordering_key, timeout_seconds, progress, labels, expires_at, limit_key, tenant, reason, payload_gone, result_gone,
-       trace, worker, is_cut, case when not is_cut then payload end as payload,
+       trace, worker, claimed_at, is_cut, case when not is_cut then payload end as payload,
        case when not is_cut then result end as result, case when not is_cut then failures end as failures,
        case when not is_cut then error end as error
 from bounded;

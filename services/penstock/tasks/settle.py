@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 
 from penstock.db.session import Session
-from penstock.protocol.task import MAX_ATTEMPTS_LIMIT, Failure, State
+from penstock.protocol.task import ANNOUNCED_SECONDS, MAX_ATTEMPTS_LIMIT, Failure, State
 from penstock.runtime import metrics
 from penstock.tasks import ordering
 from penstock.tasks.records import Pair, SettledTask, columns
@@ -27,7 +27,8 @@ async def finish(session: Session, results: dict[Pair, str], workers: Mapping[Pa
     finished = 0
     given = ids, claims, list(results.values()), [*map((workers or {}).get, results)]
     rows = await session.fetch("finish_tasks", *given, PROMOTIONS_FROM)
-    for action, count, of_workflows, promoted, keys in rows:
+    for action, count, of_workflows, promoted, keys, wakes in rows:
+        session.wakes |= wakes
         if count:
             session.settled_steps |= of_workflows > 0
             metrics.TRANSITIONS.labels(action, State.SUCCESS).inc(count)
@@ -36,6 +37,20 @@ async def finish(session: Session, results: dict[Pair, str], workers: Mapping[Pa
             metrics.TRANSITIONS.labels(action, State.SCHEDULED).inc(promoted)
         elif rest := await ordering._forget(session, keys):
             await ordering._promote(session, rest)
+    return finished
+
+
+async def finish_few(session: Session, results: dict[Pair, str], workers: Mapping[Pair, str | None]) -> set[int]:
+    """As ``finish``, for a few tasks, outside a transaction; returns the ids: never of tasks with an ordering key."""
+    ids, claims = columns(results)
+    metrics.BATCH_SIZE.labels("finish").observe(len(ids))
+    finished: set[int] = set()
+    given = ids, claims, list(results.values()), [*map(workers.get, results)]
+    for action, moved, workflows, is_awaited in await session.fetch("finish_few_tasks", *given):
+        session.settled_workflows.update(workflows or ())
+        session.wakes |= is_awaited
+        metrics.TRANSITIONS.labels(action, State.SUCCESS).inc(len(moved))
+        finished.update(moved)
     return finished
 
 
@@ -89,6 +104,38 @@ async def refund(session: Session, failures: Sequence[Failure]) -> set[int]:
     ids, claims = columns((failure.id, failure.claim) for failure in failures)
     rows = await session.fetch("refund_attempts", ids, claims, [failure.error for failure in failures]) if ids else []
     return {row["id"] for row in rows}
+
+
+class PutOff(NamedTuple):
+    """How often and for how long a task was put off before, without an attempt."""
+
+    snoozes: int = 0
+    unknown_seconds: float | None = None
+    is_announced: bool = False
+
+
+class Postponement(NamedTuple):
+    """reason: payload, snooze or unknown. note: progress in JSON text."""
+
+    seconds: float
+    reason: str
+    note: str
+
+
+async def read_postponed(session: Session, pairs: Iterable[Pair]) -> dict[Pair, PutOff]:
+    """Of each claim that still holds its task."""
+    rows = await session.fetch("read_postponed", *columns(pairs), ANNOUNCED_SECONDS)
+    return {(row["id"], row["claim"]): PutOff(*tuple(row)[2:]) for row in rows}
+
+
+async def postpone(session: Session, pairs: Mapping[Pair, Postponement]) -> list[asyncpg.Record]:
+    """ACQUIRED back to be claimed later, the attempt not spent; returns (id, action, state, reason)."""
+    seconds, reasons, notes = zip(*pairs.values(), strict=True) if pairs else ((), (), ())
+    rows = await session.fetch("postpone_tasks", *columns(pairs), seconds, notes, reasons) if pairs else []
+    for row in rows:
+        metrics.TRANSITIONS.labels(row["action"], row["state"]).inc()
+        metrics.POSTPONED.labels(row["action"], row["reason"]).inc()
+    return rows
 
 
 async def note_heartbeats(

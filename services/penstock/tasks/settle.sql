@@ -21,22 +21,9 @@ next as materialized (
 -- part: ruled
 exists (select from penstock.action) or exists (select from penstock.route) or exists (select from penstock.tenant)
 
--- name: finish_tasks
--- $1 ids (distinct), $2 claims, $3 results as JSON text, $4 workers or null: the row may know it
--- by a heartbeat, $5 from how many on one row promotes them. ACQUIRED to SUCCESS: the row moves to the history.
--- The next of each ordering key is promoted. Where they are many, of one priority and due, one row in `turn` promotes them instead:
--- one row that names them all, by which the claim takes them unchanged (see turns in claim.sql). A row rewritten for each,
--- with its entries in the indexes, is what a key costs otherwise. Not where there are rules: those go by the tasks' rows.
--- Returns (action, how many of it moved, how many of those belong to workflows, how many of it were promoted), and a row
--- with the ordering keys, and no action, for which the caller has to look again: what was found to be next was taken away
--- meanwhile or is locked, or nothing was found. No lock is waited for but those of the tasks that settle: a program that
--- replaces a task that waits holds its row, and may want others that are held here.
-with gone as (
-    delete from penstock.task
-    where id = any($1::bigint[]) and state::text = 'ACQUIRED'
-      and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
-    returning *
-), moved as (
+-- part: moved
+-- Of the tasks in `gone`.
+moved as (
     insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
         claimed_at, created_at, updated_at, timeout_seconds, unique_key, ordering_key, progress, failures,
         labels, expires_at, limit_key, tenant, workflow, trace, finished_at, result, worker)
@@ -50,7 +37,46 @@ with gone as (
 ), tallied as (
     insert into penstock.tally (action, event, count)
     select action, 'SUCCESS', count(*) from gone group by action
-), ended as (
+)
+
+-- part: is_awaited
+-- Whether a caller waits for results: its api holds the lock while it listens (see LongPolls). It cannot be had before this
+-- transaction ends, so a caller that waits from then on sees what this settles. Another that settles may hold it too; no harm.
+(select not pg_try_advisory_xact_lock(4726093))
+
+-- name: hold_results_lock
+-- Of the connection that listens; see is_awaited.
+select pg_advisory_lock_shared(4726093);
+
+-- name: finish_few_tasks
+-- $1 to $4 as finish_tasks, for those without an ordering key: a statement that is its own transaction, at half the cost for a
+-- single task. Returns (action, their ids, their workflows, whether a caller waits for results).
+with gone as (
+    delete from penstock.task
+    where id = any($1::bigint[]) and state::text = 'ACQUIRED' and ordering_key is null
+      and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
+    returning *
+), {moved}
+select action, array_agg(id) as ids, array_agg(workflow) filter (where workflow is not null) as workflows,
+       {is_awaited} as awaited
+from gone group by action;
+
+-- name: finish_tasks
+-- $1 ids (distinct), $2 claims, $3 results as JSON text, $4 workers or null: the row may know it
+-- by a heartbeat, $5 from how many on one row promotes them. ACQUIRED to SUCCESS: the row moves to the history.
+-- The next of each ordering key is promoted. Where they are many, of one priority and due, one row in `turn` promotes them instead:
+-- one row that names them all, by which the claim takes them unchanged (see turns in claim.sql). A row rewritten for each,
+-- with its entries in the indexes, is what a key costs otherwise. Not where there are rules: those go by the tasks' rows.
+-- Returns (action, how many of it moved, how many of those belong to workflows, how many of it were promoted, null, whether
+-- another process must hear of it: one had a key, or a caller waits), and a row with the ordering keys, and no action, for which the caller has to look again: what was found to be next was taken away
+-- meanwhile or is locked, or nothing was found. No lock is waited for but those of the tasks that settle: a program that
+-- replaces a task that waits holds its row, and may want others that are held here.
+with gone as (
+    delete from penstock.task
+    where id = any($1::bigint[]) and state::text = 'ACQUIRED'
+      and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
+    returning *
+), {moved}, ended as (
     select ordering_key as key from gone where ordering_key is not null
 ), {next}, turned as (
     insert into penstock.turn (priority, run_at, task_id, size, task_ids, run_ats, keys, ends_at)
@@ -72,12 +98,13 @@ with gone as (
       and t.state = 'WAITING' and t.claimed_at is null
     returning t.id, t.action
 )
-select action, count(*) as finished, count(workflow) as notified, 0 as promoted, null::text[] as keys
+select action, count(*) as finished, count(workflow) as notified, 0 as promoted, null::text[] as keys,
+       count(ordering_key) > 0 or {is_awaited} as wakes
 from gone group by action
 union all
-select action, 0, 0, count(*), null from promoted group by action
+select action, 0, 0, count(*), null, true from promoted group by action
 union all
-select null, 0, 0, 0, array_agg(key) from others
+select null, 0, 0, 0, array_agg(key), true from others
 where case when id in (select id from promoted) then false else true end having count(*) > 0;
 
 -- name: read_attempts
@@ -134,6 +161,48 @@ from (select * from unnest($1::bigint[], $3::text[]) f (id, error)) f
 where t.id = f.id and t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
   and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
 returning t.id;
+
+-- name: postpone_tasks
+-- $1 ids (distinct), $2 claims, $3 delays in seconds, $4 why, as progress in JSON text, $5 the reason: payload (it could not
+-- be had), snooze or unknown (the worker has no handler). ACQUIRED back to the state that the claim came from, the attempt
+-- given back. Noted beside the task, which is rare, and not in its row.
+with put_off as materialized (
+    select * from unnest($1::bigint[], $3::float8[], $4::text[], $5::text[]) p (id, delay, why, reason)
+), changed as (
+    update penstock.task t
+    set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
+        attempts = t.attempts - 1, run_at = now() + make_interval(secs => p.delay), claimed_at = null,
+        heartbeat_at = null, progress = p.why::json, updated_at = now(), route = null, gate = null
+    from put_off p
+    where t.id = p.id and t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
+      and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
+    returning t.id, t.action, t.state::text as state, t.attempts, p.reason
+), noted as (
+    insert into penstock.postponed as n (task_id, action, snoozes, attempts, unknown_since)
+    select id, action, (reason = 'snooze')::int, attempts, case when reason = 'unknown' then now() end
+    from changed where reason <> 'payload'
+    on conflict (task_id) do update
+    set snoozes = n.snoozes + excluded.snoozes, attempts = excluded.attempts, returned_at = now(),
+        unknown_since = case when n.attempts = excluded.attempts and n.unknown_since < excluded.unknown_since
+                             then n.unknown_since else excluded.unknown_since end
+)
+select id, action, state, reason from changed;
+
+-- name: read_postponed
+-- $1 ids, $2 claims, $3 seconds for which an announcement holds. Of claims that still hold their task: how often a handler
+-- has put it off, for how many seconds workers without a handler have given it back (null: they did not), and whether any
+-- worker announces its action.
+select t.id, t.claim, coalesce(p.snoozes, 0) as snoozes,
+       case when p.attempts = t.attempts - 1 then date_part('epoch', now() - p.unknown_since) end as unknown_seconds,
+       exists (select from penstock.announced a
+               where a.action = t.action and a.seen_at > now() - make_interval(secs => $3)) as is_announced
+from penstock.task t left join penstock.postponed p on p.task_id = t.id
+where t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
+  and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end;
+
+-- name: read_snoozes
+-- $1 ids. How often each was put off by its handler, of those that were.
+select task_id, snoozes from penstock.postponed where task_id = any($1::bigint[]) and snoozes > 0;
 
 -- name: fail_tasks_permanently
 -- $1 ids (distinct), $2 claims, $3 errors as JSON text, $4 workers or null. ACQUIRED to CRITICAL_ERROR: the row moves to the history.

@@ -9,11 +9,9 @@ from penstock.db.session import Session
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.task import EXPIRED
 from penstock.runtime.halving import in_halves
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.tasks import settle
 from penstock.tasks.records import StaleTask
-
-log = get_logger()
 
 
 async def expire(session: Session, limit: int, *, now: datetime | None = None) -> int:

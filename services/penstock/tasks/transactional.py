@@ -22,6 +22,7 @@ from penstock.protocol.json_text import dumps
 from penstock.protocol.method import decode
 from penstock.protocol.options import EnqueueOptions
 from penstock.protocol.requests import prepared, task_params
+from penstock.protocol.schema import renamed
 from penstock.protocol.sealed import escape_plain
 from penstock.protocol.task import NewTask
 from penstock.settings.model import Settings, load_settings
@@ -37,6 +38,11 @@ class _Function(NamedTuple):
     types: tuple[str, str]
     granted: str
 
+    def of(self, settings: Settings) -> _Function:
+        """The same of the schema that the settings name."""
+        statement, granted = (renamed(text, settings.database_schema) for text in (self.statement, self.granted))
+        return self._replace(statement=statement, granted=granted)
+
     def text(self, first: str, second: str) -> str:
         """The statement with these placeholders."""
         return self.statement.format(f"{first}::{self.types[0]}", f"{second}::{self.types[1]}")
@@ -48,13 +54,17 @@ _ENQUEUE = _Function(
 )  # fmt: skip
 _SETTLE = _Function("settle", "select public.penstock_settle({}, {}::json)", ("text", "text"), "penstock_settle")
 _ASYNC = "asyncpg Connection, SQLAlchemy AsyncConnection or AsyncSession, psycopg AsyncConnection or AsyncCursor"
-_SYNC = "SQLAlchemy Connection or Session, psycopg Connection or Cursor"
+_SYNC = "SQLAlchemy Connection or Session, psycopg Connection or Cursor, connection of Django"
 _ASYNC_CLASSES = {
     "asyncpg": {"Connection", "PoolConnectionProxy"},
     "sqlalchemy": {"AsyncConnection", "AsyncSession", "async_scoped_session"},
     "psycopg": {"AsyncConnection", "AsyncCursor"},
 }
-_SYNC_CLASSES = {"sqlalchemy": {"Connection", "Session", "scoped_session"}, "psycopg": {"Connection", "Cursor"}}
+_SYNC_CLASSES = {
+    "sqlalchemy": {"Connection", "Session", "scoped_session"},
+    "psycopg": {"Connection", "Cursor"},
+    "django": {"BaseDatabaseWrapper", "ConnectionProxy"},
+}
 _settings = cache(load_settings)
 
 
@@ -79,18 +89,20 @@ async def enqueue_many(
 
     Returns their answers in order, DuplicateTask standing for a task that asked to be refused. Raises as `enqueue`.
     """
-    read, arguments = _read(tasks, settings or _settings())
+    settings = settings or _settings()
+    read, arguments = _read(tasks, settings)
     rows = _substituted(arguments)
     if rows is not None:
         return _answers(read, rows)
-    return _answers(read, await _ask(connection, _ENQUEUE, arguments))
+    return _answers(read, await _ask(connection, _ENQUEUE.of(settings), arguments))
 
 
 def enqueue_sync(
     connection: Any, action: str, payload: Any = None, *, settings: Settings | None = None,
     **options: Unpack[EnqueueOptions],
 ) -> Accepted:  # fmt: skip
-    """As `enqueue`, in the transaction of a SQLAlchemy Connection or Session, or a psycopg Connection or Cursor."""
+    """As `enqueue`, in the transaction of a SQLAlchemy Connection or Session, a psycopg Connection or Cursor, or a
+    connection of Django: `django.db.connection`."""
     return _only(enqueue_many_sync(connection, [task_params(action, payload, options)], settings=settings))
 
 
@@ -98,11 +110,12 @@ def enqueue_many_sync(
     connection: Any, tasks: Iterable[Mapping[str, Any]], *, settings: Settings | None = None
 ) -> list[Accepted | DuplicateTask]:
     """As `enqueue_many`, on the connections that `enqueue_sync` takes."""
-    read, arguments = _read(tasks, settings or _settings())
+    settings = settings or _settings()
+    read, arguments = _read(tasks, settings)
     rows = _substituted(arguments)
     if rows is not None:
         return _answers(read, rows)
-    return _answers(read, _ask_sync(connection, _ENQUEUE, arguments))
+    return _answers(read, _ask_sync(connection, _ENQUEUE.of(settings), arguments))
 
 
 async def settle(connection: Any, ctx: Attempt, result: Any = None, *, settings: Settings | None = None) -> bool:
@@ -114,20 +127,22 @@ async def settle(connection: Any, ctx: Attempt, result: Any = None, *, settings:
     Raises TypeError for another kind of connection, TypeError or ValueError for a result that is not JSON or together
     with ``ctx.spawn``, TooLarge.
     """
-    arguments = _settling(ctx, result, settings or _settings())
+    settings = settings or _settings()
+    arguments = _settling(ctx, result, settings)
     holds = None if in_process.substitute is None else in_process.substitute.settle(*arguments)
     if holds is None:
-        ((holds,),) = await _ask(connection, _SETTLE, arguments)
+        ((holds,),) = await _ask(connection, _SETTLE.of(settings), arguments)
     ctx.note_settled(holds=holds)
     return holds
 
 
 def settle_sync(connection: Any, ctx: Attempt, result: Any = None, *, settings: Settings | None = None) -> bool:
     """As `settle`, on the connections that `enqueue_sync` takes."""
-    arguments = _settling(ctx, result, settings or _settings())
+    settings = settings or _settings()
+    arguments = _settling(ctx, result, settings)
     holds = None if in_process.substitute is None else in_process.substitute.settle(*arguments)
     if holds is None:
-        ((holds,),) = _ask_sync(connection, _SETTLE, arguments)
+        ((holds,),) = _ask_sync(connection, _SETTLE.of(settings), arguments)
     ctx.note_settled(holds=holds)
     return holds
 
@@ -184,6 +199,12 @@ def _ask_sync(connection: Any, function: _Function, arguments: Sequence[Any]) ->
                 with _psycopg_cursor(connection) as cursor:
                     cursor.execute(function.text("%s", "%s"), arguments)
                     rows = cursor.fetchall()
+            case "django":
+                if connection.vendor != "postgresql":
+                    raise _elsewhere(connection, connection.vendor)
+                with connection.cursor() as cursor:
+                    cursor.execute(function.text("%s", "%s"), arguments)
+                    rows = cursor.fetchall()
             case _:
                 raise _wrong(connection, _SYNC, function.verb, _ASYNC)
     return rows
@@ -207,7 +228,7 @@ def _advice(function: _Function) -> Iterator[None]:
     try:
         yield
     except Exception as exc:
-        cause = getattr(exc, "orig", exc)  # of SQLAlchemy
+        cause = getattr(exc, "orig", None) or exc.__cause__ or exc  # of SQLAlchemy, of Django
         match getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None):
             case "42883":
                 name = function.granted.rpartition(" ")[2]
@@ -229,9 +250,13 @@ def _driver(connection: Any, classes: Mapping[str, Container[str]]) -> str | Non
 def _for_sqlalchemy(connection: Any, function: _Function, arguments: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
     dialect = (connection if hasattr(connection, "dialect") else connection.get_bind()).dialect.name
     if dialect != "postgresql":
-        raise TypeError(f"the tasks are in Postgres, and this {type(connection).__name__} is one of {dialect}")
+        raise _elsewhere(connection, dialect)
     statement = function.statement.format(f"cast(:a as {function.types[0]})", f"cast(:b as {function.types[1]})")
     return sys.modules["sqlalchemy"].text(statement), dict(zip("ab", arguments, strict=True))
+
+
+def _elsewhere(connection: Any, database: str) -> TypeError:
+    return TypeError(f"the tasks are in Postgres, and this {type(connection).__name__} is one of {database}")
 
 
 def _psycopg_cursor(connection: Any) -> Any:

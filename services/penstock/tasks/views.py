@@ -112,8 +112,13 @@ class TaskDetail(Task, frozen=True, kw_only=True):
     claim: Annotated[int, about("Token of the newest claim; 0 before the first.")]
     worker: Annotated[str | None, about("The worker of the newest claim; null: not reported.")]
     failures: Annotated[list[Failure], about("Every failed attempt, oldest first.")]
+    claimed_at: Annotated[
+        str | None,
+        about("When the running attempt, or the last one of a settled task, was claimed; omitted otherwise."),
+    ] = None
     waits_for: Annotated[WaitsFor | None, about("Only there while it waits for an outside event.")] = None
     steps: Annotated[list[FinishedStep] | None, about("Its finished durable steps; omitted if it has none.")] = None
+    snoozes: Annotated[int, about("How often a handler put it off without spending an attempt; omitted if never.")] = 0
     payload_gone: Annotated[bool, about("True: retention has emptied the payload.")] = False
     payload_unread: Annotated[
         str | None,
@@ -202,6 +207,7 @@ def task_detail(row: Any) -> TaskDetail:
             for one in _decode_failures(row["failures"] or "[]")
         ],
         waits_for=row.get("waits_for"),
+        snoozes=row.get("snoozes") or 0,
         steps=None if row["is_cut"] else row.get("steps"),
     )
 

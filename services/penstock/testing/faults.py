@@ -19,11 +19,12 @@ class WorkerCrash(BaseException):
 
 @dataclass(slots=True)
 class _Plan:
-    """action: None for any. times: how often it still happens. error: None for a crash."""
+    """action: None for any. times: how often it still happens. error: None for a crash. step: behind which."""
 
     action: str | None
     times: int
     error: BaseException | None = None
+    step: str | None = None
 
 
 class Faults:
@@ -32,22 +33,31 @@ class Faults:
     def __init__(self) -> None:
         self.dying: set[int] = set()
         self._plans: list[_Plan] = []
+        self._actions: dict[int, str] = {}  # of the tasks that ran
 
     def fail(self, action: str, *, times: int = 1, error: BaseException | None = None) -> None:
         """Let the next attempts of an action fail before their handler runs, with this error."""
         self._plans.append(_Plan(action, times, error or RuntimeError("failed on purpose, by the test")))
 
-    def crash(self, action: str | None = None, *, before_answer: bool = True, times: int = 1) -> None:
+    def crash(
+        self, action: str | None = None, *, before_answer: bool = True, after_step: str | None = None, times: int = 1
+    ) -> None:
         """Let the worker die in the next attempts of an action, or of any: once the handler has done its work, and
-        before its answer is sent."""
-        if not before_answer:
-            raise ValueError("crash() needs a place: before_answer=True, or raise WorkerCrash where the worker dies")
-        self._plans.append(_Plan(action, times))
+        before its answer is sent. after_step: instead as soon as this durable step is reported, such as ``charge#2``.
+        """
+        if not before_answer and after_step is None:
+            raise ValueError("crash() needs a place: after_step, before_answer=True, or raise WorkerCrash in a fake")
+        self._plans.append(_Plan(action, times, step=after_step))
 
-    def _due(self, action: str, *, crash: bool) -> _Plan | None:
+    def dies_after(self, task_id: int, step: str) -> bool:
+        """Whether the worker dies now that a task's step is reported."""
+        return self._due(self._actions.get(task_id), crash=True, step=step) is not None
+
+    def _due(self, action: str | None, *, crash: bool, step: str | None = None) -> _Plan | None:
         """The next plan for an action, counted."""
         for plan in self._plans:
-            if plan.times > 0 and plan.action in (None, action) and (plan.error is None) is crash:
+            is_one = plan.action in (None, action) and (plan.error is None) is crash and plan.step == step
+            if plan.times > 0 and is_one:
                 plan.times -= 1
                 return plan
         return None
@@ -84,6 +94,7 @@ class Faults:
     @contextmanager
     def _around(self, action: str, first: Context | Sequence[Any]) -> Iterator[None]:
         tasks = {first.task_id} if isinstance(first, Context) else {call.ctx.task_id for call in first}
+        self._actions |= dict.fromkeys(tasks, action)
         planned = self._due(action, crash=False)
         if planned is not None and planned.error is not None:
             raise planned.error

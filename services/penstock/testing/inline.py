@@ -31,11 +31,12 @@ from penstock.protocol.errors import (
 from penstock.protocol.journal import Entry, StepKey, journal_text
 from penstock.protocol.message_attributes import TIMEOUT_ATTRIBUTE, encode_tenants
 from penstock.protocol.method import decode
+from penstock.protocol.output import OutputEntry, decode_entries
 from penstock.protocol.requests import Invalid, Request, decode_body, encode_call
 from penstock.protocol.task import Enqueued, NewTask, State
 from penstock.protocol.tenant import stored_key
 from penstock.protocol.views import timestamp
-from penstock.results.apply import Outcome, delay_after
+from penstock.results.apply import Outcome, delay_after, postponement
 from penstock.results.spawn import read_spawner
 from penstock.results.wait_answers import Answered, AnswerWait
 from penstock.results.waits import read_answer, resumed
@@ -44,6 +45,7 @@ from penstock.tasks import methods, views
 from penstock.tasks.list import ShowTasks
 from penstock.tasks.new_task import new_task
 from penstock.tasks.params import EnqueueParams
+from penstock.tasks.settle import PutOff
 from penstock.testing.clock import Clock
 from penstock.testing.faults import Faults
 from penstock.testing.queue import MemoryQueue
@@ -57,8 +59,10 @@ _LOST = "its worker died each time that it ran"
 class InlineTask:
     """A task that was enqueued. new: as it was asked for, checked. due_at: of the next attempt.
 
+    claimed_at: when the last attempt began.
     errors: error objects of the failed attempts. result_text: JSON. token: what it waits for, until ``wait_until``.
-    steps: its finished durable steps.
+    steps: its finished durable steps. snoozes: how often its handler put it off. output: what its handler logged and
+    emitted, in all attempts.
     """
 
     id: int
@@ -68,6 +72,7 @@ class InlineTask:
     state: State = State.SCHEDULED
     attempts: int = 0
     claim: int = 0
+    claimed_at: datetime | None = None
     errors: list[Any] = field(default_factory=list)
     result_text: str = "null"
     progress: Any = None
@@ -76,6 +81,8 @@ class InlineTask:
     wait_until: datetime | None = None
     policy: reports.WaitPolicy = field(default_factory=reports.WaitPolicy)
     steps: dict[StepKey, Entry] = field(default_factory=dict)
+    snoozes: int = 0
+    output: list[OutputEntry] = field(default_factory=list)
 
     @property
     def action(self) -> str:
@@ -93,6 +100,16 @@ class InlineTask:
     def error(self) -> Any:
         """The error object of the last failed attempt; None after a success."""
         return self.errors[-1] if self.errors and self.state is not State.SUCCESS else None
+
+    @property
+    def logs(self) -> list[str]:
+        """The lines that its handler logged, and printed if the action has ``output="prints"``."""
+        return [entry.text for entry in self.output if entry.text is not None]
+
+    @property
+    def chunks(self) -> list[Any]:
+        """What its handler gave to `ctx.emit`."""
+        return [json.loads(bytes(entry.chunk)) for entry in self.output if entry.is_chunk]
 
     @property
     def is_waiting(self) -> bool:
@@ -114,6 +131,7 @@ class Inline:
         self._answers: dict[str, AnswerWait] = {}  # that came before their task waits, by token
         self._outbound = MemoryQueue("outbound", self.clock.seconds, limits=ONE_AT_A_TIME)
         self._results = MemoryQueue("results", self.clock.seconds)
+        self._held: dict[tuple[str, str | None], datetime] = {}  # by action and limit key, until when
         self._lock = threading.RLock()
 
     @property
@@ -162,7 +180,8 @@ class Inline:
                 continue
             if key is not None:
                 heads.add(key)
-            if task.state in (State.SCHEDULED, State.ERROR) and task.due_at <= now:
+            until = max(self._held.get((task.action, one), now) for one in (None, task.new.limit_key))
+            if task.state in (State.SCHEDULED, State.ERROR) and max(task.due_at, until) <= now:
                 due.append(task)
         calls: dict[Any, list[InlineTask]] = {}  # tasks of one message: those that a batched handler takes together
         for task in sorted(due, key=lambda task: (-task.new.priority, task.due_at, task.id)):
@@ -170,6 +189,7 @@ class Inline:
             if handler is None:
                 raise LookupError(f"no handler of action {task.action!r} is registered: import its module in the test")
             task.state, task.attempts, task.claim = State.ACQUIRED, task.attempts + 1, task.claim + 1
+            task.claimed_at = now
             calls.setdefault((task.action, task.new.timeout_seconds) if handler.batch else task.id, []).append(task)
         for tasks in calls.values():
             body = join_batch(
@@ -192,7 +212,9 @@ class Inline:
             for report in reports.decode_reports(stored.body, batch_limit=len(stored.body)):
                 if isinstance(report, reports.Stepped):
                     self._tasks[report.task_id].steps[report.entry.key] = report.entry
-                elif not isinstance(report, reports.RunTimes | reports.Unreadable):
+                elif isinstance(report, reports.Output):
+                    self._tasks[report.task_id].output += decode_entries(report.entries)
+                elif not isinstance(report, reports.RunTimes | reports.Announced | reports.Unreadable):
                     self._apply(report)
         self._results.messages.clear()
         for dead in self._outbound.dead:
@@ -225,6 +247,18 @@ class Inline:
     def _fail(self, task: InlineTask, claim: int, error: str, hints: reports.Hints = reports.NO_HINTS) -> None:
         if task.claim != claim or task.state is not State.ACQUIRED:
             return
+        if hints.hold in ("action", "key") and hints.retry_after:
+            key = None if hints.hold == "action" else hints.hold_key or task.new.limit_key
+            if key is not None or hints.hold == "action":
+                self._held[task.action, key] = self.clock.now() + timedelta(seconds=hints.retry_after)
+        if hints.spends_none:
+            put_off = postponement(hints, PutOff(task.snoozes), self._settings)
+            if not isinstance(put_off, str):
+                task.snoozes += hints.snooze
+                task.state, task.attempts = State.SCHEDULED, task.attempts - 1
+                task.due_at = self.clock.now() + timedelta(seconds=put_off[0])
+                return
+            error, hints = reports.error_text(HANDLER_ERROR, put_off, type="PutOffTooOften"), reports.Hints(final=True)
         task.errors.append(json.loads(error))
         delay = delay_after(task.attempts, task.new.max_attempts, hints, self._settings.backoff)
         if delay is None:
@@ -389,6 +423,8 @@ class Inline:
             limit_key=new.limit_key, labels=json.loads(new.labels or "null"),
             expires_at=None if new.expires_at is None else timestamp(new.expires_at), timeout=new.timeout_seconds,
             claim=task.claim, worker=None, failures=failures, waits_for=waits_for,
+            claimed_at=None if task.claimed_at is None else timestamp(task.claimed_at),
+            snoozes=task.snoozes,
         )  # fmt: skip
 
     def _await(self, command: methods.AwaitResults) -> Any:

@@ -28,7 +28,6 @@ from penstock.settings.model import Settings, load_settings
 from penstock.submitter import Submitter
 from penstock.supervisor.process import Supervisor
 from penstock.supervisor.schedules import ScheduleFiring
-from penstock.supervisor.workflows import WorkflowAdvancer
 from penstock.tasks.promotion import Promotions
 from penstock.tasks.views import TaskDetail
 from penstock.testing.clock import Clock
@@ -36,6 +35,7 @@ from penstock.testing.faults import Faults
 from penstock.testing.queue import MemoryQueue
 from penstock.testing.worker import ALONE, ONE_AT_A_TIME, matches, run_worker
 from penstock.worker.handlers.actions import REGISTRY, Registry
+from penstock.workflows.advancer import WorkflowAdvancer
 
 _NEXT_RETRY = "select min(run_at) from penstock.task where state = 'ERROR'"
 _POOL_SIZE = 4

@@ -11,7 +11,7 @@ from penstock.brokers.base import Outgoing, SendReport
 from penstock.brokers.sqs import LIMITS
 from penstock.protocol.batching import join_batch
 from penstock.protocol.json_text import entry_text
-from penstock.protocol.reports import Failed, Succeeded, Waiting, decode_report
+from penstock.protocol.reports import Failed, Stepped, Succeeded, Waiting, decode_report
 from penstock.protocol.requests import split_body
 from penstock.settings.model import Settings
 from penstock.testing.faults import Faults
@@ -24,6 +24,8 @@ ONE_AT_A_TIME = replace(LIMITS, max_call_messages=1)
 
 ALONE: Mapping[str, Any] = {
     "payload_bucket": None, "payload_keys": (), "control_url": None, "receive_wait_seconds": 0, "worker_concurrency": 1,
+    "task_output": "logs",
+    "database_schema": "penstock",
 }  # fmt: skip
 """Settings of a test: nothing reaches beyond this process, and one task runs at a time."""
 
@@ -44,20 +46,26 @@ class _Died(Exception):
 class _Results(MemoryQueue):
     """The results queue as a worker sees it, which dies on its way there with the answer of a dying task."""
 
-    def __init__(self, queue: MemoryQueue, dying: set[int]) -> None:
+    def __init__(self, queue: MemoryQueue, faults: Faults) -> None:
         super().__init__(queue.label, queue._now)
         self.messages = queue.messages
-        self._dying = dying
+        self._faults = faults
 
     async def send(self, messages: Sequence[Outgoing]) -> SendReport:
         for message in messages:
             _, entries = split_body(message.body, batch_limit=len(message.body))
             for place, entry in enumerate(entries):
                 report = decode_report(entry)
-                if isinstance(report, Succeeded | Failed | Waiting) and report.task_id in self._dying:
-                    self._dying.discard(report.task_id)
-                    if place:  # what was answered before is sent
-                        self.put(Outgoing(join_batch([entry_text(one) for one in entries[:place]]), message.attributes))
+                if isinstance(report, Stepped):
+                    is_sent, dies = 1, self._faults.dies_after(report.task_id, report.entry.label)
+                elif isinstance(report, Succeeded | Failed | Waiting):
+                    is_sent, dies = 0, report.task_id in self._faults.dying
+                    self._faults.dying.discard(report.task_id)
+                else:
+                    continue
+                if dies:
+                    if sent := entries[: place + is_sent]:  # what was answered before
+                        self.put(Outgoing(join_batch([entry_text(one) for one in sent]), message.attributes))
                     raise _Died
             self.put(message)
         return SendReport([], None)
@@ -67,7 +75,7 @@ async def run_worker(
     outbound: MemoryQueue, results: MemoryQueue, settings: Settings, registry: Registry, faults: Faults
 ) -> None:
     """Run the tasks in the outbound queue until all are answered, or the worker dies: its messages come again."""
-    dying = _Results(results, faults.dying)
+    dying = _Results(results, faults)
     worker = Worker(outbound=outbound, results=dying, settings=settings, registry=faults.over(registry))
     sides = [asyncio.create_task(run()) for name, run in worker.side_tasks().items() if name in _SIDE_TASKS]
     work = asyncio.create_task(_work(worker))

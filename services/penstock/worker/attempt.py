@@ -15,6 +15,7 @@ from penstock.worker.handlers.actions import Handler
 from penstock.worker.handlers.context import Cancellation, Context, Report
 from penstock.worker.handlers.steps import StepPort
 from penstock.worker.leases import Lease
+from penstock.worker.output import AttemptOutput
 from penstock.worker.processes.handle import Child, Ended
 from penstock.worker.threads import Call
 
@@ -54,6 +55,7 @@ class Attempt(HandlerCall):
     params: raw JSON; of a batched handler, decoded when it joins a batch, and ``started_at`` counts from then.
     seen_at: last heartbeat. spawned: tasks that go with its result. carried: trace context of the message.
     journal: finished durable steps, JSON text. reported: entries that this attempt has added. sleep: one that begins.
+    output: what it logs and emits, if that is collected; output_parts: how many reports of it were sent.
     """
 
     claim_id: str
@@ -69,6 +71,8 @@ class Attempt(HandlerCall):
     journal: str = field(init=False, default="")
     reported: list[str] = field(init=False, default_factory=list)
     sleep: str | None = field(init=False, default=None)
+    output: AttemptOutput[Attempt] | None = field(init=False, default=None)
+    output_parts: int = field(init=False, default=0)
 
     @property
     def attempts(self) -> Sequence[Attempt]:
@@ -88,7 +92,7 @@ class Attempt(HandlerCall):
         again = self.lease.message.receive_count > 1
         return Context(
             *self.claim, self.handler.name, again, report, self.cancellation, self.spawned, self.tenant, self.lease,
-            self.journal, steps,
+            self.journal, steps, None if self.output is None else self.output.emit,
         )  # fmt: skip
 
     def log_fields(self) -> dict[str, Any]:

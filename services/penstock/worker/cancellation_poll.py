@@ -11,7 +11,7 @@ import aiohttp  # the SQS client has loaded it already
 import msgspec
 
 from penstock.protocol.errors import Unavailable
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.periodic import Pauses
 from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
@@ -19,8 +19,6 @@ from penstock.worker.attempt import Attempt
 _MAX_CLAIMS = 1000  # that the api takes at once
 _TIMEOUT_SECONDS = 10.0
 _LONGEST_PAUSE_SECONDS = 60.0
-
-log = get_logger()
 
 
 class _LostClaims(msgspec.Struct):

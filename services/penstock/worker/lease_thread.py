@@ -20,7 +20,7 @@ from penstock.brokers.base import Queue
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.journal import add_entries
 from penstock.protocol.reports import encode_progress
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.leases import Lease, Leases
@@ -35,8 +35,6 @@ _CLOSE_SECONDS = 1.0
 _LAST_SECONDS = 10.0  # for the answers of a stuck worker
 
 OpenQueues = Callable[[AsyncExitStack], Mapping[str, Queue]]
-
-log = get_logger()
 
 
 class LeaseThread:

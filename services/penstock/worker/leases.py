@@ -14,9 +14,7 @@ from penstock.brokers.base import Message, Queue
 from penstock.brokers.deleter import Deleter
 from penstock.protocol.errors import Unavailable
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
-
-log = get_logger()
+from penstock.runtime.logs import log
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ from penstock.protocol.reports import add_trace, encode_result
 from penstock.protocol.requests import ClaimId
 from penstock.protocol.sealed import SEALED_ENCODING, escape_plain
 from penstock.protocol.trace_context import of_headers
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.periodic import Pauses
 from penstock.worker.attempt import Attempt
 from penstock.worker.responses import Refusal, decode_answer
@@ -23,8 +23,6 @@ from penstock.worker.responses import Refusal, decode_answer
 _QUOTE = ord('"')
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
-
-log = get_logger()
 
 
 def needs_opening(params: Any) -> bool:

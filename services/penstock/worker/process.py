@@ -14,20 +14,23 @@ import socket
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 
 from penstock.brokers.base import Message, Queue
 from penstock.brokers.receiver import Receiver
-from penstock.payloads.codec import PayloadCodec
+from penstock.payloads.codec import PayloadCodec, output_aad
 from penstock.protocol import message_attributes
 from penstock.protocol.errors import InvalidRequest, RpcError
 from penstock.protocol.journal import add_entries, encode_step
+from penstock.protocol.output import encode_output
 from penstock.protocol.reports import encode_progress
 from penstock.protocol.requests import ClaimId, Invalid, Request, decode_body, parse_claim_id
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.loop import Service, SideTask
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
+from penstock.worker.announcing import announce
 from penstock.worker.attempt import Attempt
 from penstock.worker.cancellation_poll import CancellationPoll
 from penstock.worker.handlers.actions import Registry
@@ -45,9 +48,8 @@ from penstock.worker.watchdog import Watchdog
 _SUSPECT_DELIVERIES = 3
 _ALONE_SECONDS = 1.0  # for which a suspect waits for the others to end, and then runs alone
 _LAST_SECONDS = 2.0  # of the grace period, for sending responses and releasing messages
+_PARTS_OF_RUN, _MOST_RUNS = 1_000_000, 2000  # of output: their product is a number of Postgres
 _HOST_CHARS = 80  # of a worker's default name
-
-log = get_logger()
 
 
 class Worker(Service):
@@ -94,8 +96,8 @@ class Worker(Service):
         self._resources = Resources(in_child=False)
         self._runner = Runner(
             settings, threads=self._threads, codec=self._codec, timings=self._timings, answer=self._answer,
-            progress=self._progress, send_step=self._send_step, processes=self._processes,
-            resources=self._resources,
+            progress=self._progress, send_step=self._send_step, send_output=self._send_output,
+            processes=self._processes, resources=self._resources,
         )  # fmt: skip
         self._starting = asyncio.Lock()
         self._stopping = False
@@ -130,11 +132,16 @@ class Worker(Service):
             tasks["extend visibility"] = self._leases.extend_unfinished
         if self._processes is not None:
             tasks["child processes"] = self._processes.run
+        if self._settings.announce_actions:
+            tasks["announce"] = partial(announce, self._registry, self._sender, self._settings.worker_version)
         url = self._settings.control_url
         if url is not None:
             poll = CancellationPoll(self._settings, url, self._runner.attempts, self._runner.lose)
             tasks["poll for lost claims"] = poll.run
         return tasks
+
+    def saturation(self) -> str | None:
+        return self._runner.saturation()
 
     async def run_once(self) -> int:
         """Receive once, when there is room, and start the tasks; returns the number of messages."""
@@ -251,8 +258,7 @@ class Worker(Service):
     def _answer_unknown(self, request: Request, claim_id: str, claim: ClaimId, lease: Lease) -> None:
         lease.begin()
         self._timings.add("unknown", "error", 0.0)
-        attempts = self._settings.unknown_action_attempts
-        answer, problem = failure_answer(claim_id, None, unknown_action(request.method, self._registry, attempts))
+        answer, problem = failure_answer(claim_id, None, unknown_action(request.method, self._registry))
         log_failure(claim, request.method[:200], problem, details=True)  # the action's name alone is in it
         self._sender.answer(answer, lease)
 
@@ -280,6 +286,16 @@ class Worker(Service):
 
     async def _send_step(self, attempt: Attempt, entry: str) -> None:
         await self._sender.step(encode_step(attempt.claim_id, entry))
+
+    def _send_output(self, attempt: Attempt, entries: str, dropped: int) -> None:
+        if attempt.is_lost:
+            return
+        attempt.output_parts += 1
+        # A message that comes again is another run of the same claim, which may add to what the first one gave out.
+        run = min(attempt.lease.message.receive_count, _MOST_RUNS)
+        sealed = self._codec.encode(entries, output_aad(attempt.claim.task_id))
+        number = run * _PARTS_OF_RUN + attempt.output_parts
+        self._sender.output(encode_output(attempt.claim_id, number, sealed, dropped))
 
     # Heartbeats
 

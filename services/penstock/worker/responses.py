@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.protocol.compression import ENCODING, pack_result
-from penstock.protocol.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE
+from penstock.protocol.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE, RateLimited
 from penstock.protocol.json_text import MAX_DEPTH, dumps, escape_for_sqs, foreign, json_depth
 from penstock.protocol.reports import encode_error, encode_result, encode_suspend, encode_wait
 from penstock.protocol.requests import Invalid, Request
@@ -24,13 +24,15 @@ from penstock.protocol.task import BUILT_IN_ACTIONS
 from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.actions import Handler, Registry
 from penstock.worker.handlers.context import Wait
-from penstock.worker.handlers.outcomes import Fail, Retry
+from penstock.worker.handlers.outcomes import Fail, Retry, Snooze
 from penstock.worker.handlers.steps import StepFailed, Suspend
 
 TEXT_LIMIT_BYTES = 2048  # of a message, as JSON
 TRACEBACK_LIMIT_BYTES = 8192  # of a traceback, as JSON; its end is kept
 _ACTION_SHOWN_CHARS = 200
 TIMEOUT_KIND = "TaskTimeout"
+
+_ASKED = (Retry, Snooze, RateLimited)  # by which a handler asks for another run
 
 _encode = msgspec.json.Encoder(enc_hook=foreign).encode
 
@@ -172,7 +174,7 @@ def failure_answer(
         errors[id(exc)] = _error_of(handler, exc)
     code, message, data = errors[id(exc)]
     problem = Problem(
-        data["type"], data["message"], data.get("traceback") if is_first else None, isinstance(exc, Retry)
+        data["type"], data["message"], data.get("traceback") if is_first else None, isinstance(exc, _ASKED)
     )
     return encode_error(claim_id, code, message, data), problem
 
@@ -188,22 +190,28 @@ def _error_of(handler: Handler | None, exc: BaseException) -> Error:
     data = {"type": kind, "message": message, **hints}
     if isinstance(exc, Retry):
         data["retry_after"] = exc.delay
+    elif isinstance(exc, Snooze):
+        data |= {"snooze": True, "retry_after": exc.delay}
+    elif isinstance(exc, RateLimited):
+        own = exc.key if isinstance(exc.key, str) else None
+        held = {"hold": "action" if exc.key is None else "key", "hold_key": own}
+        data |= {"snooze": True, "retry_after": exc.retry_after_seconds, **held}
     elif isinstance(exc, Fail | StepFailed):
         data["final"] = True  # a step that has failed finally is not run again, so further attempts fail as well
-    if not isinstance(exc, Retry | Fail) or exc.__cause__ is not None:
+    if not isinstance(exc, (*_ASKED, Fail)) or exc.__cause__ is not None:
         data["traceback"] = traceback_of(exc)
     return HANDLER_ERROR, cut(f"{kind}: {message}"), data
 
 
-def unknown_action(action: str, registry: Registry, attempts: int | None = None) -> Refusal:
-    """The failure of a task without a handler. attempts: of the task, at most."""
+def unknown_action(action: str, registry: Registry) -> Refusal:
+    """The answer to a task without a handler."""
     near = nearest(action[:_ACTION_SHOWN_CHARS], registry)
     message = f"this worker has no handler for action {cut(action[:_ACTION_SHOWN_CHARS])!r}"
     if action in BUILT_IN_ACTIONS:
         message += "; it is built in, and run by workers whose PENSTOCK_DELIVERIES names it"
     elif near:
         message += f"; the nearest it has is {near!r}"
-    return Refusal("UnknownAction", message, code=METHOD_NOT_FOUND, data={"nearest": near}, attempts=attempts)
+    return Refusal("UnknownAction", message, code=METHOD_NOT_FOUND, data={"nearest": near})
 
 
 def timeout_of(ran_seconds: float, limit_seconds: float | None, where: str | None, **more: Any) -> Refusal:

@@ -16,7 +16,7 @@ from penstock.protocol.message_attributes import WORKER_ATTRIBUTE
 from penstock.protocol.reports import encode_run_times
 from penstock.runtime import metrics
 from penstock.runtime.linger import Linger, Pace
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.periodic import Pauses
 from penstock.worker.leases import Lease
 from penstock.worker.responses import Unfit, refused_answer
@@ -29,8 +29,6 @@ _RUN_TIMES_SECONDS = 0.25  # between two notifications of run times
 _MAX_ACTIONS = 1000  # in one of them
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 10.0
-
-log = get_logger()
 
 # Text; the lease of its message, for a response; the claim id, for a heartbeat, or the future of a step's report.
 Entry = tuple[str, Lease | None, "str | asyncio.Future[None] | None"]
@@ -122,10 +120,18 @@ class ResultSender:
         self._empty.clear()
         await sent
 
+    def output(self, text: str) -> None:
+        """Send a part of a task's output with the next responses, or soon."""
+        self._answers.append((text, None, None))
+        self._send_soon()
+
     def progress(self, claim_id: str, text: str, *, replace: bool) -> None:
         """Send the newest report of a task; without ``replace`` a bare heartbeat, which an unsent report implies."""
         if replace or claim_id not in self._progress:
             self._progress[claim_id] = text
+        self._send_soon()
+
+    def _send_soon(self) -> None:
         self._empty.clear()
         if self._hurry or not self._progress_seconds:
             self._added.set()
@@ -135,7 +141,7 @@ class ResultSender:
     async def wait_empty(self) -> None:
         """Send everything without further batching delay, and wait until it is in the queue."""
         self._hurry = True
-        if self._progress:
+        if self._progress or self._answers:
             self._added.set()
         try:
             await self._empty.wait()
@@ -171,7 +177,7 @@ class ResultSender:
                 self._progress = unsent | self._progress
                 self._added.set()
                 await self._pause(pauses, len(failed), reason)
-            elif not (self._added.is_set() or self._progress):
+            elif not (self._added.is_set() or self._progress or self._answers):
                 self._empty.set()
 
     def unsent(self) -> tuple[list[str], list[Lease]]:

@@ -19,7 +19,7 @@ from penstock.protocol.errors import InvalidParams
 from penstock.protocol.journal import decode_entry
 from penstock.protocol.requests import ClaimId
 from penstock.runtime import metrics
-from penstock.runtime.logs import bind_task, get_logger
+from penstock.runtime.logs import bind_task, log
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.worker import responses
@@ -28,6 +28,7 @@ from penstock.worker.handlers.context import Call, Context
 from penstock.worker.handlers.lifespan import HOOKS, Entered, Resources, enter_hooks, leave_hooks
 from penstock.worker.handlers.steps import StepPort, Suspend
 from penstock.worker.leases import Lease
+from penstock.worker.output import Outputs
 from penstock.worker.payload_io import needs_opening, open_params, store_result
 from penstock.worker.processes.handle import Child
 from penstock.worker.processes.pool import ProcessDied, ProcessKilled, ProcessPool
@@ -37,10 +38,11 @@ from penstock.worker.threads import Threads
 
 _CANCEL_SECONDS = 5.0  # clean-up time of a cancelled handler before the task is answered without it
 _SHORT_SECONDS = 1.0  # shorter tasks are fetched ahead
+_WAITING_SECONDS = 5.0  # for its start, after which a worker counts as saturated
+_DELAY_NOTED_SECONDS = 0.001  # from one measured start to the next: an observation costs as much as a short handler
 _MEAN_WEIGHT = 0.05
 _KILL_SECONDS = _CANCEL_SECONDS + 1  # from the time limit until the child that did not stop its handler is killed
 
-log = get_logger()
 
 Unit = Attempt | Batch
 Answer = tuple[str, responses.Problem | None]
@@ -61,6 +63,7 @@ class Runner:
         answer: Callable[[Attempt, str], None],
         progress: Callable[[Attempt, float | None, str | None], None],
         send_step: Callable[[Attempt, str], Awaitable[None]],
+        send_output: Callable[[Attempt, str, int], None],
     ) -> None:
         self._concurrency = settings.worker_concurrency
         self._threads = threads
@@ -80,6 +83,9 @@ class Runner:
         self._timings = timings
         self._answer = answer
         self._progress = progress
+        self._send_output = send_output
+        self._outputs = Outputs(settings, send_output, self._on_loop)
+        self._delay_noted_at = float("-inf")
         self._spans = active.active()
         self._loop = asyncio.get_running_loop()
         self._recordings: set[asyncio.Task[None]] = set()
@@ -99,6 +105,22 @@ class Runner:
         self._empty.set()
         self.changed = asyncio.Event()  # set whenever an attempt has ended
         metrics.RUNNING.set_function(lambda: len(self._running))
+        for state, count in threads.counts.items():
+            metrics.THREADS.labels(state).set_function(count)
+
+    def saturation(self) -> str | None:
+        """What the call that has waited longest for its start waits for, if for seconds; from any thread."""
+        children = self._processes.size if self._processes is not None else 0
+        for waiting, what in (
+            (self._waiting_for_thread, f"{self._threads.size} threads"),
+            (self._waiting_for_process, f"{children} child processes"),
+            (self._waiting, f"{self._concurrency} slots"),
+        ):
+            with suppress(IndexError):
+                seconds = monotonic() - waiting[0].received_at
+                if seconds > _WAITING_SECONDS:
+                    return f"a task waits for one of {what}, for {seconds:.0f} s"
+        return None
 
     # Adding
 
@@ -220,6 +242,10 @@ class Runner:
             elif not self._close_batch(unit):
                 continue
             running[unit] = None
+            now = monotonic()
+            if now >= self._delay_noted_at + _DELAY_NOTED_SECONDS:
+                self._delay_noted_at = now
+                metrics.START_DELAY_SECONDS.observe(now - unit.received_at)
             unit.task = self._loop.create_task(self._run(unit))
         if not (running or waiting or plain or in_child or self._open_batches):
             self._empty.set()
@@ -283,6 +309,7 @@ class Runner:
         if self._spans is not None:
             attempt.begin_span(self._spans).activate()
         bind_task(attempt.claim.task_id, attempt.claim.claim, handler.name)
+        attempt.output = self._outputs.begin(attempt, handler.output)
         if needs_opening(attempt.params):
             await open_params(self._codec, attempt)
         if attempt.journal:
@@ -320,6 +347,8 @@ class Runner:
             return ()
         if self._spans is not None:
             batch.begin_span(self._spans).activate()
+        for attempt in batch.attempts:
+            attempt.output = self._outputs.begin(attempt, handler.output, is_alone=False)
         calls = [
             Call(
                 self._context(attempt, NoSteps()),
@@ -429,6 +458,8 @@ class Runner:
             attempt = attempts[claim_id]
             if kind == "progress":
                 self._report(attempt, *content)
+            elif kind == "output":
+                self._send_output(attempt, *content)
             elif kind == "step":
                 recording = self._loop.create_task(self._keep_step(child, attempt, *content))
                 self._recordings.add(recording)
@@ -505,6 +536,7 @@ class Runner:
         for attempt in unit.attempts:
             if not attempt.answered:
                 attempt.answered = True
+                self._outputs.end(attempt.output)
                 attempt.end_span("cut")
                 if attempt.reported:  # its own report makes sure of the steps; a message that comes again does not
                     self._answer(attempt, responses.suspension(attempt.claim_id, unit.handler, Suspend(seconds=0.0)))
@@ -514,6 +546,8 @@ class Runner:
 
     def _settle(self, attempt: Attempt, answer: Answer, ran: float) -> None:
         attempt.answered = True
+        if attempt.output is not None:
+            self._outputs.end(attempt.output)
         text, problem = answer
         trace_id = None
         if attempt.span is not None:
@@ -635,6 +669,7 @@ class Runner:
         self._may_start = False
         if self._alarm is not None:
             self._alarm.cancel()
+        self._outputs.close()
         metrics.RUNNING.set_function(lambda: 0)
 
 

@@ -58,6 +58,9 @@ class Threads:
         self._idle_threads = 0
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self.exhausted = asyncio.Event()
+        self.counts: dict[str, Callable[[], float]] = {
+            "idle": lambda: max(0, self.size - self._busy), "busy": lambda: self._busy, "left": lambda: self.left,
+        }  # fmt: skip
 
     @property
     def has_room(self) -> bool:

@@ -11,15 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.worker.attempt import Attempt
 
 _BLOCKED_AFTER_SECONDS = 1.0
 _INTERVAL_SECONDS = _BLOCKED_AFTER_SECONDS / 4
 _STACK_ENTRIES = 12
 _MOST_ACTIONS = 1000  # remembered as logged
-
-log = get_logger()
 
 
 class Watchdog:

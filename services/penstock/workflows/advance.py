@@ -20,7 +20,7 @@ from penstock.protocol.errors import PayloadLost, RpcError
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
 from penstock.protocol.task import NewTask, State
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import settle
@@ -47,7 +47,6 @@ _LIMIT_NAMED = "PENSTOCK_PAYLOAD_LIMIT_BYTES, or with a bucket PENSTOCK_PAYLOAD_
 StepRow = tuple[int, int, int | None, NewStep]
 """Workflow, number, number of the parent, step."""
 
-log = get_logger()
 _decode_options = msgspec.json.Decoder(StepOptions).decode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -76,10 +75,11 @@ class HeldWorkflow:
 
 @dataclass(slots=True)
 class AdvanceSummary:
-    """events: applied. started: tasks that may run now. ended: workflows by final state."""
+    """events: applied. started: tasks that may run now. delayed: or later. ended: workflows by final state."""
 
     events: int = 0
     started: int = 0
+    delayed: bool = False
     ended: Counter[str] = field(default_factory=Counter)
 
 
@@ -253,6 +253,7 @@ class WorkflowRun:
             [o.expires_in for o in options], [payload for _, payload in steps.values()],
         )  # fmt: skip
         self.summary.started += len(rows)
+        self.summary.delayed |= any(one.delay for one in options)
         for action, count in Counter(row["action"] for row in rows if row["state"] == State.SCHEDULED).items():
             metrics.TRANSITIONS.labels(action, State.SCHEDULED).inc(count)
 

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.protocol.checks import CONTROL
 from penstock.protocol.errors import InvalidParams, TooLarge
-from penstock.protocol.task import KEY_MAX_CHARS, NewTask
+from penstock.protocol.task import NewTask
 from penstock.protocol.tenant import read_tenant
 from penstock.settings.model import Settings
 from penstock.tasks.new_task import new_task
@@ -57,7 +57,6 @@ def read_create(given: WorkflowCreateParams, settings: Settings) -> CreateWorkfl
             "an action, which waits for the one and is waited for by the other",
         )
     check_order(checked, field)
-    check_key(given.key)
     if len(given.name) > NAME_MAX_CHARS or CONTROL.search(given.name):
         raise InvalidParams("name", f"must have at most {NAME_MAX_CHARS} characters, none of them a control character")
     encoded = msgspec.json.encode([given.name, given.steps, given.chain])
@@ -91,12 +90,6 @@ def read_children(text: str, settings: Settings) -> list[tuple[ChildParams, NewT
         check_action(child.compensate, f"{at}.compensate")
         made.append((child, named_task(child, at, settings)))
     return made
-
-
-def check_key(key: str | None) -> None:
-    """Raises InvalidParams."""
-    if key is not None and (not 1 <= len(key) <= KEY_MAX_CHARS or CONTROL.search(key)):
-        raise InvalidParams("key", f"must have 1 to {KEY_MAX_CHARS} characters, none of them a control character")
 
 
 # Steps

@@ -11,14 +11,12 @@ from penstock.db.context import Context
 from penstock.db.session import Session
 from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import bound_to, check_actions, narrow_tenant, own_tenant, sees
-from penstock.protocol.checks import check_page, read_cursor, read_id, read_limit, read_reason
-from penstock.protocol.errors import InvalidParams, TooLarge, WorkflowConflict, WorkflowNotFound
+from penstock.protocol.checks import read_cursor
+from penstock.protocol.errors import TooLarge, WorkflowConflict, WorkflowNotFound
 from penstock.protocol.method import Scope, method
-from penstock.protocol.tenant import read_tenant
 from penstock.workflows import definition, model, store
 from penstock.workflows.model import CreateWorkflow
 
-_INT4_MAX = 2**31 - 1
 Which = TypeVar("Which", model.WorkflowStatusParams, model.WorkflowCancelParams, model.WorkflowRetryParams)
 
 
@@ -43,18 +41,6 @@ async def create(context: Context, command: CreateWorkflow) -> model.WorkflowAcc
     return created
 
 
-def _check_which(given: Which) -> Which:
-    if given.id is not None:
-        given = msgspec.structs.replace(given, id=read_id(given.id, "id"))
-    if (given.id is None) == (given.key is None):
-        raise InvalidParams("id", "or key must be given, not both")
-    if given.tenant is not None and given.key is None:
-        raise InvalidParams("tenant", "goes with key, which each tenant has for itself; an id needs no tenant")
-    definition.check_key(given.key)
-    read_tenant(given.tenant)
-    return given
-
-
 def _narrow_which(given: Which) -> Which:
     return given if given.key is None else narrow_tenant(given)
 
@@ -65,16 +51,8 @@ async def _check_seen(session: Session, which: model.Which) -> None:
         raise WorkflowNotFound(which.key or "" if which.id is None else which.id)
 
 
-def _check_status(given: model.WorkflowStatusParams) -> model.WorkflowStatusParams:
-    given = _check_which(given)
-    if (read_cursor(given.cursor) or 0) > _INT4_MAX:
-        raise InvalidParams("cursor", f"must be that of a page before, not {given.cursor!r}")
-    read_limit(given.limit)
-    return given
-
-
 @method(
-    "workflow.status", permission=Permission.READ, scope=Scope.OWN, errors=(WorkflowNotFound,), read=_check_status,
+    "workflow.status", permission=Permission.READ, scope=Scope.OWN, errors=(WorkflowNotFound,),
     narrow=_narrow_which,
 )  # fmt: skip
 async def status(context: Context, given: model.WorkflowStatusParams) -> model.WorkflowDetail:
@@ -89,13 +67,7 @@ async def status(context: Context, given: model.WorkflowStatusParams) -> model.W
     return model.WorkflowDetail(**msgspec.structs.asdict(workflow), counts=counts, tree=steps, cursor=cursor)
 
 
-def _check_list(given: model.WorkflowListParams) -> model.WorkflowListParams:
-    check_page(given.limit, given.cursor)
-    read_tenant(given.tenant)
-    return given
-
-
-@method("workflow.list", permission=Permission.READ, scope=Scope.OWN, read=_check_list, narrow=narrow_tenant)
+@method("workflow.list", permission=Permission.READ, scope=Scope.OWN, narrow=narrow_tenant)
 async def list_workflows(context: Context, given: model.WorkflowListParams) -> model.WorkflowPage:
     """List workflows, newest first, without their steps."""
     async with context.transaction() as session:
@@ -103,15 +75,9 @@ async def list_workflows(context: Context, given: model.WorkflowListParams) -> m
     return model.WorkflowPage(found, str(found[-1].id) if len(found) == given.limit else None)
 
 
-def _check_cancel(given: model.WorkflowCancelParams) -> model.WorkflowCancelParams:
-    given = _check_which(given)
-    read_reason(given.reason)
-    return given
-
-
 @method(
     "workflow.cancel", permission=Permission.ADMIN, scope=Scope.OWN, errors=(WorkflowNotFound, WorkflowConflict),
-    read=_check_cancel, narrow=_narrow_which, by_queue=True, savepoint=True,
+    narrow=_narrow_which, by_queue=True, savepoint=True,
 )  # fmt: skip
 async def cancel(context: Context, given: model.WorkflowCancelParams) -> model.WorkflowChanged:
     """Cancel all steps of a workflow that have not ended."""
@@ -122,13 +88,9 @@ async def cancel(context: Context, given: model.WorkflowCancelParams) -> model.W
     return cancelled
 
 
-def _check_retry(given: model.WorkflowRetryParams) -> model.WorkflowRetryParams:
-    return _check_which(given)
-
-
 @method(
     "workflow.retry", permission=Permission.ADMIN, scope=Scope.OWN, errors=(WorkflowNotFound, WorkflowConflict),
-    read=_check_retry, narrow=_narrow_which, by_queue=True, savepoint=True,
+    narrow=_narrow_which, by_queue=True, savepoint=True,
 )  # fmt: skip
 async def retry(context: Context, given: model.WorkflowRetryParams) -> model.WorkflowChanged:
     """Begin a failed or cancelled workflow again, with the steps that have not succeeded."""

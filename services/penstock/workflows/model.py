@@ -9,13 +9,17 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from penstock.protocol.checks import CONTROL, LIMIT, NUMBERED, Checked, read_cursor, read_id, read_reason
+from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import KEY_MAX_CHARS, REASON_MAX_CHARS, NewTask, State
+from penstock.protocol.tenant import TENANT
 from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about
 
 NAME_MAX_CHARS = 200
 MAX_STEPS = 50_000  # of one call
 MAX_EDGES = 500_000
 MAX_CHILDREN = 50_000  # of one step
+_INT4_MAX = 2**31 - 1
 STEP_NAMES_SHOWN = 20  # predecessors of one step that `workflow.status` names
 
 
@@ -80,9 +84,30 @@ class StepParams(ChildParams, frozen=True, forbid_unknown_fields=True, omit_defa
     item_as: str | None = None
 
 
+def check_key(key: str | None) -> None:
+    """Raises InvalidParams."""
+    if key is not None and (not 1 <= len(key) <= KEY_MAX_CHARS or CONTROL.search(key)):
+        raise InvalidParams("key", f"must have 1 to {KEY_MAX_CHARS} characters, none of them a control character")
+
+
 _Id = Annotated[int | str | None, about("The workflow.")]
-_Key = Annotated[str | None, about("Instead of id: the key that it was created with.")]
-_TenantOfKey = Annotated[str | None, about("With key: the tenant that owns it; null: no tenant.")]
+_Key = Annotated[str | None, about("Instead of id: the key that it was created with."), Checked(check_key)]
+_TenantOfKey = Annotated[str | None, about("With key: the tenant that owns it; null: no tenant."), TENANT]
+
+
+def _check_which(given: Which) -> None:
+    """Raises InvalidParams; makes a number of the id."""
+    if given.id is not None:
+        msgspec.structs.force_setattr(given, "id", read_id(given.id, "id"))
+    if (given.id is None) == (given.key is None):
+        raise InvalidParams("id", "or key must be given, not both")
+    if given.tenant is not None and given.key is None:
+        raise InvalidParams("tenant", "goes with key, which each tenant has for itself; an id needs no tenant")
+
+
+def _check_step(cursor: str | None) -> None:
+    if (read_cursor(cursor) or 0) > _INT4_MAX:
+        raise InvalidParams("cursor", f"must be that of a page before, not {cursor!r}")
 
 
 class WorkflowCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,6 +126,7 @@ class WorkflowCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
             "The same key and definition again get the first workflow; another definition is an error. "
             f"1 to {KEY_MAX_CHARS} characters."
         ),
+        Checked(check_key),
     ] = None
     tenant: Annotated[str | None, about("The tenant of its steps and of its key; null: no tenant.")] = None
 
@@ -108,29 +134,40 @@ class WorkflowCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 class WorkflowStatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: _Id = None
     key: _Key = None
-    limit: Annotated[int, about("Maximum number of steps; 1 to 1000.")] = 100
-    cursor: Annotated[str | None, CURSOR] = None
+    limit: Annotated[int, about("Maximum number of steps; 1 to 1000."), LIMIT] = 100
+    cursor: Annotated[str | None, CURSOR, Checked(_check_step)] = None
     tenant: _TenantOfKey = None
+
+    def __post_init__(self) -> None:
+        _check_which(self)
 
 
 class WorkflowListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: Annotated[WorkflowState | None, about("Only workflows in this state.")] = None
-    limit: Annotated[int, about("Maximum number of workflows; 1 to 1000.")] = 50
-    cursor: Annotated[str | None, CURSOR] = None
-    tenant: Annotated[str | None, about("Only workflows of this tenant.")] = None
+    limit: Annotated[int, about("Maximum number of workflows; 1 to 1000."), LIMIT] = 50
+    cursor: Annotated[str | None, CURSOR, NUMBERED] = None
+    tenant: Annotated[str | None, about("Only workflows of this tenant."), TENANT] = None
 
 
 class WorkflowCancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: _Id = None
     key: _Key = None
-    reason: Annotated[str | None, about(f"Shown with it and its steps; 1 to {REASON_MAX_CHARS} characters.")] = None
+    reason: Annotated[
+        str | None, about(f"Shown with it and its steps; 1 to {REASON_MAX_CHARS} characters."), Checked(read_reason)
+    ] = None
     tenant: _TenantOfKey = None
+
+    def __post_init__(self) -> None:
+        _check_which(self)
 
 
 class WorkflowRetryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: _Id = None
     key: _Key = None
     tenant: _TenantOfKey = None
+
+    def __post_init__(self) -> None:
+        _check_which(self)
 
 
 Which = WorkflowStatusParams | WorkflowCancelParams | WorkflowRetryParams

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from penstock.db.session import Session
@@ -11,28 +10,15 @@ from penstock.protocol.errors import WorkflowConflict, WorkflowNotFound
 from penstock.protocol.task import State
 from penstock.protocol.tenant import own_key
 from penstock.protocol.views import view_of
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.settings.model import Settings
-from penstock.workflows.advance import AdvanceSummary, WorkflowRun, insert_steps
-from penstock.workflows.model import (
-    STEP_NAMES_SHOWN,
-    CreateWorkflow,
-    Step,
-    StepKind,
-    Which,
-    Workflow,
-    WorkflowAccepted,
-    WorkflowCancelParams,
-    WorkflowChanged,
-    WorkflowListParams,
-    WorkflowRetryParams,
-    WorkflowState,
-)
-
-log = get_logger()
+from penstock.workflows import model
+from penstock.workflows.advance import WorkflowRun, insert_steps
 
 
-async def create_workflow(session: Session, command: CreateWorkflow, settings: Settings) -> WorkflowAccepted:
+async def create_workflow(
+    session: Session, command: model.CreateWorkflow, settings: Settings
+) -> model.WorkflowAccepted:
     """Create a workflow, or find the one of its key. Raises WorkflowConflict if that has another definition."""
     row = command.key, command.name, command.definition, len(command.steps), command.tenant
     workflow_id: int | None = await session.value("create_workflow", *row)
@@ -40,24 +26,28 @@ async def create_workflow(session: Session, command: CreateWorkflow, settings: S
         assert command.key is not None
         rows = await session.fetch("find_workflow", command.key, command.tenant)
         if rows:
-            found, definition, state = rows[0]["id"], rows[0]["definition"], WorkflowState(rows[0]["state"])
+            found, definition, state = rows[0]["id"], rows[0]["definition"], model.WorkflowState(rows[0]["state"])
             if definition != command.definition:
                 why = f"has the key {command.key!r} and another definition: give this one a key of its own"
                 raise WorkflowConflict(found, state, why)
-            return WorkflowAccepted(found, state, duplicate=True)
+            return model.WorkflowAccepted(found, state, duplicate=True)
         workflow_id = await session.value("create_workflow", *row)  # retention has just removed it
         if workflow_id is None:
-            raise WorkflowConflict(0, WorkflowState.RUNNING, f"with the key {command.key!r} was just made: try again")
+            raise WorkflowConflict(
+                0, model.WorkflowState.RUNNING, f"with the key {command.key!r} was just made: try again"
+            )
     steps = [(workflow_id, number, None, step) for number, step in enumerate(command.steps)]
     started = await insert_steps(session, steps, start={workflow_id})
     if started < sum(not step.after for step in command.steps):
         run = WorkflowRun(session, await session.fetch("hold_workflow", workflow_id), settings)
         await run.start(await session.fetch("find_ready", workflow_id, 0))
         await run.advance()
-    return WorkflowAccepted(workflow_id, WorkflowState.RUNNING, duplicate=False)
+    return model.WorkflowAccepted(workflow_id, model.WorkflowState.RUNNING, duplicate=False)
 
 
-async def cancel_workflow(session: Session, given: WorkflowCancelParams, settings: Settings) -> WorkflowChanged:
+async def cancel_workflow(
+    session: Session, given: model.WorkflowCancelParams, settings: Settings
+) -> model.WorkflowChanged:
     """Cancel all steps that have not ended; if cancelled, do nothing. Raises WorkflowNotFound, WorkflowConflict."""
     run = await _hold(session, given, settings)
     (workflow,) = run.held.values()
@@ -66,25 +56,29 @@ async def cancel_workflow(session: Session, given: WorkflowCancelParams, setting
         # cancelled.
         await session.fetch("hold_unstarted_steps", workflow.id, True)
         await run.advance()
-    if workflow.state in (WorkflowState.SUCCESS, WorkflowState.FAILED):
+    if workflow.state in (model.WorkflowState.SUCCESS, model.WorkflowState.FAILED):
         raise WorkflowConflict(workflow.id, workflow.state, f"is {workflow.state}; it cannot be cancelled")
-    if workflow.state != WorkflowState.CANCELLED:
-        workflow.state, workflow.reason, workflow.to_stop = WorkflowState.CANCELLED, given.reason, True
+    if workflow.state != model.WorkflowState.CANCELLED:
+        workflow.state, workflow.reason, workflow.to_stop = model.WorkflowState.CANCELLED, given.reason, True
         # Written before its steps are cancelled, so that they do not count as failures.
         await run.write()
         await run.advance()
         log.info("workflow_cancelled", workflow=workflow.id, reason=given.reason)
-    return WorkflowChanged(workflow.id, workflow.state, restarted=0)
+    return model.WorkflowChanged(workflow.id, workflow.state, restarted=0)
 
 
-async def retry_workflow(session: Session, which: WorkflowRetryParams, settings: Settings) -> WorkflowChanged:
+async def retry_workflow(
+    session: Session, which: model.WorkflowRetryParams, settings: Settings
+) -> model.WorkflowChanged:
     """Restart the steps that have not succeeded; if running, do nothing. Raises WorkflowNotFound, WorkflowConflict."""
     run = await _hold(session, which, settings)
     (workflow,) = run.held.values()
-    if workflow.state == WorkflowState.RUNNING:
-        return WorkflowChanged(workflow.id, workflow.state, restarted=0)
-    if workflow.state not in (WorkflowState.FAILED, WorkflowState.CANCELLED):
-        why = "steps of it still run" if workflow.state == WorkflowState.FAILING else "there is nothing left to do"
+    if workflow.state == model.WorkflowState.RUNNING:
+        return model.WorkflowChanged(workflow.id, workflow.state, restarted=0)
+    if workflow.state not in (model.WorkflowState.FAILED, model.WorkflowState.CANCELLED):
+        why = (
+            "steps of it still run" if workflow.state == model.WorkflowState.FAILING else "there is nothing left to do"
+        )
         raise WorkflowConflict(workflow.id, workflow.state, f"is {workflow.state}; it cannot be retried, for {why}")
     steps = await session.fetch("reopen_steps", workflow.id, workflow.compensated)
     again = [step for step in steps if step["again"]]
@@ -101,7 +95,7 @@ async def retry_workflow(session: Session, which: WorkflowRetryParams, settings:
         why = f"cannot be retried: the records of {lost} of its tasks are no longer kept"
         raise WorkflowConflict(workflow.id, workflow.state, why)
     workflow.open = len(steps)
-    workflow.state = WorkflowState.FAILING if workflow.compensated else WorkflowState.RUNNING
+    workflow.state = model.WorkflowState.FAILING if workflow.compensated else model.WorkflowState.RUNNING
     if not workflow.compensated:
         workflow.reason, workflow.undo = None, None
     await run.write()
@@ -110,10 +104,10 @@ async def retry_workflow(session: Session, which: WorkflowRetryParams, settings:
     await run.advance()
     restarting = len(again) + len(childless)
     log.info("workflow_retried", workflow=workflow.id, steps=restarting)
-    return WorkflowChanged(workflow.id, workflow.state, restarted=restarting)
+    return model.WorkflowChanged(workflow.id, workflow.state, restarted=restarting)
 
 
-async def _hold(session: Session, which: Which, settings: Settings) -> WorkflowRun:
+async def _hold(session: Session, which: model.Which, settings: Settings) -> WorkflowRun:
     """Lock a workflow and apply its events. Raises WorkflowNotFound."""
     workflow_id = which.id
     if workflow_id is None:
@@ -127,18 +121,7 @@ async def _hold(session: Session, which: Which, settings: Settings) -> WorkflowR
     return run
 
 
-async def find_pending(session: Session, *, after: int, limit: int) -> list[int]:
-    """Workflows with events, in the order of their ids, which are above ``after``."""
-    return [row["workflow_id"] for row in await session.fetch("find_told_workflows", after, limit)]
-
-
-async def advance_workflows(session: Session, ids: Sequence[int], settings: Settings) -> AdvanceSummary:
-    """Apply the events of these workflows, inside a transaction, except of those that another process has locked."""
-    held = await session.fetch("hold_workflows", list(ids))
-    return await WorkflowRun(session, held, settings).advance() if held else AdvanceSummary()
-
-
-async def read_workflow(session: Session, which: Which) -> Workflow:
+async def read_workflow(session: Session, which: model.Which) -> model.Workflow:
     """Raises WorkflowNotFound."""
     rows = await session.fetch("read_workflow", which.id, which.key, which.tenant)
     if not rows:
@@ -146,10 +129,10 @@ async def read_workflow(session: Session, which: Which) -> Workflow:
     return _workflow(rows[0])
 
 
-async def read_steps(session: Session, workflow_id: int, *, after: int, limit: int) -> list[Step]:
+async def read_steps(session: Session, workflow_id: int, *, after: int, limit: int) -> list[model.Step]:
     """A page of its steps, by number. after: number of the step before the page."""
-    rows = await session.fetch("page_steps", workflow_id, after, limit, STEP_NAMES_SHOWN)
-    return [view_of(Step, row, kind=StepKind(row["kind"]), state=State(row["state"])) for row in rows]
+    rows = await session.fetch("page_steps", workflow_id, after, limit, model.STEP_NAMES_SHOWN)
+    return [view_of(model.Step, row, kind=model.StepKind(row["kind"]), state=State(row["state"])) for row in rows]
 
 
 async def count_steps(session: Session, workflow_id: int) -> dict[State, int]:
@@ -157,12 +140,12 @@ async def count_steps(session: Session, workflow_id: int) -> dict[State, int]:
     return {State(row["state"]): row["count"] for row in await session.fetch("count_steps", workflow_id)}
 
 
-async def list_workflows(session: Session, wanted: WorkflowListParams) -> list[Workflow]:
+async def list_workflows(session: Session, wanted: model.WorkflowListParams) -> list[model.Workflow]:
     """A page, newest first."""
     before = read_cursor(wanted.cursor)
     rows = await session.fetch("list_workflows", before, wanted.limit, wanted.state, wanted.tenant)
     return [_workflow(row) for row in rows]
 
 
-def _workflow(row: Any) -> Workflow:
-    return view_of(Workflow, row, key=own_key(row["key"]), state=WorkflowState(row["state"]))
+def _workflow(row: Any) -> model.Workflow:
+    return view_of(model.Workflow, row, key=own_key(row["key"]), state=model.WorkflowState(row["state"]))

@@ -229,7 +229,7 @@ async def test_status_of_a_failed_task_holds_its_error_and_in_detail_every_attem
     await settle(store, json.dumps(error), fail=True)
     status = await rpc.result("status", {"id": added["id"], "detail": True})
     keys = ("unique_key", "ordering_key", "limit_key", "labels", "expires_at")
-    assert list(status) == [*STATUS_FIELDS, "payload", *keys, "timeout", "claim", "worker", "failures"]
+    assert list(status) == [*STATUS_FIELDS, "payload", *keys, "timeout", "claim", "worker", "failures", "claimed_at"]
     assert (status["state"], status["error"], status["result"]) == ("CRITICAL_ERROR", error, None)
     assert (status["payload"], status["unique_key"], status["ordering_key"], status["timeout"]) == ([1], "u", None, 9.0)
     [failure] = status["failures"]

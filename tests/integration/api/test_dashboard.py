@@ -18,11 +18,12 @@ import pytest
 from penstock.api import keys as api_keys
 from penstock.api.dashboard import overview
 from penstock.api.dashboard.form_actions import FORM_ACTIONS
-from penstock.api.dashboard.live import STREAMS_OF_ONE, Streams
+from penstock.api.dashboard.live import follow
 from penstock.api.dashboard.overview import ProcessProbe
 from penstock.api.dashboard.pages import PAGES
 from penstock.api.keys import CreateKey, create_key
 from penstock.api.process import Api
+from penstock.api.streams import STREAMS_OF_ONE, Streams
 from penstock.api.table import METHODS
 from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsQueue, SqsTransport
@@ -789,7 +790,7 @@ async def test_one_caller_leaves_streams_to_the_others() -> None:
     async def render() -> str | None:
         return "x"
 
-    opened = [streams.follow("ada", render) for _ in range(STREAMS_OF_ONE)]
+    opened = [follow(streams, "ada", render) for _ in range(STREAMS_OF_ONE)]
     for stream in opened:
         await anext(stream)
     assert (streams.full("ada"), streams.full("eve")) == (True, False)
@@ -798,7 +799,7 @@ async def test_one_caller_leaves_streams_to_the_others() -> None:
 
 
 async def test_streams_are_bounded(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.api.dashboard.live.STREAMS", 0)
+    monkeypatch.setattr("penstock.api.streams.STREAMS", 0)
     assert (await browser.http.get("/", headers={"Accept": "text/event-stream"})).status_code == 503
 
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from penstock.brokers.sqs import SqsTransport
 from penstock.cli.app import app
-from penstock.cli.doctor.checks import examine, examine_payloads
+from penstock.cli.doctor.checks import _examine_processes, examine, examine_payloads
 from penstock.cli.doctor.database import PROCESSES, examine_database
 from penstock.cli.doctor.deliveries import examine_deliveries
 from penstock.cli.doctor.findings import Finding, Report
@@ -27,6 +27,7 @@ from penstock.db.grants import grants
 from penstock.db.migrate import grant, head_revision, upgrade
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
+from penstock.runtime.health import Health, serve_health
 from penstock.settings.model import Settings, load_settings
 from penstock.settings.values import fingerprint, new_key, read_key
 from tests import postgres_versions
@@ -95,6 +96,23 @@ async def test_a_standby_is_named_with_what_to_write_into_the_url(data_path: Pat
         assert found.seen.startswith("no host of PENSTOCK_DATABASE_URL takes writes")
     finally:
         server.stop()
+
+
+async def test_timeouts_that_end_work_are_found_with_how_to_lift_them(
+    postgres: EmbeddedPostgres, settings: Settings
+) -> None:
+    with database_with(postgres, settings, "idle_session_timeout = '20s'"):
+        found = await complaint(settings, "timeouts")
+    assert found.seen == "idle_session_timeout closes connections that wait for work after 20 s"
+    assert found.fix.endswith(" set idle_session_timeout = 0")
+    if postgres_versions.VERSION >= 17:
+        with database_with(postgres, settings, "transaction_timeout = '10s'"):
+            found = await complaint(settings, "timeouts")
+        assert found.level == "error"
+        assert "transaction_timeout ends transactions after 10 s" in found.seen
+    postgres.execute(f"alter database {urlsplit(settings.require_database_url).path[1:]} reset all")
+    found = await complaint(settings.model_copy(update={"statement_timeout_seconds": 1}), "timeouts")
+    assert "PENSTOCK_STATEMENT_TIMEOUT_SECONDS" in found.fix
 
 
 async def test_a_pipeline_that_runs_is_found_well(store: Store, settings: Settings) -> None:
@@ -449,3 +467,20 @@ def test_a_key_is_made_that_settings_take_and_is_named_by_its_id() -> None:
     assert load_settings(payload_keys=made["key"]).payload_keys[0].get_secret_value() == made["key"]
     assert made["id"] == fingerprint(read_key(made["key"]))
     assert CliRunner().invoke(app, ["payload-key"]).stdout.split("\n")[0] != made["key"]
+
+
+async def test_processes_that_are_away_or_saturated_are_found(settings: Settings) -> None:
+    health = Health("worker", lambda: "a task waits for one of 16 threads, for 9 s")
+    health.succeeded()
+    server = serve_health(health, "127.0.0.1", 0)
+    urls = (f"busy={server.url}", "gone=http://127.0.0.1:1")
+    report = Report()
+    try:
+        await _examine_processes(settings.model_copy(update={"dashboard_processes": urls}), report)
+    finally:
+        server.close()
+    busy, gone = report.findings
+    assert (busy.level, gone.level) == ("warning", "warning")
+    assert "busy: ok, but saturated: a task waits for one of 16 threads" in busy.seen
+    assert "PENSTOCK_WORKER_THREADS" in (busy.fix or "")
+    assert "gone" in gone.seen

@@ -14,11 +14,11 @@ from penstock.compat import delayed_records
 from penstock.compat.delayed_records import (
     KEY_WAIT_SECONDS,
     DelayedRecord,
+    DelayedRecords,
     instant_of,
     key_of,
     ordering_key_of,
 )
-from penstock.compat.duties import DelayedRecords
 from penstock.db.notify import DELAYED_RECORDS, Listener, Notifier
 from penstock.db.pool import Store
 from penstock.db.statements import SQL

@@ -30,6 +30,7 @@ from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.errors import SettingsError, Unavailable
 from penstock.runtime.loop import Loop
 from penstock.settings.model import Settings, load_settings
+from tests.forking import forked_commands
 from tests.integration.roles import role_of
 from tests.kafka import PROMPT, MockKafka
 
@@ -403,10 +404,11 @@ async def test_instances_that_are_killed_leave_their_partitions_to_the_others_an
         "PENSTOCK_METRICS_PORT": "0",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    processes = [
-        subprocess.Popen([sys.executable, "-m", "penstock", "kafka-source"], env=environ, stderr=subprocess.DEVNULL)
-        for _ in range(3)
-    ]
+    with forked_commands():
+        processes = [
+            subprocess.Popen([sys.executable, "-m", "penstock", "kafka-source"], env=environ, stderr=subprocess.DEVNULL)
+            for _ in range(3)
+        ]
     seen: Counter[bytes] = Counter()
 
     async def look() -> int:

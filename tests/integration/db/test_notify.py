@@ -86,14 +86,14 @@ async def test_many_wakes_at_once_are_one_wake_up(notifier: Notifier, listener: 
 
 async def test_a_listener_wakes_once_unasked_for_what_came_before_it_listened(store: Store, listener: Listener) -> None:
     async with store.session() as session:
-        await session.fetch("notify_work", CHANNEL)
+        await session.fetch("notify_work", CHANNEL, "")
     await heard(listener)
     late = Listener(store)
     assert not late.event.is_set()
     task = asyncio.create_task(late.run())
     await heard(late)
     async with store.session() as session:
-        await session.fetch("notify_work", CHANNEL)
+        await session.fetch("notify_work", CHANNEL, "")
     await heard(listener)
     await heard(late)
     assert not late.event.is_set()

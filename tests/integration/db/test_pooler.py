@@ -108,7 +108,7 @@ async def test_wake_ups_come_by_the_url_that_passes_the_pooler(database_url: str
     listening = asyncio.create_task(listener.run())
     await listener.event.wait()  # it listens
     listener.event.clear()
-    await store.fetch("notify_work", "penstock_work")
+    await store.fetch("notify_work", "penstock_work", "")
     await asyncio.wait_for(listener.event.wait(), 20)
     listening.cancel()
     await store.close()

@@ -82,8 +82,9 @@ async def test_a_due_task_is_sent_as_a_request_that_names_its_claim(
         "id": claim_id(task_id, row["claim"]),
     }
     assert message.attributes == {}
-    assert await unconfirmed(store) == 0
+    assert await unconfirmed(store) == 1
     assert await scheduler.run_once() == 0
+    assert await unconfirmed(store) == 0  # by the next claim
 
 
 async def test_tasks_that_are_not_due_stay(scheduler: Scheduler, store: Store, outbound: SqsQueue) -> None:
@@ -445,6 +446,7 @@ async def test_a_task_that_the_queue_never_takes_is_given_up_and_holds_nobody_ba
     )
     assert await scheduler.run_once() == 201
     assert await scheduler.run_once() == 1
+    assert await scheduler.run_once() == 0
     assert sorted(task_ids(await take(outbound))) == ids[1:]
     row = await task_of(ids[0])
     assert (row["state"], row["attempts"]) == ("CRITICAL_ERROR", 1)

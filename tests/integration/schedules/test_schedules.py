@@ -20,12 +20,13 @@ from penstock.db.pool import Store
 from penstock.db.statements import SQL
 from penstock.methods.table import read_command
 from penstock.protocol.errors import InvalidParams, ScheduleNotFound
-from penstock.protocol.task import NewTask, State
+from penstock.protocol.task import NewTask
+from penstock.protocol.views import timestamp
 from penstock.runtime.loop import Loop
 from penstock.runtime.periodic import repeat
 from penstock.schedules import firing as fires
 from penstock.schedules.methods import create_many
-from penstock.schedules.model import RunRecord, ScheduleRecord
+from penstock.schedules.model import ScheduleRecord, ScheduleRun
 from penstock.schedules.policy import FEW_COUNTED
 from penstock.schedules.store import list_runs, read_import, read_schedule
 from penstock.settings.model import Settings, load_settings
@@ -67,9 +68,13 @@ async def make(do: Change, name: str = "n", **params: Any) -> ScheduleRecord:
     return record
 
 
-async def runs_of(store: Store, name: str = "n", limit: int = 1000) -> list[RunRecord]:
+async def runs_of(store: Store, name: str = "n", limit: int = 1000) -> list[ScheduleRun]:
     async with store.session() as session:
         return await list_runs(session, name, before=None, limit=limit)
+
+
+def lateness(run: ScheduleRun) -> timedelta:
+    return datetime.fromisoformat(run.fired_at) - datetime.fromisoformat(run.scheduled_at)
 
 
 async def get(store: Store, name: str = "n") -> ScheduleRecord:
@@ -251,7 +256,7 @@ async def test_a_fire_makes_a_task_as_enqueue_would_and_moves_the_clock(
     assert (task["action"], task["priority"], task["max_attempts"]) == ("export", 7, 3)
     assert (task["timeout_seconds"], task["ordering_key"], task["payload"]) == (9.5, "k", '{"a": 1.5}')
     (run,) = await runs_of(store)
-    assert (run.scheduled_at, run.outcome, run.task_id, run.state) == (due, "FIRED", task["id"], State.SCHEDULED)
+    assert (run.scheduled_at, run.outcome, run.task_id) == (timestamp(due), "SCHEDULED", task["id"])
     after = await get(store)
     assert after.next_at == due + timedelta(hours=1) == record.next_at
     assert (after.last_at, after.last_task_id) == (due, task["id"])
@@ -265,10 +270,10 @@ async def test_the_run_tells_what_became_of_the_task(
     await set_clock(sql, await hour_ago(sql))
     await fire_all(firing)
     await finish_all(store)
-    assert [run.state for run in await runs_of(store)] == [State.SUCCESS]
+    assert [run.outcome for run in await runs_of(store)] == ["SUCCESS"]
     await sql.execute("delete from penstock.task_history")
     (run,) = await runs_of(store)
-    assert (run.outcome, run.state) == ("FIRED", None)
+    assert run.outcome == "CLEANED"
 
 
 async def test_templates_are_filled_in_inside_string_values_alone(
@@ -421,8 +426,8 @@ async def test_what_becomes_of_instants_that_were_missed(
     await set_clock(sql, base - timedelta(hours=5))
     await fire_all(firing)
     runs = await runs_of(store)
-    assert sorted(run.scheduled_at for run in runs if run.outcome == "FIRED") == [
-        base + timedelta(hours=n) for n in fired
+    assert sorted(run.scheduled_at for run in runs if run.outcome == "SCHEDULED") == [
+        timestamp(base + timedelta(hours=n)) for n in fired
     ]
     missed = [
         (run.instants, run.since or run.scheduled_at, run.scheduled_at) for run in runs if run.outcome == "MISSED"
@@ -430,7 +435,8 @@ async def test_what_becomes_of_instants_that_were_missed(
     if lost is None:
         assert missed == []
     else:
-        assert missed == [(lost[0], base + timedelta(hours=lost[1]), base + timedelta(hours=lost[2]))]
+        instants, *ends = lost
+        assert missed == [(instants, *(timestamp(base + timedelta(hours=end)) for end in ends))]
     assert len(await tasks_of(sql)) == len(fired)
     assert (await get(store)).next_at is None
 
@@ -443,8 +449,8 @@ async def test_what_is_within_the_grace_is_on_time_whatever_the_policy(
     await set_clock(sql, first)
     assert await fire_all(firing) >= 20
     runs = await runs_of(store)
-    assert {run.outcome for run in runs} == {"FIRED"}
-    assert runs[-1].scheduled_at == first
+    assert {run.outcome for run in runs} == {"SCHEDULED"}
+    assert runs[-1].scheduled_at == timestamp(first)
 
 
 async def test_a_long_outage_of_many_instants_is_one_row(
@@ -456,7 +462,7 @@ async def test_a_long_outage_of_many_instants_is_one_row(
     await firing.run_once()
     missed = [run for run in await runs_of(store) if run.outcome == "MISSED"]
     assert len(missed) == 1
-    assert missed[0].since == start
+    assert missed[0].since == timestamp(start)
     assert FEW_COUNTED - 100 < missed[0].instants < FEW_COUNTED  # and the rest was on time
 
 
@@ -504,7 +510,7 @@ async def test_a_fire_is_skipped_while_the_task_before_is_not_settled(
         outcomes.append(next(run.outcome for run in await runs_of(store)))
         if hours == 2:
             await finish_all(store)
-    assert outcomes == ["FIRED", "SKIPPED", "SKIPPED", "FIRED"]
+    assert outcomes == ["SCHEDULED", "SKIPPED", "SKIPPED", "SCHEDULED"]
     assert len(await tasks_of(sql)) == 1
 
 
@@ -514,7 +520,7 @@ async def test_of_several_instants_made_up_for_at_once_one_is_run_when_they_must
     await make(do, overlap="skip", missed="all")
     await set_clock(sql, await hour_ago(sql, 4))
     await firing.run_once()
-    assert sorted(run.outcome for run in await runs_of(store)) == ["FIRED", "SKIPPED", "SKIPPED", "SKIPPED"]
+    assert sorted(run.outcome for run in await runs_of(store)) == ["SCHEDULED", "SKIPPED", "SKIPPED", "SKIPPED"]
 
 
 async def test_fires_that_queue_run_one_after_the_other(do: Change, firing: ScheduleFiring, sql: Any) -> None:
@@ -563,7 +569,7 @@ async def test_run_now_is_a_run_beside_the_clock(do: Change, store: Store, firin
     record = await make(do, payload={"run": "{{run}}"}, paused=True)
     first = await do("schedule.run_now", name="n")
     second = await do("schedule.run_now", name="n")
-    assert (first.outcome, first.manual, first.state) == ("FIRED", True, State.SCHEDULED)
+    assert (first.outcome, first.manual) == ("SCHEDULED", True)
     assert [task["id"] for task in await tasks_of(sql)] == [first.task_id, second.task_id]
     assert json.loads((await tasks_of(sql))[0]["payload"])["run"].startswith(f"{record.id}:")
     assert [run.scheduled_at for run in await runs_of(store)] == [second.scheduled_at, first.scheduled_at]
@@ -573,7 +579,7 @@ async def test_run_now_is_a_run_beside_the_clock(do: Change, store: Store, firin
 
 async def test_run_now_heeds_overlap(do: Change, sql: Any) -> None:
     await make(do, overlap="skip")
-    assert (await do("schedule.run_now", name="n")).outcome == "FIRED"
+    assert (await do("schedule.run_now", name="n")).outcome == "SCHEDULED"
     skipped = await do("schedule.run_now", name="n")
     assert (skipped.outcome, skipped.task_id) == ("SKIPPED", None)
     assert len(await tasks_of(sql)) == 1
@@ -607,11 +613,11 @@ async def test_a_supervisor_fires_to_the_second_and_sees_a_new_schedule_within_o
     finally:
         loop.stop()
         assert await running == 0
-    instants = [run.scheduled_at for run in reversed(runs)]
+    instants = [datetime.fromisoformat(run.scheduled_at) for run in reversed(runs)]
     assert [later - earlier for earlier, later in pairwise(instants)] == [timedelta(seconds=1)] * (len(instants) - 1)
-    assert {run.outcome for run in runs} == {"FIRED"}
+    assert {run.outcome for run in runs} == {"SCHEDULED"}
     # The first may be as late as the loop's look; a busy machine is given time for the others.
-    assert min((run.fired_at - run.scheduled_at).total_seconds() for run in runs[:-1]) < 0.1
+    assert min(lateness(run) for run in runs[:-1]) < timedelta(seconds=0.1)
 
 
 async def test_the_loop_works_off_a_backlog_of_many_batches(

@@ -354,7 +354,7 @@ _SETTLING: dict[str, Callable[[list[int], list[int]], tuple[Any, ...]]] = {
     "note_heartbeats": lambda ids, claims: (ids, claims, [None] * len(ids), ["w:1"] * len(ids)),
     "release_tasks": lambda ids, claims: (ids, claims),
     "refund_attempts": lambda ids, claims: (ids, claims, ["{}"] * len(ids)),
-    "postpone_tasks": lambda ids, claims: (ids, claims, [30.0] * len(ids), ["{}"] * len(ids)),
+    "postpone_tasks": lambda ids, claims: (ids, claims, [30.0] * len(ids), ["{}"] * len(ids), ["snooze"] * len(ids)),
     "read_attempts": lambda ids, claims: (ids, claims),
     "cancel_tasks": lambda ids, claims: (ids, "expired"),
 }

@@ -27,6 +27,7 @@ from penstock.tasks.promotion import Promotions
 from penstock.testing.inline import Inline
 from penstock.testing.pipeline import Pipeline
 from penstock.worker.handlers.actions import REGISTRY, Registry, action
+from tests.forking import forked_commands
 from tests.integration.tasks.test_transactional import KINDS, Caller
 
 APP = """
@@ -250,7 +251,8 @@ async def test_a_worker_that_is_killed_at_any_point_has_one_effect(
         while await scheduler.run_once():
             pass
         while (await outbound.depth()).total:  # a worker deletes what it has answered, or found settled
-            worker = await asyncio.create_subprocess_exec(*command, env=environment, cwd=tmp_path)
+            with forked_commands():
+                worker = await asyncio.create_subprocess_exec(*command, env=environment, cwd=tmp_path)
             try:
                 while worker.returncode is None and (await outbound.depth()).total:
                     await resulter.run_once()

@@ -1236,7 +1236,7 @@ async def _spare(session: Session, pair: Pair) -> int:
 
 
 async def _postpone(session: Session, pair: Pair) -> int:
-    return len(await session.fetch("postpone_tasks", [pair[0]], [pair[1]], [1.0], ["{}"]))
+    return len(await session.fetch("postpone_tasks", [pair[0]], [pair[1]], [1.0], ["{}"], ["snooze"]))
 
 
 @pytest.mark.parametrize("change", [_beat, _finish, _delay, _bury, _release, _spare, _postpone])

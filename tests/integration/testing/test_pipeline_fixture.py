@@ -92,3 +92,22 @@ def test_schedules_workflows_waits_and_limits_follow_the_clock(pipeline: Pipelin
 def test_each_test_has_its_own_database_and_clock(pipeline: Pipeline) -> None:
     assert pipeline.enqueued() == []
     assert not pipeline.clock.offset
+
+
+async def test_a_worker_that_dies_behind_a_step_runs_it_once(pipeline: Pipeline, ran: list[Any]) -> None:
+    @action("order", registry=pipeline._registry)
+    async def order(ctx: Context) -> int:
+        await ctx.step("charge", ran.append, "charge")
+        await ctx.step("ship", ran.append, "ship")
+        return len(ran)
+
+    async with AsyncClient() as client:
+        task_id = (await client.enqueue("order"))["id"]
+        pipeline.crash("order", after_step="charge")
+        await pipeline.drain()
+        pipeline.clock.advance(minutes=2)  # until what the dead worker has reported is recorded for sure
+        await pipeline.drain()
+        assert await client.result(task_id) == 2
+    assert ran == ["charge", "ship"]
+    (task,) = pipeline.enqueued("order")
+    assert task.attempts == 1

@@ -48,6 +48,16 @@ def plain(ctx: Context, number: int, seconds: float = 0.0) -> dict[str, Any]:
     return {"number": number, "pid": os.getpid(), "tenant": ctx.tenant}
 
 
+@action(process=True, output="prints")
+def write(ctx: Context, crashes: bool = False) -> None:
+    log.warning("logged")
+    ctx.emit_sync({"chunk": True})
+    print("printed")
+    if crashes:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
 @action(process=True)
 def record(ctx: Context, holds: bool) -> str:
     """As `penstock.settle` leaves the context."""
@@ -60,6 +70,15 @@ def record(ctx: Context, holds: bool) -> str:
 @action(process=True)
 def segfault(ctx: Context) -> None:
     ctypes.string_at(0)
+
+
+@action(process=True)
+def exhaust_group(ctx: Context, members: str) -> None:
+    """Run out of the memory of a control group, so that the kernel kills this process."""
+    Path(members).write_text(str(os.getpid()), "ascii")
+    kept = []
+    while True:
+        kept.append(os.urandom(1 << 20))
 
 
 @action(process=True, max_attempts=3)

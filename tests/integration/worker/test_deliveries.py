@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -134,7 +135,7 @@ async def test_a_delivery_has_the_pipelines_retries_and_its_answer_is_the_tasks_
     assert keys == {f"penstock-{task_id}"}
 
 
-async def test_retry_after_sets_the_next_attempt_and_a_final_status_ends_the_task(
+async def test_retry_after_puts_the_attempt_off_and_a_final_status_ends_the_task(
     store: Store, settings: Settings
 ) -> None:
     async with (
@@ -143,9 +144,12 @@ async def test_retry_after_sets_the_next_attempt_and_a_final_status_ends_the_tas
         serving([answer(410)]) as gone,
     ):
         late, dead = await line.enqueue("http.request", {"url": busy.url}, {"url": gone.url})
-        waiting = await line.until(late, "ERROR")
+        async with asyncio.timeout(60):
+            while (waiting := await line.read(late))["run_at"] <= waiting["updated_at"]:
+                await line.run_once()
         buried = await line.until(dead, "CRITICAL_ERROR")
     assert timedelta(seconds=890) < waiting["run_at"] - waiting["updated_at"] < timedelta(seconds=1100)
+    assert waiting["attempts"] == 0
     assert buried["attempts"] == 1
     assert "answered 410" in buried["error"]["message"]
 

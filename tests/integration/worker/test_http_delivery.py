@@ -22,7 +22,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocol.errors import InvalidParams, SettingsError
+from penstock.protocol.errors import InvalidParams, RateLimited, SettingsError
 from penstock.settings.model import load_settings
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
 from penstock.worker.deliveries.http import retry_after_seconds
@@ -305,10 +305,18 @@ async def test_retry_after_is_honoured_up_to_the_cap(
     ask: Ask, headers: dict[str, str], least: float, most: float
 ) -> None:
     async with serving([answer(503, **headers)]) as server:
+        with pytest.raises(RateLimited, match="answered 503") as caught:
+            await ask(url=server.url)
+    assert least <= caught.value.retry_after_seconds <= most
+    assert caught.value.key is True  # tasks of the same limit key wait too
+
+
+async def test_another_answer_with_retry_after_is_a_failed_attempt(ask: Ask) -> None:
+    async with serving([answer(500, Retry_After="120")]) as server:
         with pytest.raises(NotDelivered) as caught:
             await ask(url=server.url)
     assert caught.value.delay is not None
-    assert least <= caught.value.delay <= most
+    assert 120 <= caught.value.delay <= 144
 
 
 @pytest.mark.parametrize("value", ["soon", "-5", "1.5", "", "Wed, 99 Foo 2026 07:28:00 GMT", "9" * 400])

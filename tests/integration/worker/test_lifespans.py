@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
 import pytest
+import sentry_sdk
 
 from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsQueue
@@ -20,6 +26,7 @@ from penstock.settings.model import Settings
 from penstock.worker.handlers.actions import REGISTRY, Registry, action
 from penstock.worker.handlers.context import Call, Context
 from penstock.worker.handlers.lifespan import HOOKS, LIFESPANS, Resources, around_attempt, inject, lifespan
+from penstock.worker.handlers.outcomes import Retry
 from penstock.worker.process import Worker
 from tests.docs_blocks import all_blocks
 from tests.integration.worker.test_worker import Bench, running, take
@@ -202,3 +209,80 @@ async def test_the_lifespan_of_the_page_is_given_to_its_handler() -> None:
     assert type(resources.values(handler.injected)["http"]) is aiohttp.ClientSession
     assert handler.payload((), {"url": "http://localhost/"}) == {"url": "http://localhost/"}
     await resources.close()
+
+
+class Sink(ThreadingHTTPServer):
+    """A Sentry that keeps the events it receives."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _SinkHandler)
+        self.events: list[dict[str, Any]] = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def dsn(self) -> str:
+        return f"http://public@127.0.0.1:{self.server_address[1]}/1"
+
+
+class _SinkHandler(BaseHTTPRequestHandler):
+    server: Sink
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+        lines = body.split(b"\n")
+        events = [item for head, item in pairwise(lines[1:]) if head.startswith(b"{") and b'"type":"event"' in head]
+        self.server.events += map(json.loads, events)
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def sink() -> Iterator[Sink]:
+    sink = Sink()
+    yield sink
+    sentry_sdk.get_client().close()
+    sentry_sdk.init()  # of no use any more
+    sink.shutdown()
+    sink.server_close()
+
+
+async def test_failed_attempts_reach_sentry_with_their_task(bench: Bench, registry: Registry, sink: Sink) -> None:
+    (page,) = [
+        block.text for block in all_blocks() if (block.page, block.info) == ("docs/lifespans.md", "python sentry")
+    ]
+    exec(page, {"__name__": "page", "SENTRY_DSN": sink.dsn})
+
+    @action(registry=registry)
+    def fails(ctx: Context) -> None:
+        sentry_sdk.set_tag("order", ctx.task_id * 10)
+        raise LookupError(f"order {ctx.task_id} is gone")
+
+    @action(registry=registry)
+    async def asks(ctx: Context) -> None:
+        raise Retry(5)
+
+    @action(registry=registry)
+    async def works(ctx: Context) -> None:
+        sentry_sdk.set_tag("leaked", True)
+
+    calls = [encode_call(n, n + 4, name, "{}") for n, name in enumerate(["works", "fails", "asks", "fails"], 1)]
+    body = Outgoing("[" + ",".join(calls) + "]", encode_tenants([(n, "acme") for n in range(1, 5)]))
+    assert (await bench.outbound.send([body])).failed == []
+    async with opened(bench) as worker:
+        await take(worker, 1)
+        await bench.outcomes(4)
+    await asyncio.to_thread(sentry_sdk.flush, 10)
+    found = sorted(sink.events, key=lambda event: event["tags"]["penstock.task_id"])
+    assert [event["exception"]["values"][-1]["value"] for event in found] == ["order 2 is gone", "order 4 is gone"]
+    tags = found[0]["tags"]
+    assert {key: str(value) for key, value in tags.items()} == {
+        "penstock.action": "fails", "penstock.task_id": "2", "penstock.claim": "6", "penstock.tenant": "acme",
+        "order": "20",
+    }  # fmt: skip
+    assert found[0]["transaction"] == "fails"

@@ -18,7 +18,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsQueue
 from penstock.protocol.message_attributes import encode_tenants
-from penstock.protocol.reports import Failed, Stepped, Succeeded, Suspended
+from penstock.protocol.output import decode_entries
+from penstock.protocol.reports import Failed, Output, Stepped, Succeeded, Suspended
 from penstock.protocol.requests import encode_call
 from penstock.runtime.tracing import active
 from penstock.runtime.tracing.spans import Spans
@@ -103,6 +104,58 @@ async def test_a_child_that_has_settled_its_task_sends_no_result(bench: Bench) -
     async with working(bench):
         outcomes = await bench.outcomes(1)
     assert outcomes.keys() == {3}
+
+
+async def test_what_children_log_and_emit_is_reported_also_before_a_crash(bench: Bench) -> None:
+    await send(bench, ("write", {}), ("write", {"crashes": True}))
+    async with working(bench):
+        await bench.outcomes(2)
+    for task_id in (1, 2):
+        parts = [one for one in bench.reports if isinstance(one, Output) and one.task_id == task_id]
+        entries = [entry for part in parts for entry in decode_entries(part.entries)]
+        assert [entry.text or bytes(entry.chunk) for entry in entries] == ["logged", b'{"chunk":true}', "printed"]
+        assert [part.number for part in parts] == [1_000_001 + place for place in range(len(parts))]
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A control group of 96 MiB, of either version; skipped where none can be made."""
+    root, limit = Path("/sys/fs/cgroup"), "memory.max"
+    if (root / "memory").is_dir():
+        root, limit = root / "memory", "memory.limit_in_bytes"
+    group = root / f"penstock-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(96 * 2**20), "ascii")
+    except OSError as exc:
+        with suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no control group can be made here: {exc}")
+    yield group
+    with suppress(OSError):
+        group.rmdir()
+
+
+async def test_a_child_that_the_kernel_kills_for_its_memory_fails_its_task_with_its_peak(
+    bench: Bench, memory_group: Path
+) -> None:
+    calls: list[tuple[str, dict[str, Any]]] = [("plain", {"number": n}) for n in range(4)]
+    calls.insert(1, ("exhaust_group", {"members": str(memory_group / "cgroup.procs")}))
+    await send(bench, *calls)
+    async with working(bench):
+        outcomes = await bench.outcomes(5)
+    error = error_of(outcomes[2])
+    assert (error["type"], error["signal"]) == ("ProcessDied", "SIGKILL")
+    assert 48 * 2**20 < error["peak_rss_bytes"] < 300 * 2**20
+    assert "SIGKILL, peak RSS" in error["message"]
+    assert all(isinstance(outcome, Succeeded) for task_id, outcome in outcomes.items() if task_id != 2)
+
+
+async def test_faults_are_injected_in_children_too(bench: Bench) -> None:
+    await send(bench, *(("plain", {"number": n}) for n in range(3)))
+    async with working(bench, chaos_handler=1.0):
+        outcomes = await bench.outcomes(3)
+    assert {error_of(outcome)["type"] for outcome in outcomes.values()} == {"InjectedFault"}
 
 
 async def test_children_that_crash_hang_and_exhaust_memory_fail_their_own_task_alone(bench: Bench) -> None:

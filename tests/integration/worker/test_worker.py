@@ -32,6 +32,7 @@ from penstock.protocol.message_attributes import encode_tenants
 from penstock.protocol.reports import Failed, Progress, Report, RunTimes, Succeeded, Unreadable, decode_reports
 from penstock.protocol.requests import encode_call
 from penstock.protocol.retry import Backoff
+from penstock.runtime import metrics
 from penstock.runtime.logs import TaskLogFilter
 from penstock.settings.model import Settings
 from penstock.worker.handlers.actions import Registry, action
@@ -267,7 +268,7 @@ async def test_unknown_action_is_answered_with_the_nearest(bench: Bench, registr
     assert "'exprot'" in error["message"]
     assert error["data"]["type"] == "UnknownAction"
     assert error["data"]["nearest"] == "export"
-    assert not failed.hints.final
+    assert failed.hints.spends_none
 
 
 async def test_params_that_do_not_fit_are_answered_and_nothing_is_called(bench: Bench, registry: Registry) -> None:
@@ -404,10 +405,10 @@ async def test_parameters_that_do_not_fit_have_attempts_of_their_own(
     @action("batched", batch=2, max_attempts=7, bad_params_attempts=own, registry=registry)
     def batched(calls: list[Call[int]]) -> None: ...
 
-    await bench.send(*(encode_call(i, 1, name, "{}") for i, name in enumerate(["act", "batched", "unknown"])))
-    await bench.work(bad_params_attempts=setting, unknown_action_attempts=setting)
-    outcomes = await bench.outcomes(3)
-    assert [o.hints.max_attempts for _, o in sorted(outcomes.items()) if isinstance(o, Failed)] == [cap, cap, setting]
+    await bench.send(*(encode_call(i, 1, name, "{}") for i, name in enumerate(["act", "batched"])))
+    await bench.work(bad_params_attempts=setting)
+    outcomes = await bench.outcomes(2)
+    assert [o.hints.max_attempts for _, o in sorted(outcomes.items()) if isinstance(o, Failed)] == [cap, cap]
 
 
 class Unprintable(Exception):
@@ -1302,3 +1303,31 @@ async def test_suspects_that_have_not_started_are_given_back_at_a_stop(bench: Be
         taking.cancel()
         assert len(await bench.outcomes(1)) == 1
         assert len(await receive(bench.outbound)) == 1
+
+
+async def test_a_worker_whose_threads_are_all_busy_is_saturated(
+    bench: Bench, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    @action("plain", registry=registry)
+    def plain(ctx: Context) -> None:
+        go_on.wait(PATIENCE_SECONDS)
+
+    def threads(state: str) -> float | None:
+        return metrics.REGISTRY.get_sample_value("penstock_threads", {"state": state})
+
+    delays = metrics.REGISTRY.get_sample_value("penstock_start_delay_seconds_count") or 0
+    monkeypatch.setattr(penstock.worker.runner, "_WAITING_SECONDS", 0.05)
+    monkeypatch.setattr(penstock.worker.runner, "_DELAY_NOTED_SECONDS", 0)
+    await bench.send(*(encode_call(n, 1, "plain", "{}") for n in range(1, 4)))
+    async with running(bench.worker(worker_threads=2)) as worker:
+        assert worker.saturation() is None
+        await take(worker, 1)
+        await asyncio.sleep(0.1)
+        assert (threads("busy"), threads("idle"), threads("left")) == (2, 0, 0)
+        assert "a task waits for one of 2 threads" in (worker.saturation() or "")
+        go_on.set()
+        await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
+        assert (worker.saturation(), threads("busy")) == (None, 0)
+    assert metrics.REGISTRY.get_sample_value("penstock_start_delay_seconds_count") == delays + 3

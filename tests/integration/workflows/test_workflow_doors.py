@@ -24,11 +24,11 @@ from penstock.results.apply import apply_reports
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.supervisor.retention import Retention
-from penstock.supervisor.workflows import WorkflowAdvancer
 from penstock.tasks import claim, enqueue
 from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.context import Context
 from penstock.worker.process import Worker
+from penstock.workflows.advancer import WorkflowAdvancer
 from tests.integration.apis import JSON, running
 from tests.integration.cli.test_task_commands import run
 from tests.integration.doors import no_routes, request

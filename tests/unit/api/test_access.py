@@ -17,7 +17,7 @@ MAY = {
     Permission.ENQUEUE: {"enqueue", "workflow.create", "task.complete", "task.fail"},
     Permission.READ: {
         "status", "result", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
-        "ordering.list", "action.get", "action.list", "route.list", "job.get", "job.list",
+        "ordering.list", "action.get", "action.list", "action.announced", "route.list", "job.get", "job.list",
         "tenant.get", "tenant.list", "task.explain",
         "schedule.get", "schedule.list", "schedule.runs", "schedule.import_status", "rpc.discover",
         "workflow.status", "workflow.list",

@@ -17,6 +17,7 @@ SECRETS = {
     "PENSTOCK_SQS_ACCESS_KEY": "AKID:hunter2",
     "PENSTOCK_DATABASE_URL": "postgresql://me:hunter2@db:5432/tasks?passfile=hunter2",
     "PENSTOCK_DATABASE_LISTEN_URL": "postgresql://me:hunter2@db:5433/tasks",
+    "PENSTOCK_DATABASE_READ_URL": "postgresql://me:hunter2@db:5434/tasks",
     "PENSTOCK_API_KEYS": "hunter2hunter2hunter2,ci:read:" + "0" * 64,
     "PENSTOCK_CONTROL_API_KEY": "hunter2",
     "PENSTOCK_HTTP_SIGNING_SECRETS": "billing:hunter2",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -73,6 +76,13 @@ class Scripted:
         self.answers = [*answers]
         self.asked: list[list[int]] = []
 
+    def events(self, task_id: int, *, follow: bool) -> Iterator[tuple[str, Any]]:
+        yield "state", {"state": "ACQUIRED"}
+        yield "log", {"at": "T", "claim": 1, "level": "info", "logger": "shop", "text": "charged\x1b[1m"}
+        yield "log", {"at": "T", "claim": 1, "level": "print", "logger": None, "text": "printed"}
+        yield "chunk", {"at": "T", "claim": 1, "chunk": {"n": 1}}
+        yield "dropped", {"claim": 1, "dropped": 3, "unread": None}
+
     def call(self, method: str, params: dict[str, Any]) -> Any:
         self.asked.append(params["ids"])
         answer = self.answers.pop(0)
@@ -95,14 +105,19 @@ def test_it_goes_on_until_all_have_settled_also_while_the_api_is_away(capsys: py
     assert follow.follow(api, [1, 2, 1], as_json=False) == 3  # type: ignore[arg-type]
     assert api.asked == [[1, 2]] * 4 + [[2]]
     out, err = capsys.readouterr()
-    assert len(out.splitlines()) == 4
+    given = ["info shop: charged\\x1b[1m", "print printed", '{"n": 1}', "3 entries dropped above the limit"]
+    lines = [line.split("  ", 2)[-1].removeprefix("task 1  ").removeprefix("task 2  ") for line in out.splitlines()]
+    assert len([line for line in lines if line not in given]) == 4
+    assert Counter(line for line in lines if line in given) == dict.fromkeys(given, 2)
     assert err.count("still trying") == 1
 
 
 def test_success_of_all_is_0_and_json_is_a_line_a_change(capsys: pytest.CaptureFixture[str]) -> None:
     api = Scripted([TASK], [TASK], [TASK | {"state": "SUCCESS"}])
     assert follow.follow(api, [7], as_json=True) == 0  # type: ignore[arg-type]
-    assert len(capsys.readouterr().out.splitlines()) == 2
+    lines = [json.loads(one) for one in capsys.readouterr().out.splitlines()]
+    assert len([one for one in lines if "state" in one]) == 2
+    assert [one["event"] for one in lines if "event" in one] == ["log", "log", "chunk", "dropped"]
 
 
 def test_a_task_that_is_not_there_or_goes_meanwhile_is_an_error() -> None:

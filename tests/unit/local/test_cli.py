@@ -10,18 +10,20 @@ from pathlib import Path
 import pytest
 
 from penstock.local.service import HOST, free_port, python_path
+from tests.forking import forked_commands
 
 
 def penstock(*arguments: str, cwd: Path, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "penstock", *arguments],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": python_path(), "COLUMNS": "200", "NO_COLOR": "1"} | env,
-        input=stdin,
-        text=True,
-        capture_output=True,
-        timeout=60,
-    )
+    with forked_commands():
+        return subprocess.run(
+            [sys.executable, "-m", "penstock", *arguments],
+            cwd=cwd,
+            env=os.environ | {"PYTHONPATH": python_path(), "COLUMNS": "200", "NO_COLOR": "1"} | env,
+            input=stdin,
+            text=True,
+            capture_output=True,
+            timeout=60,
+        )
 
 
 def test_version_is_the_package_version(tmp_path: Path) -> None:

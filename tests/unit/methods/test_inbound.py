@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api.dead_letters import DlqListParams, DlqShowParams, ReplayDead, WhichDead
-from penstock.api.keys import CreateKey, KeysListParams
-from penstock.api.rejected import ListRejected, WhichRejected
+from penstock.api.keys import CreateKey, KeysListParams, KeysRevokeParams
+from penstock.api.rejected import ListRejected, RejectedShowParams, WhichRejected
 from penstock.api.table import METHODS
 from penstock.methods import table
 from penstock.methods.inbound import count_enqueued, read_inbound
@@ -300,7 +300,7 @@ def test_a_wrong_submission_names_the_field(limits: Settings, method: str, paylo
         ("stats", {"tenant": "acme"}, "acme"),
         ("rejected.list", {"limit": 1, "cursor": "9"}, ListRejected(1, "9", None)),
         ("rejected.list", {"source": "results"}, ListRejected(50, None, "results")),
-        ("rejected.show", ["3"], 3),
+        ("rejected.show", ["3"], RejectedShowParams("3")),
         ("rejected.retry", {"ids": [1]}, WhichRejected([1])),
         (
             "rejected.retry",
@@ -321,7 +321,7 @@ def test_a_wrong_submission_names_the_field(limits: Settings, method: str, paylo
             CreateKey("ci", [Permission.READ, Permission.ENQUEUE], 60.0),
         ),
         ("keys.list", {"cursor": "7", "revoked": True}, KeysListParams(50, "7", True)),
-        ("keys.revoke", {"id": "7"}, 7),
+        ("keys.revoke", {"id": "7"}, KeysRevokeParams("7")),
         ("cancel", {"id": 1, "reason": "no longer wanted"}, Cancel(1, "no longer wanted")),
         (
             "reschedule",
@@ -354,7 +354,8 @@ LEAST: dict[str, Any] = {
     "dlq.list": {"queue": "inbound"}, "dlq.show": {"queue": "inbound", "id": "a"},
     "dlq.replay": {"queue": "inbound", "limit": 1}, "dlq.purge": {"queue": "inbound", "limit": 1},
     "keys.create": {"name": "k", "permissions": ["read"]}, "keys.revoke": {"id": 1},
-    "action.set": {"action": "a", "burst": 1}, "action.get": {"action": "a"}, "action.pause": {"action": "a"},
+    "action.set": {"action": "a", "burst": 1}, "action.get": {"action": "a"},
+    "action.announced": {}, "action.pause": {"action": "a"},
     "tenant.set": {"tenant": "*", "burst": 1}, "tenant.get": {"tenant": "t"}, "tenant.delete": {"tenant": "t"},
     "tenant.pause": {"tenant": "t"}, "tenant.resume": {"tenant": "t"},
     "action.resume": {"action": "a"}, "route.set": {"name": "r", "queue": "q"}, "route.delete": {"name": "r"},

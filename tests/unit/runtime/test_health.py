@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 from penstock.protocol.errors import SettingsError
 from penstock.runtime import health as health_module
 from penstock.runtime import metrics
-from penstock.runtime.health import DEFAULT_PORT, Health, HealthServer, serve_health
+from penstock.runtime.health import DEFAULT_PORT, SATURATED, AllHealth, Health, HealthServer, serve_health
 
 
 @pytest.fixture
@@ -45,6 +46,29 @@ def test_ready_follows_the_last_pass_and_says_why_not(health: Health, server: He
     assert get(server, "/readyz") == (503, "Postgres is unavailable\n")
     health.succeeded()
     assert get(server, "/readyz") == (200, "ok\n")
+
+
+def test_a_saturated_process_is_ready_and_says_so() -> None:
+    told: list[str | None] = ["a task waits", None]
+    one, other = Health("worker", lambda: told[0]), Health("api")
+    one.succeeded()
+    assert one.ready() == (True, f"{SATURATED}a task waits")
+    assert AllHealth([one, other]).ready() == (False, f"worker: {SATURATED}a task waits; api: starting")
+    other.succeeded()
+    assert AllHealth([one, other]).ready() == (True, f"worker: {SATURATED}a task waits")
+    told[0] = None
+    assert AllHealth([one, other]).ready() == (True, "ok")
+
+
+async def test_a_blocked_loop_lags() -> None:
+    health = Health("lagging")
+    pulse = asyncio.create_task(health.pulse())
+    await asyncio.sleep(0)
+    time.sleep(1.2)
+    await asyncio.sleep(0.1)
+    pulse.cancel()
+    labels = {"process": "lagging"}
+    assert metrics.REGISTRY.get_sample_value("penstock_loop_lag_seconds_sum", labels) >= 0.15  # type: ignore[operator]
 
 
 def test_connections_that_say_nothing_take_so_many_threads_and_no_more(health: Health, server: HealthServer) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from penstock.runtime.logs import TaskLogFilter, bind_task, get_logger, setup_logging, setup_root
+from penstock.runtime.logs import TaskLogFilter, bind_task, log, setup_logging, setup_root
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 def test_a_line_is_an_event_with_fields_after_time_level_and_process(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging("scheduler")
-    get_logger().info("dispatched", tasks=3, drained=False, reason=None, text='say "a b"')
+    log.info("dispatched", tasks=3, drained=False, reason=None, text='say "a b"')
     (line,) = lines(capsys)
     stamp, rest = line.split(" ", 1)
     assert stamp.startswith("timestamp=2")
@@ -54,8 +54,8 @@ def test_a_line_is_an_event_with_fields_after_time_level_and_process(capsys: pyt
 
 def test_lines_below_the_level_are_not_written(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging("scheduler", level="warning")
-    get_logger().info("quiet")
-    get_logger().warning("loud")
+    log.info("quiet")
+    log.warning("loud")
     (line,) = lines(capsys)
     assert "event=loud" in line
 
@@ -66,21 +66,21 @@ def test_lines_below_the_level_are_not_written(capsys: pytest.CaptureFixture[str
 )
 def test_a_line_stays_a_line_whatever_a_value_holds(capsys: pytest.CaptureFixture[str], form: str, value: str) -> None:
     setup_logging("worker", form=form)
-    get_logger().info("seen", value=value, after="here")
+    log.info("seen", value=value, after="here")
     (line,) = lines(capsys)
     assert "here" in line
 
 
 def test_a_field_cannot_be_forged_by_a_value(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging("worker")
-    get_logger().info("seen", value='x" level=error event=forged y="')
+    log.info("seen", value='x" level=error event=forged y="')
     (line,) = lines(capsys)
     assert r'value="x\" level=error event=forged y=\""' in line
 
 
 def test_json_lines_are_objects_and_take_any_value(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging("worker", form="json")
-    get_logger().info("seen", value={1}, text='"\x7f\x1b\n')
+    log.info("seen", value={1}, text='"\x7f\x1b\n')
     (line,) = lines(capsys)
     entry = json.loads(line)
     assert "\x7f" not in line
@@ -93,7 +93,7 @@ def test_a_traceback_is_one_field_of_the_line(capsys: pytest.CaptureFixture[str]
     try:
         raise ValueError("boom")
     except ValueError:
-        get_logger().exception("pass_failed", error="ValueError")
+        log.exception("pass_failed", error="ValueError")
     (line,) = lines(capsys)
     assert "event=pass_failed" in line
     assert "Traceback (most recent call last)" in line
@@ -143,7 +143,7 @@ def test_what_the_application_has_set_up_is_left_alone(capsys: pytest.CaptureFix
     def task() -> None:
         bind_task(7, 2, "resize")
         logging.getLogger("theirs").debug("hello")
-        get_logger().info("ours", n=1)
+        log.info("ours", n=1)
 
     contextvars.copy_context().run(task)
     mine, ours = lines(capsys)
@@ -177,7 +177,7 @@ def test_a_line_of_ours_is_text_for_handlers_of_others() -> None:
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign]
     logging.getLogger("penstock").addHandler(handler)
-    get_logger().error("queue_lost", queue="inbound", reason="away")
+    log.error("queue_lost", queue="inbound", reason="away")
     assert [record.getMessage() for record in records] == ["queue_lost queue=inbound reason=away"]
 
 
@@ -185,7 +185,7 @@ def test_setting_up_twice_doubles_no_line(capsys: pytest.CaptureFixture[str]) ->
     for _ in range(2):
         set_up("worker", level="info")
     logging.getLogger("some.library").warning("once")
-    get_logger().info("once")
+    log.info("once")
     assert len(lines(capsys)) == 2
 
 
@@ -194,8 +194,8 @@ def test_lines_written_inside_a_span_name_it(capsys: pytest.CaptureFixture[str])
 
     setup_logging("worker")
     with TracerProvider().get_tracer("app").start_as_current_span("work") as span:
-        get_logger().info("inside")
-    get_logger().info("outside")
+        log.info("inside")
+    log.info("outside")
     inside, outside = lines(capsys)
     context = span.get_span_context()
     assert inside.endswith(f"trace_id={context.trace_id:032x} span_id={context.span_id:016x}")
@@ -203,7 +203,7 @@ def test_lines_written_inside_a_span_name_it(capsys: pytest.CaptureFixture[str])
 
 
 def test_what_other_handlers_are_given_can_be_written_anywhere(caplog: pytest.LogCaptureFixture) -> None:
-    get_logger().warning("task_failed", message="half a \ud800 pair and \x1b[2J")
+    log.warning("task_failed", message="half a \ud800 pair and \x1b[2J")
     (record,) = caplog.records
     assert record.getMessage() == r"task_failed message=half a \ud800 pair and \x1b[2J"
     record.getMessage().encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -13,8 +14,10 @@ import pytest
 import penstock
 from penstock import AsyncClient, Call, Client, Context
 from penstock.protocol import in_process
+from penstock.settings.model import load_settings
 from penstock.testing.faults import WorkerCrash
-from penstock.testing.inline import Inline
+from penstock.testing.inline import Inline, InlineTask
+from penstock.testing.worker import ALONE
 from penstock.worker.handlers.actions import Registry, action
 
 Ran = list[Any]
@@ -248,6 +251,18 @@ async def test_a_time_limit_holds(inline: Inline) -> None:
     assert inline.tasks[0].error["data"]["type"] == "TaskTimeout"
 
 
+async def test_what_a_handler_logs_and_emits_is_kept(inline: Inline) -> None:
+    @action("talk", registry=inline._registry, output="prints")
+    async def talk(ctx: Context) -> None:
+        logging.getLogger("shop").warning("running low of %s", "pens")
+        await ctx.emit({"n": 1})
+        print("printed")
+
+    await penstock.enqueue(None, "talk")
+    (task,) = await inline.drain()
+    assert (task.logs, task.chunks) == (["running low of pens", "printed"], [{"n": 1}])
+
+
 async def test_steps_are_kept_over_attempts_crashes_and_suspensions(inline: Inline, ran: Ran) -> None:
     @action("order", registry=inline._registry, backoff=penstock.Backoff(10, 2, 100, 0))
     async def order(ctx: Context) -> Any:
@@ -271,3 +286,106 @@ async def test_steps_are_kept_over_attempts_crashes_and_suspensions(inline: Inli
     assert (task.result, ran, [key[0] for key in task.steps]) == (
         {"by": "Ann"}, ["charge", "mail"], ["charge", "mail", "ctx.sleep", "ctx.event"],
     )  # fmt: skip
+
+
+async def test_a_handler_puts_its_task_off_and_holds_its_key_without_spending_attempts(monkeypatch: Any) -> None:
+    registry, ran = Registry(), list[str]()
+
+    @action("sync", registry=registry)
+    async def sync(account: str) -> str:
+        ran.append(account)
+        if ran == ["a"]:
+            raise penstock.RateLimited(retry_after=60, key=account)
+        if account == "poll" and len(ran) < 5:
+            raise penstock.Snooze(timedelta(minutes=5), "not ready")
+        return account
+
+    inline = Inline(registry)
+    monkeypatch.setattr(in_process, "substitute", inline)
+
+    async def add(key: str) -> InlineTask:
+        task = await sync.with_options(limit_key=key, max_attempts=1).enqueue(key)
+        return inline.tasks[task.id - 1]
+
+    first, poll = await add("a"), await add("poll")
+    await inline.drain()
+    second, other = await add("a"), await add("b")
+    await inline.drain()
+    assert [one.state for one in (first, second, other, poll)] == ["SCHEDULED", "SCHEDULED", "SUCCESS", "SCHEDULED"]
+    assert (first.snoozes, second.snoozes, poll.snoozes, first.attempts) == (1, 0, 1, 0)
+    inline.clock.advance(seconds=60)
+    await inline.drain()
+    assert (first.state, second.state, poll.state) == ("SUCCESS", "SUCCESS", "SCHEDULED")
+    inline.clock.advance(minutes=5)
+    await inline.drain()
+    assert (poll.state, poll.attempts, poll.errors) == ("SUCCESS", 1, [])
+    with Client() as client:
+        assert client.status(poll.id, detail=True)["snoozes"] == 1
+
+
+async def test_a_task_is_put_off_so_often_and_then_fails(monkeypatch: Any) -> None:
+    registry = Registry()
+
+    @action("poll", registry=registry)
+    async def poll() -> None:
+        raise penstock.Snooze(1)
+
+    inline = Inline(registry)
+    monkeypatch.setattr(in_process, "substitute", inline)
+    monkeypatch.setattr(inline, "_settings", load_settings(**ALONE, snooze_limit=2))
+    await poll.enqueue()
+    for _ in range(3):
+        await inline.drain()
+        inline.clock.advance(seconds=1)
+    (task,) = inline.tasks
+    assert (task.state, task.snoozes, task.error["data"]["type"]) == ("CRITICAL_ERROR", 2, "PutOffTooOften")
+
+
+@pytest.mark.parametrize("step", ["charge", "charge#2", "ship"])
+async def test_a_worker_that_dies_after_a_reported_step_runs_each_step_once(monkeypatch: Any, step: str) -> None:
+    registry, ran = Registry(), list[str]()
+
+    @action("order", registry=registry)
+    async def order(ctx: Context) -> int:
+        for name in ("charge", "charge", "ship"):
+            await ctx.step(name, ran.append, name)
+        return len(ran)
+
+    inline = Inline(registry)
+    monkeypatch.setattr(in_process, "substitute", inline)
+    inline.crash("order", after_step=step)
+    inline.crash("another", after_step=step)
+    await order.enqueue()
+    await inline.drain()
+    (task,) = inline.tasks
+    assert (task.state, task.result, task.attempts) == ("SUCCESS", 3, 1)
+    assert ran == ["charge", "charge", "ship"]
+
+
+def test_a_crash_needs_a_place(inline: Inline) -> None:
+    with pytest.raises(ValueError, match="needs a place"):
+        inline.crash("note", before_answer=False)
+
+
+async def test_a_handler_spawns_another_with_checked_arguments(monkeypatch: Any) -> None:
+    registry = Registry()
+
+    @action("child", registry=registry)
+    async def child(n: int) -> int:
+        return n
+
+    @action("parent", registry=registry)
+    async def parent(ctx: Context) -> None:
+        ctx.spawn(child, 1)
+        ctx.spawn(child.with_options(priority=5), n=2)
+        with pytest.raises(penstock.InvalidParams, match="n is wrong"):
+            ctx.spawn(child, n="three")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="no 'unique_key'"):
+            ctx.spawn(child.with_options(unique_key="k"), n=4)
+
+    inline = Inline(registry)
+    monkeypatch.setattr(in_process, "substitute", inline)
+    await parent.enqueue()
+    await inline.drain()
+    told = [(task.payload, task.new.priority, task.result) for task in inline.enqueued("child")]
+    assert told == [({"n": 1}, 0, 1), ({"n": 2}, 5, 2)]

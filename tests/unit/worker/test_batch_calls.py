@@ -143,6 +143,7 @@ class World:
             progress=lambda *_: None,
             resources=Resources(in_child=False),
             send_step=lambda _attempt, _entry: asyncio.sleep(0),
+            send_output=lambda *_: None,
         )
 
     def attempt(self, handler: Handler, task_id: int, lease: Lease) -> Attempt:

@@ -11,6 +11,7 @@ import msgspec
 from markupsafe import Markup, escape
 
 from penstock.protocol.json_text import decode_any
+from penstock.protocol.output import OutputEntry
 from penstock.protocol.task import SHOWN_STATES
 from penstock.protocol.views import span, trimmed
 from penstock.runtime.logs import printable
@@ -111,5 +112,15 @@ def badge(state: str | None) -> Markup:
     return Markup('<span class="badge {}">{}</span>').format("s-" + escape(name.lower()), word(name))
 
 
-_FILTERS = (number, compact, span, when, pretty, plain, error_parts, segment, printable, word, badge)
+def output_line(entry: OutputEntry) -> str:
+    """A log line or chunk of a task, with its time of day."""
+    at = datetime.fromtimestamp(entry.at, UTC).strftime("%H:%M:%S.%f")[:-3]
+    if entry.is_chunk:
+        chunk = decode_any(bytes(entry.chunk))
+        return printable(f"{at}  {chunk if isinstance(chunk, str) else bytes(entry.chunk).decode()}")
+    source = f" {entry.logger}:" if entry.logger else ""
+    return printable(f"{at}  {entry.level or 'log'}{source} {entry.text}")
+
+
+_FILTERS = (number, compact, span, when, pretty, plain, error_parts, segment, printable, word, badge, output_line)
 FILTERS = {each.__name__: each for each in _FILTERS}

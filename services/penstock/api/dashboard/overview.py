@@ -16,6 +16,7 @@ import httpx
 from penstock.api.dashboard.page_request import PageRequest
 from penstock.api.dashboard.pages import load_tenant
 from penstock.protocol.task import State
+from penstock.runtime.budget import in_hand
 from penstock.settings.model import Settings
 from penstock.settings.values import named_url
 from penstock.tasks import views
@@ -71,8 +72,8 @@ class Overview:
     async def _read_cheap(self, request: PageRequest) -> dict[str, Any]:
         """Values that cost the same however many tasks there are."""
         now = await self._read_now(request)
-        async with request.methods.session() as session:
-            counted: dict[str, int] = dict(map(tuple, await session.fetch("read_rates", views.RATES_OVER_SECONDS)))
+        (rates,) = await request.methods.fetch(("read_rates", views.RATES_OVER_SECONDS))
+        counted: dict[str, int] = dict(map(tuple, rates))
         return now | {
             "is_whole": False,
             "rates": views.rates(counted),
@@ -98,15 +99,18 @@ class Overview:
             "backlog": sum(count for _, count in live_states),
             "live_states": live_states,
             "settings": self._settings,
+            "age_seconds": in_hand().age_seconds,
         }
         self._read_at = monotonic()
         return self._values
 
     async def _read_now(self, request: PageRequest) -> dict[str, Any]:
         """Values that change every second."""
+        lately, (flight,) = await request.methods.fetch(
+            ("read_history", LATELY_STEPS * LATELY_STEP_SECONDS, LATELY_STEP_SECONDS),
+            ("read_in_flight", COUNTED_IN_FLIGHT),
+        )
         async with request.methods.session() as session:
-            lately = await session.fetch("read_history", LATELY_STEPS * LATELY_STEP_SECONDS, LATELY_STEP_SECONDS)
-            flight = (await session.fetch("read_in_flight", COUNTED_IN_FLIGHT))[0]
             connections = await session.fetch("read_connections")
         ended = [row["step"] for row in lately if _KINDS.get(row["event"]) in ("ok", "bad")]
         return {
@@ -122,10 +126,11 @@ class Overview:
         """Values that are more expensive to read and change slowly; cached for some seconds."""
         if self._history is not None and monotonic() - self._history_at < HISTORY_CACHE_SECONDS:
             return self._history
-        async with request.methods.session() as session:
-            hour = await session.fetch("read_history", HOUR_SECONDS, MINUTE_SECONDS)
-            successes = await session.fetch("read_recent_successes", SAMPLE)
-            failures = await session.fetch("read_recent_failures", FAILURES)
+        hour, successes, failures = await request.methods.fetch(
+            ("read_history", HOUR_SECONDS, MINUTE_SECONDS),
+            ("read_recent_successes", SAMPLE),
+            ("read_recent_failures", FAILURES),
+        )
         self._history_at = monotonic()
         self._history = {
             "throughput": _throughput(hour),

@@ -15,8 +15,10 @@ from penstock.api.dashboard.page_request import PAGE_ROWS, Page, PageRequest, la
 from penstock.api.dashboard.timeline import timeline, waterfall
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import InvalidParams, QueueAway
+from penstock.protocol.output import Seen
 from penstock.protocol.task import State
 from penstock.protocol.tenant import EVERY_TENANT
+from penstock.tasks import output
 from penstock.tasks.bulk import COUNTED, Operation
 from penstock.workflows.model import WorkflowState
 
@@ -50,6 +52,10 @@ def list_page(
     return Page(path, template, load, method)
 
 
+_OUTPUT_BYTES = 1024 * 1024  # of a task that are read
+_OUTPUT_ENTRIES = 300  # the newest of them, which its page shows
+
+
 async def load_tasks(request: PageRequest) -> dict[str, Any]:
     query = request.query
     wanted = query["id"]
@@ -77,6 +83,7 @@ async def load_task(request: PageRequest) -> dict[str, Any]:
     task = await request.call("status", id=request.path["id"], detail=True)
     async with request.methods.session() as session:
         rows = await session.fetch("read_life", task.id)
+        parts, _ = await output.read(session, task.id, Seen(), room_bytes=_OUTPUT_BYTES)
     life = rows[0] if rows else None
     explanation = None if task.state.final else await request.call("task.explain", id=task.id)
     trace_url = request.settings.trace_url
@@ -87,6 +94,8 @@ async def load_task(request: PageRequest) -> dict[str, Any]:
         "trace_url": trace_url and task.trace_id and trace_url.replace("{trace_id}", task.trace_id),
         "events": timeline(task, life, datetime.now(UTC)),
         "steps": waterfall(task),
+        "output": [(part.claim, entry) for part in parts for entry in part.entries][-_OUTPUT_ENTRIES:],
+        "dropped": sum({part.claim: part.dropped for part in parts}.values()),
     }
 
 
@@ -146,15 +155,20 @@ async def load_dead(request: PageRequest) -> dict[str, Any]:
 
 async def load_actions(request: PageRequest) -> dict[str, Any]:
     """Every action with tasks or limits; routes; ordering keys that a failed task holds."""
-    stats, limited, routes, held = await asyncio.gather(
+    stats, limited, announced, routes, held = await asyncio.gather(
         request.call("stats"),
         request.call("action.list"),
+        request.call("action.announced"),
         request.call("route.list"),
         request.call("ordering.list", limit=PAGE_ROWS),
     )
     counts = stats.actions
     limits = {action.action: action for action in limited.actions}
-    actions = [(name, counts.get(name, {}), limits.get(name)) for name in sorted({*counts, *limits})]
+    workers = {action.action: action for action in announced.actions}
+    actions = [
+        (name, counts.get(name, {}), limits.get(name), workers.get(name))
+        for name in sorted({*counts, *limits, *workers})
+    ]
     return {"actions": actions, "routes": routes.routes, "held": held.keys}
 
 

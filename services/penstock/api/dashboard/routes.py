@@ -19,15 +19,17 @@ from penstock.api.access import Authenticator
 from penstock.api.audit import set_actor
 from penstock.api.dashboard import browser_sessions, form_actions, formats, overview
 from penstock.api.dashboard.browser_sessions import SESSION_COOKIE, BrowserSession, local_path
-from penstock.api.dashboard.live import Streams
+from penstock.api.dashboard.live import follow
 from penstock.api.dashboard.page_request import Page, PageRequest, cleaned
 from penstock.api.dashboard.pages import PAGES
 from penstock.api.dispatch import Methods
 from penstock.api.http import read_body
 from penstock.api.rpc import masked
+from penstock.api.streams import Streams
 from penstock.protocol import errors
 from penstock.protocol.caller import bind
 from penstock.protocol.version import __version__
+from penstock.runtime.budget import in_hand
 from penstock.settings.model import Settings
 
 SIGN_IN_BYTES = 16 * 1024  # of a form that anyone may send
@@ -144,6 +146,7 @@ class Dashboard:
             return Response(status_code=503 if page.live else 204)
 
         async def render() -> str | None:
+            in_hand().age_seconds = None
             try:
                 current = await self._identify(request)
                 if not current.may(page.method):
@@ -159,9 +162,9 @@ class Dashboard:
                 return self._templates.get_template("trouble.html").render(problem=problem)
             template = self._templates.get_template(values.get("template", page.template))
             context = template.new_context(self._context(request, current, values, live=page.live))
-            return "".join(template.blocks["live"](context))
+            return "".join([*template.blocks["live"](context), context["ui"].age(context["age_seconds"])])
 
-        return StreamingResponse(self._streams.follow(browser.caller.key, render), media_type="text/event-stream")
+        return StreamingResponse(follow(self._streams, browser.caller.key, render), media_type="text/event-stream")
 
     async def _do(self, request: Request, browser: BrowserSession) -> Response:
         """Carry out a form; redirect to the next page with the outcome."""
@@ -242,6 +245,7 @@ class Dashboard:
             "back": _address(request),
             "flash": browser_sessions.flash_of(request),
             "live": live,
+            "age_seconds": in_hand().age_seconds,
             **values,
         }
 

@@ -17,7 +17,7 @@ from typing import Any
 from penstock.brokers.kafka.library import confluent, error_text, open_client
 from penstock.brokers.kafka.messages import Partition, Position, Received
 from penstock.protocol.errors import Unavailable
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 
 _CALLBACK_SECONDS = 30.0
 _SLICE_SECONDS = 0.01  # a receive lets other calls in after so long
@@ -25,8 +25,6 @@ _REBALANCE_SECONDS = 2.0  # so long a commit waits until all members have their 
 _AGAIN_SECONDS = 0.05
 _POSITIONS_SECONDS = 5.0  # until an answer about positions comes
 _LATE = ("ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "FENCED_INSTANCE_ID")
-
-log = get_logger()
 
 Callback = Callable[[Sequence[Partition]], Any]
 

@@ -19,12 +19,10 @@ from penstock.brokers.kafka.group_reader import Write
 from penstock.brokers.kafka.messages import Received, message_of, receives_of, record_again
 from penstock.brokers.leases import MessageLeases
 from penstock.protocol.errors import Unavailable
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 
 _POLL_SECONDS = 0.25
-
-log = get_logger()
 
 
 class DeadLetterReader:

@@ -16,7 +16,7 @@ from penstock.brokers.kafka.messages import Partition, Position, Received, Recor
 from penstock.brokers.kafka.offsets import Progress
 from penstock.brokers.leases import MessageLeases
 from penstock.protocol.errors import Unavailable
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.periodic import Pauses, is_set_within
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
@@ -28,8 +28,6 @@ _AHEAD_BYTES = 16 * 1024 * 1024
 _POLL_SECONDS = 0.25
 _COMMIT_SECONDS = 0.5
 _AGAIN_SECONDS = 2.0  # until the next try to write a message again
-
-log = get_logger()
 
 
 @dataclass(slots=True)

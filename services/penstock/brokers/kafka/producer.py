@@ -16,13 +16,11 @@ from typing import Any
 from penstock.brokers.kafka.library import REFUSALS, error_text, open_client
 from penstock.brokers.kafka.messages import Delivery, Record
 from penstock.protocol.errors import Unavailable
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 
 _POLL_SECONDS = 0.1
 _FULL_PAUSE_SECONDS = 0.02
 _UNHEARD_OF = Delivery(error="the producer ended before it was heard whether the record arrived")
-
-log = get_logger()
 
 
 class KafkaProducer:

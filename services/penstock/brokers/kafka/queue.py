@@ -22,7 +22,7 @@ from penstock.brokers.kafka.messages import Record, record_of
 from penstock.brokers.kafka.producer import KafkaProducer
 from penstock.brokers.leases import LeasingTransport
 from penstock.protocol.errors import SettingsError, Unavailable
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
 
@@ -38,8 +38,6 @@ LIMITS = Limits(
     outlives_connection=False,
     makes_queues=True,
 )
-
-log = get_logger()
 
 
 class KafkaTransport(LeasingTransport):

@@ -21,7 +21,7 @@ from penstock.brokers.base import MAX_RECEIVES, QueueMissing
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.version import __version__
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX, BrokerUrl, parse_broker_url
 
 ANSWER_SECONDS = 10.0  # of any call but a wait for messages
@@ -30,7 +30,6 @@ _MOST_PUBLISHERS = 32
 _NO_LIMIT = 1_000_000_000  # deliveries of a dead letter, which is received often; newer brokers have a default
 _REST_SECONDS = 0.5  # after a connection that failed, before the next try
 
-log = get_logger()
 logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # it logs what it raises, and so do we
 
 T = TypeVar("T")

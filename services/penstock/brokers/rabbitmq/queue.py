@@ -27,7 +27,7 @@ from penstock.brokers.base import MESSAGE_ID, Limits, Message, Outgoing, QueueMi
 from penstock.brokers.leases import LeasingTransport, MessageLeases
 from penstock.brokers.rabbitmq.connection import Link, Links, TooLargeForBroker
 from penstock.protocol.errors import Unavailable
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.periodic import is_set_within
 from penstock.settings.model import Settings
 
@@ -47,8 +47,6 @@ SENT_HEADER = "penstock_sent_ms"  # epoch; AMQP's own timestamp has whole second
 _DELIVERIES_HEADER = "x-delivery-count"  # of quorum queues: how often it was returned
 _IN_ONE_GO = 100  # publishes that wait for their confirmation at once
 _LATE_TAGS = 8  # cancelled consumers whose last deliveries may still come
-
-log = get_logger()
 
 
 class AmqpTransport(LeasingTransport):

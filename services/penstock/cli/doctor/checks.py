@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 
+from penstock.api.dashboard.overview import ProcessProbe
 from penstock.cli.doctor.database import examine_database
 from penstock.cli.doctor.deliveries import examine_deliveries
 from penstock.cli.doctor.findings import Report
@@ -14,6 +15,7 @@ from penstock.client.client import Client
 from penstock.payloads.bucket import Bucket, folder_of, new_name
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable, RpcError, SettingsError, Unavailable
+from penstock.runtime.health import SATURATED
 from penstock.settings.model import Settings, misspelt_variables
 from penstock.settings.values import fingerprint, read_key
 
@@ -28,7 +30,7 @@ async def examine(settings: Settings, report: Report, *, invariants: bool = Fals
     """Check everything, one part after the other. invariants: what is stored too."""
     _examine_settings(settings, report)
     examine_deliveries(settings, report)
-    for examine_part in (examine_payloads, examine_database, examine_queues, _examine_api):
+    for examine_part in (examine_payloads, examine_database, examine_queues, _examine_api, _examine_processes):
         await examine_part(settings, report)
     if invariants:
         await examine_stored(settings, report)
@@ -90,6 +92,24 @@ async def _examine_bucket(bucket: Bucket, folder: str, report: Report) -> None:
         report("error", "payload bucket", str(exc), fix)
     else:
         report("error", "payload bucket", f"{bucket.url} has an object under a name chosen just now", "look at it")
+
+
+async def _examine_processes(settings: Settings, report: Report) -> None:
+    """What the processes that the dashboard shows say of themselves; no finding if none is set."""
+    probe = ProcessProbe(settings.dashboard_processes)
+    await probe.probe()
+    for process in probe.latest():
+        if not process.ready:
+            fix = "start it, or correct PENSTOCK_DASHBOARD_PROCESSES"
+            report("warning", "processes", f"{process.name}: {process.text}", fix)
+        elif process.text.startswith(SATURATED):
+            fix = (
+                "raise PENSTOCK_WORKER_THREADS, PENSTOCK_WORKER_PROCESSES or PENSTOCK_WORKER_CONCURRENCY, run more "
+                "workers, or find handlers that block by penstock_loop_lag_seconds"
+            )
+            report("warning", "processes", f"{process.name}: {process.text}", fix)
+        else:
+            report("ok", "processes", f"{process.name} is ready")
 
 
 async def _examine_api(settings: Settings, report: Report) -> None:

@@ -13,10 +13,12 @@ from penstock.cli.doctor.findings import Level, Report
 from penstock.db.driver_errors import Translated
 from penstock.db.grants import is_needed
 from penstock.db.migrate import head_revision, revisions
-from penstock.db.opening import open_store
+from penstock.db.opening import open_replica, open_store
 from penstock.db.pool import Store
 from penstock.db.pooler import is_direct
+from penstock.db.replica import Replica
 from penstock.db.session import Session
+from penstock.limits.announced import list_announced
 from penstock.protocol.errors import PenstockError
 from penstock.runtime.periodic import is_set_within
 from penstock.settings.model import Settings
@@ -24,6 +26,9 @@ from penstock.settings.model import Settings
 OLDEST, NEWEST = 14, 18  # major versions that the tests have seen, or that are promised
 PROCESSES = ("submitter", "scheduler", "resulter", "supervisor", "api")
 _LONG_TRANSACTION_SECONDS = 300
+_IDLE_SECONDS = 60  # so often, at least, an idle process uses each of its connections
+_SHORT_STATEMENT_SECONDS = 3
+_LOOK_SECONDS = 0.05
 _NOT_SESSION = (
     "set PENSTOCK_DATABASE_POOLER=transaction, or leave it unset; docs/postgres.md, Poolers, names what the role needs "
     "for a pooler in session mode"
@@ -58,6 +63,10 @@ async def examine_database(settings: Settings, report: Report) -> None:
             else:
                 report("ok", "connection settings", "what is asked for is in force")
             await _examine_server(session, settings, report, is_pooled=store.is_pooled)
+            await _examine_announced(session, report)
+        if (replica := open_replica(settings, store)) is not None:
+            await _examine_replica(replica, settings, report)
+            await replica.close()
     except PenstockError as exc:
         seen = str(exc).splitlines()[0]
         if "unsupported startup parameter" in str(exc):
@@ -72,6 +81,20 @@ async def examine_database(settings: Settings, report: Report) -> None:
             report("error", "database", seen, fix)
     finally:
         await store.close()
+
+
+async def _examine_announced(session: Session, report: Report) -> None:
+    """Whether tasks wait for a worker; nothing where the schema is older, or may not be read."""
+    try:
+        found = await list_announced(session)
+    except PenstockError:
+        return
+    for action in [action for action in found if action.waiting and not action.workers]:
+        seen = "was never announced" if action.seen_at is None else f"was last announced at {action.seen_at}"
+        problem = f"no worker runs {action.action}, which {seen}; {action.waiting} tasks wait for one"
+        report("warning", "actions", problem, "start workers that have it, or cancel its tasks")
+    if running := sum(action.workers > 0 for action in found):
+        report("ok", "actions", f"workers announce {running}")
 
 
 async def _examine_pooler(store: Store, settings: Settings, report: Report) -> None:
@@ -104,7 +127,7 @@ async def _hears(store: Store) -> bool:
     try:
         await connection.add_listener(_CHANNEL, lambda *_: heard.set())
         async with store.session() as session:
-            await session.fetch("notify_work", _CHANNEL)
+            await session.fetch("notify_work", _CHANNEL, "")
         return await is_set_within(heard, _WAKE_UP_SECONDS)
     finally:
         connection.terminate()
@@ -127,6 +150,7 @@ async def _examine_server(session: Session, settings: Settings, report: Report, 
     (server,) = await session.fetch("read_server")
     now = (before + time.time()) / 2
     _examine_configuration(server, report)
+    _examine_timeouts(server, settings, report)
     wanted = len(PROCESSES) * settings.database_pool_size
     room, connected = server["connections"], server["connected"]
     seen = f"{connected} of {room} connections in use; one of each process may take {wanted}"
@@ -140,10 +164,53 @@ async def _examine_server(session: Session, settings: Settings, report: Report, 
     if not server["has_schema"]:
         report("error", "schema", "there is none", "run `penstock migrate`")
     elif not server["may_use_schema"]:
-        report("error", "privileges", "this role may not use the schema penstock", _GRANT)
+        report("error", "privileges", f"this role may not use the schema {settings.database_schema}", _GRANT)
     else:
-        await _examine_schema(session, report)
+        await _examine_schema(session, settings, report)
         await _examine_use(session, report, is_pooled=is_pooled)
+
+
+async def _examine_replica(replica: Replica, settings: Settings, report: Report) -> None:
+    """Whether the api may read from it, and how long it takes to show what the primary has now."""
+    limit = settings.database_read_max_age_seconds
+    try:
+        began = await replica.note_position()
+        while True:
+            async with replica.dated_session() as (session, as_of):
+                waited = time.monotonic() - began
+                if as_of >= began or waited > limit:
+                    server = (await session.fetch("read_server"))[0]
+                    break
+            await asyncio.sleep(_LOOK_SECONDS)
+    except PenstockError as exc:
+        fix = "name a streaming replica that runs, or unset it: until then all reads go to the primary"
+        report("warning", "read replica", str(exc).splitlines()[0], fix)
+    else:
+        if as_of < began:
+            seen = f"it lags by more than {limit:g} s, so all reads go to the primary"
+            fix = "look for long queries on it, a slow network or disk, or raise PENSTOCK_DATABASE_READ_MAX_AGE_SECONDS"
+            report("warning", "read replica", seen, fix)
+        elif not server["may_use_schema"]:
+            report("error", "read replica", "this role may not use the schema there", _GRANT)
+        else:
+            report("ok", "read replica", f"it follows the primary within {max(waited, 0.1):.1f} s")
+
+
+def _examine_timeouts(server: Any, settings: Settings, report: Report) -> None:
+    """Those that a role, a database or the server sets, and no process asks for."""
+    role = f"alter role {server['role']} set"
+    limit = settings.statement_timeout_seconds
+    if 0 < server["transaction_timeout"] <= limit:
+        seen = f"transaction_timeout ends transactions after {server['transaction_timeout']:g} s, before a statement's "
+        report("error", "timeouts", f"{seen}{limit:g} s", f"{role} transaction_timeout = 0")
+    elif 0 < server["idle_session_timeout"] <= _IDLE_SECONDS:
+        seen = f"idle_session_timeout closes connections that wait for work after {server['idle_session_timeout']:g} s"
+        report("warning", "timeouts", seen, f"{role} idle_session_timeout = 0")
+    elif limit < _SHORT_STATEMENT_SECONDS:
+        seen = f"statements are cancelled after {limit:g} s: one of a thousand tasks takes longer on a busy server"
+        report("warning", "timeouts", seen, "set PENSTOCK_STATEMENT_TIMEOUT_SECONDS to 30, the default")
+    else:
+        report("ok", "timeouts", f"a statement has {limit:g} s, and nothing else ends it earlier")
 
 
 def _examine_configuration(server: Any, report: Report) -> None:
@@ -170,7 +237,7 @@ def _examine_configuration(server: Any, report: Report) -> None:
         report("warning", "autovacuum", "off: dead rows of the live table slow every claim down", "set autovacuum = on")
 
 
-async def _examine_schema(session: Session, report: Report) -> None:
+async def _examine_schema(session: Session, settings: Settings, report: Report) -> None:
     await _examine_privileges(session, report)
     published = await session.fetch("list_published_without_identity")
     if published:
@@ -178,11 +245,13 @@ async def _examine_schema(session: Session, report: Report) -> None:
         report(
             "error", "publications", f"{published[0]['publication']} publishes {names}, which have no replica "
             "identity: Postgres refuses their updates and deletes",
-            f"alter table penstock.{published[0]['name']} replica identity full",
+            f"alter table {settings.database_schema}.{published[0]['name']} replica identity full",
         )  # fmt: skip
     for row in await session.fetch("read_open_schema"):
         name = row["name"]
-        seen = f"every role may create in the schema {name}: functions beside penstock_enqueue that calls find first"
+        seen = (
+            f"every role may create in the schema {name}: functions beside the one of enqueueing that calls find first"
+        )
         report("warning", "enqueue functions", seen, f"revoke create on schema {name} from public")
     found, head = await session.value("read_schema_revision"), head_revision()
     if found == head:

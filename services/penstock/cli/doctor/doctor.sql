@@ -4,6 +4,10 @@
 -- The server and what of its settings matters; the clock is its own.
 select current_setting('server_version_num')::int as version, pg_is_in_recovery() as in_recovery,
        current_setting('default_transaction_read_only') = 'on' as read_only,
+       current_user::text as role,
+       -- In seconds, 0 for none; of 17 and later, of 14 and later.
+       coalesce((select setting::float8 / 1000 from pg_settings where name = 'transaction_timeout'), 0) as transaction_timeout,
+       coalesce((select setting::float8 / 1000 from pg_settings where name = 'idle_session_timeout'), 0) as idle_session_timeout,
        current_setting('fsync') = 'on' as fsync, current_setting('synchronous_commit') as synchronous_commit,
        current_setting('autovacuum') = 'on' as autovacuum,
        current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int as connections,

@@ -24,9 +24,7 @@ from penstock.db.notify import Notifier
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import Refused, RpcError
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
-
-log = get_logger()
+from penstock.runtime.logs import log
 
 
 class Clockwork:

@@ -16,12 +16,10 @@ from penstock.compat.topics.schedules import OverLimit, Undecodable, source_of
 from penstock.db.session import Session
 from penstock.protocol.errors import SettingsError
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
 from penstock.tasks import enqueue
-
-log = get_logger()
 
 REJECTED_SOURCE = "kafka-source"  # of rejected messages that were records of a topic of schedules
 

@@ -22,7 +22,7 @@ from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.protocol.errors import PenstockError, Refused, Unavailable
 from penstock.runtime.halving import in_halves
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.loop import Service, SideTask
 from penstock.settings.model import Settings
 
@@ -30,8 +30,6 @@ RECORDS_AT_ONCE = 1000
 _WAIT_SECONDS = 0.5
 _COMMIT_SECONDS = 1.0
 _RELEASED_AT_ONCE = 5000
-
-log = get_logger()
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.protocol.errors import RateLimited
 from penstock.protocol.webhook_signatures import signature_headers
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
@@ -29,6 +30,7 @@ DEFAULT_EXPECTED = ("200-299",)
 # Another attempt would get the same. 408, 425 and 429 ask for a later one, and 5xx may pass.
 DEFAULT_FINAL = ("300-407", "409-424", "426-428", "430-499")
 DEFAULT_KEPT_HEADERS = ("content-type", "date", "etag", "last-modified", "location", "retry-after", "x-request-id")
+_ASK_TO_WAIT = (429, 503)  # with Retry-After: the attempt does not count, and tasks of the same limit_key wait too
 _SHOWN_CHARS = 300  # of an unexpected answer's body, in the error
 _KEPT_HEADER_CHARS = 1000
 _MAX_KEPT_HEADERS = 50
@@ -134,6 +136,8 @@ class Requests:
             shortest = min(self._settings.retry_base_seconds, longest)
             # A little more, so that not all come at once.
             pause = min(max(pause, shortest) * random.uniform(1, 1 + self._settings.retry_jitter), longest)
+            if reply.status in _ASK_TO_WAIT:
+                raise RateLimited(pause, key=True, reason=text)
         raise NotDelivered(text, pause)
 
     def _result(self, reply: Response, limit_bytes: int, keep_headers: Sequence[str] | None) -> dict[str, Any]:

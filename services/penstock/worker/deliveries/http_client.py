@@ -22,7 +22,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from penstock.protocol.version import __version__
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.settings.address_policy import AddressPolicy, address_of
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
@@ -45,8 +45,6 @@ _KEPT_FOR_OTHERS = frozenset(("accept", "accept-encoding", "accept-language", "c
 _CONTENT = frozenset(("content-type", "content-encoding", "content-language"))
 _IDLE_SECONDS = 30.0
 _TRUSTED_KEPT = 10_000
-
-log = get_logger()
 
 
 class AddressRefused(Undeliverable):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.protocol.errors import SettingsError
 from penstock.protocol.spelling import nearest
 from penstock.protocol.task import BUILT_IN_ACTIONS
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
 from penstock.worker.handlers.actions import Registry, action
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 # Action -> extra of the package that brings what it needs beyond a plain worker's libraries.
 EXTRAS: dict[str, str] = {"amqp.publish": "rabbitmq", "kafka.publish": "kafka"}
-
-log = get_logger()
 
 
 class Deliveries:

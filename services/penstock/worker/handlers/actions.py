@@ -16,19 +16,20 @@ import msgspec
 
 from penstock.protocol.errors import SettingsError, UnexpectedResult
 from penstock.protocol.json_text import dumps, to_builtins
+from penstock.protocol.output import MODES, OutputMode
 from penstock.protocol.retry import Backoff
 from penstock.protocol.task import ACTION_MAX_CHARS, MAX_ATTEMPTS_LIMIT
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.worker.handlers.context import Call, Context, Wait
 from penstock.worker.handlers.enqueueing import Action, ActionFunction
 from penstock.worker.handlers.outcomes import is_number
 from penstock.worker.handlers.parameters import Parameters, batch_fit, injected, place, result_converter
+from penstock.worker.handlers.schemas import schemas
 
 _MAX_BATCH = 10_000
 _MAX_LINGER_SECONDS = 60.0
 _DEFAULT_LINGER_SECONDS = 0.05
 
-log = get_logger()
 P = ParamSpec("P")
 R = TypeVar("R")
 Item = TypeVar("Item")
@@ -39,9 +40,10 @@ class Handler:
     """A registered function with its options; those that are None are left to the task or the settings.
 
     timeout: seconds. batch: the tasks of one call, None for a handler of one task; linger_seconds: how long the first
-    of them waits for the others. process: it runs in a child process, where the worker has any. takes_context: as its
-    first argument. injected: types of the parameters that lifespans give. fit: converts a task's parameters, raw JSON,
-    to the other arguments, or for a task of a batch to the type that its calls hold; raises InvalidParams.
+    of them waits for the others. process: it runs in a child process, where the worker has any. output: what of it is
+    kept, None for PENSTOCK_TASK_OUTPUT. takes_context: as its first argument. injected: types of the parameters that
+    lifespans give. fit: converts a task's parameters, raw JSON, to the other arguments, or for a task of a batch to the
+    type that its calls hold; raises InvalidParams.
     Raises SettingsError for a function that cannot be a handler, an invalid name or invalid numbers.
     """
 
@@ -55,6 +57,7 @@ class Handler:
     batch: int | None = None
     linger: InitVar[float | None] = None
     process: bool = False
+    output: OutputMode | None = None
     linger_seconds: float = field(init=False)
     is_async: bool = field(init=False)
     takes_context: bool = field(init=False, default=False)
@@ -83,6 +86,8 @@ class Handler:
                 raise SettingsError(f"action {name!r}: {option} must be 1 to {MAX_ATTEMPTS_LIMIT}, not {most!r}")
         if type(self.process) is not bool:
             raise SettingsError(f"action {name!r}: process must be True or False, not {self.process!r}")
+        if self.output is not None and self.output not in MODES:
+            raise SettingsError(f"action {name!r}: output must be one of {', '.join(MODES)}, not {self.output!r}")
         if self.timeout is not None and not (is_number(self.timeout) and 0 < self.timeout < math.inf):
             raise SettingsError(f"action {name!r}: timeout must be above 0 seconds, not {self.timeout!r}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -105,6 +110,12 @@ class Handler:
         payload = to_builtins(self._payload(args, kwargs))
         self.fit(dumps(payload).encode())
         return payload
+
+    @property
+    def schemas(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """JSON Schemas of the payload and of the result."""
+        is_batched = self.batch is not None
+        return schemas(self.name, self.function, is_batched=is_batched, takes_context=self.takes_context)
 
     def read_result(self, task_id: int, result: Any) -> Any:
         """A task's result, decoded JSON, as the annotated type. Raises UnexpectedResult, SettingsError."""
@@ -150,6 +161,7 @@ class ActionOptions(TypedDict, total=False):
     timeout: float | None
     backoff: Backoff | None
     process: bool
+    output: OutputMode | None
 
 
 class Decorator(Protocol):
@@ -221,6 +233,7 @@ def action(name: Any = None, *, registry: Registry = REGISTRY, **options: Any) -
     max_attempts: lowers the task's own cap. bad_params_attempts: of a task whose parameters do not fit, None for
     PENSTOCK_BAD_PARAMS_ATTEMPTS. timeout: seconds that one attempt may run, unless the task has its own. backoff:
     delays between attempts. process: run it in a child process of the worker, whose death fails this attempt alone.
+    output: keep what a task emits ("chunks"), logs too ("logs"), prints too ("prints"), or nothing ("off").
     batch: the function takes up to so many tasks at once, as a ``list[Call[MyParams]]`` alone, and returns a list with
     one answer for each, in their order: a result, an exception (Retry, Fail or any other) that fails this task alone,
     or its ``ctx.wait()``. linger: seconds that the first task waits for others, 0.05 unless given.

@@ -10,14 +10,15 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from penstock.protocol.journal import EVENT, LONGEST_SLEEP_SECONDS, SLEEP, Entry, decode_entries
 from penstock.protocol.json_text import dumps
 from penstock.protocol.reports import check_token, check_wait_seconds, make_token
 from penstock.protocol.requests import prepared
 from penstock.protocol.task import ACTION_MAX_CHARS
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import task_log
+from penstock.worker.handlers.enqueueing import Action
 from penstock.worker.handlers.outcomes import is_number
 from penstock.worker.handlers.steps import Journal, Step, StepPort, Steps, replayed
 
@@ -30,8 +31,10 @@ _SPAWN_OPTIONS = {
 _lock = threading.Lock()  # for all cancellations: it is held briefly
 
 Report = Callable[[float | None, str | None], None]
+Emit = Callable[[bytes], None]
 OnTimeout = Literal["retry", "fail"]
 Params = TypeVar("Params")
+P = ParamSpec("P")
 
 
 @types.coroutine
@@ -108,6 +111,7 @@ class Context:
     cancellation: set when the task is no longer this worker's. tenant: from the scheduler, not the payload.
     spawned: the tasks that go with the result, as JSON texts of the arguments of ``spawn``. lease: of its message.
     journal: JSON text of the steps that earlier attempts have finished. step_port: the worker's side of further ones.
+    emitter: receives chunks as JSON, from any thread; None where output is off, so that they are dropped.
     """
 
     task_id: int
@@ -121,6 +125,7 @@ class Context:
     lease: Lease | None = None
     journal: str = ""
     step_port: StepPort | None = None
+    emitter: Emit | None = None
     _token: str | None = field(init=False, default=None)
     _steps: Steps | None = field(init=False, default=None)
 
@@ -149,28 +154,38 @@ class Context:
         if self.cancellation.is_set:
             raise TaskCancelled(f"task {self.task_id} is no longer claim {self.claim}'s")
 
-    def spawn(self, action: str, payload: Any = None, **options: Any) -> None:
+    @overload
+    def spawn(self, action: str, payload: Any = None, **options: Any) -> None: ...
+    @overload
+    def spawn(self, action: Action[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    def spawn(self, *args: Any, **given: Any) -> None:  # type: ignore[misc]  # mypy wants the names of both forms
         """Enqueue another task when, and only if, this attempt's result is accepted.
 
         It travels with the result, so a retried or lost attempt makes none twice. In a workflow it is a child of this
         step: the following steps wait for it too, and get its result as ``<step>/<name>``, the name being its number
         unless given. Otherwise it is a plain task.
-        options: those of ``enqueue`` but unique_key, unique and on_duplicate; and name, on_failure, compensate.
-        Raises ValueError for an unknown option, an empty action, or a payload that is no JSON object or array.
+        An action is given by its name, with a payload and options: those of ``enqueue`` but unique_key, unique and
+        on_duplicate; and name, on_failure, compensate. Or as its handler, ``ctx.spawn(resize, url="a.png")``, with
+        arguments that are checked, and the options of ``resize.with_options(priority=5)``.
+        Raises InvalidParams for arguments that do not fit, ValueError for an unknown option, an empty action, or a
+        payload that is no JSON object or array.
         """
+        if args and isinstance(args[0], Action):
+            given, args = args[0].bind(*args[1:], **given), ()
+        name, payload, options = _call_of(*args, **given)
         unknown = options.keys() - _SPAWN_OPTIONS
         if unknown:
             raise ValueError(f"spawn() takes no {min(unknown)!r}; it takes {', '.join(sorted(_SPAWN_OPTIONS))}")
-        if not isinstance(action, str) or not 1 <= len(action) <= ACTION_MAX_CHARS:
-            raise ValueError(f"spawn() takes an action of 1 to {ACTION_MAX_CHARS} characters, not {action!r}")
+        if not isinstance(name, str) or not 1 <= len(name) <= ACTION_MAX_CHARS:
+            raise ValueError(f"spawn() takes an action of 1 to {ACTION_MAX_CHARS} characters, not {name!r}")
         try:
-            given = dumps({} if payload is None else payload)
-            more = dumps({"action": action, **prepared(options)})
+            text = dumps({} if payload is None else payload)
+            more = dumps({"action": name, **prepared(options)})
         except (TypeError, ValueError, RecursionError) as exc:
-            raise ValueError(f"spawn() of {action!r}: what it is given cannot be written as JSON: {exc}") from None
-        if given[0] not in "{[":
+            raise ValueError(f"spawn() of {name!r}: what it is given cannot be written as JSON: {exc}") from None
+        if text[0] not in "{[":
             raise ValueError(f"spawn() takes an object or an array as payload, not {type(payload).__name__}")
-        self.spawned.append(f'{more[:-1]},"payload":{given}}}')
+        self.spawned.append(f'{more[:-1]},"payload":{text}}}')
 
     def wait_token(self) -> str:
         """A token that cannot be guessed, to hand out before :meth:`wait`; each attempt has its own."""
@@ -268,8 +283,8 @@ class Context:
 
     @property
     def log(self) -> Any:
-        """A logger whose lines carry the task's id, claim and action."""
-        return get_logger().bind(task_id=self.task_id, claim=self.claim, action=self.action)
+        """A logger whose lines carry the task's id, claim and action, and belong to its output where that is on."""
+        return task_log.bind(task_id=self.task_id, claim=self.claim, action=self.action)
 
     def note_settled(self, *, holds: bool) -> None:
         """The attempt is settled by `penstock.settle`; or holds its task no more, and ``cancelled`` is true."""
@@ -296,6 +311,24 @@ class Context:
         """As :meth:`progress`, for plain functions, where type checkers would miss an ``await``."""
         self.progress(percent, note)
 
+    def emit(self, chunk: Any) -> Awaitable[None]:
+        """Give out a chunk of output, any value that JSON has: readers of the task's events get it while it runs.
+
+        It returns at once, awaited or not; dropped above PENSTOCK_OUTPUT_LIMIT_BYTES, and where output is off.
+        Raises ValueError for what cannot be written as JSON.
+        """
+        if self.emitter is not None:
+            try:
+                encoded = dumps(chunk).encode()
+            except (TypeError, ValueError, RecursionError) as exc:
+                raise ValueError(f"the chunk, {type(chunk).__name__}, cannot be written as JSON: {exc}") from None
+            self.emitter(encoded)
+        return _done()
+
+    def emit_sync(self, chunk: Any) -> None:
+        """As :meth:`emit`, for plain functions, where type checkers would miss an ``await``."""
+        self.emit(chunk)
+
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Params]):
@@ -311,6 +344,10 @@ class Call(Generic[Params]):
         outcome: as in the list that the handler returns, whose entry for this task is ignored then.
         """
         self._answer(outcome)
+
+
+def _call_of(action: Any, payload: Any = None, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
+    return action, payload, options
 
 
 def _step_of(name: str | Step) -> Step:

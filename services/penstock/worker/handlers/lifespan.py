@@ -8,10 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar, overload
 
 from penstock.protocol.errors import SettingsError
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.worker.handlers.context import Context
-
-log = get_logger()
 
 Lifespan = Callable[[], AsyncGenerator[Any, None]]
 Hook = Callable[[Context], Iterator[None]]

@@ -1,4 +1,4 @@
-"""How a handler, or a step of it, fails on purpose: Retry, Fail."""
+"""How a handler, or a step of it, ends an attempt on purpose: Retry, Fail, Snooze."""
 
 from __future__ import annotations
 
@@ -13,12 +13,20 @@ class Retry(Exception):
     """
 
     def __init__(self, delay: float | timedelta | None = None, reason: str = "") -> None:
-        if isinstance(delay, timedelta):
-            delay = delay.total_seconds()
-        if delay is not None and not (is_number(delay) and 0 <= delay < math.inf):
-            raise ValueError(f"Retry(delay=...) takes seconds, 0 or more, not {delay!r}")
         super().__init__(reason or "the handler asked to be tried again")
-        self.delay = delay
+        self.delay = None if delay is None else _seconds("Retry", delay)
+
+
+class Snooze(Exception):
+    """Raised by a handler: run the task again later; this attempt does not count.
+
+    A task is put off so at most PENSTOCK_SNOOZE_LIMIT times, then it has failed. delay: seconds or a timedelta.
+    Raises ValueError for a delay that is neither.
+    """
+
+    def __init__(self, delay: float | timedelta, reason: str = "") -> None:
+        super().__init__(reason or "the handler asked to run later")
+        self.delay = _seconds("Snooze", delay)
 
 
 class Fail(Exception):
@@ -26,6 +34,13 @@ class Fail(Exception):
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason or "the handler gave up")
+
+
+def _seconds(what: str, delay: float | timedelta) -> float:
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    if not (is_number(seconds) and 0 <= seconds < math.inf):
+        raise ValueError(f"{what}(delay=...) takes seconds, 0 or more, not {delay!r}")
+    return seconds
 
 
 def is_number(value: object) -> bool:

@@ -149,7 +149,7 @@ def batch_fit(action: str, function: Callable[..., Any]) -> Callable[[msgspec.Ra
             "such as calls: list[Call[MyParams]]"
         )
     try:
-        convert = converter(_params_of(action, function, parameters[0]))
+        convert = converter(batch_params(action, function))
     except SettingsError:
         raise
     except Exception as exc:
@@ -160,8 +160,9 @@ def batch_fit(action: str, function: Callable[..., Any]) -> Callable[[msgspec.Ra
     return lambda params: check(read_params(params))
 
 
-def _params_of(action: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """The type in ``list[Call[...]]``, or Any."""
+def batch_params(action: str, function: Callable[..., Any]) -> Any:
+    """The type in ``list[Call[...]]`` of a batched function, or Any. Raises SettingsError."""
+    parameter = next(iter(inspect.signature(function).parameters.values()))
     if parameter.annotation is parameter.empty:
         return Any
     wanted = resolve(parameter.annotation, function)
@@ -183,21 +184,26 @@ def result_converter(action: str, function: Callable[..., Any], *, is_batched: b
 
     A wait stands for the result that it is answered with, which may be anything. Raises SettingsError.
     """
-    annotation = inspect.signature(function).return_annotation
-    if annotation is inspect.Signature.empty:
-        return lambda result: result
     try:
-        wanted = resolve(annotation, function)
-        if typing.get_origin(wanted) in (collections.abc.Awaitable, collections.abc.Coroutine):
-            wanted = typing.get_args(wanted)[-1]
-        if is_batched:
-            wanted = (typing.get_args(wanted) or (Any,))[0]
-        kinds = typing.get_args(wanted) if typing.get_origin(wanted) in (typing.Union, types.UnionType) else (wanted,)
-        results = [kind for kind in kinds if not (isinstance(kind, type) and issubclass(kind, (Wait, Exception)))]
-        convert = converter(typing.Union[tuple(results)]) if results else None  # noqa: UP007
+        convert = converter(result_type(function, is_batched=is_batched))
     except Exception as exc:
         raise uncheckable(action, function, "the result", exc) from None
     return convert or (lambda result: result)
+
+
+def result_type(function: Callable[..., Any], *, is_batched: bool) -> Any:
+    """The annotated type of a result, without waits and exceptions; Any without one. Raises for an unusable one."""
+    annotation = inspect.signature(function).return_annotation
+    if annotation is inspect.Signature.empty:
+        return Any
+    wanted = resolve(annotation, function)
+    if typing.get_origin(wanted) in (collections.abc.Awaitable, collections.abc.Coroutine):
+        wanted = typing.get_args(wanted)[-1]
+    if is_batched:
+        wanted = (typing.get_args(wanted) or (Any,))[0]
+    kinds = typing.get_args(wanted) if typing.get_origin(wanted) in (typing.Union, types.UnionType) else (wanted,)
+    results = [kind for kind in kinds if not (isinstance(kind, type) and issubclass(kind, (Wait, Exception)))]
+    return typing.Union[tuple(results)] if results else Any  # noqa: UP007
 
 
 def read_params(params: msgspec.Raw | bytes) -> Any:
@@ -258,11 +264,15 @@ def converter(wanted: Any) -> Callable[[Any], Any] | None:
     """Converts decoded JSON to a type, or raises msgspec.ValidationError; None for a type that any value fits."""
     if wanted is Any or wanted is object or isinstance(wanted, typing.TypeVar):
         return None
+    return partial(msgspec.convert, type=wanted) if is_checked_by_msgspec(wanted) else _by_pydantic(wanted)
+
+
+def is_checked_by_msgspec(wanted: Any) -> bool:
+    """Whether a type is msgspec's to check; else it is pydantic's."""
     if not _is_pydantics(wanted, []):
         with suppress(Exception):  # msgspec raises several kinds for what it cannot check
-            if not _holds_custom(msgspec.inspect.type_info(wanted), set()):
-                return partial(msgspec.convert, type=wanted)
-    return _by_pydantic(wanted)
+            return not _holds_custom(msgspec.inspect.type_info(wanted), set())
+    return False
 
 
 def _by_pydantic(wanted: Any) -> Callable[[Any], Any]:

@@ -21,9 +21,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from penstock.protocol.errors import RateLimited
 from penstock.protocol.journal import Entry, StepKey, StepPlace, check_step_name, read_error
 from penstock.protocol.retry import Backoff
-from penstock.worker.handlers.outcomes import Fail, Retry
+from penstock.worker.handlers.outcomes import Fail, Retry, Snooze
 
 _TIMEOUT_TYPE = "WaitTimeout"  # of the error of an event that did not come in time
 _BACKOFF = Backoff(1, 2, 60)
@@ -275,7 +276,8 @@ class _Trial:
         retries = self._step.retries
         if isinstance(exc, TimeoutError) and not str(exc) and self._step.timeout is not None:
             exc = TimeoutError(f"not finished after {self._step.timeout:g} s")
-        if not isinstance(exc, Fail) and (retries is None or isinstance(exc, StepFailed | StepChanged)):
+        ends_attempt = StepFailed | StepChanged | Snooze | RateLimited
+        if not isinstance(exc, Fail) and (retries is None or isinstance(exc, ends_attempt)):
             raise exc
         if isinstance(exc, Fail) or self._tries > (retries or 0):
             self._error = exc

@@ -26,10 +26,12 @@ from penstock.brokers.base import Message
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol import trace_context
 from penstock.protocol.requests import ClaimId, parse_claim_id
+from penstock.runtime.chaos import faults_of
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt, Batch
-from penstock.worker.handlers.actions import REGISTRY
+from penstock.worker.handlers.actions import REGISTRY, Registry
+from penstock.worker.handlers.chaos import with_faults
 from penstock.worker.handlers.lifespan import Resources
 from penstock.worker.leases import Lease
 from penstock.worker.processes.channel import Channel
@@ -38,6 +40,7 @@ from penstock.worker.result_sender import Timings
 from penstock.worker.runner import Answer, Runner, Unit
 from penstock.worker.threads import Threads
 
+_FLUSH_SECONDS = 0.05  # what a handler logs within it is lost when its process dies
 _HARD_LIMIT = 2  # times the memory limit: there allocations fail, before the kernel kills something
 
 
@@ -48,16 +51,19 @@ def run(connection: socket.socket, settings: Settings) -> int:
         with suppress(ValueError, OSError):  # the kernel does not know it
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     active.setup_tracing("worker", settings)
+    faults = faults_of(settings, f"child {os.getpid()} of a worker")
+    registry = REGISTRY if faults is None else with_faults(REGISTRY, faults)
     try:
-        return asyncio.run(_Child(Channel(connection), settings).live())
+        return asyncio.run(_Child(Channel(connection), settings, registry).live())
     finally:
         active.stop_tracing()
 
 
 class _Child:
-    def __init__(self, channel: Channel, settings: Settings) -> None:
+    def __init__(self, channel: Channel, settings: Settings, registry: Registry) -> None:
         self._channel = channel
         self._settings = settings
+        self._registry = registry
         self._stop = asyncio.Event()
 
     async def live(self) -> int:
@@ -65,10 +71,10 @@ class _Child:
         self._loop = asyncio.get_running_loop()
         try:
             await resources.open()
-            for handler in REGISTRY.values():
+            for handler in self._registry.values():
                 if handler.process:
                     resources.check(handler.name, handler.injected)
-            self._runner = _ChildRunner(self._settings, self._channel, resources)
+            self._runner = _ChildRunner(self._settings, self._channel, resources, self._registry)
             threading.Thread(target=self._read, name="channel", daemon=True).start()
             self._channel.send("ready")
             await self._stop.wait()
@@ -101,14 +107,16 @@ class _Child:
 class _ChildRunner(Runner):
     """A runner whose outcomes go to the channel. is_left: a handler went on after its time limit."""
 
-    def __init__(self, settings: Settings, channel: Channel, resources: Resources) -> None:
+    def __init__(self, settings: Settings, channel: Channel, resources: Resources, registry: Registry) -> None:
         self._channel = channel
+        self._registry = registry
         self._own_threads = Threads(1)
         super().__init__(
             settings, threads=self._own_threads, codec=PayloadCodec(settings), timings=Timings(),
             answer=lambda attempt, text: None, progress=self._send_progress, send_step=self._send_step,
-            resources=resources,
+            resources=resources, send_output=self._send_output_on,
         )  # fmt: skip
+        self._outputs.flush_seconds = _FLUSH_SECONDS
         self._codec = PayloadCodec()  # the worker opens payloads, and stores results
         self._steps = replace(self._steps, codec=self._codec)
         self._sent: dict[tuple[str, int], asyncio.Future[None]] = {}  # steps by claim id and number
@@ -130,7 +138,7 @@ class _ChildRunner(Runner):
     ) -> None:
         """Run one call, and wait for its end. tasks: of a batched handler several, each as :func:`task_of` gives it."""
         self._trace = trace
-        handler, now = REGISTRY[action], monotonic()
+        handler, now = self._registry[action], monotonic()
         attempts = []
         for claim_id, params, tenant, is_redelivered, journal in tasks:
             claim = parse_claim_id(claim_id) or ClaimId(0, 0)
@@ -178,6 +186,7 @@ class _ChildRunner(Runner):
 
     def _settle(self, attempt: Attempt, answer: Answer, ran: float) -> None:
         attempt.answered = True
+        self._outputs.end(attempt.output)
         text, problem = answer
         self._channel.send("answer", attempt.claim_id, "" if attempt.is_lost else text, problem, attempt.sleep)
 
@@ -204,6 +213,9 @@ class _ChildRunner(Runner):
 
     def _send_progress(self, attempt: Attempt, percent: float | None, note: str | None) -> None:
         self._channel.send("progress", attempt.claim_id, percent, note)
+
+    def _send_output_on(self, attempt: Attempt, entries: str, dropped: int) -> None:
+        self._channel.send("output", attempt.claim_id, entries, dropped)
 
 
 def resident_bytes() -> int:

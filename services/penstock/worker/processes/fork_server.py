@@ -20,15 +20,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from penstock.runtime.logs import get_logger, setup_logging, setup_root
+from penstock.runtime.logs import log, setup_logging, setup_root
 from penstock.settings.model import Settings
 from penstock.worker.handlers.actions import load_app
 from penstock.worker.processes import channel, child
 
 _PR_SET_PDEATHSIG = 1
 _KILLED_FIRST = "1000"  # by the kernel, when memory runs out: a child, not the worker
-
-log = get_logger()
 
 
 class ForkServer:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from subprocess import PIPE
 
 from penstock.runtime import metrics
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.periodic import Pauses
 from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
@@ -24,8 +24,6 @@ from penstock.worker.responses import Refusal
 _TICK_SECONDS = 0.5  # between two looks whether claims and leases of running tasks are lost
 _DEATH_SECONDS = 5.0  # in which the fork server reports the end of a child that was killed
 _STOP_SECONDS = 2.0  # for children to end when the worker stops
-
-log = get_logger()
 
 
 class ProcessDied(Refusal):

@@ -23,7 +23,7 @@ from penstock.db.session import Session
 from penstock.methods.table import read_command
 from penstock.protocol.errors import Refused, ScheduleNotFound
 from penstock.protocol.task import State
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.schedules.cron import CronError, timing
 from penstock.schedules.model import import_parts
 from penstock.schedules.policy import run_name
@@ -40,8 +40,6 @@ _COUNTED = 10_000  # a larger total is given as this
 _LIVE = tuple(state.value for state in State if not state.final)
 _FAILED = (State.CRITICAL_ERROR.value, State.CANCELLED.value)
 _STATES = {"scheduled": _LIVE, "success": (State.SUCCESS.value,), "failed": _FAILED}  # of executions -> of tasks
-
-log = get_logger()
 
 
 class Jobs(Records[Job]):

@@ -23,15 +23,13 @@ from penstock.compat.scheduler0.http.messages import Problem, answer
 from penstock.compat.scheduler0.http.records import Credentials, Projects
 from penstock.compat.scheduler0.http.tasks import AsyncTasks
 from penstock.protocol.errors import AccessDenied, Refused, RpcError, TooSlow, Unavailable
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 
 NOT_READY = "peer cannot accept requests"
 Handle = Callable[[Request, bytes], Awaitable[Response]]
 _CHANGES = frozenset({"POST", "PUT", "DELETE"})
 # Members of a body that the audit shows: no secret, and no data or URL of a job, which may hold a token.
 _AUDITED = ("name", "archived", "projectId", "spec", "executionType")
-
-log = get_logger()
 
 
 class Scheduler0:

@@ -1,10 +1,12 @@
 """Advance workflows as their steps settle.
 
-Woken as soon as a step has settled, and once a second in case that was lost. One supervisor at a time has a workflow.
+A resulter that settles a few steps starts what follows them itself. A supervisor is woken where many have settled or
+the resulter could not, and looks once a second in case that was lost. One process at a time has a workflow.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -12,21 +14,30 @@ from time import monotonic
 
 from penstock.db.notify import WORKFLOWS, Listener, Notifier
 from penstock.db.pool import Store
+from penstock.db.session import Session
 from penstock.protocol.errors import PayloadUnavailable, PenstockError, Unavailable
 from penstock.runtime import metrics
 from penstock.runtime.halving import in_halves
-from penstock.runtime.logs import get_logger
+from penstock.runtime.logs import log
 from penstock.runtime.periodic import is_set_within
 from penstock.settings.model import Settings
-from penstock.workflows.advance import AdvanceSummary
-from penstock.workflows.store import advance_workflows, find_pending
+from penstock.workflows.advance import AdvanceSummary, WorkflowRun
 
 LOOK_SECONDS = 1.0
 _WORKFLOWS_AT_ONCE = 100
 _HELD_PAUSE_SECONDS = 0.02
 _PUT_OFF_SECONDS = 5.0  # each look at one behind a lock costs the others its wait
 
-log = get_logger()
+
+async def find_pending(session: Session, *, after: int, limit: int) -> list[int]:
+    """Workflows with events, in the order of their ids, which are above ``after``."""
+    return [row["workflow_id"] for row in await session.fetch("find_told_workflows", after, limit)]
+
+
+async def advance_workflows(session: Session, ids: Sequence[int], settings: Settings) -> AdvanceSummary:
+    """Apply the events of these workflows, inside a transaction, except of those that another process has locked."""
+    held = await session.fetch("hold_workflows", list(ids))
+    return await WorkflowRun(session, held, settings).advance() if held else AdvanceSummary()
 
 
 class WorkflowAdvancer:
@@ -74,13 +85,22 @@ class WorkflowAdvancer:
         self._at_once = min(_WORKFLOWS_AT_ONCE, self._at_once * 2)
         if not able:
             return None
+        return self._advanced(parts, started)
+
+    async def advance(self, workflows: Sequence[int]) -> AdvanceSummary:
+        """Advance these, but for those that another process has. Raises Unavailable, Refused."""
+        started = monotonic()
+        return self._advanced([await self._advance(workflows, False)], started)
+
+    def _advanced(self, parts: Sequence[AdvanceSummary], started: float) -> AdvanceSummary:
         advanced = AdvanceSummary(
             sum(part.events for part in parts),
             sum(part.started for part in parts),
+            any(part.delayed for part in parts),
             sum((part.ended for part in parts), Counter()),
         )
         if advanced.started:
-            self._notifier.wake()
+            self._notifier.wake(due=not advanced.delayed)
         for state, count in advanced.ended.items():
             metrics.WORKFLOWS_ENDED.labels(state).inc(count)
         metrics.WORKFLOW_EVENTS.inc(advanced.events)
@@ -100,3 +120,35 @@ class WorkflowAdvancer:
         self._put_off[workflow] = monotonic() + _PUT_OFF_SECONDS
         log.warning("workflow_put_off", workflow=workflow, reason=str(error))
         return AdvanceSummary()
+
+
+class Successors:
+    """Starts what follows the steps that this process has settled, right after its commit; ``run`` is a side task."""
+
+    def __init__(self, *, store: Store, notifier: Notifier, settings: Settings) -> None:
+        self._store = store
+        self._notifier = notifier
+        self._advancer = WorkflowAdvancer(store=store, notifier=notifier, settings=settings)
+        self._workflows: Counter[int] = Counter()
+        self._settled = asyncio.Event()
+
+    def settled(self, workflows: Counter[int]) -> None:
+        """So many steps of each workflow were settled."""
+        if workflows:
+            self._workflows += workflows
+            self._settled.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._settled.wait()
+            self._settled.clear()
+            workflows, self._workflows = self._workflows, Counter()
+            try:
+                advanced = await self._advancer.advance(sorted(workflows))
+                is_done = advanced.events >= workflows.total()
+            except Exception as exc:  # the supervisor reports it, if it fails there too
+                log.info("steps_left_to_supervisor", workflows=len(workflows), reason=str(exc) or repr(exc))
+                is_done = False
+            if not is_done:
+                self._store.settled_steps = True
+                self._notifier.wake()

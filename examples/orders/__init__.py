@@ -1,0 +1,1 @@
+"""A shop: an order is stored with its task, which reserves, charges and ships once."""

@@ -1,0 +1,197 @@
+"""Events of a task as it runs: ``GET /tasks/ID/events``, server-sent events until it has settled.
+
+``state``, ``progress`` and ``step`` say how the task is, and come again on another connection; ``log``, ``chunk`` and
+``dropped`` have ids, and a reader that sends the last one as Last-Event-ID gets those behind it. One watch looks for
+the changes of all tasks that are followed; a stream reads its task only when there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute
+
+from penstock.api.dispatch import Methods
+from penstock.api.downloads import HEADERS, Readers
+from penstock.api.streams import PING, PING_SECONDS, STREAMS, Streams
+from penstock.api.watch import Watch
+from penstock.db.notify import CHANNEL, OUTPUT
+from penstock.db.pool import Store
+from penstock.protocol import errors
+from penstock.protocol.output import OutputEntry, Seen, Shown
+from penstock.protocol.views import timestamp
+from penstock.runtime.budget import in_hand
+from penstock.runtime.periodic import is_set_within
+from penstock.tasks import output
+from penstock.tasks.views import TaskDetail
+
+_ROOM_BYTES = 1024 * 1024  # of output in one read
+_LATE_SECONDS = 1.0  # for output that arrives behind the outcome of its task
+_ENDED = "end"  # id of the last event: what is behind it is 204
+
+_STATE = ("id", "action", "state", "attempts", "max_attempts", "claim", "worker", "run_at", "updated_at")
+_OUTCOME = ("state", "result", "result_gone", "result_unread", "error", "reason")
+
+_encode = msgspec.json.encode
+
+
+class _Stream:
+    """What one reader of a task has. task: how it was at the last look, as is output: how many parts it had."""
+
+    def __init__(self, task_id: int, seen: Seen) -> None:
+        self.task_id = task_id
+        self.seen = seen
+        self.task: Any = None
+        self.parts = 0
+        self.settled_seconds: float | None = None
+        self.changed = asyncio.Event()
+        self.is_task_new = self.is_output_new = True
+        self.sent: dict[str, bytes] = {}  # the newest event of each kind that says how the task is
+        self.dropped: dict[int, int] = {}  # entries, by claim
+        self.outcome = b"{}"
+
+    @property
+    def is_over(self) -> bool:
+        return self.settled_seconds is not None and self.settled_seconds >= _LATE_SECONDS
+
+    def note(self, row: Any) -> None:
+        """Note what a look has found."""
+        task = row["mark"], row["steps"]
+        self.is_task_new = self.is_task_new or task != self.task
+        self.is_output_new = self.is_output_new or row["parts"] != self.parts
+        self.task, self.parts, self.settled_seconds = task, row["parts"], row["settled_seconds"]
+        if self.is_task_new or self.is_output_new or self.is_over:
+            self.changed.set()
+
+    def of_task(self, task: TaskDetail) -> Iterator[bytes]:
+        """Events of what has changed."""
+        state = {name: getattr(task, name) for name in _STATE}
+        self.outcome = _encode({name: getattr(task, name) for name in _OUTCOME})
+        given = [("state", "state", _encode(state)), ("progress", "progress", _encode(task.progress))]
+        given += [("step", f"step {step.name} {step.repetition}", _encode(step)) for step in task.steps or ()]
+        for kind, key, data in given:
+            if data not in (self.sent.get(key), b"null"):
+                self.sent[key] = data
+                yield _event(kind, data)
+
+    def of_part(self, part: Shown) -> Iterator[bytes]:
+        key, total = (part.claim, part.number), len(part.entries)
+        begun = self.seen.count(*key)
+        for place, entry in enumerate(part.entries[begun:], begun + 1):
+            self.seen.add(*key, place, total)
+            yield _event("chunk" if entry.is_chunk else "log", _shown(part.claim, entry), str(self.seen))
+        if begun >= total:
+            self.seen.add(*key, total, total)
+        if part.dropped > self.dropped.get(part.claim, 0) or part.unread:
+            self.dropped[part.claim] = part.dropped
+            missing = {"claim": part.claim, "dropped": part.dropped, "unread": part.unread}
+            yield _event("dropped", _encode(missing), str(self.seen))
+
+
+class TaskEvents:
+    """The route, and ``run``, its side task; ``stop`` ends every stream."""
+
+    def __init__(self, methods: Methods, store: Store, readers: Readers) -> None:
+        self._methods = methods
+        self._readers = readers
+        self._streams = Streams()
+        self._followed: set[_Stream] = set()
+        self._watch = Watch(store, self._look, lambda: bool(self._followed), (CHANNEL, OUTPUT))
+        self.run = self._watch.run
+        self.route: BaseRoute = readers.route("events", self._answer)
+
+    def stop(self) -> None:
+        self._streams.stop()
+        for stream in self._followed:
+            stream.changed.set()
+
+    async def _answer(self, request: Request, task_id: int, name: str) -> Response:
+        last = request.headers.get("last-event-id", "")
+        if last == _ENDED:
+            return Response(status_code=204)  # which an EventSource does not ask again
+        try:
+            stream = _Stream(task_id, Seen(last))
+        except ValueError as exc:
+            raise errors.InvalidParams("Last-Event-ID", f"is none of this stream: {exc}") from None
+        if self._streams.full(name):
+            raise errors.TooManyWaits("streams", STREAMS)
+        await self._look([stream])
+        task = await self._read(stream)  # raises TaskNotFound
+        follows = request.query_params.get("follow") != "false"
+        events = self._follow(request, name, stream, task, follows=follows)
+        return StreamingResponse(events, headers=HEADERS, media_type="text/event-stream")
+
+    async def _follow(
+        self, request: Request, name: str, stream: _Stream, task: TaskDetail | None, *, follows: bool
+    ) -> AsyncIterator[bytes]:
+        with self._streams.counted(name):
+            yield b"retry: 2000\n\n"
+            self._followed.add(stream)
+            self._watch.begin()
+            try:
+                async for event in self._news(stream, task):
+                    yield event
+                while follows and not stream.is_over:
+                    if not await is_set_within(stream.changed, PING_SECONDS):
+                        await self._readers.admit(request)  # its key may have been revoked
+                        yield PING
+                    elif self._streams.stopping.is_set():
+                        return
+                    stream.changed.clear()
+                    async for event in self._news(stream, await self._read(stream)):
+                        yield event
+                yield _event("end", stream.outcome, _ENDED)
+            except (errors.RpcError, errors.Unavailable):
+                return  # the reader connects again, and is answered what is wrong
+            finally:
+                self._followed.discard(stream)
+
+    async def _look(self, streams: Collection[_Stream] | None = None) -> None:
+        """Note changes of the tasks that are followed. Raises Unavailable."""
+        streams = list(self._followed) if streams is None else streams
+        async with self._methods.session() as session:
+            rows = await session.fetch("look_at_tasks", list({stream.task_id for stream in streams}))
+        found = {row["id"]: row for row in rows}
+        for stream in streams:
+            if stream.task_id in found:
+                stream.note(found[stream.task_id])
+            else:
+                stream.is_task_new = True
+                stream.changed.set()
+
+    async def _read(self, stream: _Stream) -> TaskDetail | None:
+        """The task, if it has changed. Raises TaskNotFound."""
+        in_hand().renew()
+        if not stream.is_task_new:
+            return None
+        stream.is_task_new = False
+        task: TaskDetail = await self._methods.call("status", {"id": stream.task_id, "detail": True})
+        return task
+
+    async def _news(self, stream: _Stream, task: TaskDetail | None) -> AsyncIterator[bytes]:
+        """Events, those of output first, as it came before the state."""
+        is_full, stream.is_output_new = stream.is_output_new, False
+        while is_full:
+            async with self._methods.session() as session:
+                parts, is_full = await output.read(session, stream.task_id, stream.seen, room_bytes=_ROOM_BYTES)
+            yield b"".join(event for part in parts for event in stream.of_part(part))
+        if task is not None:
+            yield b"".join(stream.of_task(task))
+
+
+def _shown(claim: int, entry: OutputEntry) -> bytes:
+    at = timestamp(datetime.fromtimestamp(entry.at, UTC))
+    if entry.is_chunk:
+        return _encode({"claim": claim, "at": at, "chunk": entry.chunk})
+    return _encode({"claim": claim, "at": at, "level": entry.level, "logger": entry.logger, "text": entry.text})
+
+
+def _event(kind: str, data: bytes, id_: str = "") -> bytes:
+    named = f"id: {id_}\n" if id_ else ""
+    return f"event: {kind}\n{named}data: ".encode() + data + b"\n\n"

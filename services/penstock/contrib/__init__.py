@@ -1,0 +1,1 @@
+"""Integrations with frameworks; each is imported by programs that use its framework alone."""

@@ -1,0 +1,1 @@
+"""A backend of `django.tasks`, with its worker."""

@@ -1,0 +1,172 @@
+"""The backend: tasks are enqueued on Django's own connection, and results come from the api."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from django.apps import apps
+from django.conf import settings
+from django.core import checks
+from django.db import connections
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from penstock.client import default
+from penstock.client.records import Failure, TaskDetail
+from penstock.contrib.django.framework import (
+    BaseTaskBackend,
+    InvalidTask,
+    Task,
+    TaskError,
+    TaskResult,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    normalize_json,
+    task_enqueued,
+)
+from penstock.contrib.django.tasks import OPTIONS, PenstockTask, register
+from penstock.protocol.errors import TaskFailed, TaskNotFound
+from penstock.protocol.spelling import did_you_mean
+from penstock.protocol.task import State
+from penstock.tasks.transactional import enqueue_sync
+from penstock.worker.handlers.actions import REGISTRY
+from penstock.worker.handlers.outcomes import Fail, Retry
+
+APP = "penstock.contrib.django"
+_STATUS = {
+    State.ACQUIRED: TaskResultStatus.RUNNING, State.SUCCESS: TaskResultStatus.SUCCESSFUL,
+    State.CRITICAL_ERROR: TaskResultStatus.FAILED, State.CANCELLED: TaskResultStatus.FAILED,
+}  # fmt: skip
+
+
+class PenstockBackend(BaseTaskBackend):
+    """Set as ``BACKEND`` in ``TASKS``.
+
+    ``OPTIONS``: ``database``, the alias of the database with Penstock's functions; ``enqueue``, options of all tasks.
+    """
+
+    task_class = PenstockTask
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        self.database: str = self.options.get("database", "default")
+        self.defaults: dict[str, Any] = dict(self.options.get("enqueue", {}))
+
+    def validate_task(self, task: Task[..., Any]) -> None:
+        super().validate_task(task)
+        if isinstance(task, PenstockTask):
+            for name in task.options.keys() - OPTIONS:
+                raise InvalidTask(f"no option of a task is named {name!r}{did_you_mean(name, OPTIONS)}")
+            register(task)
+
+    def enqueue(self, task: Task[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> TaskResult[Any, Any]:
+        """Add a task in the transaction of the database's connection; without one, at once.
+
+        Raises InvalidTask, TypeError for arguments that are not JSON, and what `penstock.enqueue_sync` raises.
+        """
+        self.validate_task(task)
+        if not isinstance(task, PenstockTask):
+            raise InvalidTask(f"workers would not know {task.module_path}: declare it as @task(backend={self.alias!r})")
+        given: Any = normalize_json([*args])
+        named: Any = normalize_json(kwargs)
+        payload = REGISTRY[task.module_path].payload(given, named)
+        answer = enqueue_sync(connections[self.database], task.module_path, payload, **self._options(task))
+        result: TaskResult[Any, Any] = TaskResult(
+            task=task, id=str(answer.id), status=TaskResultStatus.READY, enqueued_at=timezone.now(), started_at=None,
+            last_attempted_at=None, finished_at=None, args=given, kwargs=named, backend=self.alias, errors=[],
+            worker_ids=[],
+        )  # fmt: skip
+        task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def _options(self, task: PenstockTask) -> dict[str, Any]:
+        """queue_name becomes a label, by which a route may select the task."""
+        options = {**self.defaults, **task.options, "priority": task.priority}
+        if task.queue_name != "default":
+            options["labels"] = {"queue": task.queue_name, **(options.get("labels") or {})}
+        if task.run_after is not None:
+            aware = timezone.is_aware(task.run_after)
+            options["run_at"] = task.run_after if aware else timezone.make_aware(task.run_after)
+        return options
+
+    def get_result(self, result_id: str) -> TaskResult[Any, Any]:
+        """Ask the api that `penstock.connect` or the environment names. Raises TaskResultDoesNotExist."""
+        try:
+            detail = default.client().status(int(result_id), detail=True)
+        except (ValueError, TaskNotFound):
+            raise TaskResultDoesNotExist(f"there is no task {result_id}") from None
+        try:
+            task = import_string(detail.action)
+        except ImportError:
+            task = None
+        if not isinstance(task, Task):
+            raise TaskResultDoesNotExist(f"task {result_id} is of {detail.action}, which is no task of this project")
+        return self._result(task, detail)
+
+    def _result(self, task: Task[..., Any], detail: TaskDetail) -> TaskResult[Any, Any]:
+        status = _STATUS.get(State(detail.state), TaskResultStatus.READY)
+        is_final = status in (TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED)
+        payload, failures = detail.payload, detail.failures
+        begun = None if detail.claimed_at is None else _instant(detail.claimed_at)
+        workers = [one.worker or "" for one in failures] + [detail.worker or ""] * detail.attempts
+        result: TaskResult[Any, Any] = TaskResult(
+            task=task, id=str(detail.id), status=status, enqueued_at=_instant(detail.created_at),
+            started_at=begun if detail.attempts == 1 else _instant(failures[0].at) if failures else None,
+            last_attempted_at=begun or (_instant(failures[-1].at) if failures else None),
+            finished_at=_instant(detail.updated_at) if is_final else None,
+            args=payload if isinstance(payload, list) else [], kwargs=payload if isinstance(payload, dict) else {},
+            backend=self.alias, errors=[_error(one) for one in failures], worker_ids=workers[: detail.attempts],
+        )  # fmt: skip
+        object.__setattr__(result, "_return_value", detail.result)
+        return result
+
+    def check(self, **_: Any) -> list[checks.CheckMessage]:
+        return [*self._problems()]
+
+    def _problems(self) -> Iterable[checks.CheckMessage]:
+        where = f"TASKS[{self.alias!r}]"
+        for name in self.options.keys() - {"database", "enqueue"}:
+            yield checks.Error(f"{where}: OPTIONS has no {name!r}; it has database and enqueue", id="penstock.E001")
+        for name in self.defaults.keys() - OPTIONS:
+            hint = did_you_mean(name, OPTIONS).lstrip("; ") or None
+            yield checks.Error(f"{where}: no option of a task is named {name!r}", hint=hint, id="penstock.E002")
+        if self.database not in connections:
+            yield checks.Error(f"{where}: there is no database {self.database!r}", id="penstock.E003")
+        elif connections[self.database].vendor != "postgresql":
+            yield checks.Error(f"{where}: the database {self.database!r} is not Postgres", id="penstock.E004")
+        if not apps.is_installed(APP):
+            hint = f"Add {APP!r} to INSTALLED_APPS for penstock_worker, penstock_migrate and checks of the database."
+            yield checks.Warning(f"{where}: {APP} is not installed", hint=hint, id="penstock.W001")
+
+
+def _instant(text: str) -> datetime:
+    read = datetime.fromisoformat(text)
+    return read if settings.USE_TZ else timezone.make_naive(read)
+
+
+def _error(failure: Failure) -> TaskError:
+    data = failure.error.get("data") or {}
+    shown = data.get("traceback") or f"{failure.error.get('message', '')}\n"
+    return TaskError(exception_class_path=_class_path(data.get("type", ""), shown), traceback=shown)
+
+
+def _class_path(name: str, shown: str) -> str:
+    """The path of an exception's class; `penstock.TaskFailed` for a failure without one, such as a worker's death.
+
+    name: of the class. shown: the traceback, whose last line has its module too.
+    """
+    found = re.findall(rf"^((?:\w+\.)+{re.escape(name)})(?::|$)", shown, re.MULTILINE) if name else []
+    if found:
+        return str(found[-1])
+    if isinstance(getattr(builtins, name, None), type):
+        return f"builtins.{name}"
+    own = name if name in (Retry.__name__, Fail.__name__) else TaskFailed.__name__
+    return f"penstock.{own}"

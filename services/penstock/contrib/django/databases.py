@@ -1,0 +1,58 @@
+"""The databases of Penstock's backends: their URLs, and whether tasks can be enqueued there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from django.core import checks
+from django.db import connections
+from sqlalchemy import URL
+
+from penstock.contrib.django.backend import PenstockBackend
+from penstock.contrib.django.framework import task_backends
+from penstock.protocol.errors import SettingsError
+from penstock.protocol.schema import renamed
+from penstock.settings.model import load_settings
+
+_LOOK = """
+select has_function_privilege(current_user, oid, 'execute') from pg_proc
+where proname = 'penstock_enqueue_many' and pronamespace = 'public'::regnamespace"""
+
+
+def aliases() -> list[str]:
+    """Aliases of the databases in which Penstock's backends enqueue."""
+    return sorted({one.database for one in task_backends.all() if isinstance(one, PenstockBackend)})
+
+
+def database_url(alias: str) -> str:
+    """The URL by which Penstock opens a database of Django's. Raises SettingsError."""
+    known = connections[alias].settings_dict
+    if connections[alias].vendor != "postgresql":
+        raise SettingsError(f"the database {alias!r} is not Postgres")
+    if not known["NAME"]:
+        raise SettingsError(f"the database {alias!r} has no NAME: run `penstock migrate --database-url URL` instead")
+    host, port = known["HOST"] or None, known["PORT"]
+    url = URL.create(
+        "postgresql", known["USER"] or None, known["PASSWORD"] or None, None if host and host[0] == "/" else host,
+        int(port) if port else None, known["NAME"], {"host": host} if host and host[0] == "/" else {},
+    )  # fmt: skip
+    return url.render_as_string(hide_password=False)
+
+
+def check_databases(databases: Collection[str] | None = None, **_: Any) -> Iterable[checks.CheckMessage]:
+    """What keeps tasks from being enqueued. Warnings: Django's `migrate` does not run while there is an error."""
+    schema = load_settings().database_schema
+    for alias in aliases():
+        if alias not in (databases or ()) or connections[alias].vendor != "postgresql":
+            continue
+        with connections[alias].cursor() as cursor:
+            cursor.execute(renamed(_LOOK, schema))
+            found = cursor.fetchall()
+        if not found:
+            hint = f"Run manage.py penstock_migrate --database {alias}, or `penstock migrate`."
+            problem = f"the database {alias!r} lacks {schema}_enqueue_many"
+            yield checks.Warning(problem, hint=hint, id="penstock.W002")
+        elif not found[0][0]:
+            hint = f"grant execute on function {schema}_enqueue, {schema}_enqueue_many to <role>"
+            yield checks.Warning(f"the role of {alias!r} may not enqueue tasks", hint=hint, id="penstock.W003")

@@ -1,0 +1,165 @@
+"""Output of a task: log lines and chunks, as workers report them and as they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import msgspec
+
+from penstock.protocol.json_text import escape_for_sqs
+from penstock.protocol.sealed import SEALED_ENCODING, Reference, decode_sealed, is_sealed
+
+OutputMode = Literal["off", "chunks", "logs", "prints"]
+"""What a task gives out: nothing, what its handler emits, its log lines too, or what it prints too."""
+
+MODES: tuple[OutputMode, ...] = get_args(OutputMode)
+PRINT = "print"  # level of a printed line
+_LEVEL_CHARS = 20
+_LOGGER_CHARS = 200
+_MOST = 2**31 - 1  # of numbers in Postgres
+_EMPTY = msgspec.Raw(b"")
+
+
+class OutputEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
+    """A log line, with level and text, or a chunk. at: by the worker's clock, in epoch seconds."""
+
+    at: float
+    level: str | None = None
+    logger: str | None = None
+    text: str | None = None
+    chunk: msgspec.Raw = _EMPTY
+
+    @property
+    def is_chunk(self) -> bool:
+        return bool(bytes(self.chunk))
+
+
+class OutputPart(msgspec.Struct, frozen=True, gc=False):
+    """What one notification carries. number: of the part in its attempt. entries: JSON text of a list, or sealed.
+
+    dropped: how many entries of the attempt were dropped before the end of this part.
+    """
+
+    id: str
+    number: int
+    entries: msgspec.Raw
+    dropped: int = 0
+    encoding: str | None = None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_part = msgspec.json.Decoder(OutputPart).decode
+_decode_entries = msgspec.json.Decoder(list[OutputEntry]).decode
+
+
+def encode_entries(entries: Sequence[OutputEntry]) -> str:
+    """JSON text in characters that SQS accepts."""
+    try:
+        text = _encode(entries).decode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        text = _encode([_cleaned(entry) for entry in entries]).decode()
+    return text if text.isascii() else escape_for_sqs(text)
+
+
+def _cleaned(entry: OutputEntry) -> OutputEntry:
+    def clean(text: str | None) -> str | None:
+        return None if text is None else text.encode("utf-8", "replace").decode()
+
+    return msgspec.structs.replace(entry, text=clean(entry.text), logger=clean(entry.logger))
+
+
+def decode_entries(text: str) -> list[OutputEntry]:
+    """Entries as they are stored, opened. Raises ValueError."""
+    return _decode_entries(text)
+
+
+def encode_output(claim_id: str, number: int, entries: str, dropped: int) -> str:
+    """The notification of a part. entries: of `encode_entries`, or sealed."""
+    more = f',"dropped":{dropped}' if dropped else ""
+    if is_sealed(entries):
+        more += f',"encoding":"{SEALED_ENCODING}"'
+    params = f'{{"id":"{claim_id}","number":{number},"entries":{entries}{more}}}'
+    return f'{{"jsonrpc":"2.0","method":"output","params":{params}}}'
+
+
+def decode_part(raw: msgspec.Raw) -> tuple[OutputPart, str]:
+    """A part, and its entries as they are stored. Raises ValueError."""
+    part = _decode_part(raw)
+    text = bytes(part.entries).decode()
+    if not (0 <= part.number <= _MOST and 0 <= part.dropped <= _MOST):
+        raise ValueError(f"the numbers of the output are out of range: {part.number}, {part.dropped}")
+    if part.encoding is not None:
+        if part.encoding != SEALED_ENCODING or not is_sealed(text) or isinstance(decode_sealed(text), Reference):
+            raise ValueError(f"the output has an unknown encoding, {part.encoding[:40]!r}")
+        return part, text
+    for entry in _decode_entries(text):
+        if entry.is_chunk == (entry.text is not None):
+            raise ValueError("an entry of the output has a text or a chunk, not both or neither")
+        if not 0 <= entry.at < 1e11:
+            raise ValueError(f"an entry of the output is of {entry.at}, which are no epoch seconds")
+        if len(entry.level or "") > _LEVEL_CHARS or len(entry.logger or "") > _LOGGER_CHARS:
+            raise ValueError("the level or the logger of an entry of the output is too long")
+    return part, text
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """A stored part. entries: opened; None if they cannot be read, and ``unread`` says why."""
+
+    claim: int
+    number: int
+    entries: Sequence[OutputEntry]
+    dropped: int
+    unread: str | None = None
+
+
+class Seen:
+    """Which entries of a task a reader has: ranges of parts by claim, and parts of which it has the first entries.
+
+    As text, ``7.1-3,8.1-1+8.2.4`` has the parts 1 to 3 of claim 7, part 1 of claim 8, and of its part 2 four entries.
+    """
+
+    _MOST_RANGES = 50  # in the text; what the oldest claims of more gave out is sent again
+
+    def __init__(self, text: str = "") -> None:
+        """Raises ValueError."""
+        self.ranges: list[tuple[int, int, int]] = []
+        self._partly: dict[tuple[int, int], int] = {}
+        ranges, *partly = text.split("+")
+        for one in filter(None, ranges.split(",")):
+            claim, first, last = map(_number, one.replace("-", ".").split("."))
+            self.ranges.append((claim, first, last))
+        for one in partly:
+            claim, number, count = map(_number, one.split("."))
+            self._partly[claim, number] = count
+        if len(self.ranges) + len(partly) > 2 * self._MOST_RANGES:
+            raise ValueError("it has too many ranges")
+
+    def __str__(self) -> str:
+        newest = self.ranges[-self._MOST_RANGES :]
+        ranges = ",".join(f"{claim}.{first}-{last}" for claim, first, last in newest)
+        return "+".join([ranges, *(f"{claim}.{number}.{count}" for (claim, number), count in self._partly.items())])
+
+    def count(self, claim: int, number: int) -> int:
+        """How many entries of a part that is not complete the reader has."""
+        return self._partly.get((claim, number), 0)
+
+    def add(self, claim: int, number: int, count: int, of: int) -> None:
+        """Note that the reader has so many entries of a part, which has ``of``."""
+        if count < of:
+            self._partly[claim, number] = count
+            return
+        self._partly.pop((claim, number), None)
+        joined: list[tuple[int, int, int]] = []
+        for one in sorted([*self.ranges, (claim, number, number)]):
+            if joined and joined[-1][0] == one[0] and joined[-1][2] + 1 >= one[1]:
+                joined[-1] = (one[0], joined[-1][1], max(joined[-1][2], one[2]))
+            else:
+                joined.append(one)
+        self.ranges = joined
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) < 2**63):
+        raise ValueError(f"{text[:20]!r} is no number")
+    return int(text)

@@ -1,0 +1,222 @@
+"""Output of handlers: what they log, print and emit, collected for each attempt and reported several times a second.
+
+Entries above the attempt's limit are dropped, and the report says how many. An attempt without output costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+from time import time
+from typing import Any, Generic, TextIO, TypeVar
+
+import msgspec
+
+from penstock.protocol.json_text import utf8_size
+from penstock.protocol.output import MODES, PRINT, OutputEntry, OutputMode, encode_entries
+from penstock.runtime import metrics
+from penstock.runtime.logs import message_of
+from penstock.settings.model import Settings
+
+_FLUSH_SECONDS = 0.2
+_TEXT_CHARS = 8192  # of one line; the rest is cut
+_PART_BYTES = 32_768  # of one report; six times as much if all of it is escaped, which a message still takes
+_CHUNK_BYTES = 131_072
+_ENTRY_BYTES = 80  # what surrounds a text
+
+_LOGS, _PRINTS = MODES.index("logs"), MODES.index("prints")
+_RENDER = logging.Formatter()
+_collecting: ContextVar[AttemptOutput[Any] | None] = ContextVar("output", default=None)
+
+Owner = TypeVar("Owner")
+
+
+class AttemptOutput(Generic[Owner]):
+    """Output of one attempt, its owner, which is added from any thread."""
+
+    __slots__ = ("_changed", "_entries", "_left_bytes", "_line", "dropped", "has_prints", "owner", "reported_dropped")
+
+    def __init__(
+        self, owner: Owner, limit_bytes: int, *, has_prints: bool, changed: Callable[[AttemptOutput[Owner]], None]
+    ) -> None:
+        self.owner = owner
+        self.has_prints = has_prints
+        self.dropped = self.reported_dropped = 0
+        self._left_bytes = limit_bytes
+        self._entries: list[OutputEntry] = []
+        self._line = ""
+        self._changed = changed
+
+    def log(self, record: logging.LogRecord) -> None:
+        text = message_of(record)
+        if record.exc_info:
+            text += "\n" + _RENDER.formatException(record.exc_info)
+        text = _bounded(text)
+        self.add(utf8_size(text), OutputEntry(
+            at=record.created, level=record.levelname.lower()[:20], logger=record.name[:200], text=text
+        ))  # fmt: skip
+
+    def print(self, text: str) -> None:
+        """Add the lines that end in a written text."""
+        *lines, self._line = (self._line + text).split("\n")
+        self._line = self._line[:_TEXT_CHARS]
+        for line in map(_bounded, lines):
+            self.add(utf8_size(line), OutputEntry(at=time(), level=PRINT, text=line))
+
+    def emit(self, chunk: bytes) -> None:
+        if len(chunk) > _CHUNK_BYTES:
+            raise ValueError(f"a chunk has at most {_CHUNK_BYTES} bytes as JSON, not {len(chunk)}")
+        self.add(len(chunk), OutputEntry(at=time(), chunk=msgspec.Raw(chunk)))
+
+    def add(self, size: int, entry: OutputEntry) -> None:
+        size += _ENTRY_BYTES
+        if size > self._left_bytes:
+            self.dropped += 1
+            return
+        self._left_bytes -= size
+        entries = self._entries
+        entries.append(entry)
+        if len(entries) == 1:
+            self._changed(self)
+
+    def end_line(self) -> None:
+        if self._line:
+            self.print("\n")
+
+    def take(self) -> list[list[OutputEntry]]:
+        """The entries since the last call, in parts of bounded size."""
+        entries, self._entries = self._entries, []
+        parts: list[list[OutputEntry]] = []
+        room = 0
+        for entry in entries:
+            size = len(entry.text or bytes(entry.chunk)) + _ENTRY_BYTES
+            if size > room:
+                parts.append([])
+                room = _PART_BYTES
+            parts[-1].append(entry)
+            room -= size
+        return parts
+
+
+def _bounded(text: str) -> str:
+    return text[:_TEXT_CHARS].replace("\0", "\ufffd")  # whose escape takes six bytes
+
+
+class Outputs(Generic[Owner]):
+    """The output of a runner's attempts.
+
+    send: given an attempt, entries as JSON text, and how many of the attempt were dropped so far. on_loop: calls a
+    function on the event loop, from any thread.
+    """
+
+    flush_seconds = _FLUSH_SECONDS
+
+    def __init__(
+        self, settings: Settings, send: Callable[[Owner, str, int], None], on_loop: Callable[..., None]
+    ) -> None:
+        self._mode = settings.task_output
+        self._limit_bytes = settings.output_limit_bytes
+        self._send = send
+        self._on_loop = on_loop
+        self._changed: dict[AttemptOutput[Owner], None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, owner: Owner, mode: OutputMode | None, *, is_alone: bool = True) -> AttemptOutput[Owner] | None:
+        """Collect what the current context gives out for an attempt. is_alone: False in a batch, which has chunks."""
+        level = MODES.index(mode or self._mode)
+        if not level:
+            return None
+        has_prints = level >= _PRINTS
+        output = AttemptOutput(owner, self._limit_bytes, has_prints=has_prints, changed=self._note_change)
+        if is_alone and level >= _LOGS:
+            _collect(prints=has_prints)
+            _collecting.set(output)
+        return output
+
+    def end(self, output: AttemptOutput[Owner] | None) -> None:
+        """Send what is left of an attempt's output."""
+        if output is not None:
+            self._changed.pop(output, None)
+            if output.has_prints:
+                output.end_line()
+            self._flush(output)
+
+    def _note_change(self, output: AttemptOutput[Owner]) -> None:
+        self._on_loop(self._later, output)
+
+    def _later(self, output: AttemptOutput[Owner]) -> None:
+        self._changed[output] = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self.flush_seconds, self._flush_changed)
+
+    def _flush_changed(self) -> None:
+        self._timer = None
+        changed, self._changed = self._changed, {}
+        for output in changed:
+            self._flush(output)
+
+    def _flush(self, output: AttemptOutput[Owner]) -> None:
+        parts, dropped = output.take(), output.dropped
+        if not parts and dropped > output.reported_dropped:
+            parts = [[]]
+        for part in parts:
+            self._send(output.owner, encode_entries(part), dropped)
+            metrics.OUTPUT_ENTRIES.labels("reported").inc(len(part))
+        if dropped > output.reported_dropped:
+            metrics.OUTPUT_ENTRIES.labels("dropped").inc(dropped - output.reported_dropped)
+            output.reported_dropped = dropped
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+# Collecting. The handler of logging and the stream stay in place once a handler has asked for them.
+
+
+class _Collector(logging.Handler):
+    """Adds records to the output of the attempt in whose context they are logged, but no lines of the worker itself."""
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        output = _collecting.get()
+        if output is not None and (self is _own or not f"{record.name}.".startswith("penstock.")):
+            try:
+                output.log(record)
+            except Exception:  # as of any handler: a line with wrong arguments fails no task
+                self.handleError(record)
+        return True
+
+
+class _Prints(io.TextIOBase):
+    """Standard output, whose lines are added to the output of the attempt in whose context they are written."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str, /) -> int:
+        output = _collecting.get()
+        if output is not None and output.has_prints:
+            output.print(text)
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+_all, _own = _Collector(), _Collector()
+
+
+def _collect(*, prints: bool) -> None:
+    for name, collector in (("", _all), ("penstock.task", _own)):  # whose lines do not reach the root logger
+        logger = logging.getLogger(name)
+        if collector not in logger.handlers:
+            logger.addHandler(collector)
+    if prints and not isinstance(sys.stdout, _Prints):
+        sys.stdout = _Prints(sys.stdout)

@@ -1,0 +1,71 @@
+"""Statements, migrations and names for a schema of another name."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from penstock.db.grants import grants
+from penstock.db.migrate import upgrade_sql
+from penstock.db.statements import SQL
+from penstock.protocol.errors import SettingsError
+from penstock.protocol.schema import renamed
+from penstock.settings.model import load_settings
+from penstock.tasks import transactional
+
+# Where the name stays: parameters that programs set, names of connections, commands and texts for people.
+STAYS = re.compile(
+    r"'penstock\.(notify|max_attempts|\w+_limit_bytes)\b|set penstock\.\w+_limit_bytes|'penstock-%'|"
+    r"\"penstock\\?\+|--[^\n]*"
+)
+
+
+def left(text: str) -> list[str]:
+    return [line for line in STAYS.sub("", text).splitlines() if "penstock" in line]
+
+
+@pytest.mark.parametrize("name", SQL)
+def test_a_statement_names_no_other_schema(name: str) -> None:
+    assert left(renamed(SQL[name], "orders")) == []
+    assert renamed(SQL[name], "penstock") is SQL[name]
+
+
+def test_migrations_and_grants_name_no_other_schema() -> None:
+    assert left(upgrade_sql(schema="orders")) == []
+    assert left("\n".join(grants("api", ["api", "supervisor"], schema="orders")).replace("$penstock$", "")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("select * from penstock.task", "select * from s.task"),
+        ("format('penstock.%I', x)", "format('s.%I', x)"),
+        ("'penstock.' || x", "'s.' || x"),
+        ("n.nspname = 'penstock'", "n.nspname = 's'"),
+        ("in schema penstock to x", "in schema s to x"),
+        ("hashtext('penstock upkeep')", "hashtext('s upkeep')"),
+        ("pg_notify('penstock_' || substr($1, 10), '')", "pg_notify('s_' || substr($1, 10), '')"),
+        ("public.penstock_enqueue", "public.s_enqueue"),
+        ("current_setting('penstock.notify', true)", "current_setting('penstock.notify', true)"),
+        ("'penstock.result_limit_bytes is the limit.'", "'penstock.result_limit_bytes is the limit.'"),
+        ("application_name like 'penstock-%'", "application_name like 'penstock-%'"),
+        ("my_penstock.task, otherpenstock_x", "my_penstock.task, otherpenstock_x"),
+    ],
+)
+def test_names_are_replaced_and_nothing_else(text: str, expected: str) -> None:
+    assert renamed(text, "s") == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["public", "pg_tasks", "information_schema", "Orders", "a b", 'a"b', "1a", "", "a" * 32]
+)
+def test_a_name_that_needs_quotes_or_is_taken_is_no_schema(name: str) -> None:
+    with pytest.raises(SettingsError, match="PENSTOCK_DATABASE_SCHEMA"):
+        load_settings(database_schema=name)
+
+
+def test_the_functions_of_programs_are_those_of_the_schema() -> None:
+    settings = load_settings(database_schema="orders")
+    assert "public.orders_enqueue_many(" in transactional._ENQUEUE.of(settings).statement
+    assert transactional._SETTLE.of(settings).granted == "orders_settle"
