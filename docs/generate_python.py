@@ -40,10 +40,10 @@ TESTING = {
 # Classes whose members are described at another one, and classes that attributes of one lead to.
 _BLOCKING = {"Client": "AsyncClient", "SyncInboundClient": "InboundClient"}
 _LED_TO = {
-    "AsyncClient": ("client.methods.AsyncSchedules", "client.methods.AsyncWorkflows"),
+    "AsyncClient": ("client.methods.ScheduleMethods", "client.methods.WorkflowMethods"),
     "Workflow": ("client.workflows.Step",),
 }
-_RUNNERS = {"AsyncRunner", "AsyncSender"}
+_WAY = re.compile(r"\[((?:Async)?(?:Answer|Nothing)|Way)\]")  # of a base: what the methods of a client return
 _ELSEWHERE = {"Settings"}  # docs/configuration.md has the fields
 
 
@@ -88,26 +88,26 @@ def _entry(
         led = package[path]
         yield f"#### {led.name}\n"
         yield from _described(led.name, led)
-        yield from _members(led)
+        yield from _members(led, _way_of(of_name))
 
 
-def _described(name: str, one: griffe.Object | griffe.Alias, runner: str = "") -> Iterator[str]:
+def _described(name: str, one: griffe.Object | griffe.Alias, way: str = "") -> Iterator[str]:
     """Its signature, or signatures, and its docstring."""
-    yield "```python\n" + "\n".join(_signatures(name, one, runner)) + "\n```\n"
+    yield "```python\n" + "\n".join(_signatures(name, one, way)) + "\n```\n"
     if text := _text(one):
         yield f"{text}\n"
 
 
-def _signatures(name: str, one: griffe.Object | griffe.Alias, runner: str) -> list[str]:
+def _signatures(name: str, one: griffe.Object | griffe.Alias, way: str) -> list[str]:
     if isinstance(one, griffe.Function) and one.module.name == "plugin":
         return [f"{name}: {str(one.returns).removeprefix('Iterator[').rstrip(']')}"]  # a fixture
     if isinstance(one, griffe.Function):
         overloads = (
             one.parent.overloads.get(one.name, []) if isinstance(one.parent, griffe.Class | griffe.Module) else []
         )
-        return [_signature(name, each, runner) for each in one.overloads or overloads or [one]]
+        return [_signature(name, each, way) for each in one.overloads or overloads or [one]]
     if isinstance(one, griffe.Class):
-        bases = ", ".join(str(base) for base in one.bases if str(base)[0] != "_" and str(base) not in _RUNNERS)
+        bases = ", ".join(_WAY.sub("", str(base)) for base in one.bases if str(base)[0] != "_")
         made = one.all_members.get("__init__")
         head = f"class {name}({bases})" if bases else f"class {name}"
         if fields := _fields(one):
@@ -136,11 +136,11 @@ def _is_an_exception(one: griffe.Class) -> bool:
     return "Exception" in {str(base) for base in one.bases} or one.module.path == "penstock.protocol.errors"
 
 
-def _signature(name: str, function: griffe.Function, runner: str = "") -> str:
-    """The parameters as they are written, one a line where they are long. runner: what carries out a client's calls."""
+def _signature(name: str, function: griffe.Function, way: str = "") -> str:
+    """The parameters as they are written, one a line where they are long. way: what a client's calls return."""
     call = re.fullmatch(r"(?:Request|Exchange|Call)\[(.*)\]", str(function.returns))
-    is_async = "async" in function.labels or (call and runner.startswith("Async"))
-    returns = ("None" if "Sender" in runner else call[1]) if call else function.returns
+    is_async = "async" in function.labels or (call and way.startswith("Async"))
+    returns = ("None" if "Nothing" in way else call[1]) if call else function.returns
     start = "async def" if is_async else "def"
     parts = [*_parameters(function)]
     end = ")" if returns is None else f") -> {returns}"
@@ -167,10 +167,15 @@ def _parameters(function: griffe.Function) -> Iterator[str]:
             yield "/"
 
 
-def _members(of_class: griffe.Object | griffe.Alias) -> Iterator[str]:
+def _way_of(of_class: griffe.Object | griffe.Alias) -> str:
+    found = [_WAY.search(str(base)) for base in of_class.bases] if isinstance(of_class, griffe.Class) else []
+    return next((one[1] for one in found if one), "")
+
+
+def _members(of_class: griffe.Object | griffe.Alias, way: str = "") -> Iterator[str]:
     """Public methods, properties and annotated attributes, inherited ones of the package included."""
     assert isinstance(of_class, griffe.Class)
-    runner = next((str(base) for base in of_class.bases if str(base) in _RUNNERS), "")
+    way = way or _way_of(of_class)
     for name, one in of_class.all_members.items():
         if name.startswith("_") or not str(one.canonical_path).startswith("penstock."):
             continue
@@ -178,7 +183,7 @@ def _members(of_class: griffe.Object | griffe.Alias) -> Iterator[str]:
         if isinstance(target, griffe.Function) or (isinstance(target, griffe.Attribute) and target.annotation):
             if isinstance(target, griffe.Attribute) and "property" not in target.labels and not target.docstring:
                 continue  # a field: the class's docstring and its signature have it
-            yield from _described(name, target, runner)
+            yield from _described(name, target, way)
 
 
 def _text(one: griffe.Object | griffe.Alias) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -17,62 +17,17 @@ from penstock.protocol.version import __version__
 OPENRPC_VERSION = "1.3.2"
 _REFERENCE = "#/components/schemas/{name}"
 
-_ERRORS: dict[type[errors.RpcError], str] = {
-    errors.ParseError: "The body is not JSON",
-    errors.InvalidRequest: "The entry is no JSON-RPC 2.0 request, or the batch is empty or too long",
-    errors.MethodNotFound: "Method not found",
-    errors.InvalidParams: "A parameter is missing, unknown or wrong; data.field names it",
-    errors.InternalError: "A failure of the server; data.ref finds it in the log",
-    errors.AccessDenied: (
-        "No valid API key, or not from this machine, or not permitted, data.needs naming the permission; "
-        "HTTP 401 or 403"
-    ),
-    errors.KeyNotFound: "No such API key",
-    errors.ScheduleNotFound: "No such schedule, or import of schedules",
-    errors.WorkflowNotFound: "No such workflow",
-    errors.WorkflowConflict: (
-        "The workflow's state forbids it, or its key belongs to another definition; see data.id and data.state"
-    ),
-    errors.RateLimited: "Too many requests; data.retry_after in seconds; HTTP 429",
-    errors.TaskNotFound: "No such task",
-    errors.MessageNotFound: "No such message, rejected or in a dead-letter queue",
-    errors.QueueAway: "The api cannot use a queue; data.queue names it, data.ref finds why in the log",
-    errors.RouteNotFound: "No such route",
-    errors.JobNotFound: "No such job",
-    errors.StateConflict: (
-        "The task's state forbids it; data.state is that state; a retry names data.holder, which has the unique key, "
-        "or data.workflow, of which it is a step"
-    ),
-    errors.DuplicateTask: "Another task has the unique key; data.id is that task",
-    errors.TooManyWaits: "The api waits for as many results as it may; data.limit, and data.retry_after in seconds",
-    errors.TooLarge: "A payload or a request is over its limit; data.size and data.limit in bytes",
-}
+_OF_BODIES = (errors.ParseError, errors.InvalidRequest, errors.MethodNotFound, errors.RateLimited)
 _ALWAYS = (errors.InvalidParams, errors.InternalError, errors.AccessDenied)
 
 _RAW: dict[str, dict[str, Any]] = {"payload": {"type": ["object", "array"]}, "result": {}}  # taken as they are written
-# The document's order of methods, by the part of their names before the dot, and of components; others stand last.
-_FAMILIES = (
-    "rejected", "dlq", "keys", "action", "route", "tenant", "bulk", "job", "audit", "ordering", "claims", "task",
-    "schedule", "workflow", "rpc",
-)  # fmt: skip
-_COMPONENTS = (
-    "Accepted", "State", "Changed", "Answered", "Outcome", "Task", "TaskDetail", "Failure", "WaitsFor", "FinishedStep",
-    "TaskPage", "Statistics", "Rates", "Lag", "HeldKeys", "HeldKey", "ReleasedKey", "CheckedClaims", "RejectedPage",
-    "Rejected", "Replayed", "StillRejected", "Purged", "DeadLetterQueues", "DeadLetterQueue", "DeadMessages",
-    "DeadMessage", "DeadMessageDetail", "DeadEntry", "DeadReplayed", "NotReplayed", "DeadPurged", "Key", "Permission",
-    "NewKey",
-    "KeyPage", "Audited", "AuditPage", "Action", "Actions", "Routes", "Route", "RouteChanged", "BulkStarted",
-    "BulkPreview", "Job", "JobState", "JobError", "JobPage", "ScheduleDetail", "Missed", "Overlap", "SchedulePage",
-    "Schedule", "ScheduleDeleted", "ScheduleRun", "SchedulePageOfRuns", "ImportStarted", "ImportStatus",
-    "WorkflowAccepted", "WorkflowState", "WorkflowChanged", "WorkflowDetail", "Step", "StepKind", "WorkflowPage",
-    "Workflow", "Tenant", "TenantDetail", "TenantPage", "TenantStatistics", "StepParams", "Compensate",
-)  # fmt: skip
 _RESULT_NAMES = {"status": "tasks", "result": "outcome", "rpc.discover": "document"}
 
 
 def describe(methods: Mapping[str, Method]) -> dict[str, Any]:
     """The OpenRPC document."""
-    shown = sorted(methods.values(), key=lambda method: _place(_FAMILIES, method.name.rpartition(".")[0]))
+    shown = sorted(methods.values(), key=lambda method: method.name.rpartition(".")[0])  # of one family in their order
+    raised: list[type[errors.RpcError]] = [*_OF_BODIES, *_ALWAYS, *(one for method in shown for one in method.errors)]
     kinds = dict.fromkeys(
         kind
         for method in shown
@@ -101,15 +56,18 @@ def describe(methods: Mapping[str, Method]) -> dict[str, Any]:
         },
         "methods": [*listed, _submit(_result(methods["enqueue"], schemas))],
         "components": {
-            "schemas": dict(sorted(components.items(), key=lambda named: _place(_COMPONENTS, named[0]))),
-            "errors": {error.__name__: {"code": error.code, "message": text} for error, text in _ERRORS.items()},
+            "schemas": dict(sorted(components.items())),
+            "errors": {
+                error.__name__: {"code": error.code, "message": _meaning(error)} for error in dict.fromkeys(raised)
+            },
         },
     }
 
 
-def _place(order: Sequence[str], name: str) -> int:
-    """Names without a family stand first."""
-    return order.index(name) if name in order else len(order) if name else -1
+def _meaning(error: type[errors.RpcError]) -> str:
+    """The first sentence of its docstring, which not every error of an unknown object has."""
+    text = error.__doc__ or f"No such {vars(error)['what']}"
+    return " ".join(text.partition("\n\n")[0].split()).removesuffix(".")
 
 
 def _parameter(field: Any, schemas: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:

@@ -126,9 +126,7 @@ class Watch:
                         403, f"this API key is bound to the tenant {stats['tenant']!r}, and rates and lag are of all "
                         "tenants; `penstock stats` shows its counts"
                     )  # fmt: skip
-                self.actions = []
-                with contextlib.suppress(AccessDenied):
-                    self.actions = self.client.call("action.list", {})["actions"]
+                self.actions = self.client.call("action.list", {})["actions"]
             except Unavailable as exc:
                 if must:
                     raise

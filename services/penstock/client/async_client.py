@@ -11,7 +11,7 @@ import httpx
 
 from penstock.client import exchanges, records
 from penstock.client.exchanges import Exchange, Request
-from penstock.client.methods import AsyncRunner, AsyncSchedules, AsyncWorkflows, Methods
+from penstock.client.methods import AsyncAnswer, Methods, ScheduleMethods, WorkflowMethods
 from penstock.client.results import AsyncResults
 from penstock.protocol import in_process
 from penstock.protocol.errors import PenstockError, Unavailable
@@ -20,7 +20,7 @@ T = TypeVar("T")
 EVENTS_SILENT_SECONDS = 45.0  # the api sends something every fifteen
 
 
-class AsyncClient(Methods, AsyncRunner):
+class AsyncClient(Methods[AsyncAnswer]):
     """The api's methods over HTTP. `Client` blocks and is safe to share between threads; `AsyncClient` is for asyncio,
     within one event loop, and awaits any number of results by one long poll for each thousand tasks.
 
@@ -32,8 +32,8 @@ class AsyncClient(Methods, AsyncRunner):
 
     def __init__(self, url: str | None = None, api_key: str | None = None, timeout: float = 30) -> None:
         self.url = exchanges.base_url(url)
-        self.schedules = AsyncSchedules(self._run)
-        self.workflows = AsyncWorkflows(self._run)
+        self.schedules: ScheduleMethods[AsyncAnswer] = ScheduleMethods(self._run)
+        self.workflows: WorkflowMethods[AsyncAnswer] = WorkflowMethods(self._run)
         self._timeout = timeout
         # Retries a refused connection only, when nothing was sent yet; anything later could be done twice.
         transport = httpx.AsyncHTTPTransport(retries=1)

@@ -12,7 +12,7 @@ import httpx
 
 from penstock.client import exchanges, records
 from penstock.client.exchanges import Exchange, Request
-from penstock.client.methods import Methods, Runner, Schedules, Workflows
+from penstock.client.methods import Answer, Methods, ScheduleMethods, WorkflowMethods
 from penstock.client.results import Results
 from penstock.protocol import in_process
 from penstock.protocol.errors import PenstockError, Unavailable
@@ -21,7 +21,7 @@ T = TypeVar("T")
 EVENTS_SILENT_SECONDS = 45.0  # the api sends something every fifteen
 
 
-class Client(Methods, Runner):
+class Client(Methods[Answer]):
     """The api's methods over HTTP. `Client` blocks and is safe to share between threads; `AsyncClient` is for asyncio,
     within one event loop, and awaits any number of results by one long poll for each thousand tasks.
 
@@ -33,8 +33,8 @@ class Client(Methods, Runner):
 
     def __init__(self, url: str | None = None, api_key: str | None = None, timeout: float = 30) -> None:
         self.url = exchanges.base_url(url)
-        self.schedules = Schedules(self._run)
-        self.workflows = Workflows(self._run)
+        self.schedules: ScheduleMethods[Answer] = ScheduleMethods(self._run)
+        self.workflows: WorkflowMethods[Answer] = WorkflowMethods(self._run)
         self._timeout = timeout
         # Retries a refused connection only, when nothing was sent yet; anything later could be done twice.
         transport = httpx.HTTPTransport(retries=1)

@@ -32,12 +32,9 @@ Exchange = Generator[tuple[str | None, float], Any, T]
 
 _KINDS: dict[int, type[errors.RpcError]] = {
     kind.code: kind
-    for kind in (
-        errors.ParseError, errors.InvalidRequest, errors.MethodNotFound, errors.InvalidParams, errors.TaskNotFound,
-        errors.StateConflict, errors.DuplicateTask, errors.TooLarge, errors.RateLimited, errors.JobNotFound,
-        errors.ScheduleNotFound, errors.TooManyWaits, errors.WorkflowNotFound, errors.WorkflowConflict,
-    )
-}  # fmt: skip
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.RpcError) and "code" in vars(kind)
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from penstock.brokers.base import Outgoing, Queue, Transport
 from penstock.brokers.opening import open_transport
 from penstock.client.exchanges import Params, Request, Unfinished, request_text, trace_headers
-from penstock.client.methods import AsyncScheduleSender, AsyncSender, AsyncWorkflowSender, WaitAnswers
+from penstock.client.methods import AsyncNothing, ScheduleChanges, WaitAnswers, WorkflowChanges
 from penstock.payloads.codec import PayloadCodec, offered_aad
 from penstock.protocol import in_process
 from penstock.protocol.batching import join_batch, pack
@@ -27,7 +27,7 @@ _ATTRIBUTES_BYTES = 64  # of a message's attributes, beside their names and valu
 _FIRST_PAUSE_SECONDS = 0.1
 
 
-class InboundClient(WaitAnswers, AsyncSender):
+class InboundClient(WaitAnswers[AsyncNothing]):
     """Adds tasks through the inbound queue, without a connection to the api; use it with ``async with``.
 
     queue: name of the inbound queue, of SQS its URL too. endpoint_url: None for AWS. region: None for the SDK's own
@@ -58,8 +58,8 @@ class InboundClient(WaitAnswers, AsyncSender):
         else:
             self._transport = open_transport(load_settings(transport_url=transport_url))
         self._queue: Queue = self._transport.queue(queue, label="inbound")
-        self.schedules = AsyncScheduleSender(self._run)
-        self.workflows = AsyncWorkflowSender(self._run)
+        self.schedules: ScheduleChanges[AsyncNothing] = ScheduleChanges(self._run)
+        self.workflows: WorkflowChanges[AsyncNothing] = WorkflowChanges(self._run)
 
     async def __aenter__(self) -> InboundClient:
         return self

@@ -1,8 +1,8 @@
 """Methods of the api, one declaration each for all clients.
 
 A method returns its call: a request, or an exchange of several. The decorator has the client carry it out, and gives it
-the type that this client returns: the answer of a blocking one, an awaitable answer for asyncio, and nothing, or an
-awaitable nothing, through the inbound queue.
+the type that this client returns, its ``Way``: the answer of a blocking one, an awaitable answer for asyncio, and
+nothing, or an awaitable nothing, through the inbound queue.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from time import monotonic
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from penstock.client import records
 from penstock.client.exchanges import Exchange, Params, Request, Unfinished, batching, calling, enqueueing
@@ -34,6 +34,11 @@ from penstock.protocol.requests import given, prepared, task_params
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Way = TypeVar("Way")
+Answer = Literal["answer"]
+AsyncAnswer = Literal["awaitable answer"]
+Nothing = Literal["nothing"]
+AsyncNothing = Literal["awaitable nothing"]
 Call = Request[T] | Exchange[T]
 Bulk = records.BulkStarted | records.BulkPreview
 Values = list[Any]  # names of their own, for `list` is a method
@@ -42,33 +47,21 @@ Actions = list[records.Action]
 Routes = list[records.Route]
 
 
-class Runner:
-    """Carries out calls, and blocks."""
-
-
-class AsyncRunner:
-    """Carries out calls on an event loop."""
-
-
-class Sender:
-    """Sends calls through the inbound queue, and blocks."""
-
-
-class AsyncSender:
-    """Sends calls through the inbound queue on an event loop."""
+class Calls(Generic[Way]):
+    """A client, or a part of one."""
 
 
 class Method(Generic[P, T]):
     """What type checkers take a method for."""
 
     @overload
-    def __get__(self, client: Runner, kind: Any = None) -> Callable[P, T]: ...
+    def __get__(self, client: Calls[Answer], kind: Any = None) -> Callable[P, T]: ...
     @overload
-    def __get__(self, client: AsyncRunner, kind: Any = None) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, client: Calls[AsyncAnswer], kind: Any = None) -> Callable[P, Coroutine[Any, Any, T]]: ...
     @overload
-    def __get__(self, client: Sender, kind: Any = None) -> Callable[P, None]: ...
+    def __get__(self, client: Calls[Nothing], kind: Any = None) -> Callable[P, None]: ...
     @overload
-    def __get__(self, client: AsyncSender, kind: Any = None) -> Callable[P, Coroutine[Any, Any, None]]: ...
+    def __get__(self, client: Calls[AsyncNothing], kind: Any = None) -> Callable[P, Coroutine[Any, Any, None]]: ...
     def __get__(self, client: Any, kind: Any = None) -> Any:
         raise NotImplementedError
 
@@ -85,7 +78,7 @@ def method(function: Callable[Concatenate[Any, P], Call[T]]) -> Method[P, T]:
     return run  # type: ignore[return-value]
 
 
-class WaitAnswers:
+class WaitAnswers(Calls[Way]):
     """Answers to waiting tasks, over HTTP or through the inbound queue, which returns nothing."""
 
     @method
@@ -116,7 +109,7 @@ class WaitAnswers:
         return Request("task.fail", params | {"error": error, "final": final}, records.Answered)
 
 
-class Methods(WaitAnswers):
+class Methods(WaitAnswers[Way]):
     """Methods of tasks, limits and bulk jobs."""
 
     @method
@@ -328,7 +321,14 @@ def _bulk(name: str, filters: Mapping[str, Any]) -> Exchange[Bulk]:
     return bulk
 
 
-class ScheduleChanges:
+class _Part(Calls[Way]):
+    """A part of a client. run: the client's own, which carries out calls."""
+
+    def __init__(self, run: Callable[[Any], Any]) -> None:
+        self._run = run
+
+
+class ScheduleChanges(_Part[Way]):
     """Changes of cron schedules, over HTTP or through the inbound queue, which returns no answers."""
 
     @method
@@ -371,7 +371,7 @@ class ScheduleChanges:
         return Request("schedule.run_now", {"name": name}, records.ScheduleRun)
 
 
-class ScheduleMethods(ScheduleChanges):
+class ScheduleMethods(ScheduleChanges[Way]):
     """Cron schedules over HTTP. Every method raises as those of the client: InvalidParams, RpcError, Unavailable."""
 
     @method
@@ -407,7 +407,7 @@ class ScheduleMethods(ScheduleChanges):
         return Request("schedule.import_status", {"id": import_id}, records.ImportStatus)
 
 
-class WorkflowChanges:
+class WorkflowChanges(_Part[Way]):
     """Changes of workflows, over HTTP or through the inbound queue, which returns no answers. A workflow is named by
     its id, or by ``key=`` and, if it belongs to a tenant, ``tenant=``."""
 
@@ -445,7 +445,7 @@ class WorkflowChanges:
         return Request("workflow.retry", given(id=workflow_id, key=key, tenant=tenant), records.WorkflowChanged)
 
 
-class WorkflowMethods(WorkflowChanges):
+class WorkflowMethods(WorkflowChanges[Way]):
     """Workflows over HTTP. Every method raises as those of the client."""
 
     @method
@@ -484,42 +484,3 @@ class WorkflowMethods(WorkflowChanges):
             if monotonic() >= deadline:
                 raise Unavailable(f"workflow {workflow['id']} is {workflow['state']} after {timeout} s")
             yield None, interval
-
-
-class _Part:
-    """A part of a client. run: the client's own, which carries out calls."""
-
-    def __init__(self, run: Callable[[Any], Any]) -> None:
-        self._run = run
-
-
-class Schedules(_Part, ScheduleMethods, Runner):
-    """Cron schedules; every method raises as those of the client."""
-
-
-class AsyncSchedules(_Part, ScheduleMethods, AsyncRunner):
-    """Cron schedules for asyncio; every method raises as those of the client."""
-
-
-class Workflows(_Part, WorkflowMethods, Runner):
-    """Workflows; every method raises as those of the client."""
-
-
-class AsyncWorkflows(_Part, WorkflowMethods, AsyncRunner):
-    """Workflows for asyncio; every method raises as those of the client."""
-
-
-class ScheduleSender(_Part, ScheduleChanges, Sender):
-    """Changes of cron schedules through the inbound queue."""
-
-
-class AsyncScheduleSender(_Part, ScheduleChanges, AsyncSender):
-    """Changes of cron schedules through the inbound queue, for asyncio."""
-
-
-class WorkflowSender(_Part, WorkflowChanges, Sender):
-    """Changes of workflows through the inbound queue."""
-
-
-class AsyncWorkflowSender(_Part, WorkflowChanges, AsyncSender):
-    """Changes of workflows through the inbound queue, for asyncio."""

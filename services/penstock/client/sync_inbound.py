@@ -9,14 +9,14 @@ from typing import Any, TypeVar, Unpack
 
 from penstock.client.exchanges import Params, Request
 from penstock.client.inbound import InboundClient
-from penstock.client.methods import ScheduleSender, Sender, WaitAnswers, WorkflowSender
+from penstock.client.methods import Nothing, ScheduleChanges, WaitAnswers, WorkflowChanges
 from penstock.protocol.options import EnqueueOptions
 from penstock.settings.model import Settings
 
 T = TypeVar("T")
 
 
-class SyncInboundClient(WaitAnswers, Sender):
+class SyncInboundClient(WaitAnswers[Nothing]):
     """`InboundClient` with blocking methods, for Django, Flask and scripts; its arguments and errors are the same.
 
     Use it in a ``with`` block, or call ``close``. It is safe to share between threads, and not across a fork.
@@ -38,8 +38,8 @@ class SyncInboundClient(WaitAnswers, Sender):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-inbound", daemon=True)
         self._thread.start()
-        self.schedules = ScheduleSender(self._run)
-        self.workflows = WorkflowSender(self._run)
+        self.schedules: ScheduleChanges[Nothing] = ScheduleChanges(self._run)
+        self.workflows: WorkflowChanges[Nothing] = WorkflowChanges(self._run)
 
     def __enter__(self) -> SyncInboundClient:
         return self

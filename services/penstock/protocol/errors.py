@@ -1,4 +1,7 @@
-"""The errors that Penstock raises on purpose; expected outcomes (duplicate, stale, empty) are return values."""
+"""The errors that Penstock raises on purpose; expected outcomes (duplicate, stale, empty) are return values.
+
+The first sentence of a JSON-RPC error stands in the OpenRPC document, too.
+"""
 
 from __future__ import annotations
 
@@ -72,23 +75,29 @@ class RpcError(PenstockError):
 
 
 class InternalError(RpcError):
-    """A failure of the server, whose reason is in the log alone."""
+    """A failure of the server; data.ref finds it in the log."""
 
 
 class ParseError(RpcError):
+    """The body is not JSON."""
+
     code = -32700
 
 
 class InvalidRequest(RpcError):
+    """The entry is no JSON-RPC 2.0 request, or the batch is empty or too long."""
+
     code = -32600
 
 
 class MethodNotFound(RpcError):
+    """Method not found."""
+
     code = METHOD_NOT_FOUND
 
 
 class InvalidParams(RpcError):
-    """A parameter is missing, unknown, mistyped or out of range; ``data["field"]`` names it."""
+    """A parameter is missing, unknown, mistyped or out of range; data.field names it."""
 
     code = INVALID_PARAMS
 
@@ -97,7 +106,10 @@ class InvalidParams(RpcError):
 
 
 class AccessDenied(RpcError):
-    """The caller may not ask; ``status`` is the HTTP status that says so."""
+    """No valid API key, or not from this machine, or not permitted, data.needs naming the permission; HTTP 401 or 403.
+
+    status: the HTTP status.
+    """
 
     code = -32003
 
@@ -123,6 +135,8 @@ class TaskNotFound(NotFound):
 
 
 class MessageNotFound(NotFound):
+    """No such message, rejected or in a dead-letter queue."""
+
     code = -32005
     what = "message"
 
@@ -144,7 +158,7 @@ class JobNotFound(NotFound):
 
 
 class ScheduleNotFound(NotFound):
-    """Unknown schedule, by its name, or import of schedules, by its number."""
+    """No such schedule, by its name, or import of schedules, by its number."""
 
     code = -32020
     called = "name"
@@ -161,7 +175,7 @@ class WorkflowNotFound(NotFound):
 
 
 class WorkflowConflict(RpcError):
-    """The workflow's state forbids it, or another definition has its key; ``data`` has the id and the state."""
+    """The workflow's state forbids it, or its key belongs to another definition; see data.id and data.state."""
 
     code = -32023
 
@@ -170,7 +184,7 @@ class WorkflowConflict(RpcError):
 
 
 class QueueAway(RpcError):
-    """The api cannot reach a queue; ``reference`` is also in the log, with the reason."""
+    """The api cannot use a queue; data.queue names it, data.ref finds why in the log."""
 
     code = -32010
 
@@ -180,7 +194,11 @@ class QueueAway(RpcError):
 
 
 class StateConflict(RpcError):
-    """The task's state forbids it; ``data`` has the id, the state and ``more``. reason: end of the sentence."""
+    """The task's state forbids it; data.state is that state; a retry names data.holder, which has the unique key, or
+    data.workflow, of which it is a step.
+
+    reason: end of the sentence.
+    """
 
     code = STATE_CONFLICT
 
@@ -198,7 +216,7 @@ class AnsweredAlready(StateConflict):
 
 
 class DuplicateTask(RpcError):
-    """Another task has the unique key, and on_duplicate is error; ``data`` has its id and state."""
+    """Another task has the unique key, and on_duplicate is error; data has its id and state."""
 
     code = -32012
 
@@ -207,7 +225,7 @@ class DuplicateTask(RpcError):
 
 
 class TooLarge(RpcError):
-    """A payload, a result or a message is over its limit; ``data`` has the size and the limit in bytes."""
+    """A payload, a result or a request is over its limit; data.size and data.limit in bytes."""
 
     code = TOO_LARGE
 
@@ -216,7 +234,7 @@ class TooLarge(RpcError):
 
 
 class TooManyWaits(RpcError):
-    """``what``: requests or tasks, of which ``limit`` may wait at once; try again later."""
+    """The api waits for as many results as it may; data.limit, and data.retry_after in seconds."""
 
     code = -32025
 
@@ -237,7 +255,7 @@ class Overloaded(RpcError):
 
 
 class RateLimited(RpcError):
-    """Too many requests for now; the same may be sent again after ``retry_after_seconds``.
+    """Too many requests for now; the same may be sent again after data.retry_after seconds; HTTP 429.
 
     The api refuses with it; a handler raises it when a service refuses. The task then runs again after that time
     without spending an attempt, and until then no task of its action is sent.
