@@ -210,6 +210,7 @@ ELSEWHERE = (
     "brokers/chaos.py",
     "brokers/sqs.py",
     "brokers/receiver.py",
+    "brokers/threaded.py",
     "local/",
 )
 

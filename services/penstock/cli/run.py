@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.brokers.base import Queue
 from penstock.brokers.opening import open_transport, queue_names
+from penstock.brokers.threaded import ThreadedTransport
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import SettingsError
 from penstock.runtime.chaos import Faults, faults_of
@@ -110,10 +111,17 @@ def _worker(settings: Settings, apps: Sequence[str], faults: Faults | None) -> M
     def make(stack: AsyncExitStack) -> Service:
         stack.push_async_callback(deliveries.close)
         deliveries.open()
-        queues = _queues(settings, _opener(settings, stack, faults))
+        queues = _queues(settings, _opener(settings, stack, faults, is_blocked_at_times=True))
+
+        def own_queues(own: AsyncExitStack) -> dict[str, Queue]:
+            """For the thread of leases: connections of its own, where leases do not belong to the one that receives."""
+            if queues["outbound"].limits.outlives_connection:
+                return _queues(settings, _opener(settings, own, faults))
+            return queues
+
         return Worker(
             outbound=queues["outbound"], results=queues["results"], settings=settings, registry=registry,
-            apps=apps, own_queues=lambda stack: _queues(settings, _opener(settings, stack, faults)),
+            apps=apps, own_queues=own_queues,
         )  # fmt: skip
 
     return make
@@ -157,9 +165,16 @@ def _queues(settings: Settings, open_queue: OpenQueue, *, suffix: str = "") -> d
     return {label + suffix: open_queue(name + suffix, label + suffix) for label, name in queue_names(settings).items()}
 
 
-def _opener(settings: Settings, stack: AsyncExitStack, faults: Faults | None) -> OpenQueue:
-    """A function that opens a queue by name, or URL, and label; all share a connection, dead letters have no faults."""
+def _opener(
+    settings: Settings, stack: AsyncExitStack, faults: Faults | None, *, is_blocked_at_times: bool = False
+) -> OpenQueue:
+    """A function that opens a queue by name, or URL, and label; all share a connection, dead letters have no faults.
+
+    is_blocked_at_times: handlers may block the event loop, which a connection that holds leases must not notice.
+    """
     transport = open_transport(settings)
+    if is_blocked_at_times and not transport.limits.outlives_connection:
+        transport = ThreadedTransport(transport)
     stack.push_async_callback(transport.close)
 
     def open_queue(name: str, label: str) -> Queue:

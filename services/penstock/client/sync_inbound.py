@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, TypeVar, Unpack
 
@@ -11,6 +9,7 @@ from penstock.client.exchanges import Params, Request
 from penstock.client.inbound import InboundClient
 from penstock.client.methods import Nothing, ScheduleChanges, WaitAnswers, WorkflowChanges
 from penstock.protocol.options import EnqueueOptions
+from penstock.runtime.loop_thread import LoopThread
 from penstock.settings.model import Settings
 
 T = TypeVar("T")
@@ -35,9 +34,7 @@ class SyncInboundClient(WaitAnswers[Nothing]):
         self._client = InboundClient(
             queue, endpoint_url, region, access_key=access_key, transport_url=transport_url, payloads=payloads
         )
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-inbound", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("penstock-inbound")
         self.schedules: ScheduleChanges[Nothing] = ScheduleChanges(self._run)
         self.workflows: WorkflowChanges[Nothing] = WorkflowChanges(self._run)
 
@@ -49,11 +46,9 @@ class SyncInboundClient(WaitAnswers[Nothing]):
 
     def close(self) -> None:
         """Close the connections."""
-        if not self._loop.is_closed():
+        if self._thread.is_alive():
             self._wait(self._client.close())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+            self._thread.stop()
 
     def enqueue(self, action: str, payload: Any = None, **options: Unpack[EnqueueOptions]) -> None:
         """Send one task; options as in :meth:`Client.enqueue`."""
@@ -71,4 +66,4 @@ class SyncInboundClient(WaitAnswers[Nothing]):
         self.send(call.method, call.params)
 
     def _wait(self, sending: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(sending, self._loop).result()
+        return self._thread.submit(sending).result()

@@ -21,6 +21,7 @@ from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.journal import add_entries
 from penstock.protocol.reports import encode_progress
 from penstock.runtime.logs import log
+from penstock.runtime.loop_thread import LoopThread
 from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.leases import Lease, Leases
@@ -38,10 +39,7 @@ OpenQueues = Callable[[AsyncExitStack], Mapping[str, Queue]]
 
 
 class LeaseThread:
-    """The thread of one worker; :meth:`run` is a side task. open_queues: called in the thread, once.
-
-    extends: False where leases belong to the worker's own connection, so that its event loop extends them.
-    """
+    """The thread of one worker; :meth:`run` is a side task. open_queues: called in the thread, once."""
 
     def __init__(
         self,
@@ -53,7 +51,6 @@ class LeaseThread:
         sender: ResultSender,
         codec: PayloadCodec,
         worker: str,
-        extends: bool,
     ) -> None:
         self._open_queues = open_queues
         self._settings = settings
@@ -62,50 +59,23 @@ class LeaseThread:
         self._sender = sender
         self._codec = codec
         self._worker = worker
-        self._extends = extends
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
 
     async def run(self) -> None:
         """Start the thread, and stop it when cancelled; raises what ended it before."""
-        loop = asyncio.new_event_loop()
-        stop = asyncio.Event()
-        ended: asyncio.Future[None] = self._loop.create_future()
-        threading.Thread(target=self._live, args=(loop, stop, ended), name="leases", daemon=True).start()
+        thread = LoopThread("leases")
         try:
-            await asyncio.shield(ended)
+            await thread.call(self._work())
         finally:
-            with suppress(RuntimeError):  # it is closed
-                loop.call_soon_threadsafe(stop.set)
-            await asyncio.wait((ended,), timeout=_CLOSE_SECONDS)
+            await asyncio.to_thread(thread.stop, _CLOSE_SECONDS)
 
-    def _live(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event, ended: asyncio.Future[None]) -> None:
-        problem: BaseException | None = None
-        try:
-            with asyncio.Runner(loop_factory=lambda: loop) as runner:
-                runner.run(self._until(stop))
-        except BaseException as exc:
-            problem = exc
-        with suppress(RuntimeError):  # the worker's loop is closed
-            if problem is None:
-                self._loop.call_soon_threadsafe(ended.set_result, None)
-            else:
-                self._loop.call_soon_threadsafe(ended.set_exception, problem)
-
-    async def _until(self, stop: asyncio.Event) -> None:
-        async with AsyncExitStack() as stack:
-            work = asyncio.create_task(self._work(self._open_queues(stack)))
-            await asyncio.wait((work, asyncio.create_task(stop.wait())), return_when=asyncio.FIRST_COMPLETED)
-            work.cancel()
-            with suppress(asyncio.CancelledError):
-                await work
-
-    async def _work(self, queues: Mapping[str, Queue]) -> None:
-        outbound = queues["outbound"]
-        sender = ResultSender(queues["results"], sent=lambda lease: None, timings=Timings(), worker=self._worker)
-        async with asyncio.TaskGroup() as group:
-            if self._extends:
-                group.create_task(self._leases.extend_unfinished(outbound))
+    async def _work(self) -> None:
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+            queues = self._open_queues(stack)
+            outbound = queues["outbound"]
+            sender = ResultSender(queues["results"], sent=lambda lease: None, timings=Timings(), worker=self._worker)
+            group.create_task(self._leases.extend_unfinished(outbound))
             group.create_task(self._heartbeat(sender))
             group.create_task(self._watch(sender, outbound))
 
@@ -157,8 +127,7 @@ class LeaseThread:
             texts.append(add_entries(text, attempt.entries) if attempt.entries else text)
             answered.append(attempt.lease)
         await sender.send_now(texts)
-        if self._extends:
-            await outbound.delete([lease.message for lease in (*_whole(answered), *self._leases.finished())])
+        await outbound.delete([lease.message for lease in (*_whole(answered), *self._leases.finished())])
 
 
 def _whole(answered: Sequence[Lease]) -> list[Lease]:

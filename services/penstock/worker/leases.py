@@ -110,8 +110,8 @@ class Leases:
         receipts = {message.receipt for message in failed}
         return [lease for lease in leases if lease.message.receipt in receipts] if receipts else []
 
-    async def extend_unfinished(self, queue: Queue | None = None) -> None:
-        """Extend the leases of unfinished messages; a side task. queue: of the calling thread; None: the worker's."""
+    async def extend_unfinished(self, queue: Queue) -> None:
+        """Extend the leases of unfinished messages; a side task. queue: for calls of the running event loop."""
         interval = self._visibility_seconds / 3
         while True:
             await asyncio.sleep(interval)
@@ -125,7 +125,7 @@ class Leases:
                 if not lease.lost and lease.until < (soon if lease.unanswered else at_once)
             ]
             if due:
-                await self._extend(due, queue or self._queue)
+                await self._extend(due, queue)
 
     async def _extend(self, due: Sequence[Lease], queue: Queue) -> None:
         now = monotonic()
@@ -133,7 +133,7 @@ class Leases:
         if queue.limits.deletes_overdue:
             # The supervisor watches the heartbeats of their tasks.
             overdue = [lease for lease in due if now + self._visibility_seconds / 2 > lease.received_at + longest]
-            await self._failed(overdue, self._queue.delete)
+            await self._failed(overdue, queue.delete)
             for lease in overdue:
                 lease.lost = True
                 lease.until = math.inf  # it cannot come again

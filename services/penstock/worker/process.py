@@ -119,17 +119,14 @@ class Worker(Service):
             "watch threads": self._watch_threads,
             "watch loop": Watchdog(self._runner.attempts_of).run,
         }
-        has_thread = self._own_queues is not None
-        any_client_extends = self._outbound.limits.outlives_connection
         if self._own_queues is None:
             tasks["heartbeat"] = self._heartbeat
+            tasks["extend visibility"] = partial(self._leases.extend_unfinished, self._outbound)
         else:
             tasks["leases and heartbeats"] = LeaseThread(
                 self._own_queues, self._settings, leases=self._leases, runner=self._runner, sender=self._sender,
-                codec=self._codec, worker=self._name, extends=any_client_extends,
+                codec=self._codec, worker=self._name,
             ).run  # fmt: skip
-        if not (has_thread and any_client_extends):
-            tasks["extend visibility"] = self._leases.extend_unfinished
         if self._processes is not None:
             tasks["child processes"] = self._processes.run
         if self._settings.announce_actions:

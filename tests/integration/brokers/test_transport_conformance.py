@@ -179,7 +179,7 @@ async def test_a_receive_that_is_cut_off_loses_nothing(queue: Queue) -> None:
 
 
 async def test_messages_are_shared_out_to_several_receivers(
-    queue: Queue, open_another: Callable[[], Transport], settings: Settings
+    kind: str, queue: Queue, open_another: Callable[[], Transport], settings: Settings
 ) -> None:
     other = open_another().queue(settings.outbound_queue, label="outbound")
     bodies = {str(n) for n in range(60)}
@@ -187,16 +187,17 @@ async def test_messages_are_shared_out_to_several_receivers(
 
     async def work(mine: Queue) -> None:
         with patience("all messages") as check:
-            while len(came) < len(bodies):
+            while set(came) != bodies:
                 check()
                 messages = await mine.receive(wait_seconds=1, visibility_seconds=30)
                 came.extend(message.body for message in messages)
-                assert await mine.delete(messages) == []
+                stale = await mine.delete(messages)
+                # Partitions that are handed over between a receive and its delete are delivered once more.
+                assert stale == [] or kind == "kafka"
 
     await put(queue, *sorted(bodies))
     await asyncio.gather(work(queue), work(other))
-    # A broker that hands partitions over may deliver what was under way once more; nothing is missing.
-    assert set(came) == bodies
+    assert len(came) == len(bodies) or kind == "kafka"
 
 
 # Holding

@@ -58,7 +58,7 @@ async def test_a_message_held_for_as_long_as_can_be_is_let_go_and_its_tasks_go_o
     queue = Calls(replace(LIMITS, max_extend_seconds=1, deletes_overdue=deletes))
     leases = Leases(queue, visibility_seconds=1, delete_seconds=0)
     lease = leases.add(Message("m", "r", "[]", 1, None, {}), 2)
-    tasks = [asyncio.create_task(run()) for run in (leases.extend_unfinished, leases.delete_finished)]
+    tasks = [asyncio.create_task(run) for run in (leases.extend_unfinished(queue), leases.delete_finished())]
     try:
         await until(lambda: lease.lost)
         assert queue.deleted == (["m"] if deletes else [])
@@ -80,7 +80,7 @@ async def test_a_message_that_cannot_be_deleted_for_long_is_extended_before_its_
     finished = leases.add(Message("m", "r", "[]", 1, None, {}), 1)
     leases.answered(finished)
     assert leases.finished() == [finished]
-    extending = asyncio.create_task(leases.extend_unfinished())
+    extending = asyncio.create_task(leases.extend_unfinished(queue))
     try:
         await until(lambda: queue.extended)
     finally:
