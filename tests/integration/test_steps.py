@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -646,26 +647,43 @@ async def test_an_attempt_that_died_before_its_first_report_has_failed(line: Lin
 
     (task_id,) = await line.enqueue(NewTask("order", max_attempts=2))
     seen = []
-    for _ in range(3):
+    for _ in range(4):
         (task,) = await line.send()
         await redeliver(line)
         await line.work(order)
         await drained(line.resulter)
         row = await task_of(task_id)
         seen.append((task.suspect, row["state"], row["attempts"]))
-    # The first time is free: perhaps no worker had begun it.
-    assert seen == [(False, "SCHEDULED", 0), (True, "ERROR", 1), (True, "CRITICAL_ERROR", 2)]
+    # Twice is free: perhaps no worker had begun it.
+    free = (False, "SCHEDULED", 0)
+    assert seen == [free, free, (True, "ERROR", 1), (True, "CRITICAL_ERROR", 2)]
     seen = await task_of(task_id)
     assert json.loads(seen["error"])["data"]["type"] == "Interrupted"
     assert line.ran_now() == []
 
 
-async def test_a_step_does_not_begin_once_the_lease_has_ended(line: Line, task_of: Any, sql: Any) -> None:
-    async def order(ctx: Context) -> None:
-        await ctx.step("charge", line.does("charge"))
-        for lease in worker._leases._leases.values():
-            lease.until = 0.0  # as of a process that was frozen for longer than its lease
-        await ctx.step("mail", line.does("mail"))
+@pytest.mark.parametrize("ends", ["between steps", "in a step", "and the message comes again", "and is extended late"])
+async def test_no_step_begins_once_the_lease_has_ended(line: Line, task_of: Any, sql: Any, ends: str) -> None:
+    async def order(ctx: Context) -> str:
+        await ctx.step("charge", charge)
+        if ends != "in a step":
+            await freeze()
+        return await ctx.step("mail", line.does("mail"))
+
+    async def charge() -> None:
+        line.ran.append("charge")
+        if ends == "in a step":
+            await freeze()
+
+    async def freeze() -> None:
+        """As of a process that was frozen for longer than its lease."""
+        (lease,) = worker._leases._leases.values()
+        lease.until = 0.0
+        if ends == "and the message comes again":
+            assert worker._leases.renew(replace(lease.message, receive_count=3))  # another worker had it, and died
+        elif ends == "and is extended late":
+            await worker._leases._extend([lease], line.outbound)
+            assert lease.until > time.monotonic()
 
     worker = line.worker(order)
     (task_id,) = await line.enqueue()
@@ -673,8 +691,12 @@ async def test_a_step_does_not_begin_once_the_lease_has_ended(line: Line, task_o
     await line.work(worker)
     await drained(line.resulter)
     assert line.ran_now() == ["charge"]
-    assert (await task_of(task_id))["state"] == "ACQUIRED"  # the message comes again
-    assert (await line.outbound.depth()).total == 1
+    assert ((await task_of(task_id))["state"], (await task_of(task_id))["attempts"]) == ("SCHEDULED", 0)
+    assert await journal(sql) == [("charge", 0, None)]
+    worker = line.worker(order)
+    ends = "not"
+    (again,) = await line.send()
+    assert again.journal is not None
 
 
 async def test_a_worker_that_stops_gives_the_task_back_with_its_steps(line: Line, task_of: Any, sql: Any) -> None:
@@ -701,6 +723,48 @@ async def test_a_worker_that_stops_gives_the_task_back_with_its_steps(line: Line
     await line.attempt(order)
     assert line.ran_now() == ["charge", "mail"]
     assert (await task_of(task_id))["state"] == "SUCCESS"
+
+
+async def test_a_claim_has_every_step_that_was_recorded_before_it_ended(
+    line: Line, sql: Any, database_url: str
+) -> None:
+    """The claiming statement began before the report was recorded, and does not see it."""
+    await line.enqueue()
+    (first,) = await line.claim()
+    failed = add_entries(encode_error(name(first), 1, "x", {"retry_after": 0}), [entry("a")])
+    await line.apply(failed)
+    await sql.execute("select pg_advisory_lock(1)")
+    await sql.execute(
+        "create function waits() returns trigger language plpgsql set lock_timeout = 0 as "
+        "'begin perform pg_advisory_xact_lock(1); return new; end'"
+    )
+    await sql.execute(
+        "create trigger waits before update on penstock.task for each row when (new.state = 'ACQUIRED') "
+        "execute function waits()"
+    )
+    claiming = asyncio.create_task(line.claim())
+    waits = "select from pg_locks where locktype = 'advisory' and not granted"
+    async with asyncio.timeout(60):
+        while not await sql.fetch(waits):
+            await asyncio.sleep(0.01)
+    await line.apply(encode_step(name(first), entry("b", position=1)))
+    await sql.execute("select pg_advisory_unlock(1)")
+    (again,) = await claiming
+    assert [one["name"] for one in json.loads(again.journal or "[]")] == ["a", "b"]
+
+
+async def test_a_claim_is_not_given_up_whose_step_was_recorded(line: Line, task_of: Any) -> None:
+    """A send whose answer is lost has sent some of its messages: what workers have begun must not be sent again."""
+    task_id, _ = await line.enqueue(NewTask("order"), NewTask("order"))
+    first = await line.claim()
+    await line.apply(*(encode_error(name(one), 1, "x", {"retry_after": 0}) for one in first))
+    await line.apply(*(encode_step(name(one), entry("a")) for one in first))  # late, so it is no heartbeat of the next
+    begun, _ = again = await line.claim()
+    await line.apply(encode_step(name(begun), entry("b", position=1)))
+    async with line.store.transaction() as session:
+        assert await claims.release(session, [(one.id, one.claim) for one in again]) == 1
+    assert begun.id == task_id
+    assert [(await task_of(one.id))["state"] for one in again] == ["ACQUIRED", "ERROR"]
 
 
 # Starting again from a step

@@ -64,12 +64,15 @@ class _Life:
 @dataclass
 class Checks:
     """Reads what each commit has changed. ledger: ids of tasks that clients know to be accepted; retried: those that a
-    client wanted to run again, of which a result may be replaced. commits_seen: what each commit left of the tasks that
-    it changed: state, attempts, claim, most attempts, ordering key."""
+    client wanted to run again, of which a result may be replaced. doubled: those that may have had two messages at
+    once, for a claim was given up before a worker reported it. steps: what those that returned gave. commits_seen: what
+    each commit left of the tasks that it changed: state, attempts, claim, most attempts, ordering key."""
 
     bridge: Bridge
     ledger: dict[int, int] = field(default_factory=dict)
     retried: set[int] = field(default_factory=set)
+    doubled: set[int] = field(default_factory=set)
+    steps: dict[tuple[int, str], str] = field(default_factory=dict)
     _lives: dict[int, _Life] = field(default_factory=dict)
     commits_seen: list[dict[int, tuple[Any, ...]]] = field(default_factory=list)
     commits: int = 0
@@ -159,9 +162,23 @@ class Checks:
                 if change["attempts"] != life.attempts + 1:
                     yield f"task {task_id} is claimed for attempt {change['attempts']} after {life.attempts} attempts"
                 life.claim = life.running = change["claim"]
+            elif state in ("SCHEDULED", "ERROR") and life.running is not None and change["worker"] is None:
+                self.doubled.add(task_id)
+                life.running = None
             elif state != "ACQUIRED" and (state != "WAITING" or life.running != change["claim"]):
                 life.running = None  # else it waits for an event, and its claim holds
             life.attempts = change["attempts"]
+
+    def step_begins(self, task_id: int, name: str) -> None:
+        """A step that has returned never runs again. Raises Violation."""
+        if (task_id, name) in self.steps and task_id not in self.doubled:
+            raise Violation(f"step {name} of task {task_id} runs again after its report")
+
+    def step_returns(self, task_id: int, name: str, result: str) -> None:
+        """It returns the same in each attempt. Raises Violation."""
+        before = self.steps.setdefault((task_id, name), result)
+        if before != result and task_id not in self.doubled:
+            raise Violation(f"step {name} of task {task_id} returned {before}, and now {result}")
 
     def look_for_repeated(self, sent: Mapping[int, int]) -> None:
         """No request made more tasks than it was sent. sent: how often, by number. Raises Violation."""

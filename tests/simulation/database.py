@@ -53,15 +53,15 @@ begin
 end $$;
 create table sim.change (
     seq bigint generated always as identity primary key, what text not null, id bigint not null, state text not null,
-    attempts int not null, max_attempts int not null, claim bigint not null, result jsonb, key text
+    attempts int not null, max_attempts int not null, claim bigint not null, result jsonb, key text, worker text
 );
 create function sim.note() returns trigger language plpgsql as $$
 declare one record;
 begin
     one := case when tg_op = 'DELETE' then old else new end;
-    insert into sim.change (what, id, state, attempts, max_attempts, claim, key, result)
+    insert into sim.change (what, id, state, attempts, max_attempts, claim, key, worker, result)
     values (tg_argv[0] || ' ' || lower(tg_op), one.id, one.state, one.attempts, one.max_attempts, one.claim,
-            one.ordering_key, case when tg_argv[0] = 'ended' then to_jsonb(one) -> 'result' end);
+            one.ordering_key, one.worker, case when tg_argv[0] = 'ended' then to_jsonb(one) -> 'result' end);
     return null;
 end $$;
 create trigger note after insert or update or delete on penstock.task
@@ -94,15 +94,15 @@ select 'task ' || id || ' is both live and ended' from penstock.task join pensto
 end $$;
 create function sim.look() returns table (
     seq bigint, what text, id bigint, state text, attempts int, max_attempts int, claim bigint, result text,
-    key text, problem text
+    key text, worker text, problem text
 ) language plpgsql as $$
 begin
     return query delete from sim.change c
         returning c.seq, c.what, c.id, c.state, c.attempts, c.max_attempts, c.claim, c.result::text, c.key,
-            null::text;
+            c.worker, null::text;
     if found then
         return query select null::bigint, null::text, null::bigint, null::text, null::int, null::int, null::bigint,
-            null::text, null::text, s.* from sim.standing() s;
+            null::text, null::text, null::text, s.* from sim.standing() s;
     end if;
 end $$;
 """

@@ -68,6 +68,13 @@ MUTATIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("move_clocks", "set next_at = u.next_at, due_at = u.due_at",
          "set next_at = u.next_at + interval '2 seconds', due_at = u.due_at + interval '2 seconds'"),
     ),
+    "finished steps are not carried": (
+        ("read_carried_journals", "where task_id = any(", "where position < 0 and task_id = any("),
+    ),
+    "a suspension of an old claim counts": (("suspend_attempts", _HOLDS_T, _UNFENCED),),
+    "a suspended task does not go on": (
+        ("suspend_attempts", "coalesce(p.until, now() +", "coalesce(p.until, now() + interval '1 year' +"),
+    ),
     "a released claim loses its task": (
         ("release_unsent", "penstock.dispatch where id in", "penstock.dispatch where $1::float8 is null and id in"),
         ("find_stale", "where state = 'ACQUIRED'", "where state = 'ACQUIRED' and heartbeat_at is not null"),

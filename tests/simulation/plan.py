@@ -12,7 +12,7 @@ from typing import Any
 from tests.simulation.clock import BEGINNING
 
 PROCESSES = ("api", "submitter", "scheduler", "scheduler", "worker", "worker", "resulter", "resulter", "supervisor")
-ACTIONS = ("plain", "plain", "limited", "keyed")
+ACTIONS = ("plain", "stepped", "limited", "keyed")
 LIMITS = {"limited": {"max_in_flight": 2}, "keyed": {"key_max_in_flight": 1}}
 
 

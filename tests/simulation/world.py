@@ -9,6 +9,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import Context as Context_
 from typing import Any
 
@@ -25,6 +26,7 @@ from penstock.supervisor.process import Supervisor
 from penstock.tasks import settle
 from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.context import Context, Wait
+from penstock.worker.handlers.steps import StepFailed
 from penstock.worker.process import Worker
 from tests.simulation import clock
 from tests.simulation.checks import Checks, Violation
@@ -128,6 +130,7 @@ class World:
         self._registry = Registry()
         for name in ("plain", "limited", "keyed"):
             action(name, registry=self._registry)(self._work)
+        action("stepped", registry=self._registry)(self._step_by_step)
 
     def run(self) -> str:
         """Run the plan; returns the digest of all that happened. Raises Violation."""
@@ -249,10 +252,7 @@ class World:
 
     def _changed(self) -> None:
         if self._failure is None:
-            try:
-                self.checks.look()
-            except Violation as violation:
-                self._fail(violation)
+            self._check(self.checks.look)
 
     async def _work(
         self, ctx: Context, n: int, seconds: float = 0.0, fails: int = 0, waits: float = 0.0, at: str = ""
@@ -267,6 +267,35 @@ class World:
             return ctx.wait(f"t{n}", waits, on_timeout="fail" if n % 2 else "retry")
         self._note(f"handler of task {ctx.task_id} ends, claim {ctx.claim}")
         return {"claim": ctx.claim, "n": n}
+
+    async def _step_by_step(
+        self, ctx: Context, n: int, seconds: float = 0.0, fails: int = 0, waits: float = 0.0, at: str = ""
+    ) -> dict[str, Any]:
+        self._runs[ctx.task_id] += 1
+        self._note(f"handler of task {ctx.task_id} begins, claim {ctx.claim}")
+
+        async def run(name: str) -> str:
+            self._check(self.checks.step_begins, ctx.task_id, name)
+            await asyncio.sleep(seconds / 3)
+            return f"by claim {ctx.claim}"
+
+        for name in "abc":
+            self._check(self.checks.step_returns, ctx.task_id, name, await ctx.step(name, run, name))
+            if self._runs[ctx.task_id] <= fails:
+                raise Planned
+            if name == "a" and n % 2:
+                await ctx.sleep(1)
+            elif name == "b" and waits:
+                with suppress(StepFailed):
+                    await ctx.event(f"t{n}", timeout=waits)
+        self._note(f"handler of task {ctx.task_id} ends, claim {ctx.claim}")
+        return {"claim": ctx.claim, "n": n}
+
+    def _check(self, check: Callable[..., None], *seen: Any) -> None:
+        try:
+            check(*seen)
+        except Violation as violation:
+            self._fail(violation)
 
     # Clients and strangers
 

@@ -348,7 +348,7 @@ async def _suspend(
 
     A message that comes again means that a worker may have died. Steps that it reported may still be in the results
     queue, so the next claim waits until those are recorded. Where none was recorded since the claim, the task is a
-    suspect, and the next such attempt has failed: a task that no worker survives would run forever.
+    suspect at the second time, and then such an attempt has failed: a task that no worker survives would run forever.
     """
     resumed = {pair: journal.Resume(r.seconds, r.until, r.worker) for pair, r in suspended.items()}
     redelivered = [pair for pair, report in suspended.items() if report.is_redelivered]

@@ -31,7 +31,7 @@ async def claim(
     there are limits or routes, this finds nothing; see ``claim_by_rules``.
     """
     rows = await session.fetch("claim_tasks", limit, now, *_columns_of(stretches), due_seconds)
-    return _batch(rows)
+    return await _batch(session, rows)
 
 
 async def claim_ready(
@@ -42,7 +42,8 @@ async def claim_ready(
     sent: earlier batches, all of whose tasks were sent; this confirms them.
     """
     columns_of = _columns_of(stretches)
-    return _batch(await session.fetch("claim_ready_tasks", limit, None, *columns_of, due_seconds, list(sent)))
+    rows = await session.fetch("claim_ready_tasks", limit, None, *columns_of, due_seconds, list(sent))
+    return await _batch(session, rows)
 
 
 async def claim_by_rules(
@@ -50,7 +51,7 @@ async def claim_by_rules(
 ) -> tuple[ClaimBatch | None, int]:
     """As ``claim``, with limits or routes; also returns how many tasks were diverted to a gate or a route."""
     rows = await session.fetch("claim_tasks_by_rules", limit, None, *_columns_of(stretches), due_seconds)
-    return _batch(rows), rows[0]["diverted"]
+    return await _batch(session, rows), rows[0]["diverted"]
 
 
 async def find_candidates(session: Session, limit: int, stretches: Sequence[Stretch], due_seconds: float) -> list[int]:
@@ -70,13 +71,13 @@ async def put_aside(session: Session, limit: int, priority: int, after: Position
 async def claim_by_route(session: Session, limit: int, route: str) -> tuple[ClaimBatch | None, int]:
     """Claim up to ``limit`` due tasks of a route, in the same order; also returns how many were diverted to a gate."""
     rows = await session.fetch("claim_tasks_by_route", limit, route)
-    return _batch(rows), rows[0]["diverted"]
+    return await _batch(session, rows), rows[0]["diverted"]
 
 
 async def claim_at_gates(session: Session, limits: Mapping[str, int]) -> tuple[ClaimBatch | None, Counter[str]]:
     """Claim due tasks at gates that are locked, up to a limit for each; also returns how many by gate."""
     rows = await session.fetch("claim_tasks_at_gates", list(limits), list(limits.values()))
-    return _batch(rows), Counter(row["gate"] for row in rows)
+    return await _batch(session, rows), Counter(row["gate"] for row in rows)
 
 
 async def read_priorities(session: Session, limit: int) -> list[int]:
@@ -96,10 +97,10 @@ async def confirm(session: Session, *batch_ids: int) -> None:
     await session.fetch("confirm_claim", batch_ids)
 
 
-async def release(session: Session, pairs: Iterable[Pair]) -> int:
-    """Release claims, with their attempt; returns how many still held."""
+async def release(session: Session, pairs: Iterable[Pair], *, even_taken: bool = False) -> int:
+    """Release claims, with their attempt; returns how many. even_taken: also those that a worker has reported."""
     ids, claims = columns(pairs)
-    return len(await session.fetch("release_tasks", ids, claims)) if ids else 0
+    return len(await session.fetch("release_tasks", ids, claims, even_taken)) if ids else 0
 
 
 async def count_in_flight(
@@ -123,7 +124,7 @@ def _columns_of(stretches: Sequence[Stretch]) -> list[list[Any]]:
     ]  # fmt: skip
 
 
-def _batch(rows: Sequence[asyncpg.Record]) -> ClaimBatch | None:
+async def _batch(session: Session, rows: Sequence[asyncpg.Record]) -> ClaimBatch | None:
     """The rows of a claim: the members of Claimed, or nulls, then perhaps priority and last run_at."""
     if not rows or rows[0][0] is None:
         return None
@@ -132,4 +133,9 @@ def _batch(rows: Sequence[asyncpg.Record]) -> ClaimBatch | None:
     if "last_run_at" in rows[0].keys():  # noqa: SIM118 - of a Record, `in` asks for a value
         at = _MEMBERS + 1
         reached = {row["priority"]: Position(row[at], row[0]) for row in rows if row[at] is not None}
-    return ClaimBatch(rows[0][1], [tuple.__new__(Claimed, row[:_MEMBERS]) for row in rows], reached)
+    tasks = [tuple.__new__(Claimed, row[:_MEMBERS]) for row in rows]
+    begun = [task.id for task in tasks if task.journal is not None]
+    if begun:
+        carried = {row[0]: row[1] for row in await session.fetch("read_carried_journals", begun)}
+        tasks = [task if task.journal is None else task._replace(journal=carried.get(task.id)) for task in tasks]
+    return ClaimBatch(rows[0][1], tasks, reached)

@@ -113,12 +113,9 @@ noted as materialized (
 
 -- part: trace
 -- Of a claimed task that is traced: its context and, on a line of its own, that of the attempt before, which the worker
--- returned with its error; and of one with durable steps its journal.
+-- returned with its error; and whether it may have a journal, which is read behind the claim (read_carried_journals).
 case when t.trace is not null then concat_ws(E'\n', t.trace, t.failures -> -1 -> 'error' ->> 'traceparent')
-              end as trace,
-              case when t.journal is not null then (
-                  select '[' || string_agg(j.entry, ',' order by j.position, j.name, j.repetition) || ']'
-                  from penstock.journal_entry j where j.task_id = t.id) end as journal
+              end as trace, t.journal
 
 -- part: sorted
 -- Of the tasks in `looked`: by which route each goes, and whether it is of a limited action or tenant. Rules are looked up once for
@@ -247,6 +244,12 @@ select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
 from (select count(*) as count from diverted) d left join claimed c on true
 window claim_order as (order by c.priority desc, c.run_at, c.id)
 order by c.priority desc, c.run_at, c.id;
+
+-- name: read_carried_journals
+-- $1 ids of claimed tasks. The finished steps of each, as its message carries them. A statement of its own: the one that claims
+-- sees nothing that was recorded after it began, and its task may have been claimed, run and suspended since then.
+select task_id, '[' || string_agg(entry, ',' order by position, name, repetition) || ']'
+from penstock.journal_entry where task_id = any($1::bigint[]) group by task_id;
 
 -- name: find_candidates
 -- $1 to $7 as claim_tasks. What a claim would look at, locked.
@@ -401,13 +404,13 @@ from levels cross join lateral (
 delete from penstock.dispatch where id = any($1::bigint[]);
 
 -- name: release_tasks
--- $1 ids, $2 claims. Back to the state it came from, its attempt given back. Returns ids. The test of the pairs: see
--- settle.sql.
+-- $1 ids, $2 claims, $3 whether also those that a worker has reported. Back to the state it came from, its attempt given back.
+-- Returns ids. The test of the pairs: see settle.sql.
 update penstock.task
 set state = case when attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
     attempts = attempts - 1, claimed_at = null, heartbeat_at = null, updated_at = now(), route = null,
     gate = null
-where id = any($1::bigint[]) and state::text = 'ACQUIRED'
+where id = any($1::bigint[]) and state::text = 'ACQUIRED' and ($3::bool or heartbeat_at is null)
   and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
 returning id;
 

@@ -5,20 +5,24 @@
 -- $1 ids, $2 claims, $3 names, $4 repetitions (distinct with the ids), $5 positions, $6 entries as JSON text, $7 whether each
 -- failed, $8 when each began in epoch seconds or null, $9 seconds or null, $10 tries, $11 workers or null, $12 how many entries
 -- a task may have, $13 how many bytes. Also of an older claim than the current one: the step has run. That of the newest
--- claim counts, for its attempt has gone on with it. A task that has begun a journal does not expire any more. Returns the
--- (id, name, repetition) of those that have no room.
+-- claim counts, for its attempt has gone on with it. A task that has begun a journal does not expire any more, and a step of the
+-- current claim is a heartbeat if it is the first. Returns the (id, name, repetition) of those that have no room.
 with given as materialized (
     select * from unnest($1::bigint[], $2::bigint[], $3::text[], $4::int[], $5::int[], $6::text[], $7::bool[],
                          $8::float8[], $9::float8[], $10::int[], $11::text[])
         g (task_id, claim, name, repetition, position, entry, failed, began_at, seconds, tries, worker)
 ), held as materialized (
-    select id, claim, coalesce(journal, 0) as floor, journal is null as is_new from penstock.task
-    where id = any($1::bigint[])
+    select id, claim, coalesce(journal, 0) as floor,
+           state::text = 'ACQUIRED' and case when (id, claim) in (select task_id, claim from given) then true else false end
+               as is_taken,
+           journal is null as is_new, heartbeat_at is null as is_unseen
+    from penstock.task where id = any($1::bigint[])
 ), marked as (
     update penstock.task t
-    set journal = 0, expires_at = null,
-        heartbeat_at = case when state::text = 'ACQUIRED' then coalesce(heartbeat_at, now()) else heartbeat_at end
-    where id = any(array(select id from held where is_new)) and journal is null
+    set journal = coalesce(t.journal, 0), expires_at = null,
+        heartbeat_at = case when h.is_taken and t.claim = h.claim then coalesce(t.heartbeat_at, now()) else t.heartbeat_at end
+    from held h
+    where t.id = h.id and t.id = any(array(select id from held where is_new or is_taken and is_unseen))
 ), sizes as materialized (
     select task_id, count(*) as entries, sum(octet_length(entry)) as bytes from penstock.journal_entry
     where task_id = any($1::bigint[]) group by task_id
@@ -62,14 +66,16 @@ where t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
 
 -- name: suspend_attempts
 -- $1 ids (distinct), $2 claims, $3 delays in seconds, $4 instants or null, which come first, $5 workers or null,
--- $6 whether each is suspect from now on unless its journal has grown. ACQUIRED back to the state that the claim came from,
--- its attempt given back: the task goes on at that time.
+-- $6 whether the worker of each may have died. ACQUIRED back to the state that the claim came from, its attempt given back:
+-- the task goes on at that time. One whose worker died is known to have steps from then on, and is a suspect the next time,
+-- unless its journal has grown: a worker that dies leaves many tasks that it has not even begun.
 update penstock.task t
 set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
     attempts = t.attempts - 1, run_at = coalesce(p.until, now() + make_interval(secs => p.delay)), claimed_at = null,
     heartbeat_at = null, progress = null, updated_at = now(), route = null, gate = null,
     worker = coalesce(p.worker, t.worker),
-    suspect = t.suspect or p.suspect and not exists (
+    journal = case when p.suspect then coalesce(t.journal, 0) else t.journal end,
+    suspect = t.suspect or p.suspect and t.journal is not null and not exists (
         select from penstock.journal_entry j where j.task_id = t.id and j.claim = t.claim)
 from (select * from unnest($1::bigint[], $3::float8[], $4::timestamptz[], $5::text[], $6::bool[])
           p (id, delay, until, worker, suspect)) p

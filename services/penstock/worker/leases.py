@@ -22,7 +22,8 @@ class Lease:
     """A leased message, and the number of its tasks without a response.
 
     until: end of the lease by this process's clock. begun: one of its tasks has started. lost: the lease has ended, and
-    another worker may receive the message.
+    another worker may receive the message. has_lapsed: it has ended once, whatever has extended it since, so that
+    another worker may have had the message.
     """
 
     message: Message
@@ -31,6 +32,12 @@ class Lease:
     until: float
     begun: bool = False
     lost: bool = False
+    has_lapsed: bool = False
+
+    def is_unbroken(self) -> bool:
+        """Whether the lease has held all the time, so that no other worker has received the message since."""
+        self.has_lapsed = self.has_lapsed or self.lost or monotonic() >= self.until
+        return not self.has_lapsed
 
     def begin(self) -> None:
         """Record the start of the message's first task."""
@@ -68,6 +75,7 @@ class Leases:
         lease = self._leases.get(message.id)
         if lease is None:
             return False
+        lease.is_unbroken()
         lease.message = message
         lease.lost = False
         lease.until = monotonic() + self._visibility_seconds
@@ -141,6 +149,7 @@ class Leases:
             due = [lease for lease in due if not lease.lost]
         by_seconds: dict[int, list[Lease]] = defaultdict(list)
         for lease in due:
+            lease.is_unbroken()
             by_seconds[min(self._visibility_seconds, int(lease.received_at + longest - now))].append(lease)
         for seconds, group in by_seconds.items():
             extend = partial(queue.extend, seconds=seconds)

@@ -164,7 +164,9 @@ class Worker(Service):
             else:
                 await self._start(attempts)
         if announced or suspects:
-            await self._announce([*announced, *chain.from_iterable(suspects)])
+            redelivered = [*announced, *chain.from_iterable(suspects)]
+            self._runner.hold(redelivered)  # they may wait longer for their start than a task may be silent
+            await self._announce(redelivered)
             await self._start(announced)
             for attempts in suspects:
                 await self._start(attempts, alone=True)
@@ -176,6 +178,7 @@ class Worker(Service):
             if alone:
                 await _within(_ALONE_SECONDS, self._wait_clear())
             if self._stopping:
+                self._runner.drop(attempts)
                 leases = {attempt.lease: None for attempt in attempts if not attempt.lease.begun}
                 await self._leases.release(list(leases))
                 return

@@ -91,6 +91,7 @@ class Runner:
         self._recordings: set[asyncio.Task[None]] = set()
         self._steps = StepReporting(settings, codec, send_step, self._loop)
         self._thread_id = threading.get_ident()
+        self._held: dict[Attempt, None] = {}
         self._running: dict[Unit, None] = {}  # in the order in which they began
         self._waiting: deque[Unit] = deque()
         self._waiting_for_thread: deque[Unit] = deque()
@@ -136,13 +137,22 @@ class Runner:
         is_short = self._mean_seconds < _SHORT_SECONDS and monotonic() - self._last_end < _SHORT_SECONDS
         return is_short and len(self._running) + waiting < 2 * self._concurrency
 
-    def add(self, attempts: Iterable[Attempt], *, alone: bool = False) -> None:
+    def hold(self, attempts: Iterable[Attempt]) -> None:
+        """Have attempts among ``attempts`` that are added, or dropped, later."""
+        self._held |= dict.fromkeys(attempts)
+
+    def drop(self, attempts: Iterable[Attempt]) -> None:
+        for attempt in attempts:
+            self._held.pop(attempt, None)
+
+    def add(self, attempts: Sequence[Attempt], *, alone: bool = False) -> None:
         """Start attempts in order within the concurrency. ``alone``: in batches of one."""
         for attempt in attempts:
             if attempt.handler.batch is not None:
                 self._join(attempt, alone)
             else:
                 self._queue_of(attempt).append(attempt)
+        self.drop(attempts)
         self._empty.clear()
         self._start_waiting()
 
@@ -191,6 +201,7 @@ class Runner:
     def attempts(self) -> Iterator[Attempt]:
         """Every attempt without a response, running or waiting; from any thread."""
         # In the order of their way to the end, so that none is missed that moves on meanwhile.
+        yield from self._held.copy()
         delayed, waiting = self._open_batches.delayed(), [*self._waiting]
         for unit in chain(
             delayed, waiting, [*self._waiting_for_thread], [*self._waiting_for_process], self._running.copy()
@@ -485,6 +496,8 @@ class Runner:
             await AttemptSteps(self._steps, attempt).keep(decode_entry(report))
         except responses.Refusal as exc:
             child.send("recorded", attempt.claim_id, number, [exc.kind, str(exc), exc.code, exc.is_final])
+        except Suspend:
+            child.send("recorded", attempt.claim_id, number, [])
         else:
             child.send("recorded", attempt.claim_id, number, None)
 

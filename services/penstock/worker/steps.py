@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from time import monotonic, time
+from time import time
 
 import msgspec
 from msgspec.structs import replace
@@ -55,13 +55,10 @@ class AttemptSteps:
 
     def _check(self, steps: int) -> None:
         attempt, limit = self._attempt, self._shared.settings.steps_limit
-        lease = attempt.lease
-        if attempt.is_lost or monotonic() >= lease.until:
-            # Another worker may run it: what is begun only now could run twice at once.
-            lease.lost = True
-            attempt.cancellation.set()
-            raise TaskCancelled("the lease of the task's message has ended: another worker goes on with it")
-        if lease.message.receive_count > 1 and not attempt.reported:
+        if attempt.is_lost:
+            raise TaskCancelled("the task's claim has ended: another attempt goes on with it")
+        # Another worker may have the message now, or have had it: what is begun here only now could run twice.
+        if not attempt.lease.is_unbroken() or (attempt.lease.message.receive_count > 1 and not attempt.reported):
             raise Suspend(is_redelivered=True)
         if steps >= limit:
             text = f"the task has {steps} durable steps; the limit is {limit} (PENSTOCK_STEPS_LIMIT)"
@@ -84,7 +81,7 @@ class AttemptSteps:
         return asyncio.run_coroutine_threadsafe(self.keep(finished), self._shared.loop)
 
     async def keep(self, entry: Entry) -> str:
-        """Report a finished step; returns its result or error once the report is sent. Raises Refusal."""
+        """Report a finished step; returns its result or error once the report is sent. Raises Refusal, Suspend."""
         attempt, codec, settings = self._attempt, self._shared.codec, self._shared.settings
         text = entry.value
         size, limit = utf8_size(text), settings.largest_result_bytes
@@ -103,6 +100,8 @@ class AttemptSteps:
             raise Unfit("JournalTooLarge", limited, code=TOO_LARGE)
         attempt.reported.append(report)
         await self._shared.send(attempt, report)
+        if not attempt.lease.is_unbroken():
+            raise Suspend(is_redelivered=True)  # the report may come too late for the attempt that follows
         return text
 
 

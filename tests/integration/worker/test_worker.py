@@ -1264,6 +1264,25 @@ async def test_answers_of_others_are_safe_before_a_suspect_starts(bench: Bench, 
     assert safe == [True]
 
 
+async def test_suspects_that_wait_for_their_turn_send_heartbeats(bench: Bench, registry: Registry) -> None:
+    """The supervisor would fail them, and send them again while they run here."""
+
+    @action("suspect", registry=registry)
+    async def suspect() -> None:
+        pass
+
+    for task_id in (1, 2):
+        await bench.send(encode_call(task_id, 1, "suspect", "{}"), suspect="1")
+    worker = bench.worker(heartbeat_seconds=0.2)
+    async with running(worker):
+        async with worker._starting:
+            taking = asyncio.create_task(take(worker, 2))
+            await bench.until(lambda: min(len(bench.signs(1)), len(bench.signs(2))) > 2, "heartbeats of both")
+        await taking
+        await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
+    assert len(await bench.outcomes(2)) == 2
+
+
 async def test_a_long_suspect_holds_others_back_for_a_moment_only(bench: Bench, registry: Registry) -> None:
     release = asyncio.Event()
 

@@ -7,7 +7,6 @@ which write to one channel.
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import resource
 import socket
@@ -33,6 +32,7 @@ from penstock.worker.attempt import Attempt, Batch
 from penstock.worker.handlers.actions import REGISTRY, Registry
 from penstock.worker.handlers.chaos import with_faults
 from penstock.worker.handlers.lifespan import Resources
+from penstock.worker.handlers.steps import Suspend
 from penstock.worker.leases import Lease
 from penstock.worker.processes.channel import Channel
 from penstock.worker.responses import Refusal, Unfit
@@ -140,10 +140,10 @@ class _ChildRunner(Runner):
         self._trace = trace
         handler, now = self._registry[action], monotonic()
         attempts = []
-        for claim_id, params, tenant, is_redelivered, journal in tasks:
+        for claim_id, params, tenant, is_redelivered, journal, until in tasks:
             claim = parse_claim_id(claim_id) or ClaimId(0, 0)
             message = Message("", "", "", 2 if is_redelivered else 1, None, {})
-            lease = Lease(message, 1, now, math.inf)
+            lease = Lease(message, 1, now, until)
             attempt = Attempt(handler, limit_seconds, now, claim_id, claim, msgspec.Raw(params), lease, now)
             attempt.tenant, attempt.journal = tenant, journal
             attempts.append(attempt)
@@ -169,12 +169,11 @@ class _ChildRunner(Runner):
             first = fitting[0]
             self._queue(Batch(first.handler, first.limit_seconds, first.received_at, fitting))
 
-    def note(self, claim_id: str, is_cancelled: bool, lease_is_lost: bool) -> None:
-        """Note whether the claim and the lease of a task are lost."""
+    def note(self, claim_id: str, is_cancelled: bool, lease_is_lost: bool, until: float) -> None:
+        """Note whether the claim and the lease of a task are lost, and when the lease ends: a host has one clock."""
         attempt = self._attempts.get(claim_id)
         if attempt is not None:
-            attempt.lease.lost = lease_is_lost
-            attempt.lease.until = monotonic() if lease_is_lost else math.inf
+            attempt.lease.lost, attempt.lease.until = lease_is_lost, until
             if is_cancelled:
                 attempt.cancellation.set()
 
@@ -201,12 +200,17 @@ class _ChildRunner(Runner):
         await sent
 
     def recorded(self, claim_id: str, number: int, problem: Sequence[Any] | None) -> None:
-        """The report of a step is in the results queue, or is refused: kind, text, code, and whether that is final."""
+        """The report of a step is in the results queue, or is refused: kind, text, code, and whether that is final.
+
+        An empty problem: the lease of the message has ended meanwhile.
+        """
         sent = self._sent.pop((claim_id, number))
         if sent.done():
             return
         if problem is None:
             sent.set_result(None)
+        elif not problem:
+            sent.set_exception(Suspend(is_redelivered=True))
         else:
             kind, text, code, is_final = problem
             sent.set_exception((Unfit if is_final else Refusal)(kind, text, code=code))

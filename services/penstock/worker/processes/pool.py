@@ -103,14 +103,14 @@ class ProcessPool:
         self, child: Child, attempts: Sequence[Attempt], receive: Callable[..., None]
     ) -> tuple[int, bool]:
         """Hand over messages until the call is done; returns the child's memory, and whether a handler goes on."""
-        known = dict.fromkeys(attempts, (False, False))
+        known = {attempt: (False, False, attempt.lease.until) for attempt in attempts}
         reading = asyncio.ensure_future(channel.read(child.reader))
         try:
             while True:
                 await asyncio.wait((reading,), timeout=_TICK_SECONDS)
                 if not reading.done():
                     for attempt in attempts:
-                        lost = attempt.is_lost, attempt.lease.lost
+                        lost = attempt.is_lost, attempt.lease.lost, attempt.lease.until
                         if lost != known[attempt]:
                             known[attempt] = lost
                             child.send("lost", attempt.claim_id, *lost)
@@ -262,7 +262,8 @@ class ProcessPool:
                     await self._gone.wait()
 
 
-def task_of(attempt: Attempt) -> tuple[str, bytes, str | None, bool, str]:
-    """What a child needs of an attempt: claim id, parameters, tenant, whether it was delivered before, journal."""
-    again = attempt.lease.message.receive_count > 1
-    return attempt.claim_id, bytes(attempt.params), attempt.tenant, again, attempt.journal
+def task_of(attempt: Attempt) -> tuple[str, bytes, str | None, bool, str, float]:
+    """What a child needs of an attempt: claim id, parameters, tenant, whether it came before, journal, end of lease."""
+    lease = attempt.lease
+    again = lease.message.receive_count > 1
+    return attempt.claim_id, bytes(attempt.params), attempt.tenant, again, attempt.journal, lease.until
