@@ -84,7 +84,8 @@ async def until(condition: Callable[[], bool]) -> None:
 async def until_free(sql: Any) -> None:
     """No connection holds the lock of those that wait for results any more."""
     async with asyncio.timeout(30):
-        while await sql.fetchval("select count(*) from pg_locks where objid = 4726093 and locktype = 'advisory'"):
+        held = "select count(*) from pg_locks where objid::int = hashtext('penstock results') and locktype = 'advisory'"
+        while await sql.fetchval(held):
             await asyncio.sleep(0.005)
 
 

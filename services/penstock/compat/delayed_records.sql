@@ -23,7 +23,7 @@ join input i on i.source = w.source and i.key = w.key and i.variant = w.variant;
 
 -- name: lock_delayed_record_keys
 -- $1 sources, $2 keys. Locks keys until the transaction ends, between the check for a record and its insert.
-select pg_advisory_xact_lock(hashtextextended(source || ':' || encode(key, 'hex'), 4726091))
+select pg_advisory_xact_lock(hashtextextended(source || ':' || encode(key, 'hex'), hashtext('penstock records')))
 from (select distinct source, key from unnest($1::text[], $2::bytea[]) u (source, key) order by source, key) taken;
 
 -- name: find_delayed_records
@@ -36,7 +36,7 @@ delete from penstock.armed where source = $1 and key = any($2::bytea[]) returnin
 
 -- name: lock_publishing
 -- One supervisor publishes at a time, to keep the order of due records. False while another does.
-select pg_try_advisory_xact_lock(4726092);
+select pg_try_advisory_xact_lock(hashtext('penstock publishing'));
 
 -- name: claim_due_records
 -- $1 how many, $2 seconds. Due records in the order of time and arrival. Where the ordering key has a live task, records

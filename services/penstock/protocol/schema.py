@@ -15,7 +15,7 @@ DEFAULT = "penstock"
 # Parameters of a session, such as penstock.notify, belong to the programs that set them and keep their names.
 _NAME = re.compile(
     r"\bpenstock(?=\.(?!(?:notify|max_attempts|payload_limit_bytes|result_limit_bytes)\b)[\w%'{]|_[a-z']|')"
-    r"|penstock(?=, pg_temp)|(?<=\bschema )penstock\b|(?<=')penstock(?= (?:migrate|upkeep)')"
+    r"|penstock(?=, pg_temp)|(?<=\bschema )penstock\b|(?<=')penstock(?= [a-z]+')"
 )
 
 

@@ -42,11 +42,11 @@ moved as (
 -- part: is_awaited
 -- Whether a caller waits for results: its api holds the lock while it listens (see LongPolls). It cannot be had before this
 -- transaction ends, so a caller that waits from then on sees what this settles. Another that settles may hold it too; no harm.
-(select not pg_try_advisory_xact_lock(4726093))
+(select not pg_try_advisory_xact_lock(hashtext('penstock results')))
 
 -- name: hold_results_lock
 -- Of the connection that listens; see is_awaited.
-select pg_advisory_lock_shared(4726093);
+select pg_advisory_lock_shared(hashtext('penstock results'));
 
 -- name: finish_few_tasks
 -- $1 to $4 as finish_tasks, for those without an ordering key: a statement that is its own transaction, at half the cost for a

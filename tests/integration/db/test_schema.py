@@ -116,8 +116,18 @@ async def test_tasks_of_one_are_neither_seen_nor_run_nor_woken_by_the_other(both
 async def test_upkeep_of_both_goes_on_at_the_same_time(both: str) -> None:
     stores = [open_store(load_settings(database_url=both, database_schema=schema), "x") for schema in SCHEMAS]
     async with stores[0].transaction() as session, stores[1].transaction() as other:
-        assert await session.value("try_upkeep_lock")
-        assert await other.value("try_upkeep_lock")
+        for either in (session, other):
+            assert await either.value("try_upkeep_lock")
+            assert await either.value("lock_publishing")
+            await either.fetch("lock_delayed_record_keys", ["source"], [b"key"])
+            await either.fetch("hold_results_lock")
+        held = (
+            "select count(distinct (classid, objid)) from pg_locks where locktype = 'advisory' and database = $1::oid"
+        )
+        connection = await asyncpg.connect(both)
+        name = await connection.fetchval("select oid from pg_database where datname = current_database()")
+        assert await connection.fetchval(held, name) == 2 * 4
+        await connection.close()
     connection = await asyncpg.connect(both)
     parts = "select relname::text from pg_class where relnamespace = to_regnamespace($1) and relname ~ $2"
     days = "^task_success_[0-9]*$"
