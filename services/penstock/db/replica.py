@@ -8,6 +8,7 @@ replication shows, and no clocks of two machines are compared.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from typing import TypeVar
 from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.protocol.errors import Unavailable
+from penstock.runtime import metrics
 from penstock.runtime.budget import in_hand
 from penstock.runtime.logs import log
 
@@ -80,6 +82,7 @@ class Replica:
             if age > self._max_age_seconds:
                 raise Unavailable(f"the replica is more than {self._max_age_seconds:g} s old")
             in_hand().aged(age)
+            metrics.REPLICA_AGE_SECONDS.set(age)
             yield session
 
     async def read(self, work: Callable[[], Awaitable[Answer]], otherwise: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -94,6 +97,7 @@ class Replica:
     def _leave(self, reason: str) -> None:
         """Ask the primary until the next check."""
         self.is_used = False
+        metrics.REPLICA_AGE_SECONDS.set(math.inf)
         if reason != self._refusal:
             log.warning("replica_not_used", reason=reason)
         self._refusal = reason

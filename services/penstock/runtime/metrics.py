@@ -239,6 +239,10 @@ REQUESTS = _counter(
 )
 REQUEST_SECONDS = _histogram("request_seconds", "Time to answer one HTTP request that does not wait for results")
 RESULT_WAITS = _gauge("result_waits", "Tasks that callers of result wait for now, counted per caller")
+REPLICA_AGE_SECONDS = _gauge(
+    "replica_age_seconds",
+    "Age of the read replica, an upper bound; +Inf while reads go to the primary, 0 where no replica is set",
+)
 REFUSED = _counter(
     "refused_total",
     "HTTP requests refused before they were processed, by reason (host, key, rate, media_type, size, time, head, "

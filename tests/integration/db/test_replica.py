@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.db.statements import SQL
 from penstock.protocol.task import NewTask
+from penstock.runtime import metrics
 from penstock.settings.model import Settings, load_settings
 from penstock.tasks import enqueue, reschedule
 from tests import postgres_versions
@@ -93,6 +95,12 @@ async def until_age_is_shown(http: httpx.AsyncClient, *, shown: bool) -> None:
             await asyncio.sleep(0.05)
 
 
+def age_exported() -> float:
+    age = metrics.REGISTRY.get_sample_value("penstock_replica_age_seconds")
+    assert age is not None
+    return age
+
+
 async def add(store: Store) -> int:
     async with store.session() as session:
         (task,) = await enqueue.enqueue(session, [NewTask("a")])
@@ -124,7 +132,9 @@ async def test_lists_and_counts_are_as_old_as_the_replica_and_a_status_is_not(
             assert (shown["id"], age) == (second, None)
             page = await http.get("/tasks", headers={"Accept": "text/html"})
             assert "From a replica, at most " in page.text
+            assert 0 < age_exported() <= MAX_AGE_SECONDS
             await until_age_is_shown(http, shown=False)  # now it is too old
+            assert age_exported() == math.inf
             assert len((await call(http, "list"))[0]["tasks"]) == 2
             assert "From a replica" not in (await http.get("/tasks", headers={"Accept": "text/html"})).text
         await until_age_is_shown(http, shown=True)
