@@ -1,8 +1,12 @@
-"""A PgBouncer for tests: Debian's package, as a private process before the Postgres of the run."""
+"""A PgBouncer for tests: Debian's package, or the program that the variable PGBOUNCER names, before a Postgres.
+
+From 1.21 on it keeps track of prepared statements here.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -11,15 +15,28 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
 
 from penstock.local.postgres import EmbeddedPostgres
 
-_COMMAND = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
+_COMMAND = os.environ.get("PGBOUNCER") or shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
 _READY_SECONDS = 30.0
 WHY_NOT = None if Path(_COMMAND).exists() else "pgbouncer is not installed: apt install pgbouncer"
+
+
+class PgBouncer(NamedTuple):
+    port: int
+    pid: int
+
+
+def version() -> tuple[int, int]:
+    said = subprocess.run([_COMMAND, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.match(r"PgBouncer (\d+)\.(\d+)", said)
+    assert found is not None, said
+    return int(found[1]), int(found[2])
 
 
 def through(database_url: str, port: int) -> str:
@@ -29,8 +46,8 @@ def through(database_url: str, port: int) -> str:
 
 
 @contextmanager
-def pgbouncer_before(server_url: str, **settings: str) -> Iterator[int]:
-    """The port of a PgBouncer in transaction mode before every database of the server, for the user of the URL.
+def pgbouncer_before(server_url: str, **settings: str) -> Iterator[PgBouncer]:
+    """One in transaction mode before every database of the server, for the user of the URL.
 
     settings: more of its own, over those here.
     """
@@ -53,6 +70,7 @@ def pgbouncer_before(server_url: str, **settings: str) -> Iterator[int]:
             "max_client_conn": "300",
             "server_login_retry": "1",
             "server_round_robin": "1",  # a client meets another server as often as can be
+            **({"max_prepared_statements": "200"} if version() >= (1, 21) else {}),
             **settings,
         }
         lines = ["[databases]", f"* = host={parts.hostname} port={parts.port}", "[pgbouncer]"]
@@ -68,7 +86,7 @@ def pgbouncer_before(server_url: str, **settings: str) -> Iterator[int]:
                 assert process.poll() is None, (folder / "output").read_text(errors="replace")
                 assert time.monotonic() < deadline, (folder / "output").read_text(errors="replace")
                 time.sleep(0.02)
-            yield port
+            yield PgBouncer(port, process.pid)
         finally:
             process.terminate()
             process.wait(30)
@@ -87,5 +105,5 @@ def pgbouncer(postgres: EmbeddedPostgres) -> Iterator[int]:
     """The port of one PgBouncer for the run, in transaction mode."""
     if WHY_NOT is not None:
         pytest.skip(WHY_NOT)
-    with pgbouncer_before(postgres.dsn()) as port:
-        yield port
+    with pgbouncer_before(postgres.dsn()) as found:
+        yield found.port

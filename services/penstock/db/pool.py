@@ -14,7 +14,7 @@ import asyncpg
 from penstock.db.connecting import connect
 from penstock.db.credentials import Passwords
 from penstock.db.driver_errors import TRANSIENT, Translated
-from penstock.db.pooler import REFUSALS, PooledConnection, Pooler, is_direct, set_local
+from penstock.db.pooler import REFUSALS, PooledConnection, Pooler, is_direct, keeps_statements, set_local
 from penstock.db.session import LOST_REPLY, FaultySession, Session
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import Unavailable
@@ -71,7 +71,11 @@ class Store:
         self._url = database_url
         self._listen_url = listen_url
         self._connect = partial(connect, passwords=passwords, schema=schema)
-        self._is_pooled = None if pooler is None else pooler == "transaction"
+        self._pooler = pooler
+        self.is_pooled = pooler == "transaction"
+        """Whether connections are shared by transactions of many clients; known once the pool is open."""
+        self.keeps_statements = False
+        """Whether such a pooler was found to keep prepared statements."""
         self._pool_size = pool_size
         self._statement_timeout_seconds = statement_timeout_seconds
         self._acquire_timeout_seconds = acquire_timeout_seconds
@@ -101,30 +105,32 @@ class Store:
                     self._pool = await self._open()
         return self._pool
 
-    @property
-    def is_pooled(self) -> bool:
-        """Whether connections are shared by transactions of many clients; known once the pool is open."""
-        return bool(self._is_pooled)
-
     async def _open(self) -> Any:
-        if self._is_pooled is not None:
+        if self._pooler is not None:
             return await self._make_pool()
+        self.is_pooled = False
         try:
             pool = await self._make_pool()
         except REFUSALS:  # if for another reason, the next is refused too
-            self._is_pooled = True
+            self.is_pooled = True
         else:
+            self.is_pooled = True
             try:
                 async with pool.acquire() as connection:
-                    self._is_pooled = not await is_direct(connection)
+                    self.is_pooled = not await is_direct(connection)
             finally:
-                if self._is_pooled is not False:
+                if self.is_pooled:
                     pool.terminate()
-            if not self._is_pooled:
+            if not self.is_pooled:
                 return pool
-        pool = await self._make_pool()
-        log.info("pooler_found", wake_ups="polling" if self._listen_url is None else "PENSTOCK_DATABASE_LISTEN_URL")
-        return pool
+        connection = await self._connect(self._url, statement_cache_size=0)
+        try:
+            self.keeps_statements = await keeps_statements(connection)
+        finally:
+            connection.terminate()
+        wake_ups = "polling" if self._listen_url is None else "PENSTOCK_DATABASE_LISTEN_URL"
+        log.info("pooler_found", wake_ups=wake_ups, statements="prepared" if self.keeps_statements else "unnamed")
+        return await self._make_pool()
 
     async def _make_pool(self) -> Any:
         async def begin_with_settings(connection: Any) -> None:
@@ -134,7 +140,7 @@ class Store:
         direct: dict[str, Any] = {"server_settings": named | self.asked}
         pooled: dict[str, Any] = {
             "server_settings": named,
-            "statement_cache_size": 0,
+            **({} if self.keeps_statements else {"statement_cache_size": 0}),
             "connection_class": PooledConnection,
             "init": begin_with_settings,
         }
@@ -145,7 +151,7 @@ class Store:
             connect=cast(Any, self._connect),
             command_timeout=self._statement_timeout_seconds + 5,
             reset=_no_reset,
-            **(pooled if self._is_pooled else direct),
+            **(pooled if self.is_pooled else direct),
         )
 
     async def close(self) -> None:

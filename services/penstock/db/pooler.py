@@ -1,6 +1,7 @@
 """Connections through a pooler in transaction mode, where each transaction may run on another connection of the server.
 
-Nothing may outlive a transaction: each one brings its settings, statements stay unnamed, and no connection listens.
+Nothing may outlive a transaction: each one brings its settings, and no connection listens. Statements stay unnamed,
+unless the pooler has them on whatever connection comes next.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class PooledConnection(asyncpg.Connection):
     """A client's connection to the pooler. A statement alone is a transaction, which begins with ``settings``."""
 
     settings = ""
+    again = ""  # of blanks behind each statement: the pooler knows statements by their text
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         if query == _BEGIN:
@@ -28,9 +30,17 @@ class PooledConnection(asyncpg.Connection):
         return await super().execute(query, *args, timeout=timeout)
 
     async def fetch(self, query: str, *args: Any, timeout: float | None = None, record_class: Any = None) -> list[Any]:
-        async with nullcontext() if self.is_in_transaction() else self.transaction():
-            rows: list[Any] = await super().fetch(query, *args, timeout=timeout, record_class=record_class)
-            return rows
+        alone = not self.is_in_transaction()
+        try:
+            async with self.transaction() if alone else nullcontext():
+                text = query + PooledConnection.again
+                rows: list[Any] = await super().fetch(text, *args, timeout=timeout, record_class=record_class)
+                return rows
+        except asyncpg.InvalidCachedStatementError:  # after a migration; the same text would find the same old plan
+            PooledConnection.again += " "
+            if not alone:
+                raise
+        return await self.fetch(query, *args, timeout=timeout, record_class=record_class)
 
 
 def set_local(settings: dict[str, str]) -> str:
@@ -47,3 +57,17 @@ async def is_direct(connection: Any) -> bool:
         return bool(await statement.fetchval() == connection.get_server_pid())
     finally:
         await transaction.rollback()
+
+
+async def keeps_statements(connection: Any) -> bool:
+    """Whether a named statement is found on every connection of the server: by a name of the pooler's own.
+
+    So does PgBouncer from 1.21 on, unless ``max_prepared_statements`` is 0.
+    """
+    async with connection.transaction():
+        statement = await connection.prepare("select 1", name="pooler_probe")
+        query = "select exists (select from pg_prepared_statements where name = $1)"
+        is_by_name = bool(await connection.fetchval(query, statement.get_name()))  # and is referenced until now
+        if is_by_name:
+            await connection.execute("deallocate pooler_probe")
+    return not is_by_name

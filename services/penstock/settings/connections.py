@@ -63,8 +63,8 @@ class DatabaseSettings(Group):
     database_pool_size: int = setting(8, "Maximum number of connections of one process.", ge=2, le=200)
     database_pooler: OrUnset[Literal["transaction", "session"]] = setting(
         None,
-        "Mode of a pooler before Postgres, `transaction` or `session`; unset finds a pooler and works as in "
-        "transaction mode, which suits both.",
+        "Mode of a pooler before Postgres, `transaction` or `session`; unset finds a pooler, and whether it keeps "
+        "prepared statements, and works as in transaction mode, which suits both.",
     )
     database_listen_url: OrUnset[DatabaseUrl] = setting(
         None,

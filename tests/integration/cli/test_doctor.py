@@ -293,8 +293,8 @@ async def test_a_pooler_is_recognised_with_what_is_wrong_about_it(
     settings: Settings, postgres: EmbeddedPostgres,
 ) -> None:  # fmt: skip
     direct = settings.require_database_url
-    with nullcontext() if pooler is None else pgbouncer_before(postgres.dsn(), **pooler) as port:
-        url = direct if port is None else through(direct, port)
+    with nullcontext() if pooler is None else pgbouncer_before(postgres.dsn(), **pooler) as before:
+        url = direct if before is None else through(direct, before.port)
         listen_url = {"directly": direct, "pooled": url}.get(given.get("listens", ""))
         changed = {name: value for name, value in given.items() if name != "listens"}
         pooled = Settings(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Any
 
 import asyncpg
@@ -14,13 +15,14 @@ from penstock.db.notify import Listener
 from penstock.db.opening import open_store
 from penstock.db.pool import Store
 from penstock.db.pooler import PooledConnection
+from penstock.db.statements import SQL
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.errors import Locked, Unavailable
 from penstock.protocol.task import NewTask
 from penstock.settings.model import load_settings
 from penstock.tasks import claim as claims
 from penstock.tasks.enqueue import enqueue
-from tests.pgbouncer import WHY_NOT, pgbouncer_before, through
+from tests.pgbouncer import WHY_NOT, pgbouncer_before, through, version
 
 STARTUP_PARAMETERS = "statement_timeout,lock_timeout,idle_in_transaction_session_timeout,jit,enable_seqscan"
 IN_FORCE = "read_settings_in_force"
@@ -31,8 +33,8 @@ pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 @pytest.fixture
 def narrow_url(database_url: str, postgres: EmbeddedPostgres) -> Any:
     """The database through a PgBouncer with one connection to the server."""
-    with pgbouncer_before(postgres.dsn(), default_pool_size="1") as port:
-        yield through(database_url, port)
+    with pgbouncer_before(postgres.dsn(), default_pool_size="1") as found:
+        yield through(database_url, found.port)
 
 
 @pytest.fixture
@@ -78,10 +80,45 @@ async def test_nothing_stays_behind_on_the_connection_of_the_server(pooled: Stor
             for name in pooled.asked:
                 reset = await other.fetchval("select reset_val from pg_settings where name = $1", name)
                 assert await other.fetchval("select setting from pg_settings where name = $1", name) == reset
-            assert await other.fetchval("select count(*) from pg_prepared_statements where name <> ''") == 0
+            named = "select name from pg_prepared_statements where name not like 'PGBOUNCER\\_%' and name <> ''"
+            assert await other.fetch(named) == []
             assert await other.fetchval("select count(*) from pg_locks where locktype = 'advisory'") == 0
     finally:
         await other.close()
+
+
+async def test_statements_stay_prepared_where_the_pooler_keeps_them(pooled: Store) -> None:
+    async with pooled.session() as session:
+        for _ in range(3):
+            await session.fetch("read_states", [1])
+    async with pooled.transaction() as session:
+        rows = await session._run("select statement from pg_prepared_statements where name like 'PGBOUNCER\\_%'")
+        found = {row["statement"].rstrip() for row in rows}
+    assert pooled.keeps_statements == (version() >= (1, 21))
+    assert (SQL["read_states"] in found) == pooled.keeps_statements
+
+
+async def test_a_statement_whose_result_a_migration_changes_is_planned_again(
+    narrow_url: str, pooled: Store, sql: Any
+) -> None:
+    others = [Store(narrow_url), Store(narrow_url)]
+    await sql.execute("create table penstock.changing (a int); insert into penstock.changing values (1)")
+    query = "select * from penstock.changing"
+    for store in (pooled, *others):
+        async with store.session() as session:
+            assert len(await session._run(query)) == 1
+    await sql.execute("alter table penstock.changing alter a type text")
+    for store in (pooled, *others):
+        async with store.session() as session:
+            assert (await session._run(query))[0]["a"] == "1"
+    await sql.execute("alter table penstock.changing add b int")
+    with nullcontext() if not pooled.keeps_statements else pytest.raises(Unavailable):
+        async with pooled.transaction() as session:
+            await session._run(query)
+    async with pooled.transaction() as session:
+        assert list((await session._run(query))[0].keys()) == ["a", "b"]
+    for store in others:
+        await store.close()
 
 
 async def test_more_clients_than_connections_of_the_server(narrow_url: str) -> None:
@@ -122,8 +159,8 @@ async def test_a_pooler_in_session_mode_keeps_prepared_statements_if_it_is_named
     database_url: str, postgres: EmbeddedPostgres
 ) -> None:
     ignored = {"pool_mode": "session", "ignore_startup_parameters": STARTUP_PARAMETERS}
-    with pgbouncer_before(postgres.dsn(), **ignored) as port:
-        url = through(database_url, port)
+    with pgbouncer_before(postgres.dsn(), **ignored) as before:
+        url = through(database_url, before.port)
         store, found = Store(url, pooler="session", pool_size=1), Store(url, pool_size=1)
         for name, value in store.asked.items():  # as the page says, there for the role
             postgres.execute(f"alter database {url.rpartition('/')[2]} set {name} = '{value}'")
@@ -152,9 +189,9 @@ async def test_a_statement_waits_for_a_lock_no_longer_than_on_a_direct_connectio
 
 def test_the_schema_is_migrated_through_a_pooler(empty_database_url: str, postgres: EmbeddedPostgres) -> None:
     name = empty_database_url.rpartition("/")[2]
-    with pgbouncer_before(postgres.dsn()) as port:
+    with pgbouncer_before(postgres.dsn()) as before:
         for _ in range(2):
-            upgrade(through(empty_database_url, port))
+            upgrade(through(empty_database_url, before.port))
         held = "select count(*) from pg_locks where locktype = 'advisory'"
         assert postgres.fetch_value(held, database=name) == 0
     found = postgres.fetch_value("select version_num from penstock.alembic_version", database=name)

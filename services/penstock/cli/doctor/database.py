@@ -102,7 +102,8 @@ async def _examine_pooler(store: Store, settings: Settings, report: Report) -> N
         async with (await store.open()).acquire() as connection:
             found = not await is_direct(connection)
     if found:
-        report("ok", "connection pooler", "settings go with each transaction, as one in transaction mode needs")
+        kept = "stay prepared" if store.keeps_statements else "are parsed each time"
+        report("ok", "connection pooler", f"in transaction mode: settings go with each transaction, statements {kept}")
     else:
         seen = "none is found, and PENSTOCK_DATABASE_POOLER is transaction: each statement takes more round trips"
         report("warning", "connection pooler", seen, "leave PENSTOCK_DATABASE_POOLER unset, which finds a pooler")
