@@ -35,8 +35,9 @@ up: setup ## Start everything on this machine in the background, with the exampl
 down: setup ## Stop what `make up` started; the data in .penstock stays
 	@$(BIN)/penstock down
 
-bench: setup ## Measure: BENCH=drain (live, latency ... or all), ARGS="--repeat 3"; JSON goes to benchmarks/results
-	@$(BIN)/python -m benchmarks $${BENCH:-drain} --json benchmarks/results/$${BENCH:-drain}.json $(ARGS)
+bench: setup ## Measure: BENCH=drain (live, latency ... or all), PG=15, ARGS="--repeat 3 --pooler"; JSON goes to benchmarks/results
+	@PG=$(PG) $(BIN)/python -m tests.postgres_versions
+	@PG=$(PG) $(BIN)/python -m benchmarks $${BENCH:-drain} --json benchmarks/results/$${BENCH:-drain}$(PG:%=-%)$(findstring -pooler,$(ARGS)).json $(ARGS)
 
 peers: setup ## Drain the same tasks by other queues too (ARGS="--tasks 2000 --repeat 3"), side by side
 	@$(BIN)/python benchmarks/peers.py --json benchmarks/results/peers.json $(ARGS)

@@ -17,6 +17,7 @@ from benchmarks.harness.run import Given, chosen, run
 from penstock.cli.common import print_table
 from penstock.protocol.errors import PenstockError, SettingsError
 from penstock.runtime.logs import setup_logging
+from tests import postgres_versions
 
 
 def bench(
@@ -61,6 +62,9 @@ def bench(
     sqs_endpoint_url: Annotated[
         str | None, typer.Option(show_default=False, help="Use this SQS instead of the embedded one.")
     ] = None,
+    pooler: Annotated[
+        bool, typer.Option("--pooler", help="Reach Postgres through PgBouncer, of Debian or named by PGBOUNCER.")
+    ] = False,
     peers: Annotated[
         bool, typer.Option(help="In trickle, measure PgQueuer too; its environment is made at the first run.")
     ] = True,
@@ -84,15 +88,24 @@ def bench(
 ) -> None:
     """Measure: real processes, an embedded Postgres with fsync on, the embedded SQS, all made for the run.
 
-    Other load on the machine shows in the figures; use --repeat. PENSTOCK_* settings apply.
+    Other load on the machine shows in the figures; use --repeat. PENSTOCK_* settings apply; PG names the version
+    of Postgres.
     """
     scenarios = chosen(scenario)
     setup_logging("bench", level="warning")
     if profile is not None:
         Profiler(profile, "check")  # better now than after the fill
+    pgbouncer = None
+    if pooler:
+        from tests.pgbouncer import WHY_NOT, version
+
+        if WHY_NOT is not None:
+            raise SettingsError(WHY_NOT)
+        pgbouncer = ".".join(map(str, version()))
     options = Options(
         tasks=0,
         sqs_endpoint_url=sqs_endpoint_url,
+        pooler=pooler,
         profile=profile,
         peers=peers,
     )
@@ -107,6 +120,8 @@ def bench(
         "seconds": seconds,
         "rows": rows,
         "sqs_endpoint_url": sqs_endpoint_url,
+        "postgres": postgres_versions.VERSION,
+        "pgbouncer": pgbouncer,
     }
     made = report.make_report(ran.runs, asked, ran.settings)
     for name, part in made["scenarios"].items():

@@ -108,20 +108,20 @@ class Pages:
         self.kept.clear()
 
 
-async def read_usage(state: Mapping[str, Any], database: asyncpg.Pool[Any], pages: Pages) -> Usage:
-    """Read all processes of a running stack; ``state`` is what ``penstock ps --json`` prints.
+async def read_usage(running: Sequence[Mapping[str, Any]], database: asyncpg.Pool[Any], pages: Pages) -> Usage:
+    """Read the processes of a running stack, each as ``penstock ps --json`` prints it.
 
     Raises StackError when a process is not there, since its figures went with it.
     """
     processes = {OWN_NAME: read_process(os.getpid(), children=False)}
-    for entry in state["processes"]:
+    for entry in running:
         try:
             processes[entry["name"]] = read_process(entry["pid"], children=entry["metrics"] is None)
         except (psutil.NoSuchProcess, TypeError) as exc:
             raise StackError(f"{entry['name']} has died during the benchmark: its figures are lost, run again") from exc
     count = Counts()
     count.add(metrics.REGISTRY.collect())  # of producers in this process
-    for text in await pages.read(state["processes"]):
+    for text in await pages.read(running):
         count.add(text_string_to_metric_families(text))
     row = await database.fetchrow(_DATABASE)
     assert row is not None

@@ -38,7 +38,7 @@ class Profiler:
         """Begin to record every process that is one of ours, and the embedded SQS."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for entry in processes:
-            if entry["name"] == "postgres":
+            if entry["name"] in ("postgres", "pgbouncer"):
                 continue
             path = self._folder / f"{self._prefix}-{entry['name']}.raw"
             command = [self._py_spy, "record", "--pid", str(entry["pid"]), "--rate", str(_PER_SECOND)]

@@ -23,10 +23,11 @@ from benchmarks.harness.profile import Profiler
 from penstock.brokers.sqs import SqsTransport
 from penstock.db.pool import Store
 from penstock.local.children import Output
-from penstock.local.stack import Stack
+from penstock.local.stack import DATABASE, Stack
 from penstock.protocol.errors import StackError
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
+from tests import postgres_versions
 
 STUCK_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
@@ -38,8 +39,9 @@ class Options:
     """Options of a scenario.
 
     tasks: how many. workers, schedulers: processes. seconds: how long, for scenarios that last. rates: enqueues a
-    second. rows: how many rows are to be in the way. sqs_endpoint_url: instead of the embedded SQS. profile: folder
-    for profiles. peers: measure other task queues too, where the scenario does.
+    second. rows: how many rows are to be in the way. sqs_endpoint_url: instead of the embedded SQS. pooler: whether
+    PgBouncer stands before Postgres. profile: folder for profiles. peers: measure other task queues too, where the
+    scenario does.
     """
 
     tasks: int
@@ -49,6 +51,7 @@ class Options:
     rates: tuple[float, ...] = ()
     rows: int = 0
     sqs_endpoint_url: str | None = None
+    pooler: bool = False
     profile: Path | None = None
     peers: bool = True
 
@@ -72,14 +75,24 @@ class Bench:
         return lambda count: self.progress.advance(line, count)
 
 
+@dataclass(frozen=True)
+class Served:
+    """A database for the run. url: of Postgres itself. used_url: for the processes. pids: by name."""
+
+    url: str
+    used_url: str
+    pids: Mapping[str, int]
+
+
 class Rig:
     """A running stack under measurement; made by :func:`rig_up`."""
 
-    def __init__(self, bench: Bench, stack: Stack, database: asyncpg.Pool[Any], output: Output) -> None:
+    def __init__(self, bench: Bench, stack: Stack, served: Served, database: asyncpg.Pool[Any], output: Output) -> None:
         self.bench = bench
         self.stack = stack
+        self._served = served
         self.database = database
-        self.store = Store(stack.settings.require_database_url, application_name="penstock-bench")
+        self.store = Store(served.url, application_name="penstock-bench")
         self._output = output
         self._pages = Pages()
         self._profiler: Profiler | None = None
@@ -98,11 +111,16 @@ class Rig:
         url: str = self.stack.state()["api"]
         return url
 
+    def processes(self) -> list[dict[str, Any]]:
+        """Those of the stack, as ``penstock ps --json`` prints them, and what serves the database."""
+        named = ({"name": name, "pid": pid, "metrics": None} for name, pid in self._served.pids.items())
+        return [*self.stack.state()["processes"], *named]
+
     # Measuring
 
     async def begin(self) -> None:
         """Take the readings from which the cost is counted, and start the clock."""
-        self._before = await read_usage(self.stack.state(), self.database, self._pages)
+        self._before = await read_usage(self.processes(), self.database, self._pages)
         self._measurements += 1
         if self.bench.options.profile is not None:
             prefix = f"{self.bench.name}-{self._measurements}"
@@ -116,7 +134,7 @@ class Rig:
         if self._profiler is not None:
             await asyncio.to_thread(self._profiler.stop)
             self._profiler = None
-        after = await read_usage(self.stack.state(), self.database, self._pages)
+        after = await read_usage(self.processes(), self.database, self._pages)
         before, self._before = self._before, None
         self.work = work_by_name(before, after, tasks)
         return cost(before, after, tasks)
@@ -127,12 +145,12 @@ class Rig:
 
     def _profile(self, wanted: Callable[[str], bool]) -> None:
         if self._profiler is not None:
-            self._profiler.start([entry for entry in self.stack.state()["processes"] if wanted(entry["name"])])
+            self._profiler.start([entry for entry in self.processes() if wanted(entry["name"])])
 
     @contextlib.asynccontextmanager
     async def schedulers_paused(self) -> AsyncIterator[None]:
         """Nothing starts inside. ``begin`` may be called as the last thing in it, so that the fill is not counted."""
-        schedulers = [entry for entry in self.stack.state()["processes"] if entry["name"].startswith("scheduler")]
+        schedulers = [entry for entry in self.processes() if entry["name"].startswith("scheduler")]
         await self._pages.keep(schedulers)
         try:
             for entry in schedulers:
@@ -198,7 +216,7 @@ class Rig:
 
     def last_words(self) -> str:
         """The last lines of every process that has said anything."""
-        names: Sequence[str] = [entry["name"] for entry in self.stack.state()["processes"]]
+        names: Sequence[str] = [entry["name"] for entry in self.processes()]
         said = ((name, self._output.recent(name)) for name in names)
         return "\n".join(f"{name}:\n{lines}" for name, lines in said if lines) or "nothing"
 
@@ -254,18 +272,19 @@ async def _new_rig(bench: Bench, workers: int, schedulers: int) -> AsyncIterator
     line = bench.progress.add_task(f"{bench.name}: starting", total=None)
     async with contextlib.AsyncExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
-        held.enter_context(_environment(_variables(outside)))
+        served = held.enter_context(_database(folder, pooler=bench.options.pooler))
+        held.enter_context(_environment(_variables(outside, served)))
         output = Output(held.enter_context((folder / "bench.log").open("wb")), colour=False)
         stack = Stack(
-            folder, port=0, workers=workers, schedulers=schedulers, apps=[APP], sqs_endpoint_url=outside, output=output
-        )
+            folder, port=0, workers=workers, schedulers=schedulers, apps=[APP], database_url=served.used_url,
+            sqs_endpoint_url=outside, output=output,
+        )  # fmt: skip
         async with contextlib.AsyncExitStack() as running:
             running.push_async_callback(stack.stop)
             await stack.start()
             bench.progress.remove_task(line)
-            url = stack.settings.require_database_url
-            database = await asyncpg.create_pool(url, min_size=1, max_size=4, reset=_no_reset)
-            rig = Rig(bench, stack, database, output)
+            database = await asyncpg.create_pool(served.url, min_size=1, max_size=4, reset=_no_reset)
+            rig = Rig(bench, stack, served, database, output)
             try:
                 yield rig
             finally:
@@ -274,12 +293,34 @@ async def _new_rig(bench: Bench, workers: int, schedulers: int) -> AsyncIterator
         await _delete_queues(stack.settings, queues)
 
 
+@contextlib.contextmanager
+def _database(folder: Path, *, pooler: bool) -> Iterator[Served]:
+    """A database on a server of the version that PG names. pooler: the processes reach it through PgBouncer."""
+    server = postgres_versions.server(folder / "postgres")
+    server.start()
+    with contextlib.ExitStack() as held:
+        held.callback(server.stop)
+        server.create_database(DATABASE)
+        url = used_url = server.dsn(DATABASE)
+        assert server.pid is not None
+        pids = {"postgres": server.pid}
+        if pooler:
+            from tests.pgbouncer import pgbouncer_before, through
+
+            before = held.enter_context(pgbouncer_before(server.dsn(), default_pool_size="40", server_round_robin="0"))
+            pids["pgbouncer"] = before.pid
+            used_url = through(url, before.port)
+        yield Served(url, used_url, pids)
+
+
 async def _no_reset(_connection: Any) -> None:
     """Nothing that these statements do outlives them, so the round trip is saved."""
 
 
-def _variables(sqs_endpoint_url: str | None) -> Mapping[str, str]:
-    found = {"PENSTOCK_API_KEYS": "", "PENSTOCK_HTTP_HOST": "127.0.0.1"}
+def _variables(sqs_endpoint_url: str | None, served: Served) -> Mapping[str, str]:
+    found = {"PENSTOCK_API_KEYS": "", "PENSTOCK_HTTP_HOST": "127.0.0.1", "PENSTOCK_DATABASE_LISTEN_URL": ""}
+    if served.used_url != served.url:  # as recommended: wake-ups pass the pooler
+        found["PENSTOCK_DATABASE_LISTEN_URL"] = served.url
     found["PENSTOCK_LOG_LEVEL"] = os.environ.get("PENSTOCK_LOG_LEVEL", "warning")
     if sqs_endpoint_url:
         # What an earlier run has left in queues of the same name would be taken for this run's.

@@ -12,7 +12,9 @@ from typing import Any
 import botocore.session
 import pytest
 
+from tests import postgres_versions
 from tests.forking import forked_commands
+from tests.pgbouncer import WHY_NOT
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = 200
@@ -84,6 +86,7 @@ def test_report_says_where_and_with_what_it_was_measured(report: dict[str, Any])
     assert report["settings"]["claim_batch_size"] > 0
     assert report["settings"]["http_host"] == "127.0.0.1"
     assert report["options"]["tasks"] == TASKS
+    assert report["options"]["postgres"] == postgres_versions.VERSION
     assert "postgresql://" not in json.dumps(report)
 
 
@@ -231,16 +234,19 @@ def test_scale_has_a_row_for_each_number_of_processes(report: dict[str, Any]) ->
     assert [(row["workers"], row["schedulers"], row["attempts"]) for row in table] == [(1, 1, TASKS), (1, 2, TASKS)]
 
 
-def test_another_sqs_is_left_as_it_was_and_repeats_are_kept(sqs_url: str, tmp_path: Path) -> None:
+def test_another_sqs_is_left_as_it_was_and_repeats_are_kept_also_through_a_pooler(sqs_url: str, tmp_path: Path) -> None:
+    pooler = ["--pooler"] if WHY_NOT is None else []
     client = botocore.session.get_session().create_client("sqs", endpoint_url=sqs_url)
     before = client.list_queues().get("QueueUrls", [])
     path = tmp_path / "drain.json"
     arguments = ("--tasks", str(TASKS), "--sqs-endpoint-url", sqs_url, "--repeat", "2", "--json", str(path))
-    done = run_benchmark("drain", *arguments)
+    done = run_benchmark("drain", *arguments, *pooler)
     assert done.returncode == 0, done.stdout + done.stderr
     drain = json.loads(path.read_text())["scenarios"]["drain"]
     assert [run["attempts"] for run in drain["runs"]] == [TASKS, TASKS]
-    assert "sqs" not in drain["figures"]["cost"]["cpu_us_per_task"]
+    used = drain["figures"]["cost"]["cpu_us_per_task"]
+    assert "sqs" not in used
+    assert ("pgbouncer" in used) == bool(pooler)
     assert client.list_queues().get("QueueUrls", []) == before
 
 
