@@ -25,8 +25,6 @@ USED = re.compile(r"\brecords\.(\w+)")
 HEADER = '''# Generated from the api's structs by .ci/records.py: run `make clients`.
 """The answers of the api: dicts whose members are attributes too."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from penstock.client.record import Record

@@ -1,7 +1,5 @@
 """Resulter: the results queue to Postgres. A message is deleted only after what it reports is committed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial

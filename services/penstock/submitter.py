@@ -4,8 +4,6 @@ A redelivered message adds nothing: its receipt is written in the transaction of
 dead-letter queue carries its first id.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Who may ask for what: API keys where they are needed; without, programs on this machine but not a browser's pages."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 

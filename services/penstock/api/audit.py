@@ -1,7 +1,5 @@
 """Who changes what by hand: recorded before it is carried out, and then with its outcome."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """The certificate of the api: its files may be replaced while the process runs."""
 
-from __future__ import annotations
-
 import os
 import ssl
 

@@ -1,7 +1,5 @@
 """What the methods of this package are carried out with."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Looking into a queue that cannot be browsed: its messages are received, held for a short while and given back."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager

@@ -8,8 +8,6 @@ and a repeated replay is harmless:
 - results: the claim, once more, decides.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta

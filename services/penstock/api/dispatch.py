@@ -1,7 +1,5 @@
 """Carrying out requests: each is read, limited to what its caller may see, recorded, and given to its method."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Payloads and results as files, however large: ``GET /tasks/ID/payload`` and ``GET /tasks/ID/result``."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Storing new tasks of any number of callers, many with one statement."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The HTTP side of the api: its paths, who may ask, what a request must look like; every answer is JSON."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence

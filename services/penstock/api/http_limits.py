@@ -1,7 +1,5 @@
 """What a client may ask of a connection: uvicorn bounds neither the size of a request's head nor the time it takes."""
 
-from __future__ import annotations
-
 import asyncio
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any

@@ -3,8 +3,6 @@
 The secret is shown once, when the key is created, and never stored.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Long polls for results: however many wait for however many tasks, one watch looks for all of them."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import Counter

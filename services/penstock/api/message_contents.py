@@ -1,7 +1,5 @@
 """What is in a message of a dead-letter queue, and what its tasks are now."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The OpenRPC document of the api, made from the parameters and results that it really takes and gives."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any, get_args, get_origin

@@ -1,7 +1,5 @@
 """The api process: JSON-RPC 2.0 over HTTP, ``POST /rpc``; the dashboard. An enqueue is answered after its commit."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

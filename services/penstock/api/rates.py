@@ -1,7 +1,5 @@
 """How many requests one caller may send, and how many unknown secrets one address may show; in this process."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from time import monotonic

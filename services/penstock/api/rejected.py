@@ -1,7 +1,5 @@
 """Rejected messages: listed, shown, deleted, and read again; what is still refused stays, with its new reason."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Annotated, Any, Literal

@@ -6,8 +6,6 @@ exception out. The entries of a batch that name the same method are one call to 
 takes 18 us of this process, and 55 one by one (both on two busy cores, nothing stored).
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections import Counter

@@ -1,7 +1,5 @@
 """GET /scaling: the load of each route as plain numbers, for a tool that starts and stops workers."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """uvicorn inside a loop of ours: it is given a socket, leaves the signals alone and stops when asked."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

@@ -3,8 +3,6 @@
 sse-starlette would add its own pings and shutdown; these streams end when the api stops taking requests.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Iterator

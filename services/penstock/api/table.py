@@ -1,7 +1,5 @@
 """Every JSON-RPC method by name: those of ``methods/table.py``, and those that only the api carries out."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -5,8 +5,6 @@
 the changes of all tasks that are followed; a stream reads its task only when there is one.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator
 from datetime import UTC, datetime

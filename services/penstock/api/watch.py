@@ -4,8 +4,6 @@ So settling costs nothing more, however many requests wait. Between two looks it
 last one took.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic

@@ -1,7 +1,5 @@
 """A queue whose calls fail on purpose."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Consumer: what submitter and resulter share. Messages are stored in Postgres, and deleted after the commit."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

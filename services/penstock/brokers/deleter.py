@@ -1,7 +1,5 @@
 """Deletes messages in batches: no caller waits for a delete, and each call to SQS is billed."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from time import monotonic

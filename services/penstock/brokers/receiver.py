@@ -1,7 +1,5 @@
 """Receiver: long polls of a queue that a stop cuts off."""
 
-from __future__ import annotations
-
 import asyncio
 
 from penstock.brokers.base import Message, Queue

@@ -1,7 +1,5 @@
 """`penstock config show`: each setting, its value and its source."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """`penstock dlq`: dead-letter queues."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Groups of commands, and the command that a group runs when none is named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

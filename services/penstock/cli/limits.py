@@ -1,7 +1,5 @@
 """`penstock actions` and `penstock tenants`: limits and pauses of actions and of tenants."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import partial

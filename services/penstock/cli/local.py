@@ -1,7 +1,5 @@
 """`penstock up`, `down`, `ps`, `env`, `logs`: everything on this machine."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Options that several commands share, declared once: as fields of a dataclass, or as parameters of a method."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import is_dataclass

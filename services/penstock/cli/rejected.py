@@ -1,7 +1,5 @@
 """`penstock rejected`: malformed messages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum

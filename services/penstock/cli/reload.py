@@ -1,7 +1,5 @@
 """`--reload`: a worker that is stopped and started again when a Python file changes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

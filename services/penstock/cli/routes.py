@@ -1,7 +1,5 @@
 """`penstock routes`: separate queues and workers for some tasks; `penstock ordering`: keys that a failed task holds."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -1,7 +1,5 @@
 """`penstock schedules`: cron schedules."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """`penstock tasks`: many tasks, listed or changed by a filter; `penstock jobs`: the jobs that change them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any

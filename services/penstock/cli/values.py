@@ -1,7 +1,5 @@
 """Values as people type and read them, to and from those of the api."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """`penstock workflows`: tasks that wait for each other."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any

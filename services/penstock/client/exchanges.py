@@ -5,8 +5,6 @@ a call, and is sent the parsed answer, or is thrown the error; or it yields None
 value is the result.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence

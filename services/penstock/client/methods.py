@@ -5,13 +5,11 @@ the type that this client returns, its ``Way``: the answer of a blocking one, an
 nothing, or an awaitable nothing, through the inbound queue.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from time import monotonic
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, get_args, overload
 
 from penstock.client import records
 from penstock.client.exchanges import Exchange, Params, Request, Unfinished, batching, calling, enqueueing
@@ -68,8 +66,8 @@ class Method(Generic[P, T]):
 
 def method(function: Callable[Concatenate[Any, P], Call[T]]) -> Method[P, T]:
     """Have a client carry out the call that a function returns."""
-    returned = function.__annotations__["return"]  # as text; help() shows the answer, not the call
-    function.__annotations__["return"] = returned.partition("[")[2].removesuffix("]")
+    # help() shows the answer, not the call
+    function.__annotations__["return"] = get_args(function.__annotations__["return"])[-1]
 
     @functools.wraps(function)
     def run(self: Any, *args: P.args, **kwargs: P.kwargs) -> Any:

@@ -1,7 +1,5 @@
 """Answers of the api as records: dicts that are what they were on the wire, with their members as attributes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints

@@ -1,8 +1,6 @@
 # Generated from the api's structs by .ci/records.py: run `make clients`.
 """The answers of the api: dicts whose members are attributes too."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from penstock.client.record import Record

@@ -1,7 +1,5 @@
 """A task that was enqueued by its action."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar

@@ -6,8 +6,6 @@ A task publishes the due records of one ordering key by due time and arrival. On
 ordering key has one task at a time, so records of a key keep their order even if processes are killed.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

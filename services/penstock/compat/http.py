@@ -1,7 +1,5 @@
 """HTTP APIs of older schedulers, as the settings enable them, added to the api process."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from starlette.applications import Starlette

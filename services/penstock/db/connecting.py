@@ -1,7 +1,5 @@
 """Connections that end within seconds when their server is lost, and find the primary among several hosts."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Mapping

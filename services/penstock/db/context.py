@@ -1,7 +1,5 @@
 """What a method is carried out with."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence

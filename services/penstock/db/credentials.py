@@ -1,7 +1,5 @@
 """Passwords that may change while a process runs: from a file, a command, or IAM; read for each new connection."""
 
-from __future__ import annotations
-
 import asyncio
 import shlex
 from collections.abc import Awaitable, Callable, Sequence

@@ -4,8 +4,6 @@ A process needs those of the statements that its modules name: tests/integration
 A worker needs none.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

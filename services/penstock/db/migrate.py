@@ -1,7 +1,5 @@
 """The schema: upgrade and downgrade by Alembic with the migrations of the package; grants for the processes' role."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

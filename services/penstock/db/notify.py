@@ -4,8 +4,6 @@ A NOTIFY is sent from a statement of its own, never inside the writing transacti
 lock over the whole cluster), and at most once in ``_DEBOUNCE_SECONDS`` per process, however many writes there were.
 """
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The store by settings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from penstock.db.credentials import passwords_of

@@ -1,7 +1,5 @@
 """Connections whose statements and channels are those of another schema than ``penstock``."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -5,8 +5,6 @@ its shape. ``SQL["claim_tasks"]`` is its text. A block that begins with ``-- par
 stands wherever statements of its file say ``{name}``, those of ``parts.sql`` here in every file.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

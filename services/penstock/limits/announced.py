@@ -1,7 +1,5 @@
 """Which workers run which actions, as they announce it, and the tasks that wait for one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from penstock.db.session import Session

@@ -1,7 +1,5 @@
 """Why a task does not run, in one sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Holds: after a handler met a rate limit, no task of its action, or of one limit key, is sent for a while."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

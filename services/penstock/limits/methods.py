@@ -1,7 +1,5 @@
 """The methods about limits and pauses of actions and tenants, about routes, and why a task does not run."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 

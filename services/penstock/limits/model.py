@@ -1,7 +1,5 @@
 """Parameters and results of `action.*`, `route.*` and `tenant.*`; without I/O. Parameters raise InvalidParams."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """The load of each route, and the number of handlers that it needs, for autoscaling of workers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

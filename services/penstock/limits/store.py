@@ -4,8 +4,6 @@ A change locks both tables, so no task passes a limit or a pause after its commi
 in a claim that began before, count and are not recalled.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict

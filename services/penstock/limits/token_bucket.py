@@ -1,7 +1,5 @@
 """Limits on tasks in flight and on starts per second, of an action or a limit key; without I/O."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Child processes of `penstock up`: started, watched, restarted when they die, output merged, stopped together."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

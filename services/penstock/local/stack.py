@@ -1,7 +1,5 @@
 """The whole pipeline on one machine: Postgres, SQS, schema, queues and every process, started and stopped in order."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

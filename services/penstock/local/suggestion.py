@@ -3,8 +3,6 @@
 `python -m penstock.local.suggestion MODULE...`, a process of its own, since it imports the modules of --app.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import sys

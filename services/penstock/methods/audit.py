@@ -1,7 +1,5 @@
 """The record of who changed what by hand, in Postgres."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

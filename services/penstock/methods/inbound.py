@@ -1,7 +1,5 @@
 """Bodies of the inbound queue: tasks to store, methods to carry out, and what is refused, with the reason."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The JSON-RPC methods by name, without those that only the api carries out: these are in `api/table.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

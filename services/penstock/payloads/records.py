@@ -1,7 +1,5 @@
 """Encrypt errors and progress notes of attempts, and decode the encoded columns of task rows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """API keys: permissions, digests of secrets, and entries of PENSTOCK_API_KEYS."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import secrets

@@ -1,7 +1,5 @@
 """Packing: several entries in one body, limited in bytes, number and weight."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """The tenant and the actions that the caller of the request in hand is limited to."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from contextvars import ContextVar
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Packed results: gzip in base64, since SQS bills each started 64 KiB of a message. The unpacked size is bounded."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import zlib

@@ -1,7 +1,5 @@
 """Tokens of claim ids: a keyed digest of task and claim, made by schedulers, which cannot be guessed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from hashlib import blake2b

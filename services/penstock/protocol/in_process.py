@@ -1,7 +1,5 @@
 """Where a test takes the place of the api, the database's enqueue function and the inbound queue."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

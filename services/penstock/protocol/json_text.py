@@ -3,8 +3,6 @@
 Values are encoded by msgspec, or by pydantic for types that msgspec does not know.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from array import array

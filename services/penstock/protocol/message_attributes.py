@@ -3,8 +3,6 @@
 A trace context that all tasks of a message share is in the standard attributes; otherwise ``traces`` has those of each.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import defaultdict

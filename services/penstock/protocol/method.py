@@ -1,7 +1,5 @@
 """What a JSON-RPC method is: one decorated function declares it, and all else is derived; how parameters are read."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass

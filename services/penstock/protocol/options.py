@@ -1,7 +1,5 @@
 """The options of calls from Python, which the parameters of the api's methods describe; an absent one is not sent."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypedDict

@@ -1,7 +1,5 @@
 """Output of a task: log lines and chunks, as workers report them and as they are stored."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, get_args
 

@@ -1,7 +1,5 @@
 """Requests: decoding bodies and their entries, encoding the calls that workers receive."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The delay of a failed task before its next attempt."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Each is a JSON string that begins with a mark; a result or an error that begins with it is escaped on arrival.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Hints about misspelt names."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """A task: its states, the legal transitions between them, and the records passed between modules."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum

@@ -3,8 +3,6 @@
 Statements add the name, and ``own_key`` removes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """W3C Trace Context without a tracing library. An invalid context is ignored: a trace is not worth a task."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping

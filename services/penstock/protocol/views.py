@@ -1,7 +1,5 @@
 """Parts of answers: instants, raw JSON, descriptions of fields."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Signatures of HTTP requests by Standard Webhooks 1.0.0 (standardwebhooks.com)."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

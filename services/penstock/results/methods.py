@@ -1,7 +1,5 @@
 """The methods that answer tasks which wait for an event."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -3,8 +3,6 @@
 Those of a step become its children, made when its workflow advances; those of a plain task are plain tasks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase

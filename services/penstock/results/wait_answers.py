@@ -1,7 +1,5 @@
 """Answers to waiting tasks, and waits that time out: each is recorded as a report of the task's worker would be."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated

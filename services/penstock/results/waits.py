@@ -1,7 +1,5 @@
 """Suspend tasks until an outside event, whichever comes first, the wait or its answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

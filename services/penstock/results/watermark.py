@@ -6,8 +6,6 @@ a dead resulter keeps its messages, and once they have read without interruption
 attempt. Counts of the queue are approximate, and a busy queue is never seen empty.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Calls that arrive while one is under way share the next one."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Sequence

@@ -3,8 +3,6 @@
 While every setting is 0, the default, no edge is wrapped, so that fault injection costs nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Mapping

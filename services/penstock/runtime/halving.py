@@ -1,7 +1,5 @@
 """A batch that fails because of one entry, halved down to that entry, so that its neighbours are stored."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 

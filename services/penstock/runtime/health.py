@@ -1,7 +1,5 @@
 """/metrics, /healthz (the event loop turns) and /readyz (the last pass succeeded), served beside the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,7 +1,5 @@
 """How long to wait for more before a batch goes."""
 
-from __future__ import annotations
-
 from time import monotonic
 
 _RATE_MEMORY_SECONDS = 0.25

@@ -4,8 +4,6 @@ Penstock logs by the logger ``penstock`` of the standard library. The root logge
 written too where it has set up nothing itself.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

@@ -5,8 +5,6 @@ signal: the first lets the pass under way finish within the grace, the second le
 several services, each in a loop of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

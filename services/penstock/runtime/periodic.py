@@ -1,7 +1,5 @@
 """Work that repeats beside the passes of a process: in bounded batches, until an event, with growing pauses."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Awaitable, Callable

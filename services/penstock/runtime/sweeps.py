@@ -5,8 +5,6 @@ passes all of them. So between two sweeps a scan covers only rows that came due 
 committed late, or set to an instant that had passed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic

@@ -1,7 +1,5 @@
 """Pack claimed tasks into messages by number, bytes and run time: long ones travel alone, short ones by the hundred."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ past) are found by a sweep from the front: once a second, and whenever a bounded
 yet for no more than about a tenth of the time. A new priority lies between the bounds and is found at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from penstock.protocol.task import BEGINNING, EVERYTHING, PRIORITY_MAX, PRIORITY_MIN, Position, Stretch

@@ -1,7 +1,5 @@
 """Sends claimed tasks to their queues, and handles those that could not be sent."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A claim is one statement over a thousand tasks, refused as a whole because of on
 effect, and tasks that are refused alone fail permanently.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 

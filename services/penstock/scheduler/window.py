@@ -5,8 +5,6 @@ scheduler. The window is about a second of what is being settled, plus what the 
 (Little's law), and follows both. Each route has a window of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager

@@ -8,8 +8,6 @@ skipped one fires at the first instant after the gap, a repeated one fires the f
 with ``@robfig`` is read as robfig/cron reads it (:mod:`penstock.schedules.robfig`), and is always running.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress

@@ -4,8 +4,6 @@ A clock's row is locked while its schedule is fired, and its ``last_at`` only gr
 an instant once.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from time import monotonic

@@ -1,7 +1,5 @@
 """The methods about schedules, whose names are stored behind the tenant's, and shown to the tenant without it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial

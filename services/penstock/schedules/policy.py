@@ -1,7 +1,5 @@
 """What a due schedule does: which instants run, which are misfires, when it is due next; without I/O."""
 
-from __future__ import annotations
-
 import json
 import re
 import zlib

@@ -4,8 +4,6 @@ Seconds come first and the day of the week is optional; ``?`` is ``*`` in any fi
 of the field, and ``@every`` takes durations as Go writes them. The same is accepted, oddities included.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from decimal import Decimal

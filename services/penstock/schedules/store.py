@@ -3,8 +3,6 @@
 Instants are compared with the database's clock. A change locks the schedule's clock too: nothing fires meanwhile.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 No I/O: the caller connects to the address that was checked here, and to no other.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """URLs of message brokers: which kind, where, with what; checked once, and shown without what is secret in them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal

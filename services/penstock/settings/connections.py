@@ -1,7 +1,5 @@
 """Settings of what Penstock connects to: the sections Postgres, Queues and Kafka of docs/configuration.md."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import ssl

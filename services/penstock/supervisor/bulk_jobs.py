@@ -3,8 +3,6 @@
 A batch is one transaction, which also stores the job's cursor. One supervisor at a time has a job.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What duties of the supervisor share: one that fails stops no other, and one of bounded batches."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass

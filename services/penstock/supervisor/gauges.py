@@ -1,7 +1,5 @@
 """Gauges of the backlog, its oldest task and the queues."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Upkeep of limits and routes: queues of routes, tasks of deleted routes, counts that limits missed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from datetime import datetime

@@ -5,8 +5,6 @@ deletion is noted first, so a kill repeats it, which is harmless. Objects of a p
 task are found by listing old days, by folder.
 """
 
-from __future__ import annotations
-
 from datetime import UTC, date, datetime, timedelta
 
 from penstock.db.pool import Store

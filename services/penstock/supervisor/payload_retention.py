@@ -7,8 +7,6 @@ Records are walked once, in the order in which they settled. The instant reached
 little and shrink where they find much, so each transaction changes a bounded number of records.
 """
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 from penstock.db.pool import Store

@@ -1,7 +1,5 @@
 """Supervisor: upkeep, one module per duty. Several supervisors are safe: every repair is guarded by its claim."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence

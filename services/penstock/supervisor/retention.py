@@ -11,8 +11,6 @@ one short transaction copies the last changes, attaches those tables and replace
 A partition is dropped in transactions that do not grow with a day: detach, delete unique keys by blocks, drop.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -3,8 +3,6 @@
 Firing sleeps until the next schedule is due, by the database's clock, and at most a second, for a new one may come.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic

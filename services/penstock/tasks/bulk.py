@@ -5,8 +5,6 @@ number of records, so filters need no index and no lock is held for long. A reco
 as a claim, is not waited for: the batch ends before it, and the next one begins there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum

@@ -3,8 +3,6 @@
 Each commits a bounded part of the work with the next cursor, so a kill at any point neither loses nor repeats anything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """The methods about bulk operations and jobs, and what they return."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Store new tasks, receipts and rejected messages; note which objects of the bucket tasks name."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The journals of tasks in Postgres, and suspensions that spend no attempt."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Tasks as `status` and `list` show them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Ordering keys: one task of each runs at a time, the others wait for it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Annotated

@@ -1,7 +1,5 @@
 """The methods about ordering keys and claims."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated
 

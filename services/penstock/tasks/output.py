@@ -1,7 +1,5 @@
 """The output of tasks in Postgres: parts as workers report them, kept as long as the record of their task."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from penstock.db.session import Session

@@ -1,7 +1,5 @@
 """Parameters of the methods about tasks. The field order is the order of positional parameters."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import msgspec

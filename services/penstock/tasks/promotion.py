@@ -6,8 +6,6 @@ claims by rules and queries by state see them. Resulters do this, and supervisor
 Keys that another transaction held when their task settled are promoted here too (see look_later).
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from penstock.db.notify import Notifier

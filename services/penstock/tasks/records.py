@@ -1,7 +1,5 @@
 """Records of claims, attempts and settled tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Reschedule waiting tasks, and restart failed or cancelled ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any

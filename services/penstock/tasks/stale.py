@@ -1,7 +1,5 @@
 """Tasks past their expiry, claims never sent, and attempts without heartbeats."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 

@@ -1,7 +1,5 @@
 """The api's results, one struct each, and rows made into them; JSON text of Postgres is put into them unchanged."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime

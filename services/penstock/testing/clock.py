@@ -1,7 +1,5 @@
 """The time of a test: the real time, moved on by `advance`, in this process and in Postgres."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Databases for tests: one embedded Postgres for the run, a copy of a migrated template for each test."""
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Planned failures: attempts that fail, and workers that die at a chosen point."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Tasks without infrastructure: recorded in memory, and run by the real worker over queues in memory."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """The whole pipeline in one process: its real passes over a Postgres, with queues in memory."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence

@@ -1,7 +1,5 @@
 """A queue in the memory of this process, by the rules of SQS: visibility timeout, receipts, dead letters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

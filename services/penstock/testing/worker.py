@@ -1,7 +1,5 @@
 """One worker of a test: runs every task in its queue, or dies as planned."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Announces which actions this worker runs, at start and every minute, through the results queue."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from functools import cache

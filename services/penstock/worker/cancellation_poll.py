@@ -1,7 +1,5 @@
 """Asks the api which running tasks have lost their claim; without it they run to their end, and are ignored then."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ A handler that blocks the worker's event loop delays neither. Past its time limi
 this thread answers every task of the worker and ends the process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """Opens payloads before a handler sees them; stores and encrypts results before they are sent."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

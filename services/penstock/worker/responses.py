@@ -3,8 +3,6 @@
 Making one raises nothing unforeseen: a task without a response would run again and again.
 """
 
-from __future__ import annotations
-
 import json
 import traceback
 from bisect import bisect_right

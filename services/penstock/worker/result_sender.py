@@ -1,7 +1,5 @@
 """Sends responses and heartbeats to the results queue, several in a message; keeps each until it is sent."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable

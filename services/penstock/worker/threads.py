@@ -5,8 +5,6 @@ a stopped worker alive; a thread left behind after a timeout would keep its plac
 more calls than it has threads, so that a call's time would run while it waits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import sys

@@ -1,7 +1,5 @@
 """Watchdog: a thread that detects a handler that blocks the event loop, and with it the other handlers and results."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

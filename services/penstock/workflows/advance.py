@@ -4,8 +4,6 @@ Settling a task only adds an event. All effects of a workflow's events happen in
 so a kill at any point loses and repeats nothing.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Reads and checks definitions of workflows, and children that a result requests; without I/O."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

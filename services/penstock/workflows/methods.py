@@ -1,7 +1,5 @@
 """The methods about workflows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import TypeVar
 

@@ -5,8 +5,6 @@ fan-out as an array in the order of the list, of spawned children by their names
 payload, however many predecessors there are.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

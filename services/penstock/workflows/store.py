@@ -1,7 +1,5 @@
 """Workflows in Postgres: created, cancelled, retried, read, inside the caller's transaction."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from penstock.db.session import Session

@@ -5,8 +5,6 @@ session, revoking a key ends its sessions, and neither cookie nor database leads
 form is derived from the cookie, which no other origin can read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import re

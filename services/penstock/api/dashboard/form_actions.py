@@ -1,7 +1,5 @@
 """What forms do: their fields become the parameters of a method, which is called as over JSON-RPC."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Filters of the templates: values as text. Pure."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from typing import Any

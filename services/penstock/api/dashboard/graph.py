@@ -1,7 +1,5 @@
 """The layout of workflow graphs: steps in columns by depth, lines along dependencies. Pure."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean

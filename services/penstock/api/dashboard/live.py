@@ -1,7 +1,5 @@
 """Live pages: server-sent events with the part of a page that has changed."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from time import perf_counter
 

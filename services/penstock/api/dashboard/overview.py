@@ -1,7 +1,5 @@
 """The overview: the state of now and of the last hour as Postgres has it, and the live processes."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re

@@ -1,7 +1,5 @@
 """What a page is rendered from: cleaned values of the request, and access to the methods."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """What each page but the overview reads: the answers of JSON-RPC methods, and the instants of a task."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """The routes of the dashboard: pages, their forms, the sign-in, assets."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,7 +1,5 @@
 """A task's timeline: its events, oldest first. Pure."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from typing import Any
 

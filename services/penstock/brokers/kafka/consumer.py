@@ -5,8 +5,6 @@ until the one that runs has ended. In the middle of a receive librdkafka reports
 no other call until that is dealt with.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

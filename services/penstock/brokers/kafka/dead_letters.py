@@ -5,8 +5,6 @@ from the group's positions to the ends, and commits what was deleted meanwhile o
 looks at once each sees everything; what both replay is replayed twice, which fencing and receipts make harmless.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Collection, Sequence

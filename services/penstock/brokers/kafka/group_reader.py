@@ -1,7 +1,5 @@
 """Receiving as a member of a consumer group: a task reads ahead a little, and keeps the membership alive."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections import deque

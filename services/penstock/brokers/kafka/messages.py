@@ -1,7 +1,5 @@
 """Records of Kafka, messages as records, and the topics that tasks may publish to."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import secrets

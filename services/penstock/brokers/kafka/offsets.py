@@ -5,8 +5,6 @@ finished ones without a gap is committed. Kafka does not count deliveries either
 offset, committed before a record is handed out, so that a crash of the receiver is counted.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 _MOST_STRETCHES = 16

@@ -4,8 +4,6 @@ librdkafka gathers records for 5 ms, sends them by partition, and reports them t
 of its own, which hands over all reports of one ``poll`` at once, since waking the event loop is what costs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence

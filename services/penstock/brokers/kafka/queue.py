@@ -7,8 +7,6 @@ record it came as is done with: a partition never stands still for one message. 
 needs none.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """`penstock conformance`: a table of the rules that a worker program keeps, and of those that it does not."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from pathlib import Path

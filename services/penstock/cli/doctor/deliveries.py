@@ -1,7 +1,5 @@
 """Checks of built-in actions: whether a worker with these settings starts, and what it lets through."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Findings: what was looked at, what was seen, and what to do about it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

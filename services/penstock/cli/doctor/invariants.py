@@ -1,7 +1,5 @@
 """What must hold in every snapshot of the database, while all processes run. Reads a bounded number of rows."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from penstock.cli.doctor.findings import Level, Report

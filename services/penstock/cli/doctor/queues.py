@@ -1,7 +1,5 @@
 """Checks of the queues, whichever broker carries them."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 from penstock.brokers.base import Queue, QueueMissing

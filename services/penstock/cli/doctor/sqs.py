@@ -1,7 +1,5 @@
 """Checks of SQS queues: existence, permissions, attributes and dead-letter queues."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping

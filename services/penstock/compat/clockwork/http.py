@@ -4,8 +4,6 @@ Access is as for every request: this machine alone without API keys, else a key 
 PENSTOCK_CLOCKWORK_NETWORKS need none.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from time import perf_counter
 

@@ -4,8 +4,6 @@ A schedule is identified by the pair of clientId and scheduleKey. As in clockwor
 with different contents; the same contents are stored once.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Sequence

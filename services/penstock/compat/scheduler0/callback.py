@@ -1,7 +1,5 @@
 """scheduler0.callback: jobs that are due together and have one URL are sent as JSON arrays of limited size."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """scheduler0's jobs: their checks, the schedule that fires a job, and the payload of its callbacks. No I/O."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """scheduler0's records as its API writes them, and the statements about them that several callers run."""
 
-from __future__ import annotations
-
 import hmac
 import secrets
 from collections.abc import Iterable

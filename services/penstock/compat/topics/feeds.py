@@ -1,7 +1,5 @@
 """Feeds: records of a source's topics, stored in the transaction that moves the source's positions."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ The transaction that stores records also moves the position of their partition i
 expects it: so each record is stored once, even if two processes own a partition. The group's offsets in Kafka follow.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

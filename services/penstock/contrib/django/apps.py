@@ -1,7 +1,5 @@
 """The app of `INSTALLED_APPS`: management commands, and checks of the database."""
 
-from __future__ import annotations
-
 from django.apps import AppConfig
 
 

@@ -1,7 +1,5 @@
 """The backend: tasks are enqueued on Django's own connection, and results come from the api."""
 
-from __future__ import annotations
-
 import builtins
 import re
 from collections.abc import Iterable, Mapping

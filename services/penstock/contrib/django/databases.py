@@ -1,7 +1,5 @@
 """The databases of Penstock's backends: their URLs, and whether tasks can be enqueued there."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tasks framework: Django's own since Django 6, before that the package django-tasks, from which it was taken."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import django

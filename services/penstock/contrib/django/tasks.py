@@ -1,7 +1,5 @@
 """Tasks of Django with options of Penstock, and the handlers that run them in a worker."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os

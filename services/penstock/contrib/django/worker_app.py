@@ -3,8 +3,6 @@
 Imported, it sets Django up and imports the module ``tasks`` of each installed app, whose tasks and actions register.
 """
 
-from __future__ import annotations
-
 import django
 from django.apps import apps
 from django.utils.module_loading import autodiscover_modules

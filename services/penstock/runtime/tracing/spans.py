@@ -4,8 +4,6 @@ Names and attributes are those of OpenTelemetry's conventions for messaging, wit
 task's id as that of the message. A task's row stores the span of its enqueue, the parent of all its others.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """amqp.publish: one message to an exchange of RabbitMQ, confirmed by the broker."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping

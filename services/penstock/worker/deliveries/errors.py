@@ -1,7 +1,5 @@
 """Errors of a delivery, and values that several check alike."""
 
-from __future__ import annotations
-
 import base64
 
 from penstock.worker.handlers.outcomes import Fail, Retry

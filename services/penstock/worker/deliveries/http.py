@@ -1,7 +1,5 @@
 """http.request: one HTTP request as a task, its answer as the task's result."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

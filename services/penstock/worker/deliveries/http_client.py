@@ -5,8 +5,6 @@ TLS and the Host header; so a name that leads elsewhere at the next look-up gain
 the first request. Proxies, netrc and cookies of the environment are ignored.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import random

@@ -1,7 +1,5 @@
 """kafka.publish: records to Kafka by one producer, whose batches tasks share; the result is the place of each."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any

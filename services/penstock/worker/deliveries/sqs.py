@@ -1,7 +1,5 @@
 """sqs.send: one message into an SQS queue that the operator has named; bursts share calls."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

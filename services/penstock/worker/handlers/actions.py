@@ -1,7 +1,5 @@
 """Handlers: functions registered with ``@action``."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import math

@@ -1,7 +1,5 @@
 """Handlers that raise on purpose, before or after they have done their work."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What a handler is given: a Context, with which it may do more than return a result."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import threading

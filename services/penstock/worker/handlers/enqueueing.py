@@ -1,7 +1,5 @@
 """What ``@action`` returns: the function, and the verbs that enqueue it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack

@@ -1,7 +1,5 @@
 """Lifespans: what a process opens once for its handlers. Hooks: what runs around each attempt."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager

@@ -1,7 +1,5 @@
 """How a handler, or a step of it, ends an attempt on purpose: Retry, Fail, Snooze."""
 
-from __future__ import annotations
-
 import math
 from datetime import timedelta
 

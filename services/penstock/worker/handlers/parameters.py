@@ -1,7 +1,5 @@
 """A task's JSON fitted to the signature of its handler, which is analysed when the handler is registered."""
 
-from __future__ import annotations
-
 import collections.abc
 import inspect
 import types

@@ -1,7 +1,5 @@
 """JSON Schemas of a handler's parameters and result, for the announcement of its action."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

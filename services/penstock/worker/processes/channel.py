@@ -1,7 +1,5 @@
 """Frames between worker, fork server and children over a socket: a length, then MessagePack."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct

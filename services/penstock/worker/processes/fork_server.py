@@ -4,8 +4,6 @@ It runs no thread and no event loop, so that a fork copies no lock that another 
 reports how each ended. Started by the pool as ``python -m penstock.worker.processes.fork_server FD``.
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import gc

@@ -1,7 +1,5 @@
 """A child process as the worker knows it."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import socket

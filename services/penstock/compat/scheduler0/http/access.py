@@ -1,7 +1,5 @@
 """Access to scheduler0's API: by its credentials, and by the command line's peer mode."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

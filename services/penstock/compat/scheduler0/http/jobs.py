@@ -1,7 +1,5 @@
 """Jobs: created by the thousand in one call, by an import of their schedules; listed, changed, deleted; their runs."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import uuid

@@ -1,7 +1,5 @@
 """Requests and answers: numbers, paging and bodies, and the envelope ``{"data": ..., "success": ...}``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime

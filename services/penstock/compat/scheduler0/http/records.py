@@ -1,7 +1,5 @@
 """Credentials and projects: created, listed, changed, deleted; and what they have in common with jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 

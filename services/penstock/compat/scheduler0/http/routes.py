@@ -1,7 +1,5 @@
 """scheduler0's API, served beside JSON-RPC under ``/v1`` and ``/api/v1``."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Async tasks: the requests that create jobs, with long polls for their progress."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from enum import IntEnum

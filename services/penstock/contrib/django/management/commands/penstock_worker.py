@@ -1,7 +1,5 @@
 """`manage.py penstock_worker`"""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 
