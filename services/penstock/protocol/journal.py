@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -12,9 +12,10 @@ from penstock.protocol.json_text import escape_for_sqs
 STEP_NAME_MAX_CHARS = 200
 SLEEP, EVENT = "ctx.sleep", "ctx.event"  # names of the entries of sleeps and events
 LONGEST_SLEEP_SECONDS = 10 * 366 * 86_400.0
-_MOST = 2**31 - 1  # of numbers in Postgres
 _EMPTY = msgspec.Raw(b"")
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # as Postgres keeps it
+EpochSeconds = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
 StepKey = tuple[str, int]
 """What identifies a step of a task: its name and repetition."""
 
@@ -26,8 +27,8 @@ class StepPlace(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """
 
     name: str
-    repetition: int = 0
-    position: int = 0
+    repetition: Count = 0
+    position: Count = 0
     parallel: bool = False
 
     @property
@@ -50,9 +51,9 @@ class Entry(StepPlace, frozen=True, omit_defaults=True, kw_only=True):
     result: msgspec.Raw = _EMPTY
     error: msgspec.Raw = _EMPTY
     encoding: str | None = None
-    at: float | None = None
-    seconds: float | None = None
-    tries: int = 1
+    at: EpochSeconds | None = None
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_SLEEP_SECONDS)] | None = None
+    tries: Count = 1
 
     @property
     def has_failed(self) -> bool:
@@ -88,12 +89,6 @@ def check_entry(entry: Entry) -> Entry:
     check_step_name(entry.name)
     if bool(bytes(entry.result)) == bool(bytes(entry.error)):
         raise ValueError(f"the step {entry.name!r} has a result or an error, not both or neither")
-    if not (0 <= entry.repetition <= _MOST and 0 <= entry.position <= _MOST and 0 <= entry.tries <= _MOST):
-        raise ValueError(f"the numbers of the step {entry.name!r} are out of range")
-    if entry.at is not None and not 0 <= entry.at < 1e11:
-        raise ValueError(f"the step {entry.name!r} began at {entry.at}, which are no epoch seconds")
-    if entry.seconds is not None and not 0 <= entry.seconds <= LONGEST_SLEEP_SECONDS:
-        raise ValueError(f"the step {entry.name!r} took {entry.seconds} seconds, which makes no sense")
     return entry
 
 

@@ -1,10 +1,11 @@
 """Output of a task: log lines and chunks, as workers report them and as they are stored."""
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
+from penstock.protocol.journal import Count, EpochSeconds
 from penstock.protocol.json_text import escape_for_sqs
 from penstock.protocol.sealed import SEALED_ENCODING, Reference, decode_sealed, is_sealed
 
@@ -13,18 +14,15 @@ OutputMode = Literal["off", "chunks", "logs", "prints"]
 
 MODES: tuple[OutputMode, ...] = get_args(OutputMode)
 PRINT = "print"  # level of a printed line
-_LEVEL_CHARS = 20
-_LOGGER_CHARS = 200
-_MOST = 2**31 - 1  # of numbers in Postgres
 _EMPTY = msgspec.Raw(b"")
 
 
 class OutputEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """A log line, with level and text, or a chunk. at: by the worker's clock, in epoch seconds."""
 
-    at: float
-    level: str | None = None
-    logger: str | None = None
+    at: EpochSeconds
+    level: Annotated[str, msgspec.Meta(max_length=20)] | None = None
+    logger: Annotated[str, msgspec.Meta(max_length=200)] | None = None
     text: str | None = None
     chunk: msgspec.Raw = _EMPTY
 
@@ -40,9 +38,9 @@ class OutputPart(msgspec.Struct, frozen=True, gc=False):
     """
 
     id: str
-    number: int
+    number: Count
     entries: msgspec.Raw
-    dropped: int = 0
+    dropped: Count = 0
     encoding: str | None = None
 
 
@@ -85,8 +83,6 @@ def decode_part(raw: msgspec.Raw) -> tuple[OutputPart, str]:
     """A part, and its entries as they are stored. Raises ValueError."""
     part = _decode_part(raw)
     text = bytes(part.entries).decode()
-    if not (0 <= part.number <= _MOST and 0 <= part.dropped <= _MOST):
-        raise ValueError(f"the numbers of the output are out of range: {part.number}, {part.dropped}")
     if part.encoding is not None:
         if part.encoding != SEALED_ENCODING or not is_sealed(text) or isinstance(decode_sealed(text), Reference):
             raise ValueError(f"the output has an unknown encoding, {part.encoding[:40]!r}")
@@ -94,10 +90,6 @@ def decode_part(raw: msgspec.Raw) -> tuple[OutputPart, str]:
     for entry in _decode_entries(text):
         if entry.is_chunk == (entry.text is not None):
             raise ValueError("an entry of the output has a text or a chunk, not both or neither")
-        if not 0 <= entry.at < 1e11:
-            raise ValueError(f"an entry of the output is of {entry.at}, which are no epoch seconds")
-        if len(entry.level or "") > _LEVEL_CHARS or len(entry.logger or "") > _LOGGER_CHARS:
-            raise ValueError("the level or the logger of an entry of the output is too long")
     return part, text
 
 
