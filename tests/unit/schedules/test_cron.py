@@ -41,36 +41,34 @@ def utc(text: str) -> datetime:
 # The oracle: what every minute of two years shows on a wall clock, and which of them a person would want
 
 
-Hours = dict[tuple[date, int], list[tuple[int, datetime]]]
+HALF = timedelta(minutes=30)  # a clock changes at the beginning of a half hour, by whole half hours
+Halves = dict[datetime, list[tuple[datetime, timedelta]]]
 
 
 @cache
-def wall_minutes(zone: str) -> tuple[Hours, Hours]:
-    """What the clock shows in each minute from FIRST, and the first instant at which it shows each time.
+def wall_halves(zone: str) -> tuple[Halves, Halves]:
+    """When the clock shows the beginning of each half hour from FIRST on, and the first time that it does.
 
-    Both by date and hour of the clock, as pairs of minute and instant. A time that is jumped over is given the first
-    minute after the gap.
+    Each by what the clock shows: the instants, with the time that passes from one of its minutes to the next. A half
+    hour that is jumped over has the first instant after the gap for all of its minutes.
     """
-    shown: Hours = {}
-    first: dict[datetime, datetime] = {}
+    shown: Halves = {}
+    first: Halves = {}
     info = ZoneInfo(zone)
     instant = FIRST
     last = None
     while instant < LAST:
-        wall = instant.astimezone(info).replace(tzinfo=None)
-        if last is not None:
-            jumped = last + MINUTE
-            while jumped < wall:
-                first.setdefault(jumped, instant)
-                jumped += MINUTE
+        wall, end = (at.astimezone(info).replace(tzinfo=None) for at in (instant, instant + HALF - MINUTE))
+        assert end - wall == HALF - MINUTE
+        jumped = wall if last is None else last + HALF
+        while jumped < wall:
+            first.setdefault(jumped, [(instant, timedelta(0))])
+            jumped += HALF
         last = wall
-        shown.setdefault((wall.date(), wall.hour), []).append((wall.minute, instant))
-        first.setdefault(wall, instant)
-        instant += MINUTE
-    firsts: Hours = {}
-    for wall, instant in first.items():
-        firsts.setdefault((wall.date(), wall.hour), []).append((wall.minute, instant))
-    return shown, firsts
+        shown.setdefault(wall, []).append((instant, MINUTE))
+        first.setdefault(wall, [(instant, MINUTE)])
+        instant += HALF
+    return shown, first
 
 
 def numbers(field: str, low: int, high: int) -> set[int]:
@@ -105,38 +103,61 @@ def fits(fields: list[str]) -> set[date]:
 def expected(expression: str, zone: str) -> list[datetime]:
     fields = expression.split()
     minutes, hours, dates = numbers(fields[0], 0, 59), numbers(fields[1], 0, 23), fits(fields)
-    shown, first = wall_minutes(zone)
+    shown, first = wall_halves(zone)
     running = fields[0].startswith("*") or fields[1].startswith("*") or len(minutes) == 60 or len(hours) == 24
     found = {
-        instant
+        instant + minute % 30 * pace
         for day in dates
         for hour in hours
-        for minute, instant in (shown if running else first).get((day, hour), ())
-        if minute in minutes
+        for minute in minutes
+        for instant, pace in (shown if running else first).get(
+            datetime(day.year, day.month, day.day, hour, minute // 30 * 30), ()
+        )
     }
     return sorted(found - {FIRST})
 
 
-PLAIN = [
-    "*/20 * * * *", "0 * * * *", "17 */3 * * *", "*/20 2 * * *", "30 2 * * *", "0 2 * * *", "15,45 1-3 * * *",
-    "0 3 * * *", "10-50/40 0-23 * * *", "0 0 29 2 *", "0 12 13 * 5", "5 1 31 * *", "0 9-17/4 * * 1-5",
-    "45 1 1-7 * 0", "0 0 */10 * 1", "59 23 28-31 * *", "1/7 4 * 3,10 *", "0-59 2 * * 0",
+SPARSE = [
+    "*/20 2 * * *", "30 2 * * *", "0 2 * * *", "15,45 1-3 * * *", "0 3 * * *", "0 0 29 2 *", "0 12 13 * 5",
+    "5 1 31 * *", "0 9-17/4 * * 1-5", "45 1 1-7 * 0", "0 0 */10 * 1", "59 23 28-31 * *", "1/7 4 * 3,10 *",
+    "0-59 2 * * 0",
 ]  # fmt: skip
+DENSE = ["*/20 * * * *", "0 * * * *", "17 */3 * * *", "10-50/40 0-23 * * *"]  # the same every day but at a change
 
 
 @pytest.mark.parametrize("zone", ZONES)
-@pytest.mark.parametrize("expression", PLAIN)
+@pytest.mark.parametrize("expression", SPARSE)
 def test_every_fire_of_two_years_is_that_of_the_oracle(expression: str, zone: str) -> None:
     seen = list(fires(timing(expression, zone, ANCHOR), FIRST, LAST - MINUTE))
     assert seen == expected(expression, zone)
 
 
-@pytest.mark.parametrize(("zone", "month"), [(zone, month) for zone in ZONES for month in ((3, 4), (10, 11))])
-def test_every_minute_fires_in_real_time_through_both_changes(zone: str, month: tuple[int, int]) -> None:
-    """Through the weeks of the change, in each zone: no minute is left out and none comes twice."""
-    start, end = datetime(2026, month[0], 1, tzinfo=UTC), datetime(2026, month[1], 10, tzinfo=UTC)
-    seen = list(fires(timing("* * * * *", zone, ANCHOR), start, end))
-    assert seen == [start + n * MINUTE for n in range(1, int((end - start) / MINUTE) + 1)]
+def changes(zone: str) -> list[datetime]:
+    """A day before each change of the clock in the two years, or less."""
+    info, day = ZoneInfo(zone), timedelta(days=1)
+    days = [FIRST + number * day for number in range(1, (LAST - FIRST) // day)]
+    found = [at for at in days if at.astimezone(info).utcoffset() != (at + day).astimezone(info).utcoffset()]
+    assert len(found) == 4
+    return found
+
+
+@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize("expression", DENSE)
+def test_every_fire_around_each_change_is_that_of_the_oracle(expression: str, zone: str) -> None:
+    """And around the new year."""
+    oracle, when, days = expected(expression, zone), timing(expression, zone, ANCHOR), timedelta(days=5)
+    for middle in (*changes(zone), datetime(2026, 1, 1, tzinfo=UTC)):
+        start, end = middle - days, middle + days
+        assert list(fires(when, start, end)) == [instant for instant in oracle if start < instant <= end]
+
+
+@pytest.mark.parametrize("zone", ZONES)
+def test_every_minute_fires_in_real_time_through_both_changes(zone: str) -> None:
+    """Two days before each change and after it, in each zone: no minute is left out and none comes twice."""
+    for change in changes(zone):
+        start, end = change - timedelta(days=2), change + timedelta(days=3)
+        seen = list(fires(timing("* * * * *", zone, ANCHOR), start, end))
+        assert seen == [start + n * MINUTE for n in range(1, int((end - start) / MINUTE) + 1)]
 
 
 # Daylight saving, in words
