@@ -73,6 +73,17 @@ _ROOM_BYTES = 4 * 1024**3
 _numbers = itertools.count(1)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """A folder for the cluster that stacks copy theirs from (tests/forking.py), for all processes of the run."""
+    if not hasattr(config, "workerinput"):
+        os.environ["TEST_CLUSTER"] = tempfile.mkdtemp(prefix="penstock-test-", dir=_memory())
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop("TEST_CLUSTER"), ignore_errors=True)
+
+
 def pytest_collection_finish() -> None:
     """What is loaded by now stays: the collector of garbage need not look through a million objects again and again."""
     gc.collect()

@@ -4,13 +4,15 @@
         subprocess.run([sys.executable, "-m", "penstock", "up", "--detach"])
 
 They are children of the caller as ever, with their own process id, environment, folder and output, and so are the
-processes that `penstock up` starts in turn. What differs: all of Penstock is loaded, and /proc shows the command line
-and the environment of the process that they were forked from. Tests of starts and imports run Python itself.
+processes that `penstock up` starts in turn. What differs: all of Penstock is loaded, /proc shows the command line and
+the environment of the process that they were forked from, and a stack's cluster is a copy of one that was made and
+migrated once. Tests of starts and imports run Python itself.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -18,6 +20,7 @@ import os
 import pkgutil
 import random
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +29,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -124,6 +128,35 @@ def _run() -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
+def _copy_clusters(folder: Path) -> None:
+    """Copy a new cluster from one in the folder, which the first that wants one makes for all processes of the run."""
+    from penstock.db.migrate import upgrade
+    from penstock.local.postgres import EmbeddedPostgres
+    from penstock.local.stack import DATABASE, Stack
+
+    initdb, made = EmbeddedPostgres._initdb, folder / "made"
+
+    def copy(self: EmbeddedPostgres) -> None:
+        with (folder / "lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                shutil.rmtree(folder / "postgres", ignore_errors=True)  # half made by one that was killed
+                with mock.patch.object(EmbeddedPostgres, "_initdb", initdb):
+                    server = EmbeddedPostgres(folder / "postgres")
+                    server.start()
+                    Stack._prepare_databases(SimpleNamespace(apps=()), server)  # type: ignore[arg-type]
+                    upgrade(server.dsn(DATABASE))
+                    server.stop()
+                made.touch()
+        new = self.pgdata.with_suffix(".new")
+        shutil.rmtree(new, ignore_errors=True)
+        subprocess.run(["cp", "--archive", folder / "postgres/pgdata", new], check=True)
+        shutil.copy(folder / "postgres/password", self._password_path)
+        new.rename(self.pgdata)
+
+    EmbeddedPostgres._initdb = copy  # type: ignore[method-assign]
+
+
 def main() -> None:
     import penstock
 
@@ -133,6 +166,8 @@ def main() -> None:
         if not found.name.startswith(left_out):
             with suppress(ImportError):  # of an extra that is not installed
                 importlib.import_module(found.name)
+    if "TEST_CLUSTER" in os.environ:
+        _copy_clusters(Path(os.environ["TEST_CLUSTER"]))
     gc.collect()
     gc.freeze()
     channel = socket.socket(fileno=int(sys.argv[1]))
