@@ -94,7 +94,7 @@ async def four_steps(ctx: Context, ledger: str, seconds: float) -> None:
 
     def note(what: str, name: str) -> None:
         with Path(ledger).open("a") as file:
-            file.write(f"{what} {ctx.task_id} {name}\n")
+            file.write(f"{what} {ctx.task_id} {name} {os.getpid()}\n")
 
     async def run(name: str) -> None:
         note("ran", name)
