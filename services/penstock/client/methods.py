@@ -42,6 +42,7 @@ Bulk = records.BulkStarted | records.BulkPreview
 Values = list[Any]  # names of their own, for `list` is a method
 Enqueued = list[records.Accepted | RpcError]
 Actions = list[records.Action]
+AnnouncedActions = list[records.AnnouncedAction]
 Routes = list[records.Route]
 
 
@@ -132,6 +133,11 @@ class Methods(WaitAnswers[Way]):
     def actions(self) -> Request[Actions]:
         """Return the actions that are limited or paused."""
         return Request("action.list", None, records.Action, "actions")
+
+    @method
+    def announced_actions(self) -> Request[AnnouncedActions]:
+        """Return the actions that workers announce or announced, with their schemas, and tasks that wait for them."""
+        return Request("action.announced", None, records.AnnouncedAction, "actions")
 
     @method
     def routes(self) -> Request[Routes]:

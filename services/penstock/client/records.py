@@ -149,6 +149,17 @@ class Action(Record):
     held_until: str | None = None
 
 
+class AnnouncedAction(Record):
+    action: str
+    workers: int
+    versions: list[str]
+    seen_at: str | None
+    description: str | None
+    params: Any
+    result: Any
+    waiting: int
+
+
 class RouteChanged(Record):
     name: str
     deleted: bool
