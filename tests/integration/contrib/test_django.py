@@ -26,6 +26,7 @@ import penstock
 from penstock.client import default
 from penstock.testing.inline import Inline
 from penstock.testing.pipeline import Pipeline
+from penstock.worker.handlers.actions import REGISTRY
 
 django = pytest.importorskip("django")
 ROOT = Path(__file__).parents[3]
@@ -59,6 +60,24 @@ def by_position(a, /, *more):
 @penstock.action("plain")
 def plain(number: int):
     return number + 1
+
+def use():
+    connection.ensure_connection()
+    ran.append(connection.connection)
+    return connection.connection.closed
+
+@penstock.action("reads")
+def reads():
+    return use()
+
+@penstock.action("awaits")
+async def awaits():
+    from asgiref.sync import sync_to_async
+    return await sync_to_async(use)()
+
+@task
+def asks():
+    return use()
 """
 
 
@@ -249,6 +268,25 @@ def test_coroutines_and_arguments_of_every_kind(
         with pytest.raises(problem):
             more.add.enqueue(**arguments)
     assert len(penstock_pipeline.enqueued()) == 3
+
+
+def test_a_worker_closes_old_connections_around_each_attempt(
+    more: ModuleType, penstock_pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    functions = {handler: handler.function for handler in REGISTRY.values()}
+    try:
+        importlib.reload(importlib.import_module("penstock.contrib.django.worker_app"))
+        for _ in range(2):
+            for name in ("reads", "awaits", "more.tasks.asks"):
+                penstock.enqueue_sync(more.connection, name)
+        more.asks.using(priority=3)  # the same function, known by then
+        penstock_pipeline.drain_sync()
+        assert {task.state for task in penstock_pipeline.enqueued()} == {"SUCCESS"}
+        assert [task.result for task in penstock_pipeline.enqueued()] == [False] * 6
+        assert [one.closed for one in more.ran] == [True] * 6
+    finally:
+        for handler, function in functions.items():
+            handler.function = function
 
 
 async def test_a_task_is_enqueued_and_read_from_a_coroutine(project: Path, penstock_inline: Inline) -> None:

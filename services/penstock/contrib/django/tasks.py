@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from asgiref.sync import sync_to_async
-from django.db import close_old_connections
 from django.utils import timezone
 
 from penstock.contrib.django.framework import (
@@ -58,7 +56,7 @@ class PenstockTaskContext(TaskContext):  # type: ignore[type-arg, misc]  # froze
 def register(task: PenstockTask) -> None:
     """Make a task's function the handler of the action that has its path as name. Raises InvalidTask."""
     known = REGISTRY.get(task.module_path)
-    if known is not None and getattr(known.function, "__wrapped__", None) is task.func:
+    if known is not None and inspect.unwrap(known.function) is inspect.unwrap(task.func):
         return  # by using(): the same function with other options
     try:
         REGISTRY.add(Handler(task.module_path, _handler(task)))
@@ -72,7 +70,6 @@ def _handler(task: PenstockTask) -> Callable[..., Any]:
 
     @functools.wraps(function)
     async def run_async(ctx: Context, /, *args: Any, **kwargs: Any) -> Any:
-        await sync_to_async(close_old_connections)()
         attempt = _Attempt(task, ctx, args, kwargs)
         try:
             await task_started.asend(attempt.sender, task_result=attempt.result)
@@ -83,11 +80,9 @@ def _handler(task: PenstockTask) -> Callable[..., Any]:
         finally:
             if attempt.result.finished_at is not None:
                 await task_finished.asend_robust(attempt.sender, task_result=attempt.result)
-            await sync_to_async(close_old_connections)()
 
     @functools.wraps(function)
     def run(ctx: Context, /, *args: Any, **kwargs: Any) -> Any:
-        close_old_connections()  # of this thread, as before and after a request
         attempt = _Attempt(task, ctx, args, kwargs)
         try:
             task_started.send(attempt.sender, task_result=attempt.result)
@@ -98,7 +93,6 @@ def _handler(task: PenstockTask) -> Callable[..., Any]:
         finally:
             if attempt.result.finished_at is not None:
                 task_finished.send_robust(attempt.sender, task_result=attempt.result)
-            close_old_connections()
 
     made: Any = run_async if is_async else run
     made.__signature__ = _signature(function, takes_context=task.takes_context)
