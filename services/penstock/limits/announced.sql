@@ -37,6 +37,13 @@ from actions n cross join lateral (
     from penstock.announced a where a.action = n.action) l
 order by n.action;
 
+-- name: read_announced_params
+-- $1 actions, $2 seconds for which an announcement holds. The schemas of their parameters, each once, the newest first.
+select action, params from (
+    select action, params::text as params, max(seen_at) as seen_at from penstock.announced
+    where action = any($1::text[]) and seen_at > now() - make_interval(secs => $2) group by action, params::text) a
+order by seen_at desc;
+
 -- name: release_announced
 -- $1 how many, $2 seconds for which an announcement holds. Tasks that workers without their action gave back before another one
 -- announced it are due now; those that ran meanwhile are no longer noted. What another transaction holds keeps its time.

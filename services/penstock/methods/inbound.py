@@ -14,6 +14,7 @@ import msgspec
 from penstock.db.context import within
 from penstock.db.session import OpenSession, Session
 from penstock.methods.audit import AuditEntry, begin_audit, end_audit, shown_params
+from penstock.methods.payload_check import Schemas, check_fits, read_schemas
 from penstock.methods.table import API_ONLY, METHODS, read_command
 from penstock.payloads.codec import PayloadCodec, offered_aad, payload_aad
 from penstock.protocol import errors
@@ -97,6 +98,7 @@ def read_inbound(body: str, settings: Settings, *, sender: str = "") -> Inbound:
             elif isinstance(command, NewTask):
                 inbound.tasks.append(command)
                 may_be_refused = command.on_duplicate == "error" or command.offered is not None
+                may_be_refused = may_be_refused or settings.check_payloads
                 inbound.texts.append(_encode(entry).decode() if may_be_refused else "")
             elif is_change(entry.method, command):
                 inbound.changes.append(Wanted(entry.method, command, _encode(entry).decode(), sender))
@@ -131,9 +133,19 @@ async def take_in_tasks(
 ) -> list[NewTask | BaseException]:
     """Tasks as they are to be stored, or instead of one why not: PayloadUnavailable, or a final RpcError."""
     taken: list[NewTask | BaseException] = list(tasks)
+    schemas: Schemas = {}
+    if settings.check_payloads:
+        async with open_session() as session:
+            schemas = await read_schemas(session, (task.action for task in tasks if isinstance(task, NewTask)))
+        for place, given in enumerate(tasks):
+            try:
+                if isinstance(given, NewTask) and given.offered is None:
+                    check_fits(schemas, given.action, given.payload)
+            except errors.InvalidParams as exc:
+                taken[place] = exc
     large = {
         place: task
-        for place, task in enumerate(tasks)
+        for place, task in enumerate(taken)
         if isinstance(task, NewTask) and (task.offered is not None or codec.is_large(task.payload))
     }
     if not large:
@@ -141,7 +153,7 @@ async def take_in_tasks(
     async with open_session() as session:
         queues = await queues_of_kinds(session, {(task.action, task.labels) for task in large.values()})
     stored = await asyncio.gather(
-        *(_take_in_task(task, codec, settings, queues[task.action, task.labels]) for task in large.values()),
+        *(_take_in_task(task, codec, settings, queues[task.action, task.labels], schemas) for task in large.values()),
         return_exceptions=True,
     )
     for place, task in zip(large, stored, strict=True):
@@ -149,7 +161,9 @@ async def take_in_tasks(
     return taken
 
 
-async def _take_in_task(task: NewTask, codec: PayloadCodec, settings: Settings, queue: str | None) -> NewTask:
+async def _take_in_task(
+    task: NewTask, codec: PayloadCodec, settings: Settings, queue: str | None, schemas: Schemas
+) -> NewTask:
     """Raises RpcError when its payload is not available, PayloadUnavailable.
 
     Clients of earlier versions encrypt offers with the associated data of stored payloads. That is accepted only
@@ -170,6 +184,7 @@ async def _take_in_task(task: NewTask, codec: PayloadCodec, settings: Settings, 
         if size > settings.largest_payload_bytes:
             raise errors.TooLarge("sealed_payload", size, settings.largest_payload_bytes)
         check_payload(payload, "sealed_payload")
+        check_fits(schemas, task.action, payload)
     return replace(task, payload=await codec.store(payload, payload_aad(task.action, task.tenant), queue=queue))
 
 

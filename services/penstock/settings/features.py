@@ -45,6 +45,11 @@ class PayloadSettings(Group):
     request_limit_bytes: int = setting(16 * 1024 * 1024, "Maximum body of one HTTP request.", ge=1024)
     batch_limit: Count = setting(10000, "Maximum number of requests in one JSON-RPC batch of a caller.")
 
+    check_payloads: bool = setting(
+        False,
+        "Refuse tasks, at the api and from the inbound queue, whose payload does not fit the parameters that workers "
+        "announce for their action.",
+    )
     snooze_limit: Count = setting(
         1000, "Times that handlers may put one task off without spending an attempt; then it has failed."
     )

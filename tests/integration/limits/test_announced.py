@@ -15,20 +15,24 @@ import pytest
 from penstock.brokers.sqs import SqsQueue
 from penstock.cli.doctor.database import examine_database
 from penstock.cli.doctor.findings import Report
+from penstock.client.async_client import AsyncClient
 from penstock.client.client import Client
 from penstock.db.pool import Store
 from penstock.limits.announced import list_announced
 from penstock.limits.model import AnnouncedAction
+from penstock.protocol.errors import RpcError
 from penstock.protocol.reports import Announced, Unreadable, decode_report
 from penstock.protocol.task import NewTask
 from penstock.runtime import metrics
 from penstock.settings.model import Settings
+from penstock.submitter import Submitter
 from penstock.supervisor.gauges import Gauges
 from penstock.worker.announcing import announcements
 from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.context import Call, Context
 from penstock.worker.responses import unknown_action
 from tests.integration.apis import running as serving
+from tests.integration.doors import put, rejected, request
 from tests.integration.limits.test_explain import why
 from tests.integration.limits.test_limits import enqueue
 from tests.integration.test_postponed import Pump
@@ -210,6 +214,57 @@ def test_a_schema_that_is_none_or_too_long_is_left_out() -> None:
         assert report.params is None
 
 
+FITS = {"url": "u", "width": 3}
+MISFITS = {
+    "payload.width must be integer, and is of type string": FITS | {"width": "secret"},
+    "payload.url is missing": {"width": 3},
+    "payload.secret is no parameter": FITS | {"secret": 1},
+    "payload.copies[1] must be integer, and is of type null": FITS | {"copies": [1, None]},
+}
+
+
+async def test_payloads_are_checked_against_what_workers_announce_now(
+    pump: Pump, settings: Settings, store: Store, inbound: SqsQueue
+) -> None:
+    registry = Registry()
+
+    @action("resize", registry=registry)
+    def resize(url: str, width: int, copies: list[int] | None = None) -> None: ...
+
+    def newer(url: str, height: int) -> None: ...
+
+    schema = registry["resize"].schemas[0]
+    strict = settings.model_copy(update={"check_payloads": True})
+    submitter = Submitter(store=store, inbound=inbound, settings=strict)
+    async with serving(store, strict) as api, AsyncClient(api.url) as client:
+        await client.enqueue("resize", {"anything": 1})  # before any announcement
+        await pump.world.report(announcement(params=schema))
+        await client.enqueue("resize", FITS)
+        await client.enqueue("resize", ["u", "by position"])
+        await client.enqueue("other", {"anything": 1})
+        for problem, payload in MISFITS.items():
+            with pytest.raises(RpcError) as refused:
+                await client.enqueue("resize", payload)
+            assert refused.value.message == f"Invalid params: {problem}, as workers announce the action 'resize'"
+        await put(
+            inbound, *(request("enqueue", {"action": "resize", "payload": one}) for one in (FITS, *MISFITS.values()))
+        )
+        while await submitter.run_once():
+            pass
+        kept = {reason: json.loads(body)["params"]["payload"] for _, body, reason in await rejected(store)}
+        assert {
+            reason.removeprefix("Invalid params: ").partition(", as workers")[0]: one for reason, one in kept.items()
+        } == MISFITS
+        action("resize", registry=(versions := Registry()))(newer)
+        await pump.world.report(announcement(worker="newer:1", params=versions["resize"].schemas[0]))
+        await client.enqueue("resize", {"url": "u", "height": 3})  # a rolling deploy: both run
+        await client.enqueue("resize", FITS)
+        await pump.world.report(announcement(worker="broken:1", params={"$ref": "https://example.org/secret"}))
+        await client.enqueue("resize", {"anything": 1})  # a schema that cannot be applied; none is fetched
+    async with serving(store, settings) as api, AsyncClient(api.url) as client:
+        assert await client.enqueue("resize", {})
+
+
 async def test_client_metrics_and_doctor_say_who_runs_what_and_what_waits(
     pump: Pump, settings: Settings, store: Store
 ) -> None:
@@ -231,7 +286,6 @@ async def test_client_metrics_and_doctor_say_who_runs_what_and_what_waits(
 
         def ask() -> list[tuple[str, int, int]]:
             with Client(api.url) as client:
-                listed = client.call("action.announced")["actions"]
-            return [(one["action"], one["workers"], one["waiting"]) for one in listed]
+                return [(one.action, one.workers, one.waiting) for one in client.announced_actions()]
 
         assert await asyncio.to_thread(ask) == [("mail", 1, 0), ("resize", 0, 1)]
