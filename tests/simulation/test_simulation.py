@@ -54,7 +54,13 @@ def test_a_model_cannot_do_what_must_not_happen() -> None:
 
 
 @pytest.mark.parametrize(
-    "mutation", ["a result of an old claim counts", "an attempt counts twice", "all of an ordering key start at once"]
+    "mutation",
+    [
+        "a result of an old claim counts",
+        "an attempt counts twice",
+        "all of an ordering key start at once",
+        "finished steps are not carried",
+    ],
 )
 def test_a_broken_statement_is_noticed(made: Databases, mutation: str) -> None:
     *_, last = simulate(made.make(), "--seeds=20", "--until-failure", f"--mutation={mutation}")
