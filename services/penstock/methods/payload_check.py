@@ -1,7 +1,5 @@
 """Payloads checked against the JSON Schemas that workers announce (PENSTOCK_CHECK_PAYLOADS)."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
