@@ -15,7 +15,7 @@ LABEL org.opencontainers.image.title="penstock" \
       org.opencontainers.image.licenses="MIT"
 # The wheels are mounted, not copied: they would stay in a layer and double the image.
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
-    pip install --disable-pip-version-check --no-cache-dir --no-index --find-links=/wheels "penstock[encryption,kafka,rabbitmq,otel]" \
+    pip install --disable-pip-version-check --no-cache-dir --no-index --find-links=/wheels "penstock[server,encryption,kafka,rabbitmq,otel]" \
     && useradd --uid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin penstock
 ENV PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1

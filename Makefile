@@ -98,7 +98,7 @@ build: setup ## Build the wheel and the source distribution into dist/
 
 lock: setup ## Write .ci/image-requirements.txt, the pinned packages of the image, from pyproject.toml
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check uv
-	@$(BIN)/uv pip compile -q pyproject.toml --extra encryption --extra kafka --extra rabbitmq --extra otel \
+	@$(BIN)/uv pip compile -q pyproject.toml --extra server --extra encryption --extra kafka --extra rabbitmq --extra otel \
 	  --python-version 3.12 --python-platform linux --generate-hashes --no-annotate --no-header --no-emit-index-url --upgrade \
 	  -o .ci/image-requirements.txt
 	@sed -i '1i # What the image installs, with hashes: `make lock` writes it from pyproject.toml.' .ci/image-requirements.txt

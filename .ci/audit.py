@@ -62,12 +62,17 @@ def resolve(wanted: Iterable[str]) -> dict[str, Shipped]:
     return found
 
 
-def shipped(pyproject: dict[str, Any]) -> dict[str, str]:
-    """Versions of everything that an installation brings along, by name."""
+def direct(pyproject: dict[str, Any]) -> list[str]:
+    """The requirements of the package and of its extras for users; of extras that name others, those others'."""
     project = pyproject["project"]
     optional = project["optional-dependencies"]
     extras = [text for extra, texts in optional.items() if extra not in DEVELOPMENT for text in texts]
-    return {name: package.version for name, package in resolve([*project["dependencies"], *extras]).items()}
+    return [text for text in (*project["dependencies"], *extras) if Requirement(text).name != project["name"]]
+
+
+def shipped(pyproject: dict[str, Any]) -> dict[str, str]:
+    """Versions of everything that an installation brings along, by name."""
+    return {name: package.version for name, package in resolve(direct(pyproject)).items()}
 
 
 def verdict(report: dict[str, Any], *, required: bool = False) -> tuple[int, list[str]]:

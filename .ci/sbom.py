@@ -22,9 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 sys.path.insert(0, str(Path(__file__).parent))
-from audit import ROOT, resolve
-
-FOR_DEVELOPERS = {"dev", "docs"}
+from audit import ROOT, direct, resolve
 
 
 def licence(name: str) -> Any | None:
@@ -54,9 +52,8 @@ def make(pyproject: dict[str, Any]) -> Bom:
     """The bill of the project that this pyproject.toml describes."""
     project = pyproject["project"]
     required = resolve(project["dependencies"])
-    extras = project["optional-dependencies"]
-    direct = [*project["dependencies"], *(text for name in extras.keys() - FOR_DEVELOPERS for text in extras[name])]
-    everything = resolve(direct)
+    wanted = direct(pyproject)
+    everything = resolve(wanted)
     bom = Bom()
     bom.metadata.component = root = Component(
         name=project["name"],
@@ -74,7 +71,7 @@ def make(pyproject: dict[str, Any]) -> Bom:
     bom.components.update(components.values())
     for name, package in everything.items():
         bom.register_dependency(components[name], [components[other] for other in package.needs])
-    names = {canonicalize_name(Requirement(text).name) for text in direct}
+    names = {canonicalize_name(Requirement(text).name) for text in wanted}
     bom.register_dependency(root, [components[name] for name in names & components.keys()])
     return bom
 

@@ -1,4 +1,4 @@
-"""Writes the reference of docs/cli.md from the commands themselves: `make reference`."""
+"""Writes the reference of docs/cli.md, and what `penstock --help` prints, from the commands: `make reference`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from typing import Any
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo
+from typer.testing import CliRunner
 
 from docs.generated import row, write
-from penstock.cli.app import MODULES, make_app
+from penstock.cli.app import MODULES, app, make_app
 from penstock.cli.groups import default_of
+from penstock.cli.start import HELP
 
 PAGE = Path(__file__).with_name("cli.md")
 
@@ -130,6 +132,12 @@ def reference() -> str:
     return "\n".join(lines) + "\n"
 
 
+def help_text() -> str:
+    """The command line's own help, in 80 columns."""
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}).output
+    return "".join(f"{line.rstrip()}\n" for line in shown.splitlines())
+
+
 def _section(command: Command) -> Iterator[str]:
     yield f"### penstock {' '.join(command.path)}\n"
     arguments = [parameter for parameter in command.parameters if parameter.is_argument]
@@ -177,3 +185,4 @@ def _text(value: Any) -> str:
 
 if __name__ == "__main__":
     write(PAGE, reference)
+    HELP.write_text(help_text(), "utf-8")

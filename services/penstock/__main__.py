@@ -1,6 +1,6 @@
 """`python -m penstock` is `penstock`."""
 
-from penstock.cli.app import main
+from penstock.cli.start import main
 
 if __name__ == "__main__":
     main()

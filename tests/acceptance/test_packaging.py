@@ -15,11 +15,11 @@ import tarfile
 import tomllib
 import venv
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.parser import Parser
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 
@@ -31,9 +31,11 @@ from packaging.utils import canonicalize_name
 from typer.testing import CliRunner
 
 import penstock
-from penstock.cli.app import app
+from penstock.cli.app import MODULES, app
+from penstock.cli.start import EXTRAS, HELP
 from penstock.db.migrate import head_revision
 from penstock.local.service import HOST, is_free
+from penstock.local.sqs import EMULATOR
 from tests.acceptance import tutorial
 from tests.acceptance.test_up_down import Place, alive
 from tests.conftest import reachable_folder
@@ -42,6 +44,7 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 # What a checkout has lying about and no distribution may carry along.
+COMMANDS = [command for commands in MODULES.values() for command in commands]
 _LEFT_OVER = ("__pycache__", ".mypy_cache", ".ruff_cache")
 
 
@@ -128,11 +131,14 @@ def installed(installation: Installation) -> Path:
 
 
 @pytest.fixture
-def place(data_path: Path, installed: Path) -> Iterator[Place]:
-    """A folder far from the clone, in which `penstock` is the command that was installed."""
+def place(data_path: Path, lean: Lean) -> Iterator[Place]:
+    """A folder far from the clone, with `penstock[local]` alone, and what an earlier `penstock up` has fetched."""
     place = Place(data_path / "place")
-    place.command = (str(installed / "bin" / "penstock"),)
-    place.env["PYTHONPATH"] = ""
+    place.command = (str(lean("local") / "bin" / "python"), "-m", "penstock")
+    place.env |= {"PYTHONPATH": "", "XDG_CACHE_HOME": str(data_path / "cache")}
+    fetched = data_path / "cache" / "penstock" / EMULATOR
+    fetched.mkdir(parents=True)
+    (fetched / "ministack").symlink_to(Path(str(metadata.distribution("ministack").locate_file("ministack"))))
     yield place
     if (place.path / ".penstock").exists():
         place.run("down")
@@ -248,24 +254,110 @@ def needed(requirement: str) -> set[str]:
     return {name for name, _ in found} - {"penstock"}
 
 
-@pytest.fixture(scope="module", params=[[], IMAGE_EXTRAS], ids=["no extras", "the image's extras"])
-def lean(request: pytest.FixtureRequest, installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel and what it requires, by links to what is installed here, and no more."""
-    folder = tmp_path_factory.mktemp("lean")
-    venv.create(folder, symlinks=True)
-    (packages,) = (folder / "lib").glob("python*/site-packages")
-    with zipfile.ZipFile(installation.wheel) as archive:
-        archive.extractall(packages)
-    for name in needed(f"penstock[{','.join(request.param)}]" if request.param else "penstock"):
-        distribution = metadata.distribution(name)
-        for top in {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}:
-            target = packages / top
-            if not target.exists():
-                target.symlink_to(Path(str(distribution.locate_file(top))))
-    return folder
+Lean = Callable[..., Path]
 
 
-HELP = """
+@pytest.fixture(scope="module")
+def lean(installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Lean:
+    """Makes virtual environments with the wheel and what these extras require, by links to what is installed here."""
+
+    @cache
+    def make(*extras: str) -> Path:
+        folder = tmp_path_factory.mktemp("lean")
+        venv.create(folder, symlinks=True)
+        (packages,) = (folder / "lib").glob("python*/site-packages")
+        with zipfile.ZipFile(installation.wheel) as archive:
+            archive.extractall(packages)
+        for name in needed(f"penstock[{','.join(extras)}]"):
+            distribution = metadata.distribution(name)
+            for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+                target = packages / top
+                if not target.exists():
+                    target.symlink_to(Path(str(distribution.locate_file(top))))
+        return folder
+
+    return make
+
+
+def run_commands(python: Path, lines: Sequence[str], folder: Path, **variables: str) -> list[tuple[int, str]]:
+    """Exit code and output of each command, by the entry point of `penstock`."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"COLUMNS": "200", "NO_COLOR": "1", **variables}
+    done = subprocess.run(
+        [python, "-c", INVOKE], cwd=folder, env=environment, input="".join(f"{line}\n" for line in lines),
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(lines), done.stderr
+    return answers
+
+
+def test_a_plain_installation_is_small() -> None:
+    distributions = [metadata.distribution(name) for name in needed("penstock")]
+    assert len(distributions) + 1 < 15
+    files = {distribution.locate_file(file) for distribution in distributions for file in distribution.files or ()}
+    files |= {path for path in (ROOT / "services").rglob("*") if path.is_file()}
+    assert sum(Path(str(file)).stat().st_size for file in files if Path(str(file)).exists()) < 40_000_000
+
+
+PUBLIC = """
+import penstock
+for name in penstock.__all__:
+    try:
+        getattr(penstock, name)
+    except penstock.SettingsError as exc:
+        print(exc)
+"""
+
+
+def test_a_plain_installation_has_every_public_name_and_no_command(lean: Lean, tmp_path: Path) -> None:
+    python = lean() / "bin" / "python"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    shown = subprocess.run([python, "-c", PUBLIC], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    told = r"penstock\.lambda_handler needs \w+: pip install 'penstock\[lambda\]'\n"
+    assert re.fullmatch(told, shown.stdout), shown.stdout + shown.stderr
+    version, help_text, *others = run_commands(python, ["--version", "--help", "", *COMMANDS], tmp_path)
+    assert version == [0, f"penstock {penstock.__version__}\n"]
+    assert help_text == [0, HELP.read_text("utf-8")]
+    for command, (code, told) in zip(["", *COMMANDS], others, strict=True):
+        extra = next((extra for extra, names in EXTRAS.items() if command in names), "cli")
+        assert (code, told.partition(" (")[0]) == (2, f"penstock {command} needs: pip install 'penstock[{extra}]'")
+
+
+LACKING: dict[str, tuple[tuple[str, int, str], ...]] = {
+    "cli": (
+        ("task 1", 1, "cannot be reached"),
+        ("config show", 0, "PENSTOCK_DATABASE_URL"),
+        ("payload-key", 0, "key id"),
+        ("ps", 1, "nothing runs in"),
+        ("worker", 2, "penstock worker needs: pip install 'penstock[worker]'"),
+        ("migrate", 2, "penstock migrate needs: pip install 'penstock[server]'"),
+        ("up", 1, "pip install 'penstock[local]'"),
+    ),
+    "worker": (
+        ("worker", 2, "this worker has no handlers"),
+        ("create-queues", 1, "the queues could not be made"),
+        ("scheduler", 2, "penstock scheduler needs: pip install 'penstock[server]'"),
+        ("doctor", 2, "penstock doctor needs: pip install 'penstock[server]'"),
+    ),
+}
+
+
+@pytest.mark.parametrize("extra", LACKING)
+def test_an_extra_has_what_its_commands_need(extra: str, lean: Lean, tmp_path: Path) -> None:
+    variables = {
+        "PENSTOCK_API_URL": "http://127.0.0.1:1", "PENSTOCK_SQS_ENDPOINT_URL": "http://127.0.0.1:1",
+        "PENSTOCK_DATABASE_URL": "postgresql://u:p@127.0.0.1:1/d", "PENSTOCK_AWS_REGION": "us-east-1",
+        "PENSTOCK_SQS_ACCESS_KEY": "key:secret", "PENSTOCK_METRICS_PORT": "0",
+    }  # fmt: skip
+    lines = [line for line, _, _ in LACKING[extra]]
+    answers = run_commands(lean(extra) / "bin" / "python", lines, tmp_path, **variables)
+    for (line, code, words), (exit_code, told) in zip(LACKING[extra], answers, strict=True):
+        assert exit_code == code, f"{line}\n{told}"
+        assert words in told, f"{line}\n{told}"
+
+
+WALK = """
 import sys
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -290,7 +382,7 @@ import json
 import sys
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
-from penstock.cli.app import main
+from penstock.cli.start import main
 
 for line in sys.stdin.readlines():
     sys.argv = ["penstock", *line.split()]
@@ -337,23 +429,22 @@ CALLS: tuple[tuple[str, int, str], ...] = (
 )
 
 
-def test_every_command_works_without_what_penstock_up_needs(lean: Path, tmp_path: Path, database_url: str) -> None:
-    python = str(lean / "bin" / "python")
+def test_every_command_works_without_what_penstock_up_needs(lean: Lean, tmp_path: Path, database_url: str) -> None:
+    python = str(lean(*IMAGE_EXTRAS) / "bin" / "python")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {
         "COLUMNS": "200", "NO_COLOR": "1", "PENSTOCK_DATABASE_URL": database_url, "PENSTOCK_METRICS_PORT": "0",
         "PENSTOCK_SQS_ENDPOINT_URL": "http://127.0.0.1:1", "PENSTOCK_AWS_REGION": "us-east-1",
     }  # fmt: skip
 
-    def run(*command: str, input: str = "") -> subprocess.CompletedProcess[str]:
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [python, *command], cwd=tmp_path, env=environment, input=input, capture_output=True, text=True, timeout=240,
-            check=False,
-        )  # fmt: skip
+            [python, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
+        )
 
     found = run("-c", "import importlib.util as u; print([u.find_spec(n) for n in ('psutil', 'ministack')])")
     assert found.stdout == "[None, None]\n", found.stdout + found.stderr
-    shown = run("-c", HELP)
+    shown = run("-c", WALK)
     assert shown.returncode == 0, shown.stderr
     assert int(shown.stdout) > 80
 
@@ -371,10 +462,8 @@ def test_every_command_works_without_what_penstock_up_needs(lean: Path, tmp_path
         ended(process),
     ):  # fmt: skip
         wait_until(lambda: "api_listening" in log.read_text() or process.poll() is not None, "the api to listen")
-        calls = run("-c", INVOKE, input="".join(f"{line}\n" for line, _, _ in CALLS))
-        assert len(calls.stdout.splitlines()) == len(CALLS), calls.stderr
-        for (line, code, words), answer in zip(CALLS, calls.stdout.splitlines(), strict=True):
-            exit_code, told = json.loads(answer)
+        answers = run_commands(Path(python), [line for line, _, _ in CALLS], tmp_path, **environment)
+        for (line, code, words), (exit_code, told) in zip(CALLS, answers, strict=True):
             assert exit_code == code, f"{line}\n{told}"
             assert words in told, f"{line}\n{told}"
 

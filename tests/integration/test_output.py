@@ -23,7 +23,7 @@ from penstock.protocol.output import Seen, Shown, encode_output
 from penstock.protocol.reports import encode_result
 from penstock.protocol.task import NewTask
 from penstock.settings.model import Settings, load_settings
-from penstock.settings.values import new_key
+from penstock.settings.payload_texts import new_key
 from penstock.supervisor.retention import Retention
 from penstock.tasks import output
 from penstock.worker.handlers.actions import REGISTRY, Registry, action

@@ -21,7 +21,7 @@ from penstock.protocol.task import NewTask
 from penstock.results.apply import ApplySummary
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings, load_settings
-from penstock.settings.values import new_key
+from penstock.settings.payload_texts import new_key
 from penstock.supervisor.limits import LimitUpkeep
 from penstock.supervisor.retention import Retention
 from penstock.worker.handlers.actions import Registry

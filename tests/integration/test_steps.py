@@ -33,7 +33,7 @@ from penstock.resulter import Resulter
 from penstock.results.apply import ApplySummary, apply_reports
 from penstock.scheduler.packing import pack_messages
 from penstock.settings.model import Settings, load_settings
-from penstock.settings.values import new_key
+from penstock.settings.payload_texts import new_key
 from penstock.supervisor.retention import Retention
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue

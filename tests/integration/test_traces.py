@@ -37,7 +37,7 @@ from penstock.runtime.tracing import active
 from penstock.runtime.tracing.spans import Spans
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
-from penstock.settings.values import new_key
+from penstock.settings.payload_texts import new_key
 from penstock.submitter import Submitter
 from penstock.supervisor.process import Supervisor
 from penstock.supervisor.repair import Repair

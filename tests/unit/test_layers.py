@@ -166,6 +166,19 @@ def test_an_action_loads_no_http_client_before_it_is_enqueued() -> None:
     assert loaded_by("from penstock import action") & {"httpx", "pydantic", *DATABASE} == set()
 
 
+def test_what_enqueues_in_a_transaction_loads_only_msgspec() -> None:
+    loaded = loaded_by("import penstock; penstock.enqueue, penstock.enqueue_sync")
+    assert {"msgspec", "penstock.tasks.transactional"} <= loaded
+    assert loaded & {"httpx", "pydantic", "prometheus_client", "structlog", *DATABASE} == set()
+
+
+@pytest.mark.parametrize("option", ["--version", "--help", "-h"])
+def test_version_and_help_load_no_library_and_no_command(option: str) -> None:
+    loaded = loaded_by(f"import sys; sys.argv = ['penstock', {option!r}]; from penstock.cli.start import main; main()")
+    assert {name for name in loaded if name.startswith("penstock.cli")} == {"penstock.cli", "penstock.cli.start"}
+    assert loaded & {"typer", "rich", "pydantic", "msgspec", "asyncio"} == set()
+
+
 def test_the_commands_load_neither_the_database_nor_sqs() -> None:
     assert loaded_by("import penstock.cli.app") & (DATABASE | {"penstock.db", "botocore", "aiobotocore"}) == set()
 

@@ -18,7 +18,8 @@ from penstock.cli.run import PROCESSES
 from penstock.payloads.bucket import OFFERED, folder_of
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings, load_settings
-from penstock.settings.values import PREFIX, parse_bucket_url
+from penstock.settings.payload_texts import parse_bucket_url
+from penstock.settings.values import PREFIX
 from tests.terraform.make_schema import SCHEMA, used
 from tests.terraform.provider import schema_provider
 from tests.terraform.runs import CONFIGURATIONS, ROOT, copies, init, program, run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from penstock.brokers.base import Transport
-from penstock.protocol.errors import SettingsError
+from penstock.protocol.errors import needing
 from penstock.settings.model import Settings
 
 
@@ -16,16 +16,14 @@ def open_transport(settings: Settings, *, makes_queues: bool = True) -> Transpor
     """
     kind = settings.transport.kind
     if kind == "sqs":
-        from penstock.brokers.sqs import SqsTransport
+        with needing("SQS", "worker"):
+            from penstock.brokers.sqs import SqsTransport
 
         return SqsTransport.of(settings)
     if kind == "amqp":
-        try:
+        with needing("RabbitMQ", "rabbitmq"):
             from penstock.brokers.rabbitmq.queue import AmqpTransport
-        except ImportError as exc:
-            raise SettingsError(
-                'aiormq, which RabbitMQ needs, is not installed: pip install "penstock[rabbitmq]"'
-            ) from exc
+
         return AmqpTransport(settings, makes_queues=makes_queues)
     from penstock.brokers.kafka.queue import KafkaTransport
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -72,8 +70,6 @@ class Root(TyperGroup):
 
 
 def _serves_scheduler0() -> bool:
-    if not (os.environ.keys() & {"PENSTOCK_SCHEDULER0", "PENSTOCK_CONFIG"} or Path("penstock.toml").exists()):
-        return False  # without the half second that reading settings takes
     from penstock.settings.model import load_settings
 
     try:
@@ -125,7 +121,7 @@ app = make_app()
 
 
 def main() -> None:
-    """Entry point of the command; see the epilog of --help for the exit codes."""
+    """Run the command; see the epilog of --help for the exit codes."""
     try:
         app(prog_name="penstock")
     except SettingsError as exc:

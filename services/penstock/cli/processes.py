@@ -298,7 +298,7 @@ def payload_key(
     as_json: Annotated[bool, typer.Option("--json", help="Print the key and its id as JSON.")] = False,
 ) -> None:
     """Create a key for PENSTOCK_PAYLOAD_KEYS and print it; it is not stored anywhere."""
-    from penstock.settings.values import fingerprint, new_key, read_key
+    from penstock.settings.payload_texts import fingerprint, new_key, read_key
 
     key = new_key()
     key_id = fingerprint(read_key(key))

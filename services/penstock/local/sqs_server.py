@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import MutableMapping
 from contextlib import nullcontext
+from types import ModuleType
 from typing import Any
 
 import uvicorn
@@ -167,6 +168,11 @@ async def run(listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT; the app then saves everything in its own shutdown."""
     from ministack.app import app
 
+    # Asked about each request to a host with a dot; the real one loads a dozen services, and libraries for them.
+    gateway: Any = ModuleType("ministack.services.apigateway_v1")
+    gateway.resolve_base_path_mapping = lambda host, path: None
+    gateway.get_state = lambda: None
+    sys.modules[gateway.__name__] = gateway
     # At its end the app imports this service only to stop it, which costs a second; it takes a failed import lightly.
     sys.modules["ministack.services.transfer"] = None  # type: ignore[assignment]
     sqs = SqsApp(app)

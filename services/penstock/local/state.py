@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.local.service import make_private, open_log, python_path, tail, write_private
-from penstock.protocol.errors import StackError
+from penstock.protocol.errors import StackError, needing
 from penstock.runtime.logs import log
 
 DEFAULT_FOLDER = Path(".penstock")
@@ -103,11 +103,9 @@ class DataDir:
 
 
 def processes() -> Any:
-    """psutil, which comes with `penstock[local]`. Raises StackError where that is not installed."""
-    try:
+    """The module psutil. Raises SettingsError where it is not installed."""
+    with needing("a local stack", "local"):
         import psutil
-    except ImportError as exc:
-        raise StackError("psutil is not installed, which a local stack needs: pip install 'penstock[local]'") from exc
     return psutil
 
 

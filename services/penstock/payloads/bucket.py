@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.sealed import OBJECT_NAME
-from penstock.settings.values import parse_bucket_url
+from penstock.settings.payload_texts import parse_bucket_url
 
 DELETED_AT_ONCE = 1000  # of one DeleteObjects
 OFFERED = "offered/"

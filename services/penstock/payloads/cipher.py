@@ -15,8 +15,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.protocol.errors import PayloadLost, PayloadUnavailable, SettingsError
-from penstock.settings.values import fingerprint, read_key
+from penstock.protocol.errors import PayloadLost, PayloadUnavailable, needing
+from penstock.settings.payload_texts import fingerprint, read_key
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -40,13 +40,9 @@ class Cipher:
     """Encrypts with the first key and decrypts with any. keys: by fingerprint. Raises SettingsError without library."""
 
     def __init__(self, keys: Sequence[str], *, binds_tenants: bool) -> None:
-        try:
+        with needing("PENSTOCK_PAYLOAD_KEYS", "encryption"):
             from cryptography.exceptions import InvalidTag
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-        except ImportError as exc:
-            raise SettingsError(
-                'cryptography, which PENSTOCK_PAYLOAD_KEYS needs, is not installed: pip install "penstock[encryption]"'
-            ) from exc
         self._invalid = InvalidTag
         read = [read_key(text) for text in keys]
         self._make = AESGCM

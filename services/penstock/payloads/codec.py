@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import binascii
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from penstock.payloads.bucket import OFFERED, Bucket, folder_of, new_name
 from penstock.payloads.cipher import Cipher, TenantAad, missing_key
-from penstock.protocol.errors import PayloadLost, PayloadUnavailable
+from penstock.protocol.errors import PayloadLost, PayloadUnavailable, needing
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.sealed import Reference, Sealed, decode_sealed, encode_reference, encode_sealed, is_sealed
-from penstock.runtime import metrics
-from penstock.settings.model import Settings
+
+if TYPE_CHECKING:
+    from penstock.settings.model import Settings
 
 _CONCURRENT_CALLS = 16  # bounds memory and connections
 _OVERHEAD_BYTES = 64  # of encryption
@@ -138,10 +140,10 @@ class PayloadCodec:
             )
         if found.key_id is not None and (self._cipher is None or found.key_id not in self._cipher.keys):
             raise missing_key(found.key_id)  # before megabytes are fetched in vain
-        with counted("get"):
+        with counted("get") as count_bytes:
             async with self._calls:
                 data = await self.bucket.get(found.name, found.size + _OVERHEAD_BYTES)
-        metrics.PAYLOAD_BYTES.labels("get").inc(len(data))
+        count_bytes(len(data))
         if hashlib.sha256(data).hexdigest() != found.digest:
             raise PayloadLost(f"its object {found.name} is not what was stored: it was changed")
         if found.key_id is not None and self._cipher is not None:
@@ -157,10 +159,10 @@ class PayloadCodec:
         plain = text.encode()
         data = plain if self._cipher is None else self._cipher.encrypt(plain, aad)
         name = new_name(folder)
-        with counted("put"):
+        with counted("put") as count_bytes:
             async with self._calls:
                 await self.bucket.put(name, data)
-        metrics.PAYLOAD_BYTES.labels("put").inc(len(data))
+        count_bytes(len(data))
         key_id = None if self._cipher is None else self._cipher.key_id
         return encode_reference(Reference(name, key_id, len(plain), hashlib.sha256(data).hexdigest()))
 
@@ -184,11 +186,14 @@ def _decoded(text: str) -> str | Sealed | Reference:
 
 
 @contextmanager
-def counted(operation: str) -> Iterator[None]:
-    """Count a call to S3 by outcome."""
+def counted(operation: str) -> Iterator[Callable[[int], None]]:
+    """Count a call to S3 by outcome; yields a function that counts its bytes."""
+    with needing("PENSTOCK_PAYLOAD_BUCKET", "worker"):
+        from penstock.runtime import metrics  # here, since a program that only enqueues has no library of metrics
+
     outcome = "away"
     try:
-        yield
+        yield metrics.PAYLOAD_BYTES.labels(operation).inc
         outcome = "ok"
     except PayloadLost:
         outcome = "lost"

@@ -6,6 +6,8 @@ The first sentence of a JSON-RPC error stands in the OpenRPC document, too.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -25,6 +27,17 @@ class PenstockError(Exception):
 
 class SettingsError(PenstockError):
     """A setting is missing, wrong or unsafe; the text lists every mistake found."""
+
+
+@contextmanager
+def needing(what: str, extra: str) -> Iterator[None]:
+    """Raises SettingsError that names an extra of the package where an import in the block fails."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").startswith("penstock"):
+            raise
+        raise SettingsError(f"{what} needs {exc.name}: pip install 'penstock[{extra}]'") from exc
 
 
 class Unavailable(PenstockError):

@@ -131,7 +131,12 @@ def method(
         (returned,) = get_args(hints["return"]) if together else (hints["return"],)
         outcomes = get_args(returned) if get_origin(returned) in (Union, UnionType) else (returned,)
         results = tuple(one for one in outcomes if not (isinstance(one, type) and issubclass(one, Exception)))
-        taken = list(hints.values())[1] if read is None else next(iter(get_type_hints(read).values()))
+        # Settings are imported for type checkers alone where a program enqueues.
+        taken = (
+            list(hints.values())[1]
+            if read is None
+            else next(iter(get_type_hints(read, localns={"Settings": Any}).values()))
+        )
         checked: Callable[..., Any] = read or (lambda given: given)
         takes_settings = len(signature(checked).parameters) > 1
         is_audited = permission is Permission.ADMIN if audited is None else audited

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr
 from penstock.protocol.webhook_signatures import signing_key
 from penstock.settings.address_policy import AddressPolicy
 from penstock.settings.broker_urls import parse_broker_url
+from penstock.settings.payload_texts import parse_bucket_url, read_key
 from penstock.settings.values import (
     DAY,
     Count,
@@ -26,9 +27,8 @@ from penstock.settings.values import (
     ReadableFile,
     Seconds,
     Secrets,
+    Table,
     checked,
-    parse_bucket_url,
-    read_key,
     setting,
 )
 
@@ -217,7 +217,7 @@ class DeliverySettings(Group):
     amqp_publish_url: OrUnset[Annotated[SecretStr, checked(_rabbitmq_url)]] = setting(
         None, "RabbitMQ that `amqp.publish` publishes to, `amqp://user:password@host:port/vhost`."
     )
-    sql_statements: dict[str, NamedStatement] = setting(
+    sql_statements: Table[NamedStatement] = setting(
         {},
         "Statements that `sql.execute` may run, by name, as JSON or a table of penstock.toml: dsn, statement, and "
         "optionally timeout_seconds, max_rows, with_task_id, with_tenant.",

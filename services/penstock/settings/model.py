@@ -7,9 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
-from pydantic_settings import SettingsError as _UnreadableValue
+from pydantic import ConfigDict, ValidationError, model_validator
 
 from penstock.protocol.errors import SettingsError
 from penstock.protocol.spelling import did_you_mean, nearest
@@ -21,15 +19,23 @@ def toml_path() -> Path:
     return Path(os.environ.get(PREFIX + "CONFIG") or "penstock.toml")
 
 
-def toml_source(settings_cls: type[BaseSettings]) -> TomlConfigSettingsSource:
+def _file() -> dict[str, Any]:
     """The values of the TOML file; keys are the settings' names without the prefix. Raises SettingsError."""
     path = toml_path()
-    if os.environ.get(PREFIX + "CONFIG") and not path.is_file():
-        raise SettingsError(f"{PREFIX}CONFIG points to {path}, which does not exist")
+    if not path.is_file():
+        if os.environ.get(PREFIX + "CONFIG"):
+            raise SettingsError(f"{PREFIX}CONFIG points to {path}, which does not exist")
+        return {}
     try:
-        return TomlConfigSettingsSource(settings_cls, path)
+        return tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise SettingsError(f"{path} is not valid TOML: {exc}") from exc
+
+
+def _environment() -> dict[str, str]:
+    """The values of the variables, whose names may be in any case."""
+    given = {name.upper(): value for name, value in os.environ.items()}
+    return {name: given[key] for name in Settings.model_fields if (key := PREFIX + name.upper()) in given}
 
 
 # Pydantic puts the fields of the last base first: read upwards, this is the order of docs/configuration.md.
@@ -48,12 +54,10 @@ class Settings(
     connections.KafkaSettings,
     connections.QueueSettings,
     connections.DatabaseSettings,
-    BaseSettings,
 ):
-    """All settings of all processes; frozen. Build it with :func:`load_settings`, which words mistakes for people."""
+    """All settings of all processes; frozen. Read them with :func:`load_settings`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
+    model_config = ConfigDict(
         frozen=True,
         extra="forbid",
         validate_default=True,
@@ -61,18 +65,6 @@ class Settings(
         allow_inf_nan=False,
         defer_build=False,  # unlike its groups
     )
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments, then the environment, then penstock.toml; no .env file and no secrets folder."""
-        return init_settings, env_settings, toml_source(settings_cls)
 
     @model_validator(mode="after")
     def _fit_together(self) -> Settings:
@@ -92,11 +84,12 @@ class Settings(
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Read and check every setting; raises SettingsError listing all mistakes, with no secret's value in the text."""
+    """Arguments, then the environment, then penstock.toml, then defaults.
+
+    Raises SettingsError listing all mistakes, with no secret's value in the text.
+    """
     try:
-        return Settings(**overrides)
-    except _UnreadableValue as exc:
-        raise SettingsError(f"settings are wrong: {exc}; its value must be JSON") from None
+        return Settings(**{**_file(), **_environment(), **overrides})
     except ValidationError as exc:
         lines = []
         for error in exc.errors(include_input=False, include_url=False, include_context=False):
@@ -111,10 +104,11 @@ def load_settings(**overrides: Any) -> Settings:
 
 def sources_of(settings: Settings) -> dict[str, str]:
     """Where each value comes from: "environment", the path of the file, or "default"."""
-    sources = dict.fromkeys(type(settings).model_fields, "default")
-    sources |= dict.fromkeys(toml_source(type(settings))(), str(toml_path()))
-    in_environment = {name.upper() for name in os.environ}
-    return sources | {name: "environment" for name in sources if PREFIX + name.upper() in in_environment}
+    return {
+        **dict.fromkeys(type(settings).model_fields, "default"),
+        **dict.fromkeys(_file(), str(toml_path())),
+        **dict.fromkeys(_environment(), "environment"),
+    }
 
 
 def misspelt_variables(environ: dict[str, str] | os._Environ[str] = os.environ) -> list[tuple[str, str]]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
+import json
 import os
 import re
-import secrets
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
-from pydantic_settings import NoDecode
 
 DAY = 86400
 T = TypeVar("T")
@@ -51,6 +48,14 @@ def split_commas(value: Any) -> Any:
     return value
 
 
+def _from_json(value: Any) -> Any:
+    """The object that a variable's text holds; other values stay unchanged."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError("must be JSON") from None  # the text may hold a secret
+
+
 def _readable_file(path: str) -> None:
     if not (os.path.isfile(path) and os.access(path, os.R_OK)):
         raise ValueError(f"{path} is no file that can be read")
@@ -84,7 +89,8 @@ def _database_url(url: str) -> None:
 # Types of settings
 
 OrUnset = Annotated[T | None, BeforeValidator(lambda value: None if value == "" else value)]
-Listed = Annotated[tuple[T, ...], NoDecode, BeforeValidator(split_commas)]
+Listed = Annotated[tuple[T, ...], BeforeValidator(split_commas)]
+Table = Annotated[dict[str, T], BeforeValidator(_from_json)]
 Names = Listed[str]
 Secrets = Listed[SecretStr]
 Seconds = Annotated[float, Field(ge=0)]
@@ -111,37 +117,3 @@ def named_url(entry: str) -> tuple[str, str]:
     if not _URL_NAME.fullmatch(name) or not url.startswith(_HTTP) or not urlsplit(url).hostname:
         raise ValueError(f"must be URLs such as http://host:9464 or worker-1=http://host:9464, not {entry[:100]!r}")
     return name, url
-
-
-KEY_BYTES = 32
-_BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-
-
-def parse_bucket_url(url: str) -> tuple[str, str]:
-    """``s3://bucket/prefix`` as the bucket and the prefix, which is empty or ends with a slash. Raises ValueError."""
-    parts = urlsplit(url)
-    if parts.scheme != "s3" or not _BUCKET_NAME.fullmatch(parts.netloc) or parts.query or parts.fragment:
-        raise ValueError(f"must be s3://bucket or s3://bucket/prefix, not {url[:100]!r}")
-    prefix = parts.path.strip("/")
-    return parts.netloc, f"{prefix}/" if prefix else ""
-
-
-def new_key() -> str:
-    """A key as ``PENSTOCK_PAYLOAD_KEYS`` takes it."""
-    return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
-
-
-def read_key(text: str) -> bytes:
-    """Raises ValueError, which does not repeat the text."""
-    try:
-        key = base64.b64decode(text, validate=True)
-    except ValueError:
-        key = b""
-    if len(key) != KEY_BYTES:
-        raise ValueError("a key is 32 bytes in base64; `penstock payload-key` makes one")
-    return key
-
-
-def fingerprint(key: bytes) -> str:
-    """The id of a key, by which ciphertexts name it; it says nothing about the key."""
-    return hashlib.sha256(b"penstock payload key\0" + key).hexdigest()[:16]

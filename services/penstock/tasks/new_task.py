@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from math import isfinite
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -15,8 +15,10 @@ from penstock.protocol.json_text import check_payload, decode_any, escape_for_sq
 from penstock.protocol.sealed import Reference, decode_sealed
 from penstock.protocol.task import LABEL_NAME_MAX_CHARS, LABEL_VALUE_MAX_CHARS, MAX_ATTEMPTS_LIMIT, MAX_LABELS, NewTask
 from penstock.protocol.tenant import read_tenant
-from penstock.settings.model import Settings
 from penstock.tasks.params import EnqueueParams
+
+if TYPE_CHECKING:
+    from penstock.settings.model import Settings
 
 LONGEST_TIMEOUT_SECONDS = 43_200.0  # SQS hides a message no longer
 

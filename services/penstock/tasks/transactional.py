@@ -10,7 +10,7 @@ import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Unpack
 
 import msgspec
 
@@ -25,9 +25,11 @@ from penstock.protocol.requests import prepared, task_params
 from penstock.protocol.schema import renamed
 from penstock.protocol.sealed import escape_plain
 from penstock.protocol.task import NewTask
-from penstock.settings.model import Settings, load_settings
 from penstock.tasks.new_task import new_task
 from penstock.tasks.params import EnqueueParams
+
+if TYPE_CHECKING:
+    from penstock.settings.model import Settings
 
 
 class _Function(NamedTuple):
@@ -65,7 +67,13 @@ _SYNC_CLASSES = {
     "psycopg": {"Connection", "Cursor"},
     "django": {"BaseDatabaseWrapper", "ConnectionProxy"},
 }
-_settings = cache(load_settings)
+
+
+@cache
+def _settings() -> Settings:
+    from penstock.settings.model import load_settings  # with the first task: it takes longer to load than all else here
+
+    return load_settings()
 
 
 async def enqueue(

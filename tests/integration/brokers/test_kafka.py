@@ -265,7 +265,7 @@ async def test_a_consumer_whose_brokers_are_away_says_so() -> None:
 async def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     producer = KafkaProducer(producer_config(load_settings(kafka_brokers="127.0.0.1:1")))
-    with pytest.raises(SettingsError, match=r'pip install "penstock\[kafka\]"'):
+    with pytest.raises(SettingsError, match=r"pip install 'penstock\[kafka\]'"):
         await producer.send([Record("t", b"1")])
 
 

@@ -29,7 +29,7 @@ from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.runtime.health import Health, serve_health
 from penstock.settings.model import Settings, load_settings
-from penstock.settings.values import fingerprint, new_key, read_key
+from penstock.settings.payload_texts import fingerprint, new_key, read_key
 from tests import postgres_versions
 from tests.failover import url_of_hosts
 from tests.integration.apis import running

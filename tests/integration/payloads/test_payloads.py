@@ -21,7 +21,7 @@ from penstock.protocol.reports import encode_progress
 from penstock.protocol.requests import ClaimId
 from penstock.protocol.sealed import reference_of
 from penstock.settings.model import Settings, load_settings
-from penstock.settings.values import fingerprint, new_key, read_key
+from penstock.settings.payload_texts import fingerprint, new_key, read_key
 from penstock.supervisor.payload_objects import PayloadObjects
 from penstock.supervisor.payload_retention import PayloadRetention
 from penstock.supervisor.retention import Retention

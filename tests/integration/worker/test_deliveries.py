@@ -60,7 +60,7 @@ def test_a_library_that_is_missing_is_told_with_the_extra_that_brings_it(monkeyp
     monkeypatch.setattr(frame, "BUILT_IN_ACTIONS", {"some.publish"})
     monkeypatch.setitem(EXTRAS, "some.publish", "some")
     monkeypatch.setattr(frame.importlib, "import_module", gone)
-    with pytest.raises(SettingsError, match=r'needs some_broker: pip install "penstock\[some\]"'):
+    with pytest.raises(SettingsError, match=r"needs some_broker: pip install 'penstock\[some\]'"):
         Deliveries(load_settings(deliveries="some.publish"), Registry())
 
 

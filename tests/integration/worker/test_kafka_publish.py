@@ -142,7 +142,7 @@ def test_a_worker_without_brokers_or_library_does_not_start(monkeypatch: pytest.
     with pytest.raises(SettingsError, match="PENSTOCK_KAFKA_BROKERS is not set"):
         Deliveries(load_settings(deliveries="kafka.publish"), Registry())
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
-    with pytest.raises(SettingsError, match=r'pip install "penstock\[kafka\]"'):
+    with pytest.raises(SettingsError, match=r"pip install 'penstock\[kafka\]'"):
         Deliveries(load_settings(deliveries="kafka.publish", kafka_brokers="x:1"), Registry())
 
 

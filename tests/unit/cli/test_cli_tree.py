@@ -20,6 +20,7 @@ from docs.generate_cli import Command, commands
 from penstock import __version__
 from penstock.cli.app import app, main
 from penstock.cli.groups import default_of
+from penstock.cli.start import HELP
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = list(commands())
@@ -278,6 +279,10 @@ def test_a_group_completes_its_commands_and_the_options_of_list() -> None:
 def test_the_page_has_the_reference_of_these_commands() -> None:
     page = generated.page(generate_cli.PAGE, generate_cli.reference)
     assert page == generate_cli.PAGE.read_text("utf-8"), "run `make reference`"
+
+
+def test_the_help_that_is_printed_without_loading_the_commands_is_theirs() -> None:
+    assert HELP.read_text("utf-8") == generate_cli.help_text(), "run `make reference`"
 
 
 def test_the_page_tells_every_command_with_every_option() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import os
 import signal
 import socket
+import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,8 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from penstock.local.service import HOST, PortTaken, free_port, is_free
-from penstock.local.sqs import REGION, EmbeddedSqs, authorization
+from penstock.local.sqs import EMULATOR, REGION, EmbeddedSqs, authorization, emulator_folder, fetch
+from penstock.protocol.errors import StackError
 from tests.waiting import wait_until
 
 Make = Callable[..., EmbeddedSqs]
@@ -216,3 +220,41 @@ def test_the_access_key_is_random_and_not_on_the_command_line(guarded: EmbeddedS
     assert guarded.access_key_id != other.access_key_id
     assert guarded.pid is not None
     assert guarded.access_key_id not in " ".join(psutil.Process(guarded.pid).cmdline())
+
+
+# Fetching the emulator
+
+
+@pytest.fixture
+def requirement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A package with one module, in a folder that stands for the index; it requires what there is not."""
+    wheel = tmp_path / "sample-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("sample/__init__.py", "")
+        archive.writestr("sample-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            "sample-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: sample\nVersion: 1\nRequires-Dist: none-such\n"
+        )
+        archive.writestr("sample-1.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    return f"sample==1 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}"
+
+
+def test_the_emulator_is_fetched_without_its_requirements(requirement: str, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "sample"
+    fetch(requirement, folder)
+    assert (folder / "sample" / "__init__.py").exists()
+    assert [path.name for path in folder.parent.iterdir()] == ["sample"]
+
+
+def test_another_file_than_the_expected_one_is_not_taken(requirement: str, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "sample"
+    with pytest.raises(StackError, match=r"(?s)cannot be fetched: .*pip install --no-deps sample==1\), or pass --sqs"):
+        fetch(requirement[:-4] + "0000", folder)
+    assert not folder.exists()
+
+
+def test_the_release_that_is_fetched_is_the_one_of_the_tests() -> None:
+    assert f"ministack=={metadata.version('ministack')}" == EMULATOR
+    assert emulator_folder() == ""

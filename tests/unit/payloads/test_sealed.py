@@ -33,7 +33,7 @@ from penstock.protocol.sealed import (
 )
 from penstock.protocol.trace_context import TraceContext
 from penstock.settings.model import load_settings
-from penstock.settings.values import fingerprint, new_key, parse_bucket_url, read_key
+from penstock.settings.payload_texts import fingerprint, new_key, parse_bucket_url, read_key
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.text().map(lambda text: f"penstock+{text}"),

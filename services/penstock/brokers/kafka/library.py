@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from penstock.protocol.errors import SettingsError, Unavailable
+from penstock.protocol.errors import SettingsError, Unavailable, needing
 from penstock.settings.model import Settings
 
 ANSWER_SECONDS = 10.0
@@ -25,12 +25,8 @@ T = TypeVar("T")
 
 def confluent() -> Any:
     """The module confluent_kafka. Raises SettingsError where it is not installed."""
-    try:
+    with needing("Kafka", "kafka"):
         import confluent_kafka.admin
-    except ImportError as exc:
-        raise SettingsError(
-            'confluent-kafka, which everything around Kafka needs, is not installed: pip install "penstock[kafka]"'
-        ) from exc
     return confluent_kafka
 
 

@@ -18,7 +18,7 @@ from penstock.protocol.message_attributes import TENANT_ATTRIBUTE, TIMEOUT_ATTRI
 from penstock.protocol.reports import Failed, Progress, Stepped, Succeeded, Suspended, Unreadable
 from penstock.protocol.sealed import Reference, encode_reference
 from penstock.settings.model import load_settings
-from penstock.settings.values import new_key
+from penstock.settings.payload_texts import new_key
 
 MINIMUM = "minimum"
 ECHO, FAIL, SLEEP, STEPS, TENANT = (f"conformance.{name}" for name in ("echo", "fail", "sleep", "steps", "tenant"))

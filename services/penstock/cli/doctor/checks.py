@@ -17,7 +17,7 @@ from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable, RpcError, SettingsError, Unavailable
 from penstock.runtime.health import SATURATED
 from penstock.settings.model import Settings, misspelt_variables
-from penstock.settings.values import fingerprint, read_key
+from penstock.settings.payload_texts import fingerprint, read_key
 
 _ANSWER_SECONDS = 5.0
 _POLICY = (

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.brokers.kafka.messages import Received, topic_problem
 from penstock.compat.delayed_records import DelayedRecord, instant_of, key_of, ordering_key_of
-from penstock.protocol.errors import PenstockError, SettingsError
+from penstock.protocol.errors import PenstockError, needing
 from penstock.settings.model import Settings
 
 MARKER = "schedule:expired"
@@ -80,12 +80,8 @@ def _bytes_of(text: str) -> bytes:
 
 def avro_reader() -> Read:
     """A reader of values in Avro, with or without the field ``headers``. Raises SettingsError without fastavro."""
-    try:
+    with needing("reading schedules in Avro", "kafka"):
         import fastavro
-    except ImportError as exc:
-        raise SettingsError(
-            'fastavro, which reads schedules in Avro, is not installed: pip install "penstock[kafka]"'
-        ) from exc
     schemas: list[Any] = [
         fastavro.parse_schema({"type": "record", "name": name, "fields": fields})
         for name, fields in (("AvroSchedule", _FIELDS), ("AvroScheduleWithoutHeaders", _FIELDS[:4]))

@@ -10,14 +10,13 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from penstock.protocol.errors import SettingsError
+from penstock.protocol.errors import SettingsError, needing
 from penstock.protocol.version import __version__
 
 if TYPE_CHECKING:
     from penstock.runtime.tracing.spans import Spans
     from penstock.settings.model import Settings
 
-_EXTRA = 'PENSTOCK_TRACES is on and OpenTelemetry is not installed: pip install "penstock[otel]"'
 _EXPORTERS = ("otlp", "console", "none")
 _PROTOCOLS = {"http/protobuf": "http", "grpc": "grpc"}  # as the packages of their exporters are named
 
@@ -53,13 +52,11 @@ def stop_tracing() -> None:
 
 def _open_provider(process: str) -> Any:
     """The application's tracer provider, or a new global one by OpenTelemetry's ``OTEL_*``. Raises SettingsError."""
-    try:
+    with needing("PENSTOCK_TRACES", "otel"):
         from opentelemetry import trace
         from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SimpleSpanProcessor
-    except ImportError as exc:
-        raise SettingsError(_EXTRA) from exc
     given = trace.get_tracer_provider()
     if isinstance(given, TracerProvider):
         return given
@@ -89,8 +86,6 @@ def _otlp() -> Any:
     try:
         return import_module(f"opentelemetry.exporter.otlp.proto.{kind}.trace_exporter").OTLPSpanExporter()
     except ImportError as exc:
-        if protocol == "http/protobuf":
-            raise SettingsError(_EXTRA) from exc
         raise SettingsError(
             f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}: pip install opentelemetry-exporter-otlp-proto-{kind}"
         ) from exc

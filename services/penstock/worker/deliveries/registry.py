@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from penstock.protocol.errors import SettingsError
+from penstock.protocol.errors import SettingsError, needing
 from penstock.protocol.spelling import nearest
 from penstock.protocol.task import BUILT_IN_ACTIONS
 from penstock.runtime.logs import log
@@ -48,15 +48,9 @@ class Deliveries:
                 f"{PREFIX}DELIVERIES names {name}, but a module of --app registers an action of that name: "
                 "rename that one, or take the name out of the setting"
             )
-        try:
-            home = modules.get(name) or f"penstock.worker.deliveries.{name.partition('.')[0]}"
+        home = modules.get(name) or f"penstock.worker.deliveries.{name.partition('.')[0]}"
+        with needing(f"{PREFIX}DELIVERIES={name}", EXTRAS.get(name, "worker")):
             module = importlib.import_module(home)  # its add_to() registers it
-        except ModuleNotFoundError as exc:
-            if exc.name is None or exc.name.startswith("penstock") or name not in EXTRAS:
-                raise
-            raise SettingsError(
-                f'{PREFIX}DELIVERIES names {name}, which needs {exc.name}: pip install "penstock[{EXTRAS[name]}]"'
-            ) from exc
         module.add_to(self)
 
     def action(self, name: str, function: Callable[..., Any], **options: Any) -> None:

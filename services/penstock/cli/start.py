@@ -1,0 +1,49 @@
+"""The entry point of `penstock`: what needs no library is answered at once, and a missing one is named by its extra."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+# What each command needs; the others need `cli`.
+EXTRAS = {
+    "local": ("up", "down", "ps", "env", "logs", "conformance"),
+    "worker": ("worker", "create-queues"),
+    "server": (
+        "submitter", "scheduler", "resulter", "supervisor", "api", "run", "kafka-source", "clockwork-source", "migrate",
+        "grants", "claim-key", "doctor", "keys", "credential",
+    ),
+}  # fmt: skip
+HELP = Path(__file__).with_name("help.txt")  # `make reference` writes it: to load all commands takes most of a second
+
+
+def main() -> None:
+    """Run the command; see the epilog of --help for the exit codes."""
+    words = sys.argv[1:]
+    if words == ["--version"]:
+        from penstock.protocol.version import __version__
+
+        print(f"penstock {__version__}")
+    elif words in (["--help"], ["-h"]) and not _may_serve_scheduler0():
+        print(HELP.read_text("utf-8"), end="")
+    else:
+        _run(next((word for word in words if not word.startswith("-")), ""))
+
+
+def _may_serve_scheduler0() -> bool:
+    """Whether the settings, which take long to read, may show a command more."""
+    return bool(os.environ.keys() & {"PENSTOCK_SCHEDULER0", "PENSTOCK_CONFIG"} or Path("penstock.toml").exists())
+
+
+def _run(command: str) -> None:
+    try:
+        from penstock.cli.app import main as run
+
+        run()
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.startswith("penstock"):
+            raise
+        extra = next((extra for extra, commands in EXTRAS.items() if command in commands), "cli")
+        print(f"penstock {command} needs: pip install 'penstock[{extra}]' ({exc.name} is missing)", file=sys.stderr)
+        sys.exit(2)
