@@ -21,6 +21,7 @@ SUBJECTS = {
         "inject", "around_attempt", "Batcher", "TaskLogFilter",
     ),
     "Durable steps": ("Step", "StepFailed", "StepChanged", "EventTimeout"),
+    "On AWS Lambda": ("lambda_handler",),
     "Enqueueing": ("Action", "Bound", "Task", "EnqueueOptions", "connect"),
     "In a transaction": (
         "enqueue", "enqueue_sync", "enqueue_many", "enqueue_many_sync", "settle", "settle_sync",

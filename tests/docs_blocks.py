@@ -37,6 +37,8 @@ TESTED = {
     "test_the_examples_of_kafka_publish_are_answered_as_the_page_says",
     ("docs/django.md", "sh manage"): "tests/integration/contrib/test_django.py::"
     "test_the_commands_migrate_a_database_and_run_a_worker",
+    ("docs/lambda.md", "python shop.py"): "tests/integration/worker/test_lambda.py::"
+    "test_the_module_of_the_page_is_a_function",
     ("docs/lifespans.md", "python app"): "tests/integration/worker/test_lifespans.py::"
     "test_the_lifespan_of_the_page_is_given_to_its_handler",
     ("docs/lifespans.md", "python sentry"): "tests/integration/worker/test_lifespans.py::"
@@ -154,6 +156,8 @@ HELD = {
     ("examples/terraform-ecs/README.md", "hcl"): "tests/unit/test_terraform_ecs.py::"
     "test_the_page_speaks_of_variables_outputs_and_files_that_exist",
     ("examples/terraform-ecs/README.md", "sh terraform"): "tests/unit/test_docs_terraform.py::"
+    "test_outputs_that_a_page_asks_for_are_there",
+    ("examples/lambda/README.md", "sh terraform"): "tests/unit/test_docs_terraform.py::"
     "test_outputs_that_a_page_asks_for_are_there",
     ("terraform/README.md", "hcl"): "tests/unit/test_terraform.py::"
     "test_examples_of_the_module_give_variables_that_it_has",

@@ -38,6 +38,7 @@ OUTSIDE = {
     "examples/helm/README.md": "example-helm.md",
     "examples/orders/README.md": "example-orders.md",
     "examples/kubernetes/README.md": "example-kubernetes.md",
+    "examples/lambda/README.md": "example-lambda.md",
     "examples/terraform-ecs/README.md": "example-terraform-ecs.md",
     "terraform/README.md": "terraform.md",
 }

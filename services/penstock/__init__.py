@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from penstock.worker.handlers.steps import Step as Step
     from penstock.worker.handlers.steps import StepChanged as StepChanged
     from penstock.worker.handlers.steps import StepFailed as StepFailed
+    from penstock.worker.lambda_handler import lambda_handler as lambda_handler
 
 # Where each public name is defined.
 _HOMES = {
@@ -100,6 +101,7 @@ _HOMES = {
     "worker.handlers.lifespan": ("around_attempt", "inject", "lifespan"),
     "worker.handlers.outcomes": ("Fail", "Retry", "Snooze"),
     "worker.handlers.steps": ("EventTimeout", "Step", "StepChanged", "StepFailed"),
+    "worker.lambda_handler": ("lambda_handler",),
 }  # fmt: skip
 
 __all__ = [name for names in _HOMES.values() for name in names]

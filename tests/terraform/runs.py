@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CONFIGURATIONS = ("terraform", "examples/autoscaling", "examples/terraform-ecs")
+CONFIGURATIONS = ("terraform", "examples/autoscaling", "examples/terraform-ecs", "examples/lambda")
 
 
 def program() -> str | None:

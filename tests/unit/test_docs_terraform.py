@@ -64,6 +64,7 @@ def assert_queues_of(prefix: str, found: Mapping[str, str]) -> None:
     [
         ("terraform/README.md", "console terraform", ROOT / "terraform"),
         ("examples/terraform-ecs/README.md", "sh terraform", ROOT / "examples" / "terraform-ecs"),
+        ("examples/lambda/README.md", "sh terraform", ROOT / "examples" / "lambda"),
         ("docs/tutorial.md", "sh terraform", None),
     ],
 )

@@ -46,6 +46,7 @@ PUBLIC = [
     "Step",
     "StepChanged",
     "StepFailed",
+    "lambda_handler",
     "SyncInboundClient",
     "Task",
     "TaskCancelled",

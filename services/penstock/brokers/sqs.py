@@ -282,7 +282,7 @@ class SqsQueue:
             MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp", "MessageGroupId", "SenderId"],
             MessageAttributeNames=["All"],
         )
-        messages = [_message(raw) for raw in reply.get("Messages", ())]
+        messages = [message_of(raw) for raw in reply.get("Messages", ())]
         metrics.SQS_BILLED_UNITS.labels("receive_message", self.label).inc(
             billed_units([utf8_size(message.body) for message in messages])
         )
@@ -432,7 +432,8 @@ async def _gather(calls: Iterable[Awaitable[None]]) -> None:
         await asyncio.gather(*listed)
 
 
-def _message(raw: Mapping[str, Any]) -> Message:
+def message_of(raw: Mapping[str, Any]) -> Message:
+    """A message of ReceiveMessage's answer."""
     system = raw.get("Attributes", {})
     sent = system.get("SentTimestamp")
     return Message(

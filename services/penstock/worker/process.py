@@ -192,6 +192,10 @@ class Worker(Service):
             if alone:
                 await _within(_ALONE_SECONDS, self._wait_clear())
 
+    def run_until(self, at: float) -> asyncio.TimerHandle:
+        """Stop every call at this time of the monotonic clock; none starts after it, unless the handle is cancelled."""
+        return self._runner.run_until(at)
+
     async def settle(self) -> None:
         """Wait until every response is in the results queue and every message deleted."""
         await self._wait_clear()

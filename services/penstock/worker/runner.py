@@ -98,6 +98,7 @@ class Runner:
         self._waiting_for_process: deque[Unit] = deque()
         self._open_batches = OpenBatches(self._queue)
         self._may_start = True
+        self._ends_at = math.inf  # when every call is to end, whatever its own time limit
         self._mean_seconds = 0.0
         self._last_end = -math.inf
         self._alarm: asyncio.TimerHandle | None = None
@@ -280,7 +281,8 @@ class Runner:
     async def _run(self, unit: Unit) -> None:
         """Run one call, and answer its attempts."""
         unit.started_at = now = monotonic()
-        unit.limit_seconds = unit.limit_seconds or unit.handler.timeout or self._timeout_seconds
+        limit = unit.limit_seconds or unit.handler.timeout or self._timeout_seconds
+        unit.limit_seconds = min(limit, self._ends_at - now)
         unit.deadline = now + unit.limit_seconds
         if unit.deadline < self._alarm_at:
             self._set_alarm(unit.deadline)
@@ -657,6 +659,10 @@ class Runner:
         self._open_batches.flush()
         self._start_waiting()
         return list(untouched)
+
+    def run_until(self, at: float) -> asyncio.TimerHandle:
+        self._may_start, self._ends_at = at > monotonic(), at
+        return self._loop.call_later(at - monotonic(), self.stop_starting)
 
     def stop_starting(self) -> None:
         self._may_start = False
