@@ -1,7 +1,5 @@
 """The entry point of `penstock`: what needs no library is answered at once, and a missing one is named by its extra."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The texts of the settings of payloads, keys and a bucket; without pydantic, which takes long to load."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -4,8 +4,6 @@ One worker serves all invocations of an execution environment, which is frozen b
 under way. Lambda itself receives, and deletes the messages that the answer does not name.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
