@@ -49,6 +49,8 @@ class Translated:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, _trace: object) -> None:
+        if exc is None:
+            return
         if isinstance(exc, _NO_SCHEMA):
             raise Unavailable(
                 "Postgres lacks Penstock's tables, or an older version has them: run `penstock migrate`"

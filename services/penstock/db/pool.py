@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from time import monotonic
 from typing import Any, cast
@@ -170,9 +170,10 @@ class Store:
     def _take_spare(self) -> Any:
         """The connection that the last session left, None if there is none or it was closed."""
         spare, self._spare = self._spare, None
-        with suppress(asyncpg.InterfaceError):  # closed, it has gone back to the pool
+        try:
             return None if spare is None or spare.is_closed() else spare
-        return None
+        except asyncpg.InterfaceError:  # closed, it has gone back to the pool
+            return None
 
     async def _acquire(self, pool: Any) -> Any:
         self._acquiring += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from time import perf_counter
@@ -29,7 +28,7 @@ class Session:
 
     codec: encodes payloads before they are stored; None: stored as given. fence: makes claim ids, see
     ``Store.read_fence``. settled_steps: a task of a workflow was settled. left_keys: ordering keys were left for later.
-    settled_workflows: how many steps of each were settled, if that is known. wakes: tasks may have come due, or a
+    settled_workflows: of each step that was settled, if that is known. wakes: tasks may have come due, or a
     caller waits for what was settled.
     """
 
@@ -45,7 +44,7 @@ class Session:
         self.fence = fence or Fence()
         self._statement_timeout_ms = round(statement_timeout_seconds * 1000)
         self.settled_steps = False
-        self.settled_workflows = Counter[int]()
+        self.settled_workflows: list[int] = []
         self._timeout_seconds: float | None = None  # the connection's own
         self.left_keys = False
         self.wakes = False

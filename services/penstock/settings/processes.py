@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import lru_cache
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, SecretStr
@@ -226,6 +227,7 @@ class AttemptSettings(Group):
             yield "stale_after_seconds must be above heartbeat_seconds, or live tasks would be run twice"
 
 
+@lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
     """Whether an address or name means this machine only."""
     with suppress(ValueError):

@@ -47,7 +47,7 @@ async def finish_few(session: Session, results: dict[Pair, str], workers: Mappin
     finished: set[int] = set()
     given = ids, claims, list(results.values()), [*map(workers.get, results)]
     for action, moved, workflows, is_awaited in await session.fetch("finish_few_tasks", *given):
-        session.settled_workflows.update(workflows or ())
+        session.settled_workflows += workflows or ()
         session.wakes |= is_awaited
         metrics.TRANSITIONS.labels(action, State.SUCCESS).inc(len(moved))
         finished.update(moved)

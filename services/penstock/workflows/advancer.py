@@ -129,11 +129,11 @@ class Successors:
         self._store = store
         self._notifier = notifier
         self._advancer = WorkflowAdvancer(store=store, notifier=notifier, settings=settings)
-        self._workflows: Counter[int] = Counter()
+        self._workflows: list[int] = []
         self._settled = asyncio.Event()
 
-    def settled(self, workflows: Counter[int]) -> None:
-        """So many steps of each workflow were settled."""
+    def settled(self, workflows: Sequence[int]) -> None:
+        """Steps were settled, one of each of these workflows."""
         if workflows:
             self._workflows += workflows
             self._settled.set()
@@ -142,12 +142,12 @@ class Successors:
         while True:
             await self._settled.wait()
             self._settled.clear()
-            workflows, self._workflows = self._workflows, Counter()
+            workflows, self._workflows = self._workflows, []
             try:
-                advanced = await self._advancer.advance(sorted(workflows))
-                is_done = advanced.events >= workflows.total()
+                advanced = await self._advancer.advance(sorted(set(workflows)))
+                is_done = advanced.events >= len(workflows)
             except Exception as exc:  # the supervisor reports it, if it fails there too
-                log.info("steps_left_to_supervisor", workflows=len(workflows), reason=str(exc) or repr(exc))
+                log.info("steps_left_to_supervisor", steps=len(workflows), reason=str(exc) or repr(exc))
                 is_done = False
             if not is_done:
                 self._store.settled_steps = True
