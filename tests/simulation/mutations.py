@@ -71,7 +71,6 @@ MUTATIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "finished steps are not carried": (
         ("read_carried_journals", "where task_id = any(", "where position < 0 and task_id = any("),
     ),
-    "a suspension of an old claim counts": (("suspend_attempts", _HOLDS_T, _UNFENCED),),
     "a suspended task does not go on": (
         ("suspend_attempts", "coalesce(p.until, now() +", "coalesce(p.until, now() + interval '1 year' +"),
     ),

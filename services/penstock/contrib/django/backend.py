@@ -1,5 +1,7 @@
 """The backend: tasks are enqueued on Django's own connection, and results come from the api."""
 
+from __future__ import annotations  # older releases of Django cannot subscript these classes
+
 import builtins
 import re
 from collections.abc import Iterable, Mapping

@@ -1,5 +1,7 @@
 """Tasks of Django with options of Penstock, and the handlers that run them in a worker."""
 
+from __future__ import annotations  # older releases of Django cannot subscript these classes
+
 import functools
 import inspect
 import os
