@@ -15,7 +15,7 @@ from tests.simulation.__main__ import Databases, databases, simulate
 from tests.simulation.plan import draw_plan, read_plan
 from tests.simulation.traces import lives
 
-_SEEDS = 6
+_SEEDS = 3
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_a_model_cannot_do_what_must_not_happen() -> None:
     ],
 )
 def test_a_broken_statement_is_noticed(made: Databases, mutation: str) -> None:
-    *_, last = simulate(made.make(), "--seeds=20", "--until-failure", f"--mutation={mutation}")
+    *_, last = simulate(made.make(), "--seeds=20", "--steps=10", "--until-failure", f"--mutation={mutation}")
     assert last["problem"] is not None
     assert last["history"][-1].strip()
 
