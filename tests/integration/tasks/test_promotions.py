@@ -179,6 +179,26 @@ async def test_a_task_cancelled_in_its_turn_and_retried_keeps_its_place(store: S
     assert await claimed(store) == [keys[0][1]]
 
 
+async def test_a_duplicate_of_a_task_in_its_turn_is_told_waiting_until_the_turn_is_over(store: Store, sql: Any) -> None:
+    tasks = [NewTask("a", ordering_key=f"k{n % MANY}", unique_key=f"u{n}") for n in range(2 * MANY)]
+    ids = await add(store, *tasks)
+    await finish(store, await claim(store))
+
+    async def told() -> set[tuple[str, bool]]:
+        async with store.transaction() as session:
+            answers = await enqueue.enqueue(session, tasks[MANY:])
+        assert [answer.id for answer in answers] == ids[MANY:]
+        return {(answer.state, answer.duplicate) for answer in answers}
+
+    assert await told() == {("WAITING", True)}
+    assert await claimed(store, 5) == ids[MANY : MANY + 5]
+    assert await told() == {("ACQUIRED", True), ("WAITING", True)}
+    await sql.execute("update penstock.turn set ends_at = now() - interval '1 ms'")
+    assert await promote_overdue(store) == MANY - 5
+    assert await told() == {("ACQUIRED", True), ("SCHEDULED", True)}
+    assert await claimed(store) == ids[MANY + 5 :]
+
+
 @pytest.mark.parametrize("change", [{"delay_seconds": 3600.0}, {"priority": -3}])
 async def test_a_task_moved_in_its_turn_is_claimed_when_it_should_be(
     store: Store, sql: Any, task_of: TaskOf, change: dict[str, Any]
