@@ -173,8 +173,12 @@ def test_a_foreign_worker_without_penstock_serves_a_queue_of_its_own(stack: Runn
         ids = [reply["result"]["id"] for reply in stack.post(batch)]
         unknown = stack.rpc("enqueue", {"action": "whisper", "max_attempts": 2})["id"]
         assert [task["result"] for task in stack.settled(ids)] == [f"{n}!" for n in range(100)]
-        (waits,) = stack.rpc("status", {"ids": [unknown]})
-        assert (waits["state"], waits["attempts"]) == ("SCHEDULED", 0)
+
+        def is_given_back() -> bool:  # which is for a moment, now and then, with the worker
+            (task,) = stack.rpc("status", {"ids": [unknown]})
+            return (task["state"], task["attempts"]) == ("SCHEDULED", 0)
+
+        stack.wait_for(is_given_back, what="the task that no worker can run")
         announced = {one["action"]: one for one in stack.rpc("action.announced", {})["actions"]}
         assert (announced["shout"]["workers"], announced["shout"]["versions"]) == (1, ["7"])
         assert announced["whisper"]["workers"] == 0

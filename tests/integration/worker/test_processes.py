@@ -27,6 +27,7 @@ from penstock.settings.model import Settings
 from penstock.worker.handlers.actions import REGISTRY, Registry, load_app
 from penstock.worker.handlers.lifespan import LIFESPANS
 from penstock.worker.process import Worker
+from penstock.worker.processes.pool import ProcessPool
 from tests.docs_blocks import all_blocks
 from tests.integration.worker.test_worker import Bench, eventually, running
 
@@ -332,6 +333,36 @@ async def test_children_have_lifespans_of_their_own(
     # The first child's lifespan failed, and another was started.
     assert opened.read_text("ascii").split().count("opened") in (4, 5)
     assert opened.read_text("ascii").split().count("closed") >= 3
+
+
+async def test_a_pool_may_stop_while_a_child_is_being_forked(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, forked, may_go_on = asyncio.open_unix_connection, asyncio.Event(), asyncio.Event()
+    calls: list[dict[str, Any]] = []
+
+    async def slow(**options: Any) -> Any:
+        calls.append(options)
+        if len(calls) == 2:  # the first is to the fork server
+            forked.set()
+            await may_go_on.wait()
+        return await connect(**options)
+
+    monkeypatch.setattr(asyncio, "open_unix_connection", slow)
+    pool = ProcessPool(settings.model_copy(update={"worker_processes": 1}), [APP])
+    pooling = asyncio.create_task(pool.run())
+    try:
+        async with asyncio.timeout(60):
+            await forked.wait()
+            stopping = asyncio.create_task(pool.stop())
+            await asyncio.sleep(0)
+            may_go_on.set()
+            await stopping
+        assert pool._children == {}
+    finally:
+        pooling.cancel()
+        with suppress(asyncio.CancelledError):
+            await pooling
 
 
 def parent_of(pid: int) -> int:

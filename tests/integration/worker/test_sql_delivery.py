@@ -251,7 +251,7 @@ def test_statements_come_from_the_environment_as_json(monkeypatch: pytest.Monkey
     assert settings.sql_statements["a"].statement == "select 1"
     assert "geheim" not in repr(settings)
     monkeypatch.setenv("PENSTOCK_SQL_STATEMENTS", "{geheim")
-    with pytest.raises(SettingsError, match="sql_statements") as caught:
+    with pytest.raises(SettingsError, match="PENSTOCK_SQL_STATEMENTS: must be JSON") as caught:
         load_settings()
     assert "geheim" not in str(caught.value)
 

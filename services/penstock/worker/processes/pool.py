@@ -201,19 +201,22 @@ class ProcessPool:
             self._orders.close()
             self._orders = None
             writer.close()
-            for child in [*self._forking, *self._children.values()]:
-                self._has_ended(child, Ended())
+            left = [*self._forking, *self._children.values()]
             self._forking.clear()
+            for child in left:
+                self._has_ended(child, Ended())
             with suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_SECONDS):
                     await server.wait()
 
     async def _note(self, kind: str, pid: int, code: int = 0, peak_bytes: int = 0) -> None:
         if kind == "forked":
-            child = self._forking.popleft()
-            child.pid = pid
-            self._children[pid] = child
+            child = self._forking[0]
             child.reader, child.writer = await asyncio.open_unix_connection(sock=child.connection)
+            child.pid = pid
+            self._children[pid] = self._forking.popleft()
+            if self._stopping:
+                child.send("stop")
             task = asyncio.create_task(self._welcome(child))
             self._welcoming.add(task)
             task.add_done_callback(self._welcoming.discard)
@@ -247,7 +250,7 @@ class ProcessPool:
             child.writer.close()
         self._replace(child, reason)
         child.ended.set_result(ended)
-        if not self._children:
+        if not self._children and not self._forking:
             self._gone.set()
 
     async def stop(self) -> None:
@@ -256,7 +259,7 @@ class ProcessPool:
         self._gone.clear()
         for child in self._children.values():
             child.send("stop")
-        if self._children:
+        if self._children or self._forking:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_SECONDS):
                     await self._gone.wait()
