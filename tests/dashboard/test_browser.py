@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -168,7 +169,7 @@ def test_a_task_is_rescheduled_cancelled_retried_and_run_again_edited(browser: A
     made = stand.run(stand.call("enqueue", action="by-hand", payload={"n": 1}, delay=3600))
     opened(browser, stand, f"/tasks/{made.id}")
     press(browser, "details[data-key=move] > summary")
-    css(browser, "input[name=delay]").send_keys("5")
+    css(browser, "details[data-key=move] input[name=delay]").send_keys("5")
     press(browser, "details[data-key=move] button")
     said(browser, f"Task {made.id} is rescheduled")
     wait_live(browser)
@@ -190,6 +191,26 @@ def test_a_task_is_rescheduled_cancelled_retried_and_run_again_edited(browser: A
     again = int(said(browser, "Enqueued as task ").rsplit(" ", 1)[1])
     assert bytes(stand.run(stand.call("status", id=again, detail=True)).payload) == b'{"n":2}'
     assert stand.run(stand.call("status", id=made.id)).state == "CANCELLED"
+
+
+def test_json_is_folded_by_a_click_without_a_line_too_many(browser: Any, stand: Stand) -> None:
+    payload = {"first": {"a": [1, 2]}, "long": list(range(60)), "last": "x"}
+    made = stand.run(stand.call("enqueue", action="folded", payload=payload, delay=3600))
+    opened(browser, stand, f"/tasks/{made.id}")
+    shown = css(browser, "#payload")
+    assert json.loads(browser.execute_script("return arguments[0].textContent", shown)) == payload
+
+    def lines(b: Any) -> int:
+        measured = """
+            const box = document.querySelector("#payload"), style = getComputedStyle(box);
+            return (box.scrollHeight - 2 * parseFloat(style.paddingTop)) / parseFloat(style.lineHeight)"""
+        return round(b.execute_script(measured))
+
+    assert lines(browser) == 11  # the long array is folded at first
+    press(browser, "#payload > details > details:nth-of-type(1) > summary")
+    wait(browser, lambda b: lines(b) == 7)
+    press(browser, "#payload > details > details:nth-of-type(2) > summary")
+    wait(browser, lambda b: lines(b) == 67)
 
 
 def test_ticked_tasks_are_cancelled_together(browser: Any, stand: Stand) -> None:

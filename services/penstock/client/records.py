@@ -196,6 +196,8 @@ class Explanation(Record):
     reason: str
     task: int | None = None
     workflow: int | None = None
+    task_state: State | None = None
+    tenant: str | None = None
 
 
 class BulkStarted(Record):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -41,6 +41,16 @@ class Explanation(msgspec.Struct, frozen=True):
     reason: Annotated[str, about("One sentence for a person; its wording may change.")]
     task: Annotated[int | None, about("The task that this one waits for, with cause ordering_key.")] = None
     workflow: Annotated[int | None, about("The workflow, with cause steps.")] = None
+    task_state: Annotated[State | None, about("The state of `task`; null: its record is deleted.")] = None
+    tenant: Annotated[str | None, about("The tenant whose pause or limit is the cause; null: the action's is.")] = None
+
+
+class _Found(NamedTuple):
+    """tenant: whose pause or limit is the cause."""
+
+    cause: Cause
+    reason: str
+    tenant: str | None = None
 
 
 async def explain(session: Session, task_id: int) -> Explanation:
@@ -51,17 +61,20 @@ async def explain(session: Session, task_id: int) -> Explanation:
     row = rows[0]
     match State(row["state"]):
         case State.WAITING:
-            cause, reason = _waiting(row)
+            found = _Found(*_waiting(row))
         case State.ACQUIRED:
-            cause, reason = _in_flight(row)
+            found = _Found(*_in_flight(row))
         case State.SCHEDULED | State.ERROR:
-            cause, reason = _held_back(row) or await _in_line(session, row)
+            found = _held_back(row) or _Found(*await _in_line(session, row))
         case state:
-            cause, reason = Cause.SETTLED, f"Settled as {_shown(state)} {_span(row, 'finished_at')} ago."
+            found = _Found(Cause.SETTLED, f"Settled as {_shown(state)} {_span(row, 'finished_at')} ago.")
+    is_behind = found.cause is Cause.ORDERING_KEY and row["head"] != task_id
     return Explanation(
-        task_id, State(row["state"]), cause, reason,
-        task=row["head"] if cause is Cause.ORDERING_KEY else None,
-        workflow=row["workflow"] if cause is Cause.STEPS else None,
+        task_id, State(row["state"]), found.cause, found.reason,
+        task=row["head"] if is_behind else None,
+        workflow=row["workflow"] if found.cause is Cause.STEPS else None,
+        task_state=State(row["head_state"]) if is_behind and row["head_state"] else None,
+        tenant=found.tenant,
     )  # fmt: skip
 
 
@@ -107,31 +120,34 @@ def _in_flight(row: Mapping[str, Any]) -> tuple[Cause, str]:
     return Cause.SENT, f"Sent to the {to} {claimed} ago; no worker has reported on it yet{hint}."
 
 
-def _held_back(row: Mapping[str, Any]) -> tuple[Cause, str] | None:
+def _held_back(row: Mapping[str, Any]) -> _Found | None:
     """What keeps the task from being claimed at all; None: nothing but its place in line."""
     action, tenant = row["action"], row["tenant"]
     if row["unknown_since"] is not None:
-        return Cause.UNKNOWN_ACTION, _unknown(row)
+        return _Found(Cause.UNKNOWN_ACTION, _unknown(row))
     if row["run_at"] > row["at"]:
         after = f"attempt {row['attempts']} of {row['max_attempts']} failed; " if row["attempts"] else ""
-        return Cause.NOT_DUE, f"Not due for {_span(row, 'run_at')}: {after}it runs at {timestamp(row['run_at'])}."
+        return _Found(
+            Cause.NOT_DUE, f"Not due for {_span(row, 'run_at')}: {after}it runs at {timestamp(row['run_at'])}."
+        )
     if row["paused"]:
-        return Cause.PAUSED, f"Action {action} is paused (`penstock actions resume {action}`)."
+        return _Found(Cause.PAUSED, f"Action {action} is paused (`penstock actions resume {action}`).")
     if row["tenant_paused"]:
-        return Cause.PAUSED, f"Tenant {tenant} is paused (`penstock tenants resume {tenant}`)."
+        return _Found(Cause.PAUSED, f"Tenant {tenant} is paused (`penstock tenants resume {tenant}`).", tenant)
     if row["held_until"] is not None and row["held_until"] > row["at"]:
         of = f"limit key {row['limit_key']} of action {action}" if row["limit_key"] else f"action {action}"
-        return Cause.LIMIT, (
+        return _Found(
+            Cause.LIMIT,
             f"A handler met a rate limit, which holds {of} for {_span(row, 'held_until')} "
-            f"(`penstock actions resume {action}` ends it)."
+            f"(`penstock actions resume {action}` ends it).",
         )
-    for most, count, what in (
-        (row["max_in_flight"], row["in_flight"], f"Action {action}"),
-        (row["key_max_in_flight"], row["key_in_flight"], f"Limit key {row['limit_key']} of action {action}"),
-        (row["tenant_max_in_flight"], row["tenant_in_flight"], f"Tenant {tenant}"),
+    for most, count, what, whose in (
+        (row["max_in_flight"], row["in_flight"], f"Action {action}", None),
+        (row["key_max_in_flight"], row["key_in_flight"], f"Limit key {row['limit_key']} of action {action}", None),
+        (row["tenant_max_in_flight"], row["tenant_in_flight"], f"Tenant {tenant}", tenant),
     ):
         if most is not None and count >= most:
-            return Cause.LIMIT, f"{what} is limited to {most} tasks in flight, and {count} are."
+            return _Found(Cause.LIMIT, f"{what} is limited to {most} tasks in flight, and {count} are.", whose)
     if row["is_gated"]:
         rates = [
             f"{what} to {rate:g} a second"
@@ -142,7 +158,8 @@ def _held_back(row: Mapping[str, Any]) -> tuple[Cause, str] | None:
             if rate is not None
         ]  # fmt: skip
         limited = f" ({'; '.join(rates)})" if rates else ""
-        return Cause.LIMIT, f"Waits behind other tasks of limited action {action}{limited}."
+        whose = tenant if row["tenant_rate"] is not None and row["rate"] is None and row["key_rate"] is None else None
+        return _Found(Cause.LIMIT, f"Waits behind other tasks of limited action {action}{limited}.", whose)
     return None
 
 

@@ -39,6 +39,7 @@ from penstock.settings.model import Settings
 from penstock.supervisor.retention import Retention
 from penstock.tasks import bulk, claim, settle
 from penstock.tasks import enqueue as enqueuing
+from penstock.workflows.advancer import advance_workflows
 from tests.integration.apis import running
 from tests.integration.doors import postgres_away
 
@@ -97,7 +98,7 @@ async def enqueue(store: Store, *tasks: NewTask) -> list[int]:
         return [accepted.id for accepted in await enqueuing.enqueue(session, tasks)]
 
 
-async def fail_for_good(store: Store, task_id: int, error: dict[str, Any]) -> None:
+async def fail_for_good(store: Store, task_id: int, error: dict[str, Any], *, hold_keys: bool = False) -> None:
     """Have the newest claim of a task fail, as a worker would report it."""
     async with store.transaction() as session:
         batch = await claim.claim(session, 100)
@@ -105,7 +106,7 @@ async def fail_for_good(store: Store, task_id: int, error: dict[str, Any]) -> No
         (task,) = (task for task in batch.tasks if task.id == task_id)
         await claim.confirm(session, batch.id)
         failure = Failure(task.id, task.claim, json.dumps(error), None)
-        await settle.fail(session, [failure])
+        await settle.fail(session, [failure], hold_keys=hold_keys)
 
 
 async def history(browser: Browser) -> list[tuple[str, str, str | None]]:
@@ -138,6 +139,97 @@ async def test_a_task_is_shown_whole_with_payload_result_error_and_life(store: S
         assert part in unescape(text), part
     assert "boom at 7" in await browser.get("/")
     assert f'href="/tasks/{one}"' in await browser.get("/tasks?state=CRITICAL_ERROR&action=resize")
+
+
+async def why(browser: Browser, task_id: int) -> tuple[str, str | None]:
+    """What the page of a task says of why it does not run, and where its link leads."""
+    found = re.search(r'<p class="said" id="why">(.*?)</p>', await browser.get(f"/tasks/{task_id}"))
+    assert found is not None
+    link = re.search(r'href="([^"]*)"', found[1])
+    return unescape(re.sub("<[^>]*>", "", found[1])), None if link is None else unescape(link[1])
+
+
+async def test_each_cause_of_waiting_links_to_the_page_about_it(store: Store, sql: Any, browser: Browser) -> None:
+    first, behind = await enqueue(store, NewTask("a", ordering_key="k"), NewTask("a", ordering_key="k"))
+    text, link = await why(browser, behind)
+    assert text.endswith(f"goes first; it is scheduled. Task {first} scheduled")
+    assert link == f"/tasks/{first}"
+    await fail_for_good(store, first, {"code": 1, "message": "no"}, hold_keys=True)
+    text, link = await why(browser, behind)
+    assert text.endswith(f"Task {first} failed")
+    assert link == f"/tasks/{first}"
+    later, paused, whose, line = await enqueue(
+        store, NewTask("b", delay_seconds=3600), NewTask("c/d"), NewTask("e", tenant="acme"), NewTask("f")
+    )
+    await browser.call("action.pause", action="c/d")
+    await browser.call("tenant.pause", tenant="acme")
+    assert (await why(browser, later))[1] == "/tasks?state=SCHEDULED&action=b"
+    assert (await why(browser, paused))[1] == "/actions/c%2Fd"
+    assert (await why(browser, whose))[1] == "/tenants/acme"
+    assert (await why(browser, line))[1] == "/tasks?state=ACQUIRED"
+    await sql.execute("update penstock.task set run_at = run_at - interval '1 min' where id = $1", line)
+    assert (await why(browser, line))[1] == "/"
+    made = await browser.call("workflow.create", chain=[{"action": "a", "name": "one"}, {"action": "b", "name": "two"}])
+    last = (await browser.call("workflow.status", id=made.id)).tree[1].task_id
+    assert (await why(browser, last))[1] == f"/workflows/{made.id}"
+    await sql.execute(
+        "update penstock.task set state = 'ACQUIRED', attempts = 1, claim = 1, claimed_at = now(), route = 'gpu' "
+        "where id = $1", line,
+    )  # fmt: skip
+    assert (await why(browser, line))[1] == "/actions"
+    for path in ("/actions/c%2Fd", "/tenants/acme", "/tasks?state=SCHEDULED&action=b"):
+        await browser.get(path)
+
+
+async def test_a_task_that_is_not_due_shows_its_time_and_is_run_now(store: Store, sql: Any, browser: Browser) -> None:
+    one, two, done = await enqueue(store, *(NewTask("a", delay_seconds=3600) for _ in range(2)), NewTask("a"))
+    await browser.call("cancel", id=done)
+    run_at = (await browser.call("status", id=one)).run_at[:19]
+    rows = (await browser.get("/tasks")).split("<tr ")
+    assert [f'data-label="runs"><time datetime="{run_at}' in row for row in rows if f'data-key="t{one}"' in row] == [
+        True
+    ]
+    assert "<th>Runs</th>" not in await browser.get("/tasks?state=CANCELLED")
+    assert ">Run now</button>" in await browser.get(f"/tasks/{one}")
+    await sql.execute("update penstock.task set state = 'ERROR', attempts = 1 where id = $1", two)
+    assert ">Retry now</button>" in await browser.get(f"/tasks/{two}")
+    assert await browser.do("reschedule", id=one, delay=0) == f"done: Task {one} is rescheduled"
+    assert ">Run now</button>" not in await browser.get(f"/tasks/{one}")
+    assert await browser.do("reschedule.selected", ids=[str(two), str(done)]) == (
+        f"failed: 1 of 2 tasks due now; Task {done} is CANCELLED; it cannot be rescheduled"
+    )
+    assert await sql.fetchval("select run_at <= now() from penstock.task where id = $1", two)
+
+
+async def test_json_is_folded_and_its_text_is_unchanged(store: Store, browser: Browser) -> None:
+    payload = {
+        "big": 12345678901234567890,
+        "in": {"a": [1, {"b": "} {"}], "empty": {}},
+        "long": list(range(60)),
+        "x": "[",
+    }
+    deep: Any = 1
+    for _ in range(60):
+        deep = [deep]
+    for given in (payload, [], "text", deep):
+        (one,) = await enqueue(store, NewTask("a", payload=json.dumps(given)))
+        shown = re.search(
+            r'<pre class="json" id="payload" tabindex="0">(.*?)</pre>', await browser.get(f"/tasks/{one}"), re.DOTALL
+        )
+        assert shown is not None
+        assert json.loads(unescape(re.sub("<[^>]*>", "", shown[1]))) == given
+        assert shown[1].count("<details") == shown[1].count("</details>") <= 20
+        if given is payload:
+            assert shown[1].count("<details") == 5
+            assert shown[1].count("<details open>") == 4
+
+
+async def test_long_names_are_cut_and_whole_in_their_title(store: Store, browser: Browser) -> None:
+    name = "export." * 8
+    await enqueue(store, NewTask(name))
+    await browser.call("schedule.create", name=name + "s", expression="@daily", action="a")
+    for path, shown in (("/tasks", name), ("/actions", name), ("/schedules", name + "s")):
+        assert f'<span class="cut" title="{shown}">{shown}</span>' in await browser.get(path), path
 
 
 async def test_a_traced_task_leads_to_its_trace(store: Store, settings: Settings) -> None:
@@ -426,6 +518,24 @@ async def test_workflows_are_drawn_cancelled_and_retried(browser: Browser) -> No
     assert page.count('class="edge"') == 1
     assert await browser.do("workflow.cancel", id=made.id) == f"done: Workflow {made.id} is cancelled"
     assert (await browser.do("workflow.retry", id=made.id)).startswith(f"done: Workflow {made.id}:")
+
+
+async def test_a_failed_workflow_shows_the_errors_of_its_steps(
+    store: Store, settings: Settings, browser: Browser
+) -> None:
+    made = await browser.call(
+        "workflow.create", steps=[{"action": "a", "name": name, "max_attempts": 1} for name in ("one", "two")]
+    )
+    assert 'id="errors"' not in await browser.get(f"/workflows/{made.id}")
+    task_id = (await browser.call("workflow.status", id=made.id)).tree[1].task_id
+    error = {"code": 1, "message": "no", "data": {"type": "CardDeclined", "message": "no cover", "traceback": "line 7"}}
+    await fail_for_good(store, task_id, error)
+    async with store.transaction() as session:
+        await advance_workflows(session, [made.id], settings)
+    page = await browser.get(f"/workflows/{made.id}")
+    errors = page[page.index('id="errors"') : page.index('class="graphbox"')]
+    for part in ("of 1 failed step<", "two", "CardDeclined: no cover", "line 7", f'href="/tasks/{task_id}"'):
+        assert part in errors, part
 
 
 async def test_actions_are_limited_and_paused(browser: Browser) -> None:
@@ -877,7 +987,7 @@ async def test_the_first_id_of_an_instant_is_found_in_both_tables_and_beyond_the
 
 @pytest.mark.parametrize("name", [
     "list_audit", "read_session", "read_history", "read_recent_successes", "read_recent_failures", "read_in_flight",
-    "read_life", "find_first_id", "search_tasks", "search_settled_tasks", "search_live_tasks",
+    "read_life", "read_failed_steps", "find_first_id", "search_tasks", "search_settled_tasks", "search_live_tasks",
     "count_live_of_tenant", "count_settled_of_tenant",
 ])  # fmt: skip
 async def test_a_statement_of_the_dashboard_goes_by_an_index(sql: Any, name: str) -> None:

@@ -85,6 +85,11 @@ union all
 select claimed_at, null, finished_at, workflow, null, null, false, false, null
 from penstock.task_history where id = $1;
 
+-- name: read_failed_steps
+-- $1 workflow, $2 how many. Along the primary key, as count_steps.
+select name, task_id, reason from penstock.workflow_step
+where workflow_id = $1 and state = 'CRITICAL_ERROR' order by number limit $2;
+
 -- name: find_first_id
 -- $1 an instant. The lowest id that a task created then or later may have: ids are given in the order of creation, but
 -- for transactions of some length. By halving, each look along the index on id of each partition.

@@ -76,7 +76,7 @@ async def carry_out(request: PageRequest, form: Form) -> FormOutcome | ResultPag
                 return ResultPage("edit.html", {"values": again, "problem": exc.message}, 422)
         case "keys.create":
             return await _create_key(request, form)
-        case "cancel.selected" | "retry.selected":
+        case "cancel.selected" | "retry.selected" | "reschedule.selected":
             return await _change_selected(request, method.removesuffix(".selected"), form)
     action = FORM_ACTIONS.get(method)
     if action is None:
@@ -127,16 +127,17 @@ async def _change_selected(request: PageRequest, method: str, form: Form) -> For
     ids = form.all("ids")[:MAX_IDS]
     if not ids:
         raise InvalidParams("ids", "must not be empty: select tasks first")
+    more = {"delay": 0} if method == "reschedule" else {}
     refused: list[str] = []
     for task_id in ids:
         try:
-            await request.call(method, id=task_id[:40])
+            await request.call(method, id=task_id[:40], **more)
         except AccessDenied:
             raise
         except RpcError as exc:
             refused.append(exc.message)
-    verb = "cancelled" if method == "cancel" else "retried"
-    text = f"{len(ids) - len(refused)} of {len(ids)} tasks {verb}"
+    outcome = {"cancel": "cancelled", "retry": "retried", "reschedule": "due now"}[method]
+    text = f"{len(ids) - len(refused)} of {len(ids)} tasks {outcome}"
     return FormOutcome(text + (f"; {refused[0]}" if refused else ""), complete=not refused)
 
 

@@ -15,6 +15,8 @@ from penstock.protocol.views import span, trimmed
 from penstock.runtime.logs import printable
 
 _SHOWN_BYTES = 64 * 1024
+_FOLDED_DEPTH = 20  # browsers flatten what is nested deeply
+_LONG_LINES = 40  # of an object or array inside another: it is folded at first
 
 
 def number(value: float | None) -> str:
@@ -59,6 +61,38 @@ def indented(value: Any) -> str:
     """JSON with its numbers unchanged; indented unless it is large, since deep nesting would grow it a hundredfold."""
     raw = bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value)
     return (msgspec.json.format(raw, indent=2) if len(raw) <= _SHOWN_BYTES else raw).decode("utf-8")
+
+
+def folded(value: Any) -> Markup:
+    """``pretty`` with each object and array in a ``details``; the text of all of it is still the JSON."""
+    lines = pretty(value).split("\n")
+    open_at: list[int] = []
+    ends: dict[int, int] = {}  # last line of each object and array by its first
+    for place, line in enumerate(lines):
+        if line.endswith(("{", "[")):
+            open_at.append(place)
+        elif line.lstrip().startswith(("}", "]")) and open_at:
+            ends[open_at.pop()] = place
+    made: list[str] = []
+    depth = 0
+    closing = set[int]()
+    for place, line in enumerate(lines):
+        if place in closing:
+            made.append("</details>")
+            depth -= 1
+        end = ends.get(place)
+        if end is None or depth >= _FOLDED_DEPTH:
+            made.append(escape(line + "\n"))
+            continue
+        closing.add(end)
+        is_open = not depth or end - place <= _LONG_LINES
+        depth += 1
+        made.append(
+            Markup('<details{}><summary><span data-folded="{}">{}</span>\n</summary>').format(
+                Markup(" open" if is_open else ""), f" {end - place - 1} lines ", line
+            )
+        )
+    return Markup("").join(map(Markup, made))
 
 
 def plain(value: Any) -> Any:
@@ -120,5 +154,19 @@ def output_line(entry: OutputEntry) -> str:
     return printable(f"{at}  {entry.level or 'log'}{source} {entry.text}")
 
 
-_FILTERS = (number, compact, span, when, pretty, plain, error_parts, segment, printable, word, badge, output_line)
+_FILTERS = (
+    number,
+    compact,
+    span,
+    when,
+    pretty,
+    folded,
+    plain,
+    error_parts,
+    segment,
+    printable,
+    word,
+    badge,
+    output_line,
+)
 FILTERS = {each.__name__: each for each in _FILTERS}

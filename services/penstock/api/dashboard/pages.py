@@ -2,15 +2,16 @@
 
 import asyncio
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from penstock.api.dashboard import graph
 from penstock.api.dashboard.form_actions import EDIT_FIELDS, bulk_params
-from penstock.api.dashboard.formats import indented, plain, segment
+from penstock.api.dashboard.formats import indented, plain, query, segment, word
 from penstock.api.dashboard.page_request import PAGE_ROWS, Page, PageRequest, labels_of, utc
 from penstock.api.dashboard.timeline import timeline, waterfall
+from penstock.limits.explain import Cause, Explanation
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import InvalidParams, QueueAway
 from penstock.protocol.output import Seen
@@ -18,9 +19,11 @@ from penstock.protocol.task import State
 from penstock.protocol.tenant import EVERY_TENANT
 from penstock.tasks import output
 from penstock.tasks.bulk import COUNTED, Operation
+from penstock.tasks.views import TaskDetail
 from penstock.workflows.model import WorkflowState
 
 GRAPH_STEPS = 150
+FAILED_STEPS = 10  # of a workflow, whose errors its page shows
 DEAD_SHOWN = 20
 _FLAGS = {"yes": True, "no": False}
 
@@ -89,12 +92,49 @@ async def load_task(request: PageRequest) -> dict[str, Any]:
         "task": task,
         "life": life,
         "explanation": explanation,
+        "cause": explanation and _cause(explanation, task, life),
         "trace_url": trace_url and task.trace_id and trace_url.replace("{trace_id}", task.trace_id),
         "events": timeline(task, life, datetime.now(UTC)),
         "steps": waterfall(task),
         "output": [(part.claim, entry) for part in parts for entry in part.entries][-_OUTPUT_ENTRIES:],
         "dropped": sum({part.claim: part.dropped for part in parts}.values()),
     }
+
+
+class CauseLink(NamedTuple):
+    """method: that the page needs. state: of the task that is in the way."""
+
+    method: str
+    path: str
+    text: str
+    state: State | None = None
+
+
+def _cause(found: Explanation, task: TaskDetail, life: Any) -> CauseLink | None:
+    """The page about what keeps a task from running, if there is one."""
+    match found.cause:
+        case Cause.ORDERING_KEY if found.task is not None:
+            return CauseLink("status", f"/tasks/{found.task}", f"Task {found.task}", found.task_state)
+        case Cause.STEPS:
+            return CauseLink("workflow.status", f"/workflows/{found.workflow}", f"Workflow {found.workflow}")
+        case Cause.PAUSED | Cause.LIMIT if found.tenant is not None:
+            return CauseLink("tenant.get", f"/tenants/{segment(found.tenant)}", f"Limits of tenant {found.tenant}")
+        case Cause.PAUSED | Cause.LIMIT:
+            return CauseLink("action.get", f"/actions/{segment(task.action)}", f"Limits of {task.action}")
+        case Cause.UNKNOWN_ACTION:
+            return CauseLink("action.list", "/actions", "Actions and their workers")
+        case Cause.SENT if life is not None and life["route"]:
+            return CauseLink("action.list", "/actions", "Routes and actions")
+        case Cause.SENT:
+            return CauseLink("dlq.stats", "/queues", "Queues")
+        case Cause.BACKLOG:
+            return CauseLink("list", "/tasks?state=ACQUIRED", "Tasks in flight")
+        case Cause.NO_SCHEDULER:
+            return CauseLink("stats", "/", "Processes")
+        case Cause.NOT_DUE:
+            path = "/tasks" + query(state=task.state, action=task.action)
+            return CauseLink("list", path, f"{word(task.state).capitalize()} tasks of {task.action}")
+    return None
 
 
 async def load_edit(request: PageRequest) -> dict[str, Any]:
@@ -120,8 +160,13 @@ async def load_schedule(request: PageRequest) -> dict[str, Any]:
 async def load_workflow(request: PageRequest) -> dict[str, Any]:
     cursor = request.query["cursor"]
     workflow = await request.call("workflow.status", id=request.path["id"], cursor=cursor, limit=GRAPH_STEPS)
+    (failed,) = await request.methods.fetch(("read_failed_steps", workflow.id, FAILED_STEPS))
+    ids = [step["task_id"] for step in failed if step["task_id"] is not None]
+    tasks = await request.call("status", ids=ids) if ids else []
+    errors = {task.id: task.error for task in tasks if task is not None}
     return {
         "workflow": workflow,
+        "failed": [(step, errors.get(step["task_id"])) for step in failed],
         "layout": graph.layout(workflow.tree),
         "whole": workflow.cursor is None and cursor is None,
         "cursor": workflow.cursor,
