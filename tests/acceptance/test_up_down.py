@@ -23,7 +23,6 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from penstock.local.postgres import EmbeddedPostgres
 from penstock.local.service import python_path
 from penstock.local.state import DataDir
 from tests.forking import forked_commands
@@ -246,13 +245,6 @@ def environment_of(state: dict[str, Any], name: str) -> dict[str, str]:
 
 
 def test_processes_are_given_the_secrets_that_they_need_and_no_others(place: Place) -> None:
-    """The database was made by an earlier version, with a table of an application where that one put it."""
-    folder = place.path / ".penstock"
-    earlier = EmbeddedPostgres(folder / "postgres")
-    earlier.start()
-    earlier.create_database("penstock")
-    earlier.execute("create schema penstock create table penstock.shop_order (id int)", "penstock")
-    earlier.stop()
     admin = "admin-key-of-the-user"
     place.env |= {
         "PENSTOCK_API_KEYS": admin, "PENSTOCK_API_KEY": admin, "AWS_ACCESS_KEY_ID": "AKIDREAL",
@@ -294,7 +286,6 @@ def test_processes_are_given_the_secrets_that_they_need_and_no_others(place: Pla
             connection.execute("select pg_read_file('/etc/passwd')")
     with psycopg.connect(state["database_url"]) as connection:
         assert connection.execute("select current_schema()").fetchone() == ("public",)
-        assert connection.execute("select count(*) from shop_order").fetchone() == (0,)
 
 
 def test_ps_for_people_shows_no_password(shared: Place) -> None:

@@ -99,7 +99,8 @@ class Arena:
         self.log_path = folder / "stack.log"
         self.ledger = Ledger(folder / "ledger")
         self.done_by_proxy: dict[str, int] = {}
-        self._env = FAST | {"PENSTOCK_SQS_ACCESS_KEY": f"{ACCESS_KEY}:any"} | dict(env)
+        own = {"PENSTOCK_SQS_ACCESS_KEY": f"{ACCESS_KEY}:any", LEDGER_VARIABLE: str(self.ledger.folder)}
+        self._env = FAST | own | dict(env)
         self._transport = transport
         self._database = database
         self.pair = Pair(folder / "pair")
@@ -128,7 +129,7 @@ class Arena:
         output = Output(self._exit.enter_context(self.log_path.open("wb")), colour=False)
         self.stack = Stack(
             self.folder / "stack", port=0, workers=2, apps=["tests.chaos.app"],
-            worker_env={LEDGER_VARIABLE: str(self.ledger.folder)}, output=output, **broker, **await self._start_pair(),
+            output=output, **broker, **await self._start_pair(),
         )  # fmt: skip
         self._exit.push_async_callback(self.stack.stop)
         await self.stack.start()

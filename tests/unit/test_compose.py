@@ -271,7 +271,7 @@ def test_the_queues_are_not_published(compose: dict[str, Any]) -> None:
     assert "ports" not in compose["services"]["elasticmq"]
 
 
-async def test_the_script_of_roles_sets_up_an_old_database_and_a_new_one_and_may_run_again(
+async def test_the_script_of_roles_sets_up_a_database_and_may_run_again(
     compose: dict[str, Any], data_path: Path
 ) -> None:
     service = compose["services"]["roles"]
@@ -282,21 +282,16 @@ async def test_the_script_of_roles_sets_up_an_old_database_and_a_new_one_and_may
         environment = service["environment"]
         assert environment["PGUSER"] == SUPERUSER
         command = [str(server._bin / "psql"), *service["entrypoint"][1:-1], f"--file={OPERATIONS / 'roles.sql'}"]
-        for is_old in (False, True):
-            server.create_database("penstock")
-            if is_old:
-                server.execute("create schema penstock create table penstock.shop_order (id int)", "penstock")
-            given = environment | {
-                "PGHOST": HOST,
-                "PGPORT": str(server.port),
-                "PGPASSWORD": urlsplit(server.dsn()).password,
-            }
-            for _ in range(2):
-                done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=60, check=False)
-                assert done.returncode == 0, done.stderr
-            expected = "public, penstock" if is_old else "public"
-            assert server.fetch_value("select current_setting('search_path')", database="penstock") == expected
-            server.drop_database("penstock")
+        server.create_database("penstock")
+        given = environment | {
+            "PGHOST": HOST,
+            "PGPORT": str(server.port),
+            "PGPASSWORD": urlsplit(server.dsn()).password,
+        }
+        for _ in range(2):
+            done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 0, done.stderr
+        assert server.fetch_value("select current_setting('search_path')", database="penstock") == "public"
         await (await asyncpg.connect(f"postgresql://penstock_app:app0secret@{HOST}:{server.port}/postgres")).close()
         server.execute("create role rds_iam")  # as RDS has it
         for _ in range(2):

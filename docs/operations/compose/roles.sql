@@ -15,10 +15,4 @@ select 'create database export owner export'
 where not exists (select from pg_database where datname = 'export') \gexec
 
 -- The owner's role has the name of its schema: by Postgres' default, "$user" first, unqualified tables would be made in it.
--- Where that has happened they are still found; new ones are made in public.
-select format('alter role penstock in database penstock set search_path = %s',
-              case when to_regnamespace('penstock') is null then 'public' else 'public, penstock' end)
-where not exists (
-    select from pg_db_role_setting s join pg_database d on d.oid = s.setdatabase
-    where d.datname = 'penstock' and s.setrole = 'penstock'::regrole and s.setconfig::text like '%search_path=%'
-) \gexec
+alter role penstock in database penstock set search_path = public;

@@ -1,7 +1,5 @@
 """The command line. Commands load what they need when they run, so that `penstock worker` loads no database driver."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from importlib import import_module

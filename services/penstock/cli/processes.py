@@ -3,8 +3,6 @@
 The sources also read the variables of the tools that they replace.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import secrets

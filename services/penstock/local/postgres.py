@@ -54,10 +54,10 @@ class EmbeddedPostgres(Service):
     passing_problem = "is still in use"
 
     def __init__(
-        self, data_dir: Path, *, port: int | None = None, options: Mapping[str, str] | None = None, version: int = 18,
+        self, data_dir: Path, *, options: Mapping[str, str] | None = None, version: int = 18,
         installation: Path | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(data_dir, port=port)
+        super().__init__(data_dir)
         self.pgdata = self.data_dir / "pgdata"
         self.options = {**DEFAULT_OPTIONS, **(options or {})}
         self.version = version

@@ -28,15 +28,11 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-class PortTaken(StackError):
-    """The port was free a moment ago and now is not; another one may work."""
-
-
 class Service(ABC):
     """One embedded service: ``prepare`` its folder, ``spawn`` it, wait until it is ready, ``stop`` it.
 
-    data_dir: a folder of this service alone, created when missing.
-    port: None takes a free one, and the same again at later starts from this folder while it is free.
+    data_dir: a folder of this service alone, created when missing. The port is a free one, and the same again at later
+    starts from this folder while it is free.
     """
 
     name: str
@@ -44,11 +40,10 @@ class Service(ABC):
     start_within_seconds: float = 60
     passing_problem: str | None = None  # in the log of a child that exited and may succeed a moment later
 
-    def __init__(self, data_dir: Path, *, port: int | None = None) -> None:
+    def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir.absolute()
         self.log_path = self.data_dir / f"{self.name}.log"
-        self.port = port or 0
-        self._port_is_free_choice = port is None
+        self.port = 0
         self._port_path = self.data_dir / "port"
         self.started = 0.0  # epoch seconds of the last start
         self.restarts = -1  # starts after the first
@@ -126,10 +121,10 @@ class Service(ABC):
                 is_port_taken = "address already in use" in words.lower()
                 may_pass = bool(self.passing_problem and self.passing_problem in words)
                 if is_port_taken:
-                    may_pass = self._port_is_free_choice
-                    where = f"port {self.port} is taken; name another one or stop what uses it. {where}"
+                    may_pass = self.restarts < 0  # its URL stays valid over restarts
+                    where = f"port {self.port} is taken; stop what uses it. {where}"
                 if not (tries_left and may_pass):
-                    raise PortTaken(where) if is_port_taken else StackError(where)
+                    raise StackError(where)
                 if is_port_taken:
                     self.port = 0
                 time.sleep(0.5)
@@ -142,12 +137,11 @@ class Service(ABC):
                 )
             time.sleep(0.02)
         self.restarts += 1
-        self._port_is_free_choice = False  # the URL must stay valid after a restart
         self._port_path.write_text(str(self.port), "ascii")
         return True
 
     def take_port(self) -> None:
-        """Settle on a port before the child is made. Raises PortTaken."""
+        """Settle on a port before the child is made. Raises StackError."""
         if not self.port:
             last = None
             with contextlib.suppress(OSError, ValueError):
@@ -246,9 +240,7 @@ def open_log(path: Path) -> IO[bytes]:
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_size > LOG_KEPT_BYTES:
             path.replace(path.with_name(path.name + ".1"))
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.fchmod(descriptor, 0o600)  # an earlier version's may be readable for others
-    return os.fdopen(descriptor, "ab")
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
 
 
 def write_private(path: Path, text: str) -> None:

@@ -1,7 +1,5 @@
 """An embedded SQS: ministack's SQS, alone, as a child process on a loopback port."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import secrets
@@ -12,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from penstock.local.service import HOST, PortTaken, Service, answers, make_private, plain_environment, python_path
+from penstock.local.service import HOST, Service, answers, make_private, plain_environment, python_path
 from penstock.protocol.errors import StackError, needing
 from penstock.runtime.logs import log
 
@@ -38,8 +36,8 @@ class EmbeddedSqs(Service):
 
     name = "sqs"
 
-    def __init__(self, data_dir: Path, *, port: int | None = None, access_key_id: str | None = None) -> None:
-        super().__init__(data_dir, port=port)
+    def __init__(self, data_dir: Path, *, access_key_id: str | None = None) -> None:
+        super().__init__(data_dir)
         self.access_key_id = access_key_id or secrets.token_hex(20)
         self.state_dir = self.data_dir / "state"
         self._listener: socket.socket | None = None
@@ -66,7 +64,7 @@ class EmbeddedSqs(Service):
             listener.listen(_BACKLOG)
         except OSError as exc:
             listener.close()
-            raise PortTaken(f"port {self.port} is taken; name another one or stop what uses it: {exc}") from exc
+            raise StackError(f"port {self.port} is taken; stop what uses it: {exc}") from exc
         self._listener = listener
 
     def stop(self, grace_seconds: float = 15) -> None:

@@ -29,8 +29,6 @@ READY_WITHIN_SECONDS = 60.0
 GIVE_UP_AFTER_EXITS = 3  # of one process before the stack was ever ready
 WRONG_SETTINGS = [2, 2]  # exit codes; once may be a port that was lost to another program, the next try takes a new one
 LOCAL_DEFAULTS = {"receive_wait_seconds": "1", "visibility_timeout_seconds": "30"}
-# Of the caller's environment, what would send a process to another database, SQS or port than the stack's.
-_REPLACED = ("DATABASE_URL", "SQS_ENDPOINT_URL", "TRANSPORT_URL", "HTTP_PORT", "METRICS_PORT", "API_URL", "CONTROL_URL")
 _OF_ANOTHER_DATABASE = (
     "POOLER", "LISTEN_URL", "PASSWORD_FILE", "PASSWORD_COMMAND", "SSL_MODE", "SSL_ROOT_CERT", "SSL_CERT", "SSL_KEY",
 )  # fmt: skip
@@ -46,12 +44,6 @@ _WITHHELD = (
     "CONTROL_API_KEY",
     "SCHEDULER0_AUTH_PASSWORD",
 )
-_CONTROL_NAME = "local-workers"
-_CONTROL_PERMISSION = Permission.WORKER
-_HAS_SEARCH_PATH = """
-select true from pg_db_role_setting s join pg_database d on d.oid = s.setdatabase
-where d.datname = $1 and s.setrole = current_user::regrole and s.setconfig::text like '%search_path=%'
-"""
 EXAMPLE_APP = "examples.export"
 
 
@@ -66,7 +58,6 @@ class Stack:
     one_process: run all but the workers in one process, `penstock run`. reload: start workers again when code changes.
     database_url, sqs_endpoint_url: use these instead of the embedded Postgres or SQS.
     transport_url: use this broker instead of SQS.
-    worker_env: variables for the workers alone.
     settings: what the processes run with, once started.
     Raises StackError or SettingsError from ``start``, with the next step.
     """
@@ -87,7 +78,6 @@ class Stack:
         database_url: str | None = None,
         sqs_endpoint_url: str | None = None,
         transport_url: str | None = None,
-        worker_env: Mapping[str, str] | None = None,
         output: Output | None = None,
     ) -> None:
         self.data_dir = DataDir(data_dir)
@@ -101,7 +91,6 @@ class Stack:
         self._outside_database = database_url
         self._outside_sqs = sqs_endpoint_url
         self._transport_url = transport_url or "sqs://"
-        self._worker_env = dict(worker_env or {})
         self._output = output or Output(sys.stderr.buffer, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ)
         self._services: list[Service] = []
         self._children = Children(self._output, self._publish)
@@ -156,16 +145,15 @@ class Stack:
         for service in self._services:
             again = self._create_queues if isinstance(service, EmbeddedSqs) else None
             self._children.keep_service(service, again)
-        replaced = {f"PENSTOCK_{name}" for name in _REPLACED}
-        env = {name: value for name, value in os.environ.items() if name not in replaced}
+        env = os.environ | settings | {"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"}
+        env.pop("PENSTOCK_API_URL", None)  # perhaps another stack's
         if not _has_credentials():  # real ones stay: handlers may call other services by them
             env |= _of_sdks(self._places)
-        env |= {**settings, "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"}
         metrics_host = _reachable(self.settings.metrics_host)
 
         withheld = {f"PENSTOCK_{name}" for name in _WITHHELD}
         worker_env = {name: value for name, value in env.items() if name not in withheld}
-        worker_env |= self._example | self._worker_env
+        worker_env |= self._example
         worker = [sys.executable, "-m", "penstock", "worker", *(word for app in self.apps for word in ("--app", app))]
         worker += ["--reload"] if self._reload else []
         commands = {f"worker-{number}": worker for number in range(1, self.workers + 1)}
@@ -218,7 +206,7 @@ class Stack:
         env = {"PENSTOCK_HTTP_HOST": self._http_host, "PENSTOCK_HTTP_PORT": str(self._http_port)}
         settings = self.settings
         if settings.needs_keys and settings.control_api_key is None:
-            entry = f"{_CONTROL_NAME}:{_CONTROL_PERMISSION}:{digest_of(self._control_key.encode()).hex()}"
+            entry = f"local-workers:{Permission.WORKER}:{digest_of(self._control_key.encode()).hex()}"
             env["PENSTOCK_API_KEYS"] = ",".join([*(key.get_secret_value() for key in settings.api_keys), entry])
         if "dashboard_processes" not in settings.model_fields_set:
             env["PENSTOCK_DASHBOARD_PROCESSES"] = ",".join(f"{worker.name}={worker.url}" for worker in self._workers)
@@ -233,7 +221,7 @@ class Stack:
         if self.settings.needs_keys:
             key = self.settings.control_api_key
             env["PENSTOCK_CONTROL_API_KEY"] = key.get_secret_value() if key else self._control_key
-        return {name: value for name, value in env.items() if name not in self._worker_env}
+        return env
 
     async def _start_services(self, broker: BrokerUrl) -> tuple[str, str, str]:
         """Start Postgres and SQS, both at once; returns their URLs, and the embedded SQS's access key, `ID:SECRET`."""
@@ -256,13 +244,10 @@ class Stack:
         return database_url, sqs.url, f"{sqs.access_key_id}:penstock"
 
     def _prepare_databases(self, postgres: EmbeddedPostgres) -> None:
-        is_new = postgres.create_database(DATABASE)
+        postgres.create_database(DATABASE)
         # The role has the name of Penstock's schema, so the default ("$user", public) would put tables of applications
-        # into it, and take Penstock's `job` for one of theirs. In a database made before this was set they are there:
-        # they are still found, and new ones go to public.
-        path = "public" if is_new else f"public, {DATABASE}"
-        if is_new or not postgres.fetch_value(_HAS_SEARCH_PATH, DATABASE):
-            postgres.execute(f"alter role {SUPERUSER} in database {DATABASE} set search_path = {path}")
+        # into it, and take Penstock's `job` for one of theirs.
+        postgres.execute(f"alter role {SUPERUSER} in database {DATABASE} set search_path = public")
         runs_example = any(f"{app}.".startswith(f"{EXAMPLE_APP}.") for app in self.apps)
         if runs_example and "EXPORT_DATABASE_URL" not in os.environ:
             self._example["EXPORT_DATABASE_URL"] = postgres.own_database("export")

@@ -1,7 +1,5 @@
 """A stack from outside: its folder, the lock on it, its `state.json`; a start in the background, and a stop."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

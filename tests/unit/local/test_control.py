@@ -17,12 +17,6 @@ URL = {"PENSTOCK_CONTROL_URL": "http://127.0.0.1:8123/rpc"}
 HASHED = f"ci:read:{'ab' * 32}"
 
 
-def environment(tmp_path: Path, worker_env: dict[str, str] | None = None, **settings: Any) -> dict[str, str]:
-    stack = Stack(tmp_path, worker_env=worker_env)
-    stack.settings, stack._http_port = load_settings(**settings), 8123
-    return stack._control_environment()
-
-
 @pytest.mark.parametrize(
     "settings", [{"api_keys": f"{HASHED},plain-and-long-enough", "api_key": "own"}, {"api_require_keys": True}]
 )
@@ -49,7 +43,9 @@ def test_a_key_that_the_settings_name_for_workers_stays(tmp_path: Path) -> None:
 
 
 def test_workers_get_no_key_where_none_is_asked_for(tmp_path: Path) -> None:
-    assert environment(tmp_path, api_key="own") == URL
+    stack = Stack(tmp_path)
+    stack.settings, stack._http_port = load_settings(api_key="own"), 8123
+    assert stack._control_environment() == URL
 
 
 def test_the_api_is_told_where_to_ask_the_workers_each_at_a_port_of_its_own(tmp_path: Path) -> None:
@@ -67,7 +63,3 @@ def test_processes_that_the_user_names_stay(tmp_path: Path) -> None:
     stack = Stack(tmp_path)
     stack.settings, stack._http_port, stack._ready = load_settings(dashboard_processes="http://host:1"), 8123, True
     assert "PENSTOCK_DASHBOARD_PROCESSES" not in stack._api_environment()
-
-
-def test_what_is_set_for_the_workers_alone_stays(tmp_path: Path) -> None:
-    assert environment(tmp_path, {"PENSTOCK_CONTROL_URL": ""}) == {}

@@ -1,7 +1,5 @@
 """The rules of docs/protocol.md, each as a check of a program at work."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

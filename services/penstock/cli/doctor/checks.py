@@ -1,7 +1,5 @@
 """Checks of the live settings, Postgres, queues and api. They change nothing; one that fails hides no other."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime
 

@@ -1,7 +1,5 @@
 """The look at Postgres: can it be reached, is the schema there, may this role use it, will it keep what it is given."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

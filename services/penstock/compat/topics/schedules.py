@@ -1,7 +1,5 @@
 """Schedules of kafka-message-scheduler in Avro (binary, without a header) and in JSON. No I/O."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import io
