@@ -85,8 +85,10 @@ class SimulatedQueue(MemoryQueue):
         chance = self._service.chance
         chance.shuffle(ready)
         few = ready[: chance.randint(1, self.limits.max_call_messages)]
-        # Where it strikes, another receiver gets the message too.
-        received = self.take(few, visibility_seconds, hide=lambda: not self._service.strikes())
+        received = self.take(few, visibility_seconds)
+        for message in received:
+            if self._service.strikes() and (stored := self.find(message)) is not None:
+                self.show(stored)  # another receiver gets the message too
         await self._return(is_lost)
         return received
 

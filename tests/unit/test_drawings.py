@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.run import _SOURCES, PROCESSES, _maker
+from penstock.cli.run import PROCESSES, _maker
 from penstock.protocol.errors import SettingsError
 from penstock.settings.model import Settings
 from tests.docs_blocks import ROOT, all_blocks
@@ -16,7 +16,7 @@ from tests.unit.test_terraform import called
 
 PAGES = ("README.md", "docs/threat-model.md")
 QUEUES = {role: f"{role} queue" for role in ("inbound", "outbound", "results")}
-DRAWN = set(PROCESSES) - _SOURCES  # those are for who comes from other schedulers
+DRAWN = {*PROCESSES, "worker"}
 FLOWS = {"sqs:SendMessage", "sqs:ReceiveMessage"}
 
 

@@ -268,7 +268,7 @@ def test_policies_allow_each_process_what_it_calls_and_nothing_else(module: Modu
     wanted = called()
     for process in wanted.keys() | allowed.keys():
         assert allowed[process] == wanted[process], process
-    assert {name for name in PROCESSES if "source" not in name} <= allowed.keys()
+    assert {*PROCESSES, "worker"} <= allowed.keys()
 
 
 def test_workers_of_a_route_may_what_other_workers_may_on_its_queue(module: Module) -> None:

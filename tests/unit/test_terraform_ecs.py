@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "terraform-ecs"
 TEXT = {path.name: path.read_text("utf-8") for path in EXAMPLE.glob("*.tf")}
 ALL = "\n".join(TEXT.values())
-CALLBACKS = {"clockwork-source", "kafka-source"}  # for those who come from other schedulers
 
 
 def test_the_environment_is_made_of_settings() -> None:
@@ -41,7 +40,7 @@ def test_every_process_runs_its_command_with_options_that_it_has() -> None:
     command: Any = command_tree()
     sizes = TEXT["processes.tf"].split("for process, size in {", 1)[1].split("} : process", 1)[0]
     processes = set(re.findall(r"^\s+(\w+)\s+= \{ cpu", sizes, re.M)) | {"worker"}
-    assert processes == set(PROCESSES) - CALLBACKS
+    assert processes == {*PROCESSES, "worker"}
     assert processes | {"migrate"} <= command.commands.keys()
     assert "command  = [process]" in TEXT["processes.tf"]
     assert 'command     = ["migrate", "--grant", "penstock_app"]' in TEXT["processes.tf"]

@@ -63,9 +63,8 @@ def follow(client: Client, ids: Sequence[int], *, as_json: bool) -> int:
         if not left:
             for thread in outputs:
                 thread.join(_LATE_SECONDS)
-            return (
-                0 if all(task["state"] == State.SUCCESS for task in known.values()) else 3
-            )  # as of `penstock task result`
+            have_succeeded = all(task["state"] == State.SUCCESS for task in known.values())
+            return 0 if have_succeeded else 3  # as of `penstock task result`
         time.sleep(LOOK_SECONDS)
 
 
@@ -133,8 +132,8 @@ def _standing(task: dict[str, Any]) -> str:
 
 
 def _on(ran: dict[str, Any]) -> str:
-    """The worker of a task or a failed attempt; older apis leave it out."""
-    return f" on {ran['worker']}" if ran.get("worker") else ""
+    """The worker of a task or a failed attempt."""
+    return f" on {ran['worker']}" if ran["worker"] else ""
 
 
 def _line(task: dict[str, Any], at: str, text: str) -> str:

@@ -17,6 +17,7 @@ import typer
 
 from penstock.cli.common import DataDirOption, print_json, print_table
 from penstock.protocol.errors import StackError
+from penstock.protocol.views import span
 
 # Options of `up`, for URLs that contain a password.
 _DATABASE_URL = "PENSTOCK_UP_DATABASE_URL"
@@ -185,11 +186,9 @@ def ps(
     _print_urls(state)
     typer.echo()
     columns = ("name", "pid", "state", "restarts", "up", "metrics")
-    rows = [
-        (entry["name"], entry["pid"], entry["state"], entry["restarts"], _age(entry["started"]), entry["metrics"])
-        for entry in state["processes"]
-    ]
-    print_table(columns, rows, right=("pid", "restarts", "up"))
+    fields = ("name", "pid", "state", "restarts", "started", "metrics")
+    processes = [entry | {"started": span(time.time() - entry["started"])} for entry in state["processes"]]
+    print_table(columns, [[entry[name] for name in fields] for entry in processes], right=("pid", "restarts", "up"))
 
 
 def env(
@@ -289,12 +288,3 @@ def _print_summary(folder: Any, state: dict[str, Any], notes: list[str], *, deta
     else:
         typer.echo("stop       Ctrl-C")
     sys.stdout.flush()
-
-
-def _age(started: float) -> str:
-    seconds = max(0, int(time.time() - started))
-    if seconds < 120:
-        return f"{seconds}s"
-    if seconds < 7200:
-        return f"{seconds // 60}m"
-    return f"{seconds // 3600}h"

@@ -23,11 +23,7 @@ from penstock.settings.model import Settings, misspelt_variables
 if TYPE_CHECKING:
     from penstock.db.pool import Store
 
-PROCESSES = (
-    "submitter", "scheduler", "worker", "resulter", "supervisor", "api", "kafka-source", "clockwork-source",
-)  # fmt: skip
-ALL_IN_ONE = "run"  # the one process of small installations
-_TOGETHER = ("submitter", "scheduler", "resulter", "supervisor", "api")
+PROCESSES = ("submitter", "scheduler", "resulter", "supervisor", "api")  # those of `penstock run`
 _SOURCES = frozenset({"kafka-source", "clockwork-source"})
 _ONE_PASS = frozenset({"supervisor", "api"}) | _SOURCES  # more passes would not make them faster
 
@@ -48,7 +44,7 @@ def run_process(name: str, settings: Settings, *, loops: int | None = None, apps
             _maker(each, settings, apps, faults_of(settings, each)),
             1 if each in _ONE_PASS else loops or settings.concurrency,
         )
-        for each in (_TOGETHER if name == ALL_IN_ONE else (name,))
+        for each in (PROCESSES if name == "run" else (name,))
     ]
     # The application's modules, which a worker has loaded by now, may have set up logging.
     quiet = "error" if settings.log_level == "error" else "warning"
@@ -147,17 +143,15 @@ def _over_postgres(name: str, settings: Settings, store: Store, open_queue: Open
         from penstock.resulter import Resulter
 
         return Resulter(store=store, results=queues["results"], settings=settings)
-    if name == "supervisor":
-        from penstock.compat.delayed_records import DelayedRecords
-        from penstock.compat.scheduler0.store import names_of_import
-        from penstock.supervisor.process import Supervisor
+    from penstock.compat.delayed_records import DelayedRecords
+    from penstock.compat.scheduler0.store import names_of_import
+    from penstock.supervisor.process import Supervisor
 
-        dead_letters = _queues(settings, open_queue, suffix=DEAD_LETTER_SUFFIX)
-        return Supervisor(
-            store=store, queues=queues, dead_letters=dead_letters, settings=settings,
-            open_queue=open_queue, additions=[DelayedRecords], names_of_import=names_of_import,
-        )  # fmt: skip
-    raise SettingsError(f"unknown process {name!r}: choose one of {', '.join(PROCESSES)}")
+    dead_letters = _queues(settings, open_queue, suffix=DEAD_LETTER_SUFFIX)
+    return Supervisor(
+        store=store, queues=queues, dead_letters=dead_letters, settings=settings,
+        open_queue=open_queue, additions=[DelayedRecords], names_of_import=names_of_import,
+    )  # fmt: skip
 
 
 def _queues(settings: Settings, open_queue: OpenQueue, *, suffix: str = "") -> dict[str, Queue]:

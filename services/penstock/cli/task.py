@@ -240,7 +240,7 @@ def _show_failures(task: dict[str, Any], shown: set[Any], fail_fast: bool) -> No
 
 
 def _failure_line(task: dict[str, Any], failure: dict[str, Any]) -> str:
-    on = f" on {failure['worker']}" if failure.get("worker") else ""
+    on = f" on {failure['worker']}" if failure["worker"] else ""
     return f"attempt {failure['attempt']} of {task['max_attempts']} failed{on}: {_error_line(failure['error'])}"
 
 

@@ -21,6 +21,7 @@ from penstock.cli.parameters import expanded
 from penstock.cli.values import state_label
 from penstock.protocol.errors import AccessDenied, Unavailable
 from penstock.protocol.task import State
+from penstock.protocol.views import span
 from penstock.runtime.logs import printable
 from penstock.tasks.params import StatsParams
 
@@ -299,7 +300,7 @@ def _rates(stats: dict[str, Any], succeeded: Sequence[float]) -> RenderableType:
         f"{rates['failed_per_second']:,.1f} failed attempts (over the last minute)",
     )
     table.add_row("succeeded", _spark(succeeded))
-    table.add_row("backlog", f"{lag['due']:,} due, the oldest for {_span(lag['oldest_due_seconds'])}")
+    table.add_row("backlog", f"{lag['due']:,} due, the oldest for {span(lag['oldest_due_seconds'])}")
     table.add_row("in flight", f"{stats['states'][State.ACQUIRED]:,}")
     return table
 
@@ -330,10 +331,3 @@ def _spark(values: Sequence[float]) -> str:
         return "none"
     bars = (_SPARKS[min(len(_SPARKS) - 1, int(value / most * (len(_SPARKS) - 1) + 0.5))] for value in values)
     return f"{''.join(bars)}  at most {most:,.1f}"
-
-
-def _span(seconds: float) -> str:
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.1f} s"

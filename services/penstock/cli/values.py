@@ -5,10 +5,11 @@ import math
 import re
 import sys
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import typer
 
+from penstock.protocol.json_text import no_constant
 from penstock.protocol.task import SHOWN_STATES, State
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
@@ -71,14 +72,10 @@ def json_value(text: str, what: str) -> Any:
     what: its name in an error, such as "payload".
     """
     try:
-        return json.loads(sys.stdin.read() if text == "-" else text, parse_constant=_no_constant)
+        return json.loads(sys.stdin.read() if text == "-" else text, parse_constant=no_constant)
     except json.JSONDecodeError as exc:
         raise typer.BadParameter(
             f"the {what} is not JSON at line {exc.lineno}, column {exc.colno}: {exc.msg}", param_hint="JSON"
         ) from exc
     except (ValueError, RecursionError) as exc:
         raise typer.BadParameter(f"the {what} is not JSON: {exc}", param_hint="JSON") from exc
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")

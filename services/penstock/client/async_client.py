@@ -1,11 +1,9 @@
 """The client over HTTP. AsyncClient stands in async_client.py; client.py has the same with blocking calls."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from time import monotonic
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 import httpx
 
@@ -40,7 +38,7 @@ class AsyncClient(Methods[AsyncAnswer]):
         self._http = httpx.AsyncClient(headers=exchanges.http_headers(api_key), transport=transport)
         self._results = AsyncResults(self._run, timeout)
 
-    async def __aenter__(self) -> AsyncClient:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_exc_info: object) -> None:

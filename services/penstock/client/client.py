@@ -1,12 +1,10 @@
 # Generated from async_client.py by .ci/unasync.py: edit that file, then run `make clients`.
 """The client over HTTP. AsyncClient stands in async_client.py; client.py has the same with blocking calls."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from time import monotonic
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 import httpx
 
@@ -41,7 +39,7 @@ class Client(Methods[Answer]):
         self._http = httpx.Client(headers=exchanges.http_headers(api_key), transport=transport)
         self._results = Results(self._run, timeout)
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exc_info: object) -> None:

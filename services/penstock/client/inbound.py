@@ -1,11 +1,9 @@
 """The client through the inbound queue, for programs that need no answers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 from penstock.brokers.base import Outgoing, Queue, Transport
 from penstock.brokers.opening import open_transport
@@ -61,7 +59,7 @@ class InboundClient(WaitAnswers[AsyncNothing]):
         self.schedules: ScheduleChanges[AsyncNothing] = ScheduleChanges(self._run)
         self.workflows: WorkflowChanges[AsyncNothing] = WorkflowChanges(self._run)
 
-    async def __aenter__(self) -> InboundClient:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_exc_info: object) -> None:

@@ -1,9 +1,7 @@
 """The client through the inbound queue for programs without asyncio."""
 
-from __future__ import annotations
-
 from collections.abc import Coroutine, Iterable, Mapping
-from typing import Any, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from penstock.client.exchanges import Params, Request
 from penstock.client.inbound import InboundClient
@@ -38,7 +36,7 @@ class SyncInboundClient(WaitAnswers[Nothing]):
         self.schedules: ScheduleChanges[Nothing] = ScheduleChanges(self._run)
         self.workflows: WorkflowChanges[Nothing] = WorkflowChanges(self._run)
 
-    def __enter__(self) -> SyncInboundClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exc_info: object) -> None:

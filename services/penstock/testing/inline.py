@@ -190,18 +190,14 @@ class Inline:
             task.claimed_at = now
             calls.setdefault((task.action, task.new.timeout_seconds) if handler.batch else task.id, []).append(task)
         for tasks in calls.values():
-            body = join_batch(
-                [
-                    encode_call(
-                        one.id, one.claim, one.action, one.new.payload, journal=journal_text(one.steps.values())
-                    )
-                    for one in tasks
-                ]
-            )
+            requests = [
+                encode_call(one.id, one.claim, one.action, one.new.payload, journal=journal_text(one.steps.values()))
+                for one in tasks
+            ]
             attributes = encode_tenants([(one.id, one.new.tenant) for one in tasks])
             if tasks[0].new.timeout_seconds is not None:
                 attributes[TIMEOUT_ATTRIBUTE] = repr(tasks[0].new.timeout_seconds)
-            self._outbound.put(Outgoing(body, attributes))
+            self._outbound.put(Outgoing(join_batch(requests), attributes))
         return due
 
     def _record(self) -> None:
@@ -267,11 +263,8 @@ class Inline:
     def _wait(self, task: InlineTask, wait: reports.Waiting) -> None:
         task.token = reports.stored_token(wait.token, task.new.tenant)
         seconds = self._settings.wait_timeout_seconds if wait.timeout is None else wait.timeout
-        task.state, task.wait_until, task.policy = (
-            State.WAITING,
-            self.clock.now() + timedelta(seconds=seconds),
-            wait.policy,
-        )
+        task.state, task.policy = State.WAITING, wait.policy
+        task.wait_until = self.clock.now() + timedelta(seconds=seconds)
         if (answer := self._answers.pop(task.token, None)) is not None:
             self._resume(task, answer)
 
@@ -324,10 +317,8 @@ class Inline:
             if (other.tenant, other.action, other.unique_key) == (new.tenant, new.action, new.unique_key):
                 if new.unique == "retained" or (new.unique == "live" and not task.state.final):
                     return task
-                is_within = isinstance(new.unique, float | int) and now < task.created_at + timedelta(
-                    seconds=new.unique
-                )
-                return task if is_within else None
+                age = (now - task.created_at).total_seconds()
+                return task if isinstance(new.unique, float | int) and age < new.unique else None
         return None
 
     # In the place of the api, the database's function and the inbound queue

@@ -54,10 +54,8 @@ class MemoryQueue:
         now = self._now()
         return [one for one in self.messages if one.visible_at <= now]
 
-    def take(
-        self, ready: Sequence[Stored], seconds: float, *, hide: Callable[[], bool] = lambda: True
-    ) -> list[Message]:
-        """Deliver stored messages, or make them dead letters. hide: False leaves one visible to another receiver."""
+    def take(self, ready: Sequence[Stored], seconds: float) -> list[Message]:
+        """Deliver stored messages, or make them dead letters."""
         received = []
         for stored in ready:
             if stored.receives >= self.limits.max_receives:
@@ -66,15 +64,11 @@ class MemoryQueue:
                 continue
             stored.receives += 1
             stored.receipt = f"{stored.id}/{self._number()}"
-            if hide():
-                stored.visible_at = self._now() + seconds
-            sent = stored.sent
+            stored.visible_at = self._now() + seconds
+            sent, attributes = stored.sent, {**stored.sent.attributes}
             received.append(
-                Message(
-                    stored.id, stored.receipt, sent.body, stored.receives, stored.sent_at, {**sent.attributes},
-                    sent.group,
-                )
-            )  # fmt: skip
+                Message(stored.id, stored.receipt, sent.body, stored.receives, stored.sent_at, attributes, sent.group)
+            )
         return received
 
     async def delete(self, messages: Sequence[Message]) -> list[Message]:

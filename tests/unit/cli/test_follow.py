@@ -14,9 +14,9 @@ from penstock.protocol.errors import PenstockError, Unavailable
 
 TASK: dict[str, Any] = {
     "id": 7, "action": "a", "state": "SCHEDULED", "attempts": 0, "max_attempts": 3, "run_at": "R", "updated_at": "T0",
-    "progress": None, "result": None, "error": None, "failures": [],
+    "progress": None, "result": None, "error": None, "failures": [], "worker": None,
 }  # fmt: skip
-FAILURE = {"attempt": 1, "claim": 5, "at": "T2", "error": {"code": -1, "message": "no\nluck"}}
+FAILURE = {"attempt": 1, "claim": 5, "at": "T2", "worker": None, "error": {"code": -1, "message": "no\nluck"}}
 
 
 def said(before: dict[str, Any] | None, **now: Any) -> list[str]:

@@ -1,7 +1,5 @@
 """What a worker program talks to: an embedded SQS behind a proxy that records its calls, and objects in memory."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import time
@@ -9,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import aiohttp
 from aiohttp import web
@@ -84,7 +82,7 @@ class Endpoint:
         self._stack = AsyncExitStack()
         self._session: aiohttp.ClientSession
 
-    async def __aenter__(self) -> Endpoint:
+    async def __aenter__(self) -> Self:
         await self.sqs.start_async()
         self._stack.callback(self.sqs.stop)
         self._session = await self._stack.enter_async_context(aiohttp.ClientSession())

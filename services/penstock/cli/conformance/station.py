@@ -1,7 +1,5 @@
 """A worker program at two queues of its own: started, started again when it ends, killed, stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -12,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from penstock.brokers.sqs import SqsTransport
 from penstock.cli.conformance.endpoint import Endpoint, Reported
@@ -75,7 +73,7 @@ class Station:
         self._running: asyncio.Task[None]
         self._stopping = False
 
-    async def __aenter__(self) -> Station:
+    async def __aenter__(self) -> Self:
         urls = await self._transport.make_queues({label: f"{self._name}-{label}" for label in ("outbound", "results")})
         self._outbound_url = urls["outbound"]
         seen = {label: url.replace(self.endpoint.sqs.url, self.endpoint.url) for label, url in urls.items()}

@@ -63,9 +63,6 @@ def _settings(data_dir: Path | None) -> Settings:
     state = DataDir(data_dir).read_state()
     if state is None:
         return settings
-    queues = {f"{label}_queue": state["queues"][label] for label in ("inbound", "outbound", "results")}
-    return load_settings(
-        database_url=state["database_url"], api_url=state["api"], transport_url=state["transport_url"],
-        sqs_endpoint_url=state["sqs_endpoint_url"], sqs_access_key=state["sqs_access_key"],
-        aws_region=state["env"]["PENSTOCK_AWS_REGION"], **queues,
-    )  # fmt: skip
+    prefix = "PENSTOCK_"
+    own = {name.removeprefix(prefix).lower(): text for name, text in state["env"].items() if name.startswith(prefix)}
+    return load_settings(**own, database_url=state["database_url"])

@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 
 from penstock.cli.doctor.findings import Level, Report
+from penstock.cli.run import PROCESSES
 from penstock.db.driver_errors import Translated
 from penstock.db.grants import is_needed
 from penstock.db.migrate import head_revision, revisions
@@ -22,7 +23,6 @@ from penstock.runtime.periodic import is_set_within
 from penstock.settings.model import Settings
 
 OLDEST, NEWEST = 14, 18  # major versions that the tests have seen, or that are promised
-PROCESSES = ("submitter", "scheduler", "resulter", "supervisor", "api")
 _LONG_TRANSACTION_SECONDS = 300
 _IDLE_SECONDS = 60  # so often, at least, an idle process uses each of its connections
 _SHORT_STATEMENT_SECONDS = 3
@@ -107,12 +107,8 @@ async def _examine_pooler(store: Store, settings: Settings, report: Report) -> N
         report("warning", "connection pooler", seen, "leave PENSTOCK_DATABASE_POOLER unset, which finds a pooler")
     if settings.database_listen_url is None:
         seen = f"none pass the pooler: schedulers look for tasks every {settings.poll_seconds:g} s"
-        report(
-            "note",
-            "wake-ups",
-            seen,
-            "set PENSTOCK_DATABASE_LISTEN_URL to the URL of Postgres itself to start them sooner",
-        )
+        fix = "set PENSTOCK_DATABASE_LISTEN_URL to the URL of Postgres itself to start them sooner"
+        report("note", "wake-ups", seen, fix)
     elif await _hears(store):
         report("ok", "wake-ups", "PENSTOCK_DATABASE_LISTEN_URL receives them")
     else:
@@ -246,11 +242,8 @@ async def _examine_schema(session: Session, settings: Settings, report: Report) 
             "identity: Postgres refuses their updates and deletes",
             f"alter table {settings.database_schema}.{published[0]['name']} replica identity full",
         )  # fmt: skip
-    for row in await session.fetch("read_open_schema"):
-        name = row["name"]
-        seen = (
-            f"every role may create in the schema {name}: functions beside the one of enqueueing that calls find first"
-        )
+    for (name,) in await session.fetch("read_open_schema"):
+        seen = f"every role may create in the schema {name}: functions that calls find before the one of enqueueing"
         report("warning", "enqueue functions", seen, f"revoke create on schema {name} from public")
     found, head = await session.value("read_schema_revision"), head_revision()
     if found == head:
