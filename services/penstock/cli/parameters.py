@@ -82,6 +82,7 @@ class ParamsOf:
         form = _FORMS.get(field.name) or Form(_kind(declared), {}, str)
         shown = self._shown.get(field.name) or HELP.get(field.name) or description
         if isinstance(shown, str):
+            shown += " Repeatable." if form.kind == list[str] else ""
             if field.required:
                 shown = typer.Argument(metavar=field.name.upper(), help=shown)
             elif field.name == "limit":

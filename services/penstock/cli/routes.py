@@ -61,7 +61,7 @@ def set_route(
             actions=typer.Option(
                 "--action", metavar="PATTERN", help="Actions that take this route, such as video.*. Repeatable."
             ),
-            labels="A label that a task must have. Repeatable.",
+            labels="A label that a task must have.",
             position=typer.Option(help="If several routes match a task, the lowest position wins."),
         ),
     ],

@@ -22,8 +22,6 @@ ERRORS_SHOWN = 20
 _NAME = "The schedule's name."
 _OPTIONS = {
     "timezone": typer.Option("--timezone", "--tz", show_default=False, help="IANA zone; default UTC."),
-    "start_at": "No run before this: RFC 3339 with a zone, or epoch milliseconds.",
-    "end_at": "No run after this; as --start-at.",
     "jitter": "Delay each run at random by up to this.",
     "missed": "Which missed runs to make up; default one.",
     "max_missed": "With --missed all: at most this many; default 100.",
@@ -32,22 +30,15 @@ _OPTIONS = {
     "max_attempts": "Attempts before a task fails.",
     "timeout": "Time limit of one attempt.",
     "ordering_key": "Tasks of one key run one at a time, in order.",
-    "labels": "A label of its tasks. Repeatable.",
+    "labels": "A label, to list schedules by.",
     "tenant": "The tenant of its tasks.",
 }
-_PAGE = ParamsOf(
-    model.ScheduleListParams,
-    labels="A label of its tasks. Repeatable.",
-    tenant="Only schedules of this tenant.",
-    action="Only schedules of this action.",
-    paused=typer.Option("--paused/--running", help="Only paused, or only running schedules."),
-)
+_STANDING = typer.Option("--paused/--running", help="Only paused, or only running schedules.")
 
 
 def add_to(app: typer.Typer) -> None:
     created = ParamsOf(
         model.ScheduleCreateParams, name=_NAME, payload=PAYLOAD, **_OPTIONS,
-        replace="Replace a schedule of the same name.",
         expression='"*/5 * * * *", with seconds first "0 */5 * * * *", @daily, "@every 90s".',
         action="The action of its tasks, which a handler carries out.",
         paused=typer.Option("--paused", help="Create it paused, until `penstock schedules resume`."),
@@ -57,7 +48,10 @@ def add_to(app: typer.Typer) -> None:
         return calling(f"schedule.{method}", model.ScheduleName, help, printer)
 
     commands: Commands = {
-        "list": calling("schedule.list", _PAGE, "List schedules, newest first.", _print_schedules),
+        "list": calling(
+            "schedule.list", ParamsOf(model.ScheduleListParams, paused=_STANDING), "List schedules, newest first.",
+            _print_schedules,
+        ),
         "show": one("get", "Show a schedule, its payload and its next few runs."),
         "create": calling("schedule.create", created, "Create a schedule.", _print_schedule),
         "update": update,

@@ -48,10 +48,8 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel="Tasks")(expanded(enqueue))
     result_json = typer.Argument(metavar="[JSON]", help="The result; - reads standard input.", show_default="null")
     completed = ParamsOf(TaskCompleteParams, **_WAITING, result=result_json)
-    failed = ParamsOf(
-        TaskFailParams, **_WAITING, error=typer.Argument(metavar="MESSAGE", help="What went wrong."),
-        final="No more attempts: the task fails now (CRITICAL_ERROR).", retry_after="Time until the next attempt.",
-    )  # fmt: skip
+    message = typer.Argument(metavar="MESSAGE", help="What went wrong.")
+    failed = ParamsOf(TaskFailParams, **_WAITING, error=message, retry_after="Time until the next attempt.")
     commands: Commands = {
         "show": show,
         "why": calling(
@@ -95,17 +93,13 @@ def enqueue(
             action="The action, which a handler carries out.",
             payload=PAYLOAD,
             priority="-32768 to 32767, higher first; default 0.",
-            unique_key="At most one task per action and key; a duplicate returns the first task's id.",
             max_attempts="Attempts before the task fails.",
             timeout="Time limit of one attempt.",
-            labels="A label. Repeatable.",
-            expires_at="Cancel unless started by then; as --run-at.",
+            labels="A label.",
             expires_in="Cancel unless started within this time.",
-            limit_key="The key that per-key limits of the action count it under.",
             unique="How long the key stays taken by another task: retained (until its record is deleted, the default), "
             "live (until it settles), or a duration since that task was added.",
             on_duplicate="What to do if the key is taken; default return.",
-            tenant="The task's tenant, which scopes its keys.",
         ),
     ],
     wait: Annotated[

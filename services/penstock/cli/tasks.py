@@ -16,13 +16,11 @@ from penstock.protocol.errors import PenstockError
 from penstock.protocol.task import SHOWN_STATES, State
 from penstock.tasks.params import BulkParams, BulkRescheduleParams, JobId, JobListParams, ListParams
 
-_LABELS = "Only tasks with this label. Repeatable: all must match."
 _FILTER_HELP = {
     "states": typer.Option(
         "--state", parser=parse_state, metavar="STATE",
         help=f"Only tasks in this state: {STATES_HELP}. Repeatable.",
     ),
-    "labels": _LABELS,
     "older_than": "Only tasks added at least this long ago.",
     "newer_than": "Only tasks added less than this long ago.",
     "spread": "Spread the tasks evenly over this time from then on.",
@@ -74,12 +72,8 @@ def add_to(app: typer.Typer) -> None:
         parser=parse_state, metavar="STATE", autocompletion=lambda: [*State, *SHOWN_STATES.values()],
         help=f"Only tasks in this state: {STATES_HELP}.",
     )  # fmt: skip
-    sought = ParamsOf(
-        ListParams, state=state, labels=_LABELS, until="Created before; as --since.",
-        since="Created then or later: RFC 3339 with a zone, or epoch milliseconds.",
-    )  # fmt: skip
     commands: Commands = {
-        "list": common.calling("list", sought, _LIST_HELP, _print_page),
+        "list": common.calling("list", ParamsOf(ListParams, state=state), _LIST_HELP, _print_page),
         "cancel": _changing("cancel", "Cancel tasks that have not settled; results that arrive later are ignored."),
         "retry": _changing("retry", "Re-run failed (CRITICAL_ERROR) and CANCELLED tasks with a fresh attempt counter."),
         "delete": _changing(
