@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 from penstock.db.statements import SQL
-from penstock.protocol.task import FINAL_STATES, TRANSITIONS, State
+from penstock.protocol.task import FINAL_STATES, State
+from tests.transitions import TRANSITIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "states.md").read_text("utf-8")
 _ARROW = re.compile(r"^    (\w+) --> (\w+): ", re.MULTILINE)

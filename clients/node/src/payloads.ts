@@ -77,13 +77,11 @@ export class Payloads {
     const key = this.keys.get(keyId);
     if (!key) throw missingKey(keyId);
     const magic = data.subarray(0, 4).toString("latin1");
-    if (magic === "PSK1" || magic === "PSK2") {
-      const isTenants = magic === "PSK2";
-      const derived = createHmac("sha256", key).update(data.subarray(isTenants ? 0 : 4, HEAD_BYTES)).digest();
-      const opened = decryptWith(derived, Buffer.alloc(12), data.subarray(HEAD_BYTES), isTenants ? owner.text : owner.older);
-      if (opened) return opened;
-    }
-    const opened = decryptWith(key, data.subarray(0, 12), data.subarray(12), owner.older); // of an earlier version
+    const isTenants = magic === "PSK2";
+    const derived = createHmac("sha256", key).update(data.subarray(isTenants ? 0 : 4, HEAD_BYTES)).digest();
+    const sealed = data.subarray(HEAD_BYTES);
+    const isKnown = isTenants || magic === "PSK1";
+    const opened = isKnown && decryptWith(derived, Buffer.alloc(12), sealed, isTenants ? owner.text : owner.older);
     if (!opened) throw lost(`what is encrypted with key ${keyId} was changed, or belongs to something else`);
     return opened;
   }

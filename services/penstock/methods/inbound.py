@@ -164,20 +164,11 @@ async def take_in_tasks(
 async def _take_in_task(
     task: NewTask, codec: PayloadCodec, settings: Settings, queue: str | None, schemas: Schemas
 ) -> NewTask:
-    """Raises RpcError when its payload is not available, PayloadUnavailable.
-
-    Clients of earlier versions encrypt offers with the associated data of stored payloads. That is accepted only
-    without a tenant, so that no tenant can have the payload of another decrypted.
-    """
+    """Raises RpcError when its payload is not available, PayloadUnavailable."""
     payload = task.payload
     if task.offered is not None:
         try:
-            try:
-                payload = await codec.load(task.offered, offered_aad(task.action, task.tenant))
-            except errors.PayloadLost:
-                if task.tenant is not None:
-                    raise
-                payload = await codec.load(task.offered, payload_aad(task.action, None))
+            payload = await codec.load(task.offered, offered_aad(task.action, task.tenant))
         except errors.PayloadLost as exc:
             raise errors.InvalidParams("sealed_payload", f"cannot be taken: {exc}") from None
         size = utf8_size(payload)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hmac
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable, needing
@@ -26,7 +27,6 @@ _TENANT_MAGIC = b"PSK2"  # of values of a tenant
 _SALT_BYTES = 28
 _HEAD_BYTES = len(_MAGIC) + _SALT_BYTES
 _NONCE = bytes(12)  # a derived key encrypts one value
-_OLD_NONCE_BYTES = 12  # of a value without the magic: a random nonce, under the key itself
 
 
 class TenantAad(NamedTuple):
@@ -69,19 +69,15 @@ class Cipher:
         if key is None:
             raise missing_key(key_id)
         text, older = (aad, aad) if isinstance(aad, str) else aad
-        if data.startswith((_MAGIC, _TENANT_MAGIC)):
-            is_tenants = data.startswith(_TENANT_MAGIC)
-            derived = self._derived(key, data[0 if is_tenants else len(_MAGIC) : _HEAD_BYTES])
-            try:
-                return derived.decrypt(_NONCE, data[_HEAD_BYTES:], (text if is_tenants else older).encode())
-            except (self._invalid, ValueError):
-                pass  # a random nonce of an older value begins like a magic once in 2^31
-        try:
-            return self._make(key).decrypt(data[:_OLD_NONCE_BYTES], data[_OLD_NONCE_BYTES:], older.encode())
-        except (self._invalid, ValueError):
-            raise PayloadLost(
-                f"what is encrypted with key {key_id} was changed, or belongs to something else: it does not open"
-            ) from None
+        head, sealed = data[:_HEAD_BYTES], data[_HEAD_BYTES:]
+        with suppress(self._invalid, ValueError):
+            if head.startswith(_TENANT_MAGIC):
+                return self._derived(key, head).decrypt(_NONCE, sealed, text.encode())
+            if head.startswith(_MAGIC):
+                return self._derived(key, head[len(_MAGIC) :]).decrypt(_NONCE, sealed, older.encode())
+        raise PayloadLost(
+            f"what is encrypted with key {key_id} was changed, or belongs to something else: it does not open"
+        )
 
 
 def missing_key(key_id: str) -> PayloadUnavailable:

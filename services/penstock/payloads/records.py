@@ -45,15 +45,20 @@ def _sealed_in(error: Any) -> str | None:
     return text if is_sealed(text) else None
 
 
-def encrypt_progress(codec: PayloadCodec, task_id: int, detail: str | None) -> str | None:
+def encrypt_note(codec: PayloadCodec, task_id: int, note: str | None) -> str | None:
     """Encrypt the note of a progress report; one that is already encrypted is returned unchanged."""
+    if note is None or not codec.encrypts:
+        return note
+    sealed: str = json.loads(codec.encode(json.dumps(note), error_aad(task_id)))
+    return sealed
+
+
+def encrypt_progress(codec: PayloadCodec, task_id: int, detail: str | None) -> str | None:
+    """Encrypt the note in the JSON text of a progress report."""
     if detail is None or not codec.encrypts:
         return detail
     decoded: dict[str, Any] = msgspec.json.decode(detail)
-    if decoded.get("note") is None:
-        return detail
-    decoded["note"] = json.loads(codec.encode(json.dumps(decoded["note"]), error_aad(task_id)))
-    return json.dumps(decoded)
+    return json.dumps(decoded | {"note": encrypt_note(codec, task_id, decoded["note"])})
 
 
 def decrypt_error(codec: PayloadCodec, task_id: int, error: str) -> str:

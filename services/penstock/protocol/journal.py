@@ -92,11 +92,10 @@ def check_entry(entry: Entry) -> Entry:
     return entry
 
 
-def check_step_name(name: object) -> str:
+def check_step_name(name: object) -> None:
     """Raises ValueError."""
     if not isinstance(name, str) or not 1 <= len(name) <= STEP_NAME_MAX_CHARS or not name.isprintable():
         raise ValueError(f"a step's name is 1 to {STEP_NAME_MAX_CHARS} printable characters, not {name!r:.100}")
-    return name
 
 
 def encode_entry(entry: Entry) -> str:

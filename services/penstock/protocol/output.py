@@ -46,7 +46,8 @@ class OutputPart(msgspec.Struct, frozen=True, gc=False):
 
 _encode = msgspec.json.Encoder().encode
 _decode_part = msgspec.json.Decoder(OutputPart).decode
-_decode_entries = msgspec.json.Decoder(list[OutputEntry]).decode
+decode_entries = msgspec.json.Decoder(list[OutputEntry]).decode
+"""Entries as they are stored, opened. Raises ValueError."""
 
 
 def encode_entries(entries: Sequence[OutputEntry]) -> str:
@@ -63,11 +64,6 @@ def _cleaned(entry: OutputEntry) -> OutputEntry:
         return None if text is None else text.encode("utf-8", "replace").decode()
 
     return msgspec.structs.replace(entry, text=clean(entry.text), logger=clean(entry.logger))
-
-
-def decode_entries(text: str) -> list[OutputEntry]:
-    """Entries as they are stored, opened. Raises ValueError."""
-    return _decode_entries(text)
 
 
 def encode_output(claim_id: str, number: int, entries: str, dropped: int) -> str:
@@ -87,7 +83,7 @@ def decode_part(raw: msgspec.Raw) -> tuple[OutputPart, str]:
         if part.encoding != SEALED_ENCODING or not is_sealed(text) or isinstance(decode_sealed(text), Reference):
             raise ValueError(f"the output has an unknown encoding, {part.encoding[:40]!r}")
         return part, text
-    for entry in _decode_entries(text):
+    for entry in decode_entries(text):
         if entry.is_chunk == (entry.text is not None):
             raise ValueError("an entry of the output has a text or a chunk, not both or neither")
     return part, text

@@ -19,10 +19,10 @@ from penstock.protocol.compression import Room, Unpackable, unpack_result
 from penstock.protocol.errors import HANDLER_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 from penstock.protocol.fence import Fence
 from penstock.protocol.journal import Entry, StepPlace, check_step_name, decode_entries, decode_entry
-from penstock.protocol.json_text import entry_text, replace_unstorable, short_reason, text_of
+from penstock.protocol.json_text import decode_any, entry_text, replace_unstorable, short_reason, text_of
 from penstock.protocol.message_attributes import WORKER_NAME_MAX_CHARS
 from penstock.protocol.output import decode_part
-from penstock.protocol.requests import INT8_MAX, ClaimId, parse_claim_id, split_body
+from penstock.protocol.requests import INT8_MAX, ClaimId, given, parse_claim_id, split_body
 from penstock.protocol.sealed import SEALED_ENCODING, Reference, decode_sealed, escape_plain, is_sealed
 from penstock.protocol.task import ACTION_MAX_CHARS, TOKEN_MAX_CHARS
 from penstock.protocol.tenant import stored_key
@@ -269,7 +269,6 @@ _decode_progress = msgspec.json.Decoder(_ProgressParams).decode
 _decode_wait = msgspec.json.Decoder(_WaitParams).decode
 _decode_suspend = msgspec.json.Decoder(_SuspendParams).decode
 _decode_announce = msgspec.json.Decoder(_AnnounceParams).decode
-_decode_any = msgspec.json.Decoder().decode
 
 
 class _EntryError(Exception):
@@ -551,8 +550,8 @@ def _hints(error: _Error) -> Hints:
 def _trace(response: _Response) -> TraceContext | None:
     """The attempt's context; an invalid one is ignored, since a result is worth more than its trace."""
     try:
-        state = _decode_any(response.tracestate) if bytes(response.tracestate) else None
-        return parse(_decode_any(response.traceparent), state)
+        state = decode_any(response.tracestate) if bytes(response.tracestate) else None
+        return parse(decode_any(response.traceparent), state)
     except (ValueError, RecursionError):
         return None
 
@@ -575,7 +574,7 @@ def error_text(code: int, message: str, /, **data: Any) -> str:
 
 def encode_error(claim_id: str, code: int, message: str, data: Mapping[str, Any]) -> str:
     """The response of a failure. data: type, message, traceback and hints; what is None is left out."""
-    error = {"code": code, "message": message, "data": _present(data)}
+    error = {"code": code, "message": message, "data": given(**data)}
     return f'{{"jsonrpc":"2.0","error":{_dump(error)},"id":"{claim_id}"}}'
 
 
@@ -623,11 +622,7 @@ def add_trace(answer: str, trace: TraceContext) -> str:
 
 
 def _encode_notification(method: str, params: Mapping[str, Any]) -> str:
-    return f'{{"jsonrpc":"2.0","method":"{method}","params":{_dump(_present(params))}}}'
-
-
-def _present(members: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in members.items() if value is not None}
+    return f'{{"jsonrpc":"2.0","method":"{method}","params":{_dump(given(**params))}}}'
 
 
 def _dump(value: Any) -> str:

@@ -73,9 +73,12 @@ def of_text(text: str | None) -> TraceContext | None:
 def current() -> TraceContext | None:
     """The context of the active span; None in a program that has not loaded OpenTelemetry."""
     trace: Any = sys.modules.get("opentelemetry.trace")
-    if trace is None:
-        return None
-    context = trace.get_current_span().get_span_context()
+    return None if trace is None else of_span(trace.get_current_span())
+
+
+def of_span(span: Any) -> TraceContext | None:
+    """The context of a span of OpenTelemetry; None for an invalid one."""
+    context = span.get_span_context()
     if not context.is_valid:
         return None
     # Parsed again, since the program may have put an invalid tracestate into it.

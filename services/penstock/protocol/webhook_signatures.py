@@ -6,9 +6,6 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 
-ID_HEADER = "webhook-id"
-TIMESTAMP_HEADER = "webhook-timestamp"
-SIGNATURE_HEADER = "webhook-signature"
 _PREFIX = "whsec_"
 
 
@@ -27,7 +24,7 @@ def signature_headers(secrets: Iterable[str], *, message_id: str, timestamp: int
     signed = f"{message_id}.{timestamp}.".encode() + body
     digests = (hmac.digest(signing_key(secret), signed, hashlib.sha256) for secret in secrets)
     return {
-        ID_HEADER: message_id,
-        TIMESTAMP_HEADER: str(timestamp),
-        SIGNATURE_HEADER: " ".join("v1," + base64.b64encode(digest).decode() for digest in digests),
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": " ".join("v1," + base64.b64encode(digest).decode() for digest in digests),
     }

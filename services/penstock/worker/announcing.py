@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from functools import cache
 from importlib import metadata
 
 from penstock.protocol.reports import encode_announce
@@ -23,25 +22,18 @@ async def announce(registry: Registry, sender: ResultSender, version: str | None
 
 def announcements(registry: Registry, version: str | None) -> list[str]:
     """A notification for each action; the message's attribute names the worker."""
-    return [_announcement(handler, version or _version_of(handler)) for handler in registry.values()]
+    texts = []
+    for handler in registry.values():
+        params, result = handler.schemas
+        text = (handler.function.__doc__ or "").strip().partition("\n\n")[0]
+        about = {"description": " ".join(text.split())[:_DESCRIPTION_CHARS], "params": params, "result": result}
+        known = {name: value for name, value in about.items() if value}
+        texts.append(encode_announce(handler.name, version=version or _installed_version(handler), **known))
+    return texts
 
 
-def _announcement(handler: Handler, version: str | None) -> str:
-    params, result = handler.schemas
-    text = (handler.function.__doc__ or "").strip().partition("\n\n")[0]
-    description = " ".join(text.split())[:_DESCRIPTION_CHARS] or None
-    return encode_announce(
-        handler.name, version=version, description=description, params=params or None, result=result or None
-    )
-
-
-def _version_of(handler: Handler) -> str | None:
-    return _installed_version(getattr(handler.function, "__module__", "").partition(".")[0])
-
-
-@cache
-def _installed_version(package: str) -> str | None:
+def _installed_version(handler: Handler) -> str | None:
     try:
-        return metadata.version(package)
+        return metadata.version(getattr(handler.function, "__module__", "").partition(".")[0])
     except (metadata.PackageNotFoundError, ValueError):
         return None

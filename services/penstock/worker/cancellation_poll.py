@@ -1,8 +1,8 @@
 """Asks the api which running tasks have lost their claim; without it they run to their end, and are ignored then."""
 
-import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from time import monotonic
 
 import aiohttp  # the SQS client has loaded it already
@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import log
-from penstock.runtime.periodic import Pauses
+from penstock.runtime.periodic import Pauses, repeat
 from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
 
@@ -40,18 +40,15 @@ class CancellationPoll:
         self._attempts = attempts
         self._lost = lost
         self._pauses = Pauses(2 * self._poll_seconds, max(_LONGEST_PAUSE_SECONDS, self._poll_seconds))
-        self._retry_seconds = 0.0
 
     async def run(self) -> None:
         """Poll; a side task."""
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
         async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as http:
-            while True:
-                await asyncio.sleep(self._pause_seconds())
-                await self.poll_once(http)
+            await repeat("poll for lost claims", partial(self.poll_once, http))
 
-    async def poll_once(self, http: aiohttp.ClientSession) -> int:
-        """Poll once; returns the number of lost attempts. An unreachable api is logged once."""
+    async def poll_once(self, http: aiohttp.ClientSession) -> float:
+        """Poll once; returns the seconds until the next time. An unreachable api is logged once."""
         before = monotonic() - self._poll_seconds
         running = {
             f"{attempt.claim.task_id}:{attempt.claim.claim}": attempt  # without the token, which is for results alone
@@ -59,22 +56,19 @@ class CancellationPoll:
             if 0 < attempt.started_at <= before and not attempt.is_lost
         }
         claims = list(running)
-        found = 0
         for start in range(0, len(claims), _MAX_CLAIMS):
             try:
                 lost = await self._lost_claims(http, claims[start : start + _MAX_CLAIMS])
             except Unavailable as exc:
                 if not self._pauses.failures:
                     log.warning("control_away", url=self._url, reason=str(exc), hint="cancelled tasks run to their end")
-                self._retry_seconds = self._pauses.next_seconds()
-                return found
+                return self._pauses.next_seconds()
             if self._pauses.failures:
                 log.info("control_back", url=self._url, failures=self._pauses.failures)
                 self._pauses.reset()
             for claim in running.keys() & lost:
                 self._lost(running[claim])
-                found += 1
-        return found
+        return self._poll_seconds * random.uniform(0.9, 1.1)  # so that many workers do not poll at once
 
     async def _lost_claims(self, http: aiohttp.ClientSession, claims: Sequence[str]) -> list[str]:
         """Raises Unavailable without a valid response."""
@@ -87,8 +81,3 @@ class CancellationPoll:
             raise Unavailable(str(exc) or type(exc).__name__) from exc
         except msgspec.DecodeError as exc:
             raise Unavailable(f"HTTP {reply.status}: {body[:200].decode('utf-8', 'replace')}") from exc
-
-    def _pause_seconds(self) -> float:
-        if self._pauses.failures:
-            return self._retry_seconds
-        return self._poll_seconds * random.uniform(0.9, 1.1)  # so that many workers do not poll at once

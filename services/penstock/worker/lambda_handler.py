@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import cache
 from time import monotonic
 from typing import Any
 
@@ -149,7 +150,7 @@ def _message(record: Mapping[str, Any]) -> Message:
     )
 
 
-_environment: list[_Environment] = []
+_environment = cache(_Environment)
 
 
 def lambda_handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
@@ -158,7 +159,5 @@ def lambda_handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
     The mapping needs ReportBatchItemFailures; settings are those of a worker, ``PENSTOCK_*``. A handler still running
     3 seconds before the end of the invocation has exceeded its time limit. Raises SettingsError, Unavailable.
     """
-    if not _environment:
-        _environment.append(_Environment())
-    left = _environment[0].run(event["Records"], context.get_remaining_time_in_millis() / 1000)
+    left = _environment().run(event["Records"], context.get_remaining_time_in_millis() / 1000)
     return {"batchItemFailures": [{"itemIdentifier": message_id} for message_id in left]}

@@ -12,6 +12,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
 from time import monotonic
 
 from penstock.brokers.base import Queue
@@ -22,7 +23,7 @@ from penstock.runtime.logs import log
 from penstock.runtime.loop_thread import LoopThread
 from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
-from penstock.worker.leases import Lease, Leases
+from penstock.worker.leases import Leases
 from penstock.worker.payload_io import encrypt_answer
 from penstock.worker.responses import Refusal, failure_answer, timeout_of
 from penstock.worker.result_sender import ResultSender, Timings
@@ -36,29 +37,19 @@ _LAST_SECONDS = 10.0  # for the answers of a stuck worker
 OpenQueues = Callable[[AsyncExitStack], Mapping[str, Queue]]
 
 
+@dataclass(slots=True)
 class LeaseThread:
     """The thread of one worker; :meth:`run` is a side task. open_queues: called in the thread, once."""
 
-    def __init__(
-        self,
-        open_queues: OpenQueues,
-        settings: Settings,
-        *,
-        leases: Leases,
-        runner: Runner,
-        sender: ResultSender,
-        codec: PayloadCodec,
-        worker: str,
-    ) -> None:
-        self._open_queues = open_queues
-        self._settings = settings
-        self._leases = leases
-        self._runner = runner
-        self._sender = sender
-        self._codec = codec
-        self._worker = worker
-        self._loop = asyncio.get_running_loop()
-        self._loop_thread = threading.get_ident()
+    open_queues: OpenQueues
+    settings: Settings
+    leases: Leases
+    runner: Runner
+    sender: ResultSender
+    codec: PayloadCodec
+    worker: str
+    _loop: asyncio.AbstractEventLoop = field(init=False, default_factory=asyncio.get_running_loop)
+    _loop_thread: int = field(init=False, default_factory=threading.get_ident)
 
     async def run(self) -> None:
         """Start the thread, and stop it when cancelled; raises what ended it before."""
@@ -70,18 +61,18 @@ class LeaseThread:
 
     async def _work(self) -> None:
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
-            queues = self._open_queues(stack)
+            queues = self.open_queues(stack)
             outbound = queues["outbound"]
-            sender = ResultSender(queues["results"], sent=lambda lease: None, timings=Timings(), worker=self._worker)
-            group.create_task(self._leases.extend_unfinished(outbound))
+            sender = ResultSender(queues["results"], sent=lambda lease: None, timings=Timings(), worker=self.worker)
+            group.create_task(self.leases.extend_unfinished(outbound))
             group.create_task(self._heartbeat(sender))
             group.create_task(self._watch(sender, outbound))
 
     async def _heartbeat(self, sender: ResultSender) -> None:
-        interval = self._settings.heartbeat_seconds
+        interval = self.settings.heartbeat_seconds
         while True:
             await asyncio.sleep(interval / 4)
-            due = due_heartbeats(self._runner, interval)
+            due = due_heartbeats(self.runner, interval)
             with suppress(TimeoutError):  # the next round sends newer ones
                 async with asyncio.timeout(interval):
                     await sender.send_now([encode_progress(attempt.claim_id) for attempt in due])
@@ -92,8 +83,8 @@ class LeaseThread:
         looks = 0
         while looks < _LOOKS:
             await asyncio.sleep(1.0)
-            looks = looks + 1 if self._runner.stuck(_STUCK_SECONDS) else 0
-        culprits = self._runner.attempts_of(asyncio.current_task(self._loop))
+            looks = looks + 1 if self.runner.stuck(_STUCK_SECONDS) else 0
+        culprits = self.runner.attempts_of(asyncio.current_task(self._loop))
         frame = sys._current_frames().get(self._loop_thread)
         stack = "".join(traceback.format_stack(frame)) if frame else None
         try:
@@ -111,26 +102,22 @@ class LeaseThread:
         self, culprits: Sequence[Attempt], stack: str | None, sender: ResultSender, outbound: Queue
     ) -> None:
         """Fail the tasks whose handler is stuck, give the others back uncounted, and delete the messages."""
-        texts, answered = self._sender.unsent()
-        for attempt in dict.fromkeys(self._runner.attempts()):
+        texts, answered = self.sender.unsent()
+        for attempt in dict.fromkeys(self.runner.attempts()):
             if attempt in culprits:
                 ran = monotonic() - attempt.started_at
-                limit = attempt.limit_seconds or attempt.handler.timeout or self._settings.task_timeout_seconds
+                limit = attempt.limit_seconds or attempt.handler.timeout or self.settings.task_timeout_seconds
                 refusal = timeout_of(ran, limit, stack)
             else:
                 problem = "another task's handler blocked this worker past its time limit, so the worker ended"
                 refusal = Refusal("WorkerStuck", problem, data={"not_begun": True})
             text = failure_answer(attempt.claim_id, attempt.handler, refusal)[0]
-            text = encrypt_answer(self._codec, attempt.claim, text) if self._codec.encrypts else text
+            text = encrypt_answer(self.codec, attempt.claim, text) if self.codec.encrypts else text
             texts.append(add_entries(text, attempt.entries) if attempt.entries else text)
             answered.append(attempt.lease)
         await sender.send_now(texts)
-        await outbound.delete([lease.message for lease in (*_whole(answered), *self._leases.finished())])
-
-
-def _whole(answered: Sequence[Lease]) -> list[Lease]:
-    """Leases of which no other response is missing."""
-    return [lease for lease, count in Counter(answered).items() if count == lease.unanswered]
+        whole = [lease for lease, count in Counter(answered).items() if count == lease.unanswered]
+        await outbound.delete([lease.message for lease in (*whole, *self.leases.finished())])
 
 
 def due_heartbeats(runner: Runner, interval: float) -> list[Attempt]:

@@ -48,7 +48,7 @@ class Lease:
 
 
 class Leases:
-    """The leases of a worker; :meth:`delete_finished` is a side task.
+    """The leases of a worker. deleter: of the finished messages.
 
     The table is changed by the event loop's thread alone. Another thread may read copies of it, and extend.
     """
@@ -56,7 +56,7 @@ class Leases:
     def __init__(self, queue: Queue, *, visibility_seconds: int, delete_seconds: float) -> None:
         self._queue = queue
         self._visibility_seconds = visibility_seconds
-        self._deleter = Deleter(
+        self.deleter = Deleter(
             queue, longest_seconds=delete_seconds, visibility_seconds=visibility_seconds, deleted=self._deleted
         )
         self._leases: dict[str, Lease] = {}
@@ -80,7 +80,7 @@ class Leases:
         lease.lost = False
         lease.until = monotonic() + self._visibility_seconds
         if not lease.unanswered:
-            self._deleter.add([message])
+            self.deleter.add([message])
         log.warning("message_received_again", message_id=message.id, unanswered=lease.unanswered)
         return True
 
@@ -91,15 +91,7 @@ class Leases:
             if lease.lost:
                 self._forget([lease])
             else:
-                self._deleter.add([lease.message])
-
-    async def delete_finished(self) -> None:
-        """Delete finished messages in batches; a side task."""
-        await self._deleter.run()
-
-    async def wait_deleted(self) -> None:
-        """Wait until every finished message is deleted, without a delay for the sake of batches."""
-        await self._deleter.flush()
+                self.deleter.add([lease.message])
 
     def _deleted(self, messages: Sequence[Message]) -> None:
         """A message given up is delivered again, and the claim fence rejects its responses."""

@@ -1,12 +1,13 @@
 """Opens payloads before a handler sees them; stores and encrypts results before they are sent."""
 
 import asyncio
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from penstock.payloads.codec import PayloadCodec, error_aad, payload_aad, result_aad, spawn_aad
+from penstock.payloads.codec import PayloadCodec, payload_aad, result_aad, spawn_aad
 from penstock.payloads.records import encrypt_error
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.reports import add_trace, encode_result
@@ -31,15 +32,22 @@ def needs_opening(params: Any) -> bool:
 async def open_params(codec: PayloadCodec, attempt: Attempt) -> None:
     """Replace encrypted or offloaded parameters by the payload itself. Raises Refusal: lost, or unavailable now."""
     text = bytes(attempt.params).decode()
-    try:
+    with needed(attempt, "its payload"):
         opened = await codec.load(text, payload_aad(attempt.handler.name, attempt.tenant))
+    attempt.params = msgspec.Raw(opened.encode())
+
+
+@contextmanager
+def needed(attempt: Attempt, what: str) -> Iterator[None]:
+    """Raises Refusal where a payload that the attempt cannot begin without is lost, or unavailable now."""
+    try:
+        yield
     except PayloadUnavailable as exc:
         log.warning("payload_unavailable", **attempt.log_fields(), reason=str(exc))
-        problem = f"its payload cannot be had now: {exc}"
+        problem = f"{what} cannot be had now: {exc}"
         raise Refusal("PayloadUnavailable", problem, data={"not_begun": True}) from None
     except PayloadLost as exc:
-        raise Refusal("PayloadLost", f"its payload cannot be had: {exc}") from None
-    attempt.params = msgspec.Raw(opened.encode())
+        raise Refusal("PayloadLost", f"{what} cannot be had: {exc}") from None
 
 
 async def store_result(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
@@ -82,11 +90,3 @@ def encrypt_answer(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
         sealed = encode_result(decoded.id, result, spawned, encoding=SEALED_ENCODING)
     trace = of_headers({"traceparent": decoded.traceparent, "tracestate": decoded.tracestate})
     return sealed if trace is None else add_trace(sealed, trace)
-
-
-def encrypt_note(codec: PayloadCodec, claim: ClaimId, note: str | None) -> str | None:
-    """Encrypt the note of a progress report, if encryption is on."""
-    if note is None or not codec.encrypts:
-        return note
-    sealed: str = json.loads(codec.encode(json.dumps(note), error_aad(claim.task_id)))
-    return sealed

@@ -20,6 +20,7 @@ from itertools import chain
 from penstock.brokers.base import Message, Queue
 from penstock.brokers.receiver import Receiver
 from penstock.payloads.codec import PayloadCodec, output_aad
+from penstock.payloads.records import encrypt_note
 from penstock.protocol import message_attributes
 from penstock.protocol.errors import InvalidRequest, RpcError
 from penstock.protocol.journal import add_entries, encode_step
@@ -37,7 +38,7 @@ from penstock.worker.handlers.actions import Registry
 from penstock.worker.handlers.lifespan import Resources
 from penstock.worker.lease_thread import LeaseThread, OpenQueues, due_heartbeats
 from penstock.worker.leases import Lease, Leases
-from penstock.worker.payload_io import encrypt_answer, encrypt_note
+from penstock.worker.payload_io import encrypt_answer
 from penstock.worker.processes.pool import ProcessPool
 from penstock.worker.responses import failure_answer, no_task_answer, unknown_action
 from penstock.worker.result_sender import ResultSender, Timings
@@ -115,7 +116,7 @@ class Worker(Service):
     def side_tasks(self) -> Mapping[str, SideTask]:
         tasks: dict[str, SideTask] = {
             "send responses": self._sender.run,
-            "delete messages": self._leases.delete_finished,
+            "delete messages": self._leases.deleter.run,
             "watch threads": self._watch_threads,
             "watch loop": Watchdog(self._runner.attempts_of).run,
         }
@@ -124,9 +125,8 @@ class Worker(Service):
             tasks["extend visibility"] = partial(self._leases.extend_unfinished, self._outbound)
         else:
             tasks["leases and heartbeats"] = LeaseThread(
-                self._own_queues, self._settings, leases=self._leases, runner=self._runner, sender=self._sender,
-                codec=self._codec, worker=self._name,
-            ).run  # fmt: skip
+                self._own_queues, self._settings, self._leases, self._runner, self._sender, self._codec, self._name
+            ).run
         if self._processes is not None:
             tasks["child processes"] = self._processes.run
         if self._settings.announce_actions:
@@ -207,7 +207,7 @@ class Worker(Service):
 
     async def _wait_saved(self) -> None:
         await self._sender.wait_empty()
-        await self._leases.wait_deleted()
+        await self._leases.deleter.flush()
 
     # Receiving
 
@@ -304,7 +304,7 @@ class Worker(Service):
     # Heartbeats
 
     def _progress(self, attempt: Attempt, percent: float | None, note: str | None) -> None:
-        sealed = encrypt_note(self._codec, attempt.claim, note)
+        sealed = encrypt_note(self._codec, attempt.claim.task_id, note)
         self._sender.progress(attempt.claim_id, encode_progress(attempt.claim_id, percent, sealed), replace=True)
 
     async def _heartbeat(self) -> None:

@@ -15,8 +15,8 @@ import msgspec
 from penstock.protocol.compression import ENCODING, pack_result
 from penstock.protocol.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE, RateLimited
 from penstock.protocol.json_text import MAX_DEPTH, dumps, escape_for_sqs, foreign, json_depth
-from penstock.protocol.reports import encode_error, encode_result, encode_suspend, encode_wait
-from penstock.protocol.requests import Invalid, Request
+from penstock.protocol.reports import encode_error, encode_result, encode_suspend, encode_wait, error_text
+from penstock.protocol.requests import Invalid, Request, given
 from penstock.protocol.spelling import nearest
 from penstock.protocol.task import BUILT_IN_ACTIONS
 from penstock.worker.attempt import Attempt
@@ -136,8 +136,7 @@ def _too_large(kind: str, what: str, size: int, limit_bytes: int) -> Unfit:
 def encoded_error(exc: Exception) -> str:
     """The final failure of a step, as JSON text."""
     code, message, data = _error_of(None, exc)
-    kept = {name: value for name, value in data.items() if value is not None}
-    return json.dumps({"code": code, "message": message, "data": kept})
+    return error_text(code, message, **given(**data))
 
 
 def encoded_result(result: Any, of: str = "the handler") -> str:

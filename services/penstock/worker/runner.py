@@ -96,6 +96,7 @@ class Runner:
         self._waiting: deque[Unit] = deque()
         self._waiting_for_thread: deque[Unit] = deque()
         self._waiting_for_process: deque[Unit] = deque()
+        self._queues = self._waiting, self._waiting_for_thread, self._waiting_for_process
         self._open_batches = OpenBatches(self._queue)
         self._may_start = True
         self._ends_at = math.inf  # when every call is to end, whatever its own time limit
@@ -132,7 +133,7 @@ class Runner:
 
         Long tasks are never fetched ahead: they would wait here while other workers are idle.
         """
-        waiting = len(self._waiting) + len(self._waiting_for_thread) + len(self._waiting_for_process)
+        waiting = sum(map(len, self._queues))
         if not waiting:
             return len(self._running) < self._concurrency
         is_short = self._mean_seconds < _SHORT_SECONDS and monotonic() - self._last_end < _SHORT_SECONDS
@@ -203,10 +204,8 @@ class Runner:
         """Every attempt without a response, running or waiting; from any thread."""
         # In the order of their way to the end, so that none is missed that moves on meanwhile.
         yield from self._held.copy()
-        delayed, waiting = self._open_batches.delayed(), [*self._waiting]
-        for unit in chain(
-            delayed, waiting, [*self._waiting_for_thread], [*self._waiting_for_process], self._running.copy()
-        ):
+        delayed, *waiting = self._open_batches.delayed(), *map(list, self._queues)
+        for unit in chain(delayed, *waiting, self._running.copy()):
             yield from (attempt for attempt in [*unit.attempts] if not attempt.answered)
 
     def stuck(self, seconds: float) -> list[Attempt]:
@@ -579,7 +578,7 @@ class Runner:
     def _end(self, unit: Unit) -> None:
         self._running.pop(unit, None)
         self._give_back(unit)
-        if self._waiting or self._waiting_for_thread or self._waiting_for_process or not self._running:
+        if any(self._queues) or not self._running:
             self._start_waiting()
         self.changed.set()
 
@@ -645,14 +644,13 @@ class Runner:
     def take_back(self) -> list[Lease]:
         """Remove the attempts of messages of which no task has started; returns the leases of these messages."""
         untouched: dict[Lease, None] = {}
-        queues = (self._waiting, self._waiting_for_thread, self._waiting_for_process)
-        for unit in [*chain(*queues), *self._open_batches.delayed()]:
+        for unit in [*chain(*self._queues), *self._open_batches.delayed()]:
             untouched |= dict.fromkeys(attempt.lease for attempt in unit.attempts if not attempt.lease.begun)
             if isinstance(unit, Batch):
                 unit.attempts = [attempt for attempt in unit.attempts if attempt.lease.begun]
                 if not unit.attempts:
                     self._open_batches.close(unit)
-        for queue in queues:
+        for queue in self._queues:
             kept = [unit for unit in queue if any(attempt.lease.begun for attempt in unit.attempts)]
             queue.clear()
             queue.extend(kept)
@@ -672,9 +670,8 @@ class Runner:
         self._may_start = False
         unanswered = sum(1 for _ in self.attempts())
         self._open_batches.flush()
-        self._waiting.clear()
-        self._waiting_for_thread.clear()
-        self._waiting_for_process.clear()
+        for queue in self._queues:
+            queue.clear()
         for unit in self._running:
             unit.cut = True
             unit.task.cancel()

@@ -12,16 +12,16 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.payloads.codec import PayloadCodec, step_aad
-from penstock.protocol.errors import TOO_LARGE, PayloadLost, PayloadUnavailable
+from penstock.protocol.errors import TOO_LARGE
 from penstock.protocol.journal import Entry, decode_entries, encode_entry
 from penstock.protocol.json_text import utf8_size
-from penstock.protocol.sealed import MARK, SEALED_ENCODING, escape_plain, is_sealed
+from penstock.protocol.sealed import MARK, SEALED_ENCODING, escape_plain
 from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.context import TaskCancelled
 from penstock.worker.handlers.steps import Ran, Suspend
-from penstock.worker.payload_io import kept_object
-from penstock.worker.responses import Refusal, Unfit, encoded_error, encoded_result
+from penstock.worker.payload_io import kept_object, needed
+from penstock.worker.responses import Unfit, encoded_error, encoded_result
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,27 +34,15 @@ class StepReporting:
     loop: asyncio.AbstractEventLoop
 
 
+@dataclass(frozen=True, slots=True)
 class AttemptSteps:
     """The steps of one attempt; a ``StepPort``."""
 
-    __slots__ = ("_attempt", "_shared")
+    shared: StepReporting
+    attempt: Attempt
 
-    def __init__(self, shared: StepReporting, attempt: Attempt) -> None:
-        self._shared = shared
-        self._attempt = attempt
-
-    def begin(self, steps: int) -> Future[None]:
-        future: Future[None] = Future()
-        try:
-            self._check(steps)
-        except BaseException as exc:
-            future.set_exception(exc)
-        else:
-            future.set_result(None)
-        return future
-
-    def _check(self, steps: int) -> None:
-        attempt, limit = self._attempt, self._shared.settings.steps_limit
+    def begin(self, steps: int) -> None:
+        attempt, limit = self.attempt, self.shared.settings.steps_limit
         if attempt.is_lost:
             raise TaskCancelled("the task's claim has ended: another attempt goes on with it")
         # Another worker may have the message now, or have had it: what is begun here only now could run twice.
@@ -78,11 +66,11 @@ class AttemptSteps:
             at=ran.at, seconds=ran.seconds, tries=ran.tries,
         )  # fmt: skip
         finished = replace(entry, result=raw) if ran.error is None else replace(entry, error=raw)
-        return asyncio.run_coroutine_threadsafe(self.keep(finished), self._shared.loop)
+        return asyncio.run_coroutine_threadsafe(self.keep(finished), self.shared.loop)
 
     async def keep(self, entry: Entry) -> str:
         """Report a finished step; returns its result or error once the report is sent. Raises Refusal, Suspend."""
-        attempt, codec, settings = self._attempt, self._shared.codec, self._shared.settings
+        attempt, codec, settings = self.attempt, self.shared.codec, self.shared.settings
         text = entry.value
         size, limit = utf8_size(text), settings.largest_result_bytes
         if size > limit:
@@ -99,7 +87,7 @@ class AttemptSteps:
             limited = f"{problem} {settings.steps_limit_bytes} (PENSTOCK_STEPS_LIMIT_BYTES)"
             raise Unfit("JournalTooLarge", limited, code=TOO_LARGE)
         attempt.reported.append(report)
-        await self._shared.send(attempt, report)
+        await self.shared.send(attempt, report)
         if not attempt.lease.is_unbroken():
             raise Suspend(is_redelivered=True)  # the report may come too late for the attempt that follows
         return text
@@ -108,7 +96,7 @@ class AttemptSteps:
 class NoSteps:
     """The port of a batched handler's contexts."""
 
-    def begin(self, steps: int) -> Future[None]:
+    def begin(self, steps: int) -> None:
         raise RuntimeError("durable steps need a handler of single tasks; this one is batched")
 
     def record(self, ran: Ran) -> Future[str]:
@@ -130,18 +118,8 @@ async def open_journal(codec: PayloadCodec, attempt: Attempt) -> None:
     """Replace encrypted or offloaded results in the journal. Raises Refusal: one is lost, or unavailable now."""
     if MARK not in attempt.journal:
         return
-    entries = decode_entries(attempt.journal)
-    try:
-        values = await asyncio.gather(*(_opened(codec, attempt.claim.task_id, entry) for entry in entries))
-    except PayloadUnavailable as exc:
-        problem = f"the result of a step cannot be had now: {exc}"
-        raise Refusal("PayloadUnavailable", problem, data={"not_begun": True}) from None
-    except PayloadLost as exc:
-        raise Refusal("PayloadLost", f"the result of a step cannot be had: {exc}") from None
+    entries, task_id = decode_entries(attempt.journal), attempt.claim.task_id
+    with needed(attempt, "the result of a step"):
+        values = await asyncio.gather(*(codec.load(entry.value, step_aad(task_id, entry.key)) for entry in entries))
     opened = [entry.with_value(value, None) for entry, value in zip(entries, values, strict=True)]
     attempt.journal = msgspec.json.encode(opened).decode()
-
-
-async def _opened(codec: PayloadCodec, task_id: int, entry: Entry) -> str:
-    value = entry.value
-    return await codec.load(value, step_aad(task_id, entry.key)) if is_sealed(value) else value

@@ -15,7 +15,6 @@ from penstock.worker.attempt import Attempt
 _BLOCKED_AFTER_SECONDS = 1.0
 _INTERVAL_SECONDS = _BLOCKED_AFTER_SECONDS / 4
 _STACK_ENTRIES = 12
-_MOST_ACTIONS = 1000  # remembered as logged
 
 
 class Watchdog:
@@ -62,7 +61,7 @@ class Watchdog:
         frame = sys._current_frames().get(thread_id)
         attempts = () if task is None else self._attempts_of(task)
         action = attempts[0].handler.name if attempts else None
-        if action in self._logged or len(self._logged) >= _MOST_ACTIONS:
+        if action in self._logged:
             return
         self._logged.add(action)
         log.warning(

@@ -18,7 +18,7 @@ from penstock.db.statements import SQL
 from penstock.methods.inbound import accept_inbound, read_inbound
 from penstock.methods.table import METHODS, read_command
 from penstock.protocol.errors import Unavailable
-from penstock.protocol.task import TRANSITIONS, Failure, NewTask, State
+from penstock.protocol.task import Failure, NewTask, State
 from penstock.runtime.periodic import repeat
 from penstock.settings.model import Settings
 from penstock.supervisor.bulk_jobs import BulkJobs
@@ -27,6 +27,7 @@ from penstock.tasks import bulk, claim, enqueue, ordering, settle
 from penstock.tasks.bulk import preview
 from penstock.tasks.bulk_jobs import BatchResult, BulkJob, JobState, create_job, end_job, read_job
 from tests.integration.doors import request, sample
+from tests.transitions import TRANSITIONS
 
 FINAL = {"SUCCESS", "CRITICAL_ERROR", "CANCELLED"}
 ERROR = '{"code":-32000,"message":"boom"}'

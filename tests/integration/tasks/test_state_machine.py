@@ -38,8 +38,6 @@ from penstock.protocol.task import (
     EVERYTHING,
     EXPIRED,
     FINAL_STATES,
-    READY_STATES,
-    TRANSITIONS,
     Failure,
     NewTask,
     Position,
@@ -58,6 +56,7 @@ from penstock.tasks import settle as settling
 from penstock.tasks import stale as stale_tasks
 from penstock.tasks.records import ClaimBatch, Pair
 from tests.rounds import run_rounds
+from tests.transitions import READY_STATES, TRANSITIONS
 from tests.unit.protocol.test_message_properties import payloads
 
 T = TypeVar("T")

@@ -83,7 +83,7 @@ def function(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fu
     registry = Registry()
     monkeypatch.setattr(module, "REGISTRY", registry)
     environment = module._Environment()
-    monkeypatch.setattr(module, "_environment", [environment])
+    monkeypatch.setattr(module, "_environment", lambda: environment)
     yield Function(registry, settings)
     environment._runner.run(environment._close())
     environment._runner.close()

@@ -104,14 +104,14 @@ def test_each_value_has_a_key_of_its_own_as_the_documentation_describes() -> Non
         assert derived.decrypt(bytes(12), one[32:], b"payload\0act") == b'{"a":1}'
 
 
-@pytest.mark.parametrize("nonce", [b"PSK1-nonce-1", b"PSK2-nonce-1", bytes(range(12))])
-def test_values_of_earlier_versions_open(nonce: bytes) -> None:
-    key = read_key(KEYS[0])
-    old = nonce + AESGCM(key).encrypt(nonce, b'{"a":1}', b"b")
-    text = encode_sealed(Sealed(fingerprint(key), base64.b64encode(old).decode()))
-    assert codec(KEYS[0]).decode_inline(text, "b") == '{"a":1}'
-    with pytest.raises(PayloadLost):
-        codec(KEYS[0]).decode_inline(text, "c")
+@pytest.mark.parametrize("magic", [b"PSK2", b"PSK3", b""])
+def test_a_value_of_another_format_does_not_open(magic: bytes) -> None:
+    sealed = decode_sealed(codec(KEYS[0]).encode('{"a":1}', "b"))
+    assert isinstance(sealed, Sealed)
+    data = magic + base64.b64decode(sealed.data)[4:]
+    text = encode_sealed(Sealed(sealed.key_id, base64.b64encode(data).decode()))
+    with pytest.raises(PayloadLost, match="it does not open"):
+        codec(KEYS[0]).decode_inline(text, "b")
 
 
 def test_a_tenants_value_opens_for_the_tenant_alone_and_never_as_one_without_a_tenant() -> None:

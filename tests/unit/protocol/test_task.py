@@ -10,8 +10,6 @@ from penstock.protocol.task import (
     FINAL_STATES,
     PRIORITY_MAX,
     PRIORITY_MIN,
-    READY_STATES,
-    TRANSITIONS,
     Claimed,
     Failure,
     NewTask,
@@ -19,6 +17,7 @@ from penstock.protocol.task import (
     State,
     Stretch,
 )
+from tests.transitions import READY_STATES, TRANSITIONS
 
 LIVE_STATES = set(State) - FINAL_STATES
 

@@ -72,11 +72,12 @@ async def test_one_call_asks_about_all_that_ran_for_long_enough() -> None:
     ]
     api.lost = ["3:1", "99:9"]
     async with asking(api, attempts) as (ask, lost):
-        assert await ask() == 1
+        await ask()
         assert lost == [attempts[2]]
         attempts[2].is_lost = True
         api.lost = []
-        assert await ask() == 0
+        await ask()
+        assert lost == [attempts[2]]
     assert api.asked == [["1:1", "3:1"], ["1:1"]]
     assert api.keys == ["Bearer secret"] * 2
 
@@ -84,7 +85,7 @@ async def test_one_call_asks_about_all_that_ran_for_long_enough() -> None:
 async def test_nothing_is_asked_while_nothing_runs_long() -> None:
     api = Api()
     async with asking(api, [attempt("1:1", 1)]) as (ask, _):
-        assert await ask() == 0
+        assert 4.5 <= await ask() <= 5.5
     assert api.asked == []
 
 
@@ -114,12 +115,13 @@ async def test_an_api_that_does_not_answer_costs_one_line_until_it_is_back(
     attempts = [attempt("1:1", 9)]
     async with asking(api, attempts) as (ask, lost):
         for _ in range(3):
-            assert await ask() == 0
+            await ask()
+        assert lost == []
         assert [entry["event"] for entry in capture.entries] == ["control_away"]
         assert str(status) in capture.entries[0]["reason"]
         assert "secret" not in str(capture.entries)
         api.text, api.lost = None, ["1:1"]
-        assert await ask() == 1
+        await ask()
         assert lost == attempts
     assert [entry["event"] for entry in capture.entries] == ["control_away", "control_back"]
 
@@ -128,11 +130,10 @@ async def test_an_api_that_cannot_be_reached_is_asked_ever_more_seldom() -> None
     settings = load_settings(cancel_poll_seconds=5.0)
     running = [attempt("1:1", 9)]
     control = CancellationPoll(settings, "http://127.0.0.1:1/rpc", lambda: iter(running), lambda lost: None)
-    assert 4.5 <= control._pause_seconds() <= 5.5
     async with aiohttp.ClientSession() as http:
-        for _ in range(4):
-            assert await control.poll_once(http) == 0
-    assert 30 <= control._pause_seconds() <= 60
+        seconds = [await control.poll_once(http) for _ in range(4)]
+    assert 5 <= seconds[0] <= 10
+    assert 30 <= seconds[-1] <= 60
 
 
 # The handler's side

@@ -58,7 +58,7 @@ async def test_a_message_held_for_as_long_as_can_be_is_let_go_and_its_tasks_go_o
     queue = Calls(replace(LIMITS, max_extend_seconds=1, deletes_overdue=deletes))
     leases = Leases(queue, visibility_seconds=1, delete_seconds=0)
     lease = leases.add(Message("m", "r", "[]", 1, None, {}), 2)
-    tasks = [asyncio.create_task(run) for run in (leases.extend_unfinished(queue), leases.delete_finished())]
+    tasks = [asyncio.create_task(run) for run in (leases.extend_unfinished(queue), leases.deleter.run())]
     try:
         await until(lambda: lease.lost)
         assert queue.deleted == (["m"] if deletes else [])
@@ -87,8 +87,8 @@ async def test_a_message_that_cannot_be_deleted_for_long_is_extended_before_its_
         extending.cancel()
     assert queue.extended[0] == "m"
     assert not finished.lost
-    deleting = asyncio.create_task(leases.delete_finished())
-    await leases.wait_deleted()
+    deleting = asyncio.create_task(leases.deleter.run())
+    await leases.deleter.flush()
     deleting.cancel()
     assert queue.deleted == ["m"]
     assert leases.empty.is_set()

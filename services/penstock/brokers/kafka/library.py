@@ -16,9 +16,7 @@ ANSWER_SECONDS = 10.0
 # being made, rights that are being given.
 REFUSALS = ("MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_RECORD", "TOPIC_EXCEPTION", "RECORD_LIST_TOO_LARGE")
 
-LOGGER = logging.getLogger(
-    "librdkafka"
-)  # of every client; at warning and above it reaches our log, as the event library_log
+LOGGER = logging.getLogger("librdkafka")  # of every client; at warning and above it reaches our log
 
 T = TypeVar("T")
 

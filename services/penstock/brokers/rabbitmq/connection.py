@@ -117,8 +117,11 @@ class Link:
         return f"{properties.get('product', 'an AMQP broker')} {properties.get('version', '')}".strip()
 
     async def close(self) -> None:
+        await self._close(self._connection)
+
+    async def _close(self, of: Any) -> None:
         try:
-            await self.call(self._connection.close(), "the end of the connection")
+            await self.call(of.close(), "the end of a connection or channel")
         except Unavailable as exc:
             log.debug("amqp_close_failed", reason=str(exc))
 
@@ -187,7 +190,7 @@ class Link:
             level = logging.INFO if isinstance(cause, exceptions.ChannelAccessRefused) else logging.WARNING
             log.log(level, "queue_not_declared", queue=name, reason=self._url.scrub(reason_of(cause)))
         finally:
-            await self._close_channel(channel)
+            await self._close(channel)
 
     async def count(self, name: str) -> int:
         """Messages that are ready. Raises QueueMissing, Unavailable."""
@@ -232,15 +235,8 @@ class Link:
             is_full = len(self._publishing) > _MOST_PUBLISHERS
             dropped = self._publishing.pop(next(iter(self._publishing))) if is_full else None
         if dropped is not None:
-            await self._close_channel(dropped)
+            await self._close(dropped)
         return channel
-
-    async def _close_channel(self, channel: Any) -> None:
-        if not channel.is_closed:
-            try:
-                await self.call(channel.close(), "the end of a channel")
-            except Unavailable as exc:
-                log.debug("amqp_close_failed", reason=str(exc))
 
 
 def reason_of(exc: BaseException) -> str:

@@ -40,7 +40,7 @@ class AttemptSpan:
 
     @property
     def context(self) -> TraceContext | None:
-        return _trace_context(self._span)
+        return trace_context.of_span(self._span)
 
     def activate(self) -> None:
         """Make it the current span of this task of the event loop, and of the threads that it starts."""
@@ -112,7 +112,7 @@ class Spans:
             name = "enqueue" if action is None else f"enqueue {action}"
             span = self._tracer.start_span(name, _under(parent), SpanKind.PRODUCER, attributes)
             spans.append((span, places))
-            carried = _trace_context(span)
+            carried = trace_context.of_span(span)
             for place in places:
                 traced[place] = replace(tasks[place], trace=carried and carried.text)
 
@@ -223,15 +223,6 @@ def _under(parent: TraceContext | None) -> contexts.Context:
 
 def _link(to: TraceContext, attributes: dict[str, str] | None = None) -> Link:
     return Link(trace.get_current_span(_under(to)).get_span_context(), attributes)
-
-
-def _trace_context(span: Span) -> TraceContext | None:
-    of = span.get_span_context()
-    if not of.is_valid:
-        return None
-    return trace_context.parse(
-        f"00-{of.trace_id:032x}-{of.span_id:016x}-{of.trace_flags:02x}", of.trace_state.to_header()
-    )
 
 
 def _former(carried: CarriedTrace | None) -> list[Link]:

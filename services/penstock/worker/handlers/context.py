@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from penstock.protocol.journal import EVENT, LONGEST_SLEEP_SECONDS, SLEEP, Entry, decode_entries
+from penstock.protocol.journal import EVENT, LONGEST_SLEEP_SECONDS, SLEEP, decode_entries
 from penstock.protocol.json_text import dumps
 from penstock.protocol.reports import check_token, check_wait_seconds, make_token
 from penstock.protocol.requests import prepared
@@ -18,7 +18,7 @@ from penstock.protocol.task import ACTION_MAX_CHARS
 from penstock.runtime.logs import task_log
 from penstock.worker.handlers.enqueueing import Action
 from penstock.worker.handlers.outcomes import is_number
-from penstock.worker.handlers.steps import Journal, Step, StepPort, Steps, replayed
+from penstock.worker.handlers.steps import Journal, Step, StepPort, Steps
 
 _NOTE_KEPT_CHARS = 1000
 _SPAWN_OPTIONS = {
@@ -228,17 +228,11 @@ class Context:
 
     async def sleep(self, seconds: float | timedelta) -> None:
         """Suspend the task, which occupies no worker then; it goes on here in another attempt, and spends none."""
-        when = _sleep_seconds(seconds)
-        place = self._durable().suspension(SLEEP, "ctx.sleep()")
-        if not isinstance(place, Entry):
-            await self._durable().suspend(place, seconds=when)
+        self._durable().suspend(SLEEP, "ctx.sleep()", seconds=_sleep_seconds(seconds))
 
     async def sleep_until(self, instant: datetime) -> None:
         """As :meth:`sleep`, until an instant, which has a zone."""
-        until = _zoned(instant)
-        place = self._durable().suspension(SLEEP, "ctx.sleep_until()")
-        if not isinstance(place, Entry):
-            await self._durable().suspend(place, until=until)
+        self._durable().suspend(SLEEP, "ctx.sleep_until()", until=_zoned(instant))
 
     async def event(self, token: str, timeout: float | None = None) -> Any:
         """Suspend the task until ``task.complete`` with this token, and return what that gives; spends no attempt.
@@ -246,33 +240,19 @@ class Context:
         token: the same in each attempt. timeout: seconds, None for PENSTOCK_WAIT_TIMEOUT_SECONDS.
         Raises EventTimeout, or StepFailed after ``task.fail``.
         """
-        when = _event_of(token, timeout)
-        place = self._durable().suspension(EVENT, "ctx.event()")
-        if isinstance(place, Entry):
-            return replayed(place)
-        await self._durable().suspend(place, **when)
+        return self._durable().suspend(EVENT, "ctx.event()", **_event_of(token, timeout))
 
     def sleep_sync(self, seconds: float | timedelta) -> None:
         """As :meth:`sleep`, in a handler that is a plain function."""
-        when = _sleep_seconds(seconds)
-        place = self._durable().suspension(SLEEP, "ctx.sleep_sync()")
-        if not isinstance(place, Entry):
-            self._durable().suspend_sync(place, seconds=when)
+        self._durable().suspend(SLEEP, "ctx.sleep_sync()", seconds=_sleep_seconds(seconds))
 
     def sleep_until_sync(self, instant: datetime) -> None:
         """As :meth:`sleep_until`, in a handler that is a plain function."""
-        until = _zoned(instant)
-        place = self._durable().suspension(SLEEP, "ctx.sleep_until_sync()")
-        if not isinstance(place, Entry):
-            self._durable().suspend_sync(place, until=until)
+        self._durable().suspend(SLEEP, "ctx.sleep_until_sync()", until=_zoned(instant))
 
     def event_sync(self, token: str, timeout: float | None = None) -> Any:
         """As :meth:`event`, in a handler that is a plain function."""
-        when = _event_of(token, timeout)
-        place = self._durable().suspension(EVENT, "ctx.event_sync()")
-        if isinstance(place, Entry):
-            return replayed(place)
-        self._durable().suspend_sync(place, **when)
+        return self._durable().suspend(EVENT, "ctx.event_sync()", **_event_of(token, timeout))
 
     def check_steps(self) -> None:
         """Raises StepChanged when the handler has returned without asking for a step that its task has finished."""

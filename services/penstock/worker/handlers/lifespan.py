@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, TypeVar, overload
 
 from penstock.protocol.errors import SettingsError
@@ -38,11 +39,7 @@ def lifespan(function: Any = None, *, process: bool | None = None) -> Any:
     alone. Raises SettingsError for a function that is no async generator.
     """
     if function is None:
-        return lambda given: _add_lifespan(given, process)
-    return _add_lifespan(function, process)
-
-
-def _add_lifespan(function: L, process: bool | None) -> L:
+        return partial(lifespan, process=process)
     if not inspect.isasyncgenfunction(function):
         raise SettingsError(f"@lifespan takes an async def with one yield, which {_name(function)} is not")
     LIFESPANS[_name(function)] = function, process

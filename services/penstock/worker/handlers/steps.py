@@ -31,11 +31,10 @@ _BACKOFF = Backoff(1, 2, 60)
 
 
 class StepPort(Protocol):
-    """The worker's side of an attempt's steps; from any thread. Futures carry what went wrong."""
+    """The worker's side of an attempt's steps; from any thread."""
 
-    def begin(self, steps: int) -> Future[None]:
-        """Whether a step may begin: the attempt still holds its message. steps: how many began before it."""
-        ...
+    def begin(self, steps: int) -> None:
+        """Raises what forbids another step: the attempt holds its message no more. steps: how many began before it."""
 
     def record(self, step: Ran) -> Future[str]:
         """Done once the report of a finished step is in the results queue; gives its result or error as JSON text."""
@@ -117,17 +116,17 @@ class Journal:
     def __init__(self, carried: Sequence[Entry] = ()) -> None:
         self._not_asked: dict[StepKey, Entry] = {entry.key: entry for entry in carried}
         self._repetitions: Counter[str] = Counter()
-        self._asked = 0
+        self.asked = 0  # steps
         self._under_way = 0
 
     def ask(self, name: str) -> Entry | StepPlace:
         """The entry of the next step of that name, or its place if it has to run. Raises StepChanged."""
-        place = StepPlace(name=name, repetition=self._repetitions[name], position=self._asked)
+        place = StepPlace(name=name, repetition=self._repetitions[name], position=self.asked)
         known = self._not_asked.pop(place.key, None)
         if known is None and not self._under_way:
             self._check_order(place)
         self._repetitions[name] += 1
-        self._asked += 1
+        self.asked += 1
         return place if known is None else known
 
     def _check_order(self, place: StepPlace) -> None:
@@ -151,15 +150,11 @@ class Journal:
         """While a step runs; gives a function for its place, which knows whether others ran meanwhile."""
         overlaps = self._under_way > 0
         self._under_way += 1
-        began = self._asked
+        began = self.asked
         try:
-            yield lambda: msgspec.structs.replace(place, parallel=overlaps or self._asked != began)
+            yield lambda: msgspec.structs.replace(place, parallel=overlaps or self.asked != began)
         finally:
             self._under_way -= 1
-
-    @property
-    def asked(self) -> int:
-        return self._asked
 
     def check_alone(self, what: str) -> None:
         """Raises RuntimeError while a step runs."""
@@ -182,8 +177,9 @@ class Steps:
         self.journal = journal
         self._port = port
 
-    def _begin(self) -> Future[None]:
-        return _done(None) if self._port is None else self._port.begin(self.journal.asked - 1)
+    def _begin(self) -> None:
+        if self._port is not None:
+            self._port.begin(self.journal.asked - 1)
 
     def _record(self, ran: Ran) -> Future[str]:
         """Gives the recorded result or error."""
@@ -199,7 +195,7 @@ class Steps:
         if isinstance(found, Entry):
             return replayed(found)
         with self.journal.running(found) as place:
-            await asyncio.wrap_future(self._begin())
+            self._begin()
             trial = _Trial(step, partial(function, *args, **kwargs))
             while not trial.is_over:
                 try:
@@ -215,7 +211,7 @@ class Steps:
         if isinstance(found, Entry):
             return replayed(found)
         with self.journal.running(found) as place:
-            self._begin().result()
+            self._begin()
             trial = _Trial(step, partial(function, *args, **kwargs))
             while not trial.is_over:
                 try:
@@ -225,20 +221,14 @@ class Steps:
             recorded = self._record(trial.ran(place())).result()
         return trial.outcome(recorded, found)
 
-    def suspension(self, name: str, what: str) -> Entry | StepPlace:
-        """The entry of a sleep or an event that is over, or the place of one that is to begin."""
+    def suspend(self, name: str, what: str, **when: Any) -> Any:
+        """What a sleep or an event that is over gave; raises Suspend for one that begins."""
         found = self.journal.ask(name)
-        if not isinstance(found, Entry):
-            self.journal.check_alone(what)
-        return found
-
-    async def suspend(self, place: StepPlace, **when: Any) -> None:
-        await asyncio.wrap_future(self._begin())
-        raise Suspend(place, **when)
-
-    def suspend_sync(self, place: StepPlace, **when: Any) -> None:
-        self._begin().result()
-        raise Suspend(place, **when)
+        if isinstance(found, Entry):
+            return replayed(found)
+        self.journal.check_alone(what)
+        self._begin()
+        raise Suspend(found, **when)
 
 
 class _Trial:

@@ -11,12 +11,8 @@ import msgspec
 from penstock.settings.model import Settings
 
 _LENGTH = struct.Struct("!I")
-ORDER = struct.Struct(
-    "!q"
-)  # to the fork server: a child to kill by its process id, or 0 to fork one for a given socket
-
-encode = msgspec.msgpack.encode
-decode = msgspec.msgpack.decode
+# To the fork server: a child to kill by its process id, or 0 to fork one for a given socket.
+ORDER = struct.Struct("!q")
 
 
 class Start(NamedTuple):
@@ -29,7 +25,7 @@ class Start(NamedTuple):
 
 def frame(message: Any) -> bytes:
     """Raises ValueError for a message of 4 GiB or more."""
-    body = encode(message)
+    body = msgspec.msgpack.encode(message)
     if len(body) >> 32:
         raise ValueError(f"a message of {len(body)} bytes is too large for a child process")
     return _LENGTH.pack(len(body)) + body
@@ -39,7 +35,7 @@ async def read(reader: asyncio.StreamReader) -> Any:
     """The next message; None at the end."""
     try:
         (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        return decode(await reader.readexactly(size))
+        return msgspec.msgpack.decode(await reader.readexactly(size))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
 
@@ -61,4 +57,4 @@ class Channel:
         head = self._reader.read(_LENGTH.size)
         if len(head) < _LENGTH.size:
             return None
-        return decode(self._reader.read(_LENGTH.unpack(head)[0]))
+        return msgspec.msgpack.decode(self._reader.read(_LENGTH.unpack(head)[0]))

@@ -41,6 +41,7 @@ from penstock.worker.runner import Answer, Runner, Unit
 from penstock.worker.threads import Threads
 
 _FLUSH_SECONDS = 0.05  # what a handler logs within it is lost when its process dies
+MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 _HARD_LIMIT = 2  # times the memory limit: there allocations fail, before the kernel kills something
 
 
@@ -110,11 +111,11 @@ class _ChildRunner(Runner):
     def __init__(self, settings: Settings, channel: Channel, resources: Resources, registry: Registry) -> None:
         self._channel = channel
         self._registry = registry
-        self._own_threads = Threads(1)
         super().__init__(
-            settings, threads=self._own_threads, codec=PayloadCodec(settings), timings=Timings(),
-            answer=lambda attempt, text: None, progress=self._send_progress, send_step=self._send_step,
-            resources=resources, send_output=self._send_output_on,
+            settings, threads=Threads(1), codec=PayloadCodec(settings), timings=Timings(), resources=resources,
+            answer=lambda attempt, text: None, send_step=self._send_step,
+            progress=lambda attempt, *report: channel.send("progress", attempt.claim_id, *report),
+            send_output=lambda attempt, *part: channel.send("output", attempt.claim_id, *part),
         )  # fmt: skip
         self._outputs.flush_seconds = _FLUSH_SECONDS
         self._codec = PayloadCodec()  # the worker opens payloads, and stores results
@@ -127,7 +128,7 @@ class _ChildRunner(Runner):
 
     @property
     def is_left(self) -> bool:
-        return self._ignored_cancel or self._own_threads.left > 0
+        return self._ignored_cancel or self._threads.left > 0
 
     async def call(
         self,
@@ -215,17 +216,11 @@ class _ChildRunner(Runner):
             kind, text, code, is_final = problem
             sent.set_exception((Unfit if is_final else Refusal)(kind, text, code=code))
 
-    def _send_progress(self, attempt: Attempt, percent: float | None, note: str | None) -> None:
-        self._channel.send("progress", attempt.claim_id, percent, note)
-
-    def _send_output_on(self, attempt: Attempt, entries: str, dropped: int) -> None:
-        self._channel.send("output", attempt.claim_id, entries, dropped)
-
 
 def resident_bytes() -> int:
     """The memory of this process now; where the system does not say, at its highest."""
     try:
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS_UNIT
     return pages * resource.getpagesize()

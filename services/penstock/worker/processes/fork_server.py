@@ -105,14 +105,11 @@ class ForkServer:
                 return
             if pid in self._alive:
                 self._alive.remove(pid)
-                self._send("ended", pid, os.waitstatus_to_exitcode(status), usage.ru_maxrss * _MAXRSS_UNIT)
+                self._send("ended", pid, os.waitstatus_to_exitcode(status), usage.ru_maxrss * child.MAXRSS_UNIT)
 
     def _send(self, *message: object) -> None:
         with suppress(BrokenPipeError):  # the worker has ended, and the next look finds it
             self._control.sendall(channel.frame(message))
-
-
-_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def die_with(parent: int) -> None:

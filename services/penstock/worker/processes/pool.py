@@ -143,14 +143,11 @@ class ProcessPool:
             with suppress(BrokenPipeError):  # the fork server has ended, and is started again
                 socket.send_fds(self._orders, [channel.ORDER.pack(0)], [theirs.fileno()])
 
-    def _order_kill(self, child: Child) -> None:
+    def _kill(self, child: Child, reason: str) -> None:
+        self._replace(child, reason)
         if self._orders is not None and not child.ended.done():
             with suppress(BrokenPipeError):
                 self._orders.sendall(channel.ORDER.pack(child.pid))
-
-    def _kill(self, child: Child, reason: str) -> None:
-        self._replace(child, reason)
-        self._order_kill(child)
 
     def _retire(self, child: Child, reason: str) -> None:
         """Let a child end in its own time, and fork another meanwhile."""
