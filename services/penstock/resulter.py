@@ -202,16 +202,10 @@ def _replacements(report: reports.Report, reason: str, fence: Fence) -> list[rep
             member, value = "result", f'{report.result},"spawn":{report.spawn}' if report.spawn else report.result
         case reports.Failed():
             member, value = "error", report.error
-        case reports.Progress():
-            return [reports.Unreadable(f"progress of {report.task_id}:{report.claim}: {report.detail}", reason)]
         case reports.Waiting():
             member, value = "wait", json.dumps({"token": report.token, "timeout": report.timeout})
-        case reports.Announced():
-            return [reports.Unreadable(f"announcement of {report.action} by {report.worker}", reason)]
-        case reports.RunTimes():
-            return [reports.Unreadable(f"run times {report.actions}", reason)]
-        case reports.Output():
-            return [reports.Unreadable(f"output of {report.task_id}:{report.claim}: {report.entries}", reason)]
+        case reports.Progress() | reports.Announced() | reports.RunTimes() | reports.Output():
+            return [reports.Unreadable(repr(report), reason)]
         case reports.Stepped():
             name = fence.name(report.task_id, report.claim)
             return [reports.Unreadable(encode_step(name, encode_entry(report.entry)), reason)]

@@ -11,7 +11,7 @@ import binascii
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from penstock.payloads.bucket import OFFERED, Bucket, folder_of, new_name
 from penstock.payloads.cipher import Cipher, TenantAad, missing_key
@@ -42,27 +42,14 @@ def options_aad(workflow_id: int, number: int) -> str:
     return f"options\0{workflow_id}\0{number}"
 
 
-def result_aad(task_id: int) -> str:
-    return f"result\0{task_id}"
-
-
-def error_aad(task_id: int) -> str:
-    """Of an error, and of a progress note."""
-    return f"error\0{task_id}"
+def task_aad(kind: Literal["result", "error", "output", "spawn"], task_id: int) -> str:
+    """Of what a task gives out. error: of a progress note, too. output: what its handler logs and emits."""
+    return f"{kind}\0{task_id}"
 
 
 def step_aad(task_id: int, key: tuple[str, int]) -> str:
     """Of a durable step's result or error. key: its name and repetition."""
     return f"step\0{task_id}\0{key[0]}\0{key[1]}"
-
-
-def output_aad(task_id: int) -> str:
-    """Of what a handler logs and emits."""
-    return f"output\0{task_id}"
-
-
-def spawn_aad(task_id: int) -> str:
-    return f"spawn\0{task_id}"
 
 
 def answer_aad(token: str) -> str:

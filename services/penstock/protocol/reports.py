@@ -299,10 +299,8 @@ def decode_reports(
         return [Unreadable(body if isinstance(body, str) else body.decode("utf-8", "backslashreplace"), exc.message)]
     responses: Sequence[_Response | None] = [None] * len(entries)
     if is_batch:
-        try:
+        with suppress(ValueError, RecursionError):  # at least one entry is no response: they are decoded one by one
             responses = _decode_responses(text)
-        except (ValueError, RecursionError):
-            pass  # at least one entry is no response: they are decoded one by one
     decoder = _Decoder(worker, fence, bare_ids)
     return [decoder.decode(entry, response) for entry, response in zip(entries, responses, strict=True)]
 

@@ -26,14 +26,14 @@ from penstock.worker import responses
 from penstock.worker.attempt import Attempt, Batch, OpenBatches
 from penstock.worker.handlers.context import Call, Context
 from penstock.worker.handlers.lifespan import HOOKS, Entered, Resources, enter_hooks, leave_hooks
-from penstock.worker.handlers.steps import StepPort, Suspend
+from penstock.worker.handlers.steps import Suspend
 from penstock.worker.leases import Lease
 from penstock.worker.output import Outputs
 from penstock.worker.payload_io import needs_opening, open_params, store_result
 from penstock.worker.processes.handle import Child
 from penstock.worker.processes.pool import ProcessDied, ProcessKilled, ProcessPool
 from penstock.worker.result_sender import Timings
-from penstock.worker.steps import AttemptSteps, NoSteps, StepReporting, open_journal, sleep_entry
+from penstock.worker.steps import AttemptSteps, StepReporting, open_journal, sleep_entry
 from penstock.worker.threads import Threads
 
 _CANCEL_SECONDS = 5.0  # clean-up time of a cancelled handler before the task is answered without it
@@ -332,7 +332,7 @@ class Runner:
         entered: Sequence[Entered] = ()
         context = None
         if handler.takes_context or HOOKS or attempt.journal:
-            context = self._context(attempt, AttemptSteps(self._steps, attempt))
+            context = self._context(attempt)
             args = (context, *args) if handler.takes_context else args
             entered = enter_hooks([context]) if HOOKS else ()
         try:
@@ -363,7 +363,7 @@ class Runner:
             attempt.output = self._outputs.begin(attempt, handler.output, is_alone=False)
         calls = [
             Call(
-                self._context(attempt, NoSteps()),
+                self._context(attempt),
                 attempt.params,
                 partial(self._on_loop, self._answer_early, batch, attempt),
             )
@@ -406,8 +406,8 @@ class Runner:
         except responses.Refusal as exc:
             self._refuse(attempt, exc)
 
-    def _context(self, attempt: Attempt, steps: StepPort) -> Context:
-        return attempt.context(partial(self._on_loop, self._report, attempt), steps)
+    def _context(self, attempt: Attempt) -> Context:
+        return attempt.context(partial(self._on_loop, self._report, attempt), AttemptSteps(self._steps, attempt))
 
     def _answer_to(self, attempt: Attempt, outcome: Any, errors: dict[int, responses.Error]) -> Answer:
         """The response to an outcome in a batch: a result, or an exception."""

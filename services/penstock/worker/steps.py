@@ -43,6 +43,8 @@ class AttemptSteps:
 
     def begin(self, steps: int) -> None:
         attempt, limit = self.attempt, self.shared.settings.steps_limit
+        if attempt.handler.batch is not None:
+            raise RuntimeError("durable steps need a handler of single tasks; this one is batched")
         if attempt.is_lost:
             raise TaskCancelled("the task's claim has ended: another attempt goes on with it")
         # Another worker may have the message now, or have had it: what is begun here only now could run twice.
@@ -91,16 +93,6 @@ class AttemptSteps:
         if not attempt.lease.is_unbroken():
             raise Suspend(is_redelivered=True)  # the report may come too late for the attempt that follows
         return text
-
-
-class NoSteps:
-    """The port of a batched handler's contexts."""
-
-    def begin(self, steps: int) -> None:
-        raise RuntimeError("durable steps need a handler of single tasks; this one is batched")
-
-    def record(self, ran: Ran) -> Future[str]:
-        raise NotImplementedError  # no step begins
 
 
 def sleep_entry(why: Suspend) -> str | None:

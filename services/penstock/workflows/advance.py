@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from penstock.db.session import Session
-from penstock.payloads.codec import options_aad, payload_aad, spawn_aad
+from penstock.payloads.codec import options_aad, payload_aad, task_aad
 from penstock.protocol import trace_context
 from penstock.protocol.errors import PayloadLost, RpcError
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
@@ -356,7 +356,7 @@ class WorkflowRun:
         for step in steps:
             task_id: int = step["task_id"]
             try:
-                text = self._session.codec.decode_inline(asked[task_id] or "[]", spawn_aad(task_id))
+                text = self._session.codec.decode_inline(asked[task_id] or "[]", task_aad("spawn", task_id))
                 made.append((step, read_children(text, self._settings)))
             except (RpcError, PayloadLost) as exc:
                 reasons[task_id] = f"its children were refused: {exc}"[:_REASON_CHARS]
