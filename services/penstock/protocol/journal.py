@@ -55,6 +55,12 @@ class Entry(StepPlace, frozen=True, omit_defaults=True, kw_only=True):
     seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_SLEEP_SECONDS)] | None = None
     tries: Count = 1
 
+    @classmethod
+    def of(cls, place: StepPlace, text: str, *, is_error: bool = False, **more: Any) -> Entry:
+        """A step that ended with this JSON text."""
+        value: dict[str, Any] = {"error" if is_error else "result": msgspec.Raw(text.encode())}
+        return cls(**msgspec.structs.asdict(place), **value, **more)
+
     @property
     def has_failed(self) -> bool:
         return bool(bytes(self.error))

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import asyncpg
 import msgspec
-from msgspec.structs import replace
 
 from penstock.db.session import Session
 from penstock.payloads.codec import answer_aad
@@ -149,10 +148,7 @@ def read_answer(answer: str, pair: Pair, policy: WaitPolicy) -> Ended:
 
 def resumed(pair: Pair, step: StepPlace, result: str = "", *, error: str = "") -> Suspended:
     """The end of an event that a durable step waits for: its task goes on in its handler at once."""
-    raw = msgspec.Raw((error or result).encode())
-    place = Entry(name=step.name, repetition=step.repetition, position=step.position, parallel=step.parallel)
-    entry = replace(place, error=raw) if error else replace(place, result=raw)
-    return Suspended(*pair, steps=(entry,))
+    return Suspended(*pair, steps=(Entry.of(step, error or result, is_error=bool(error)),))
 
 
 async def resume_waits(session: Session, pairs: Iterable[Pair]) -> set[Pair]:

@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from time import time
 from typing import Any, Generic, TextIO, TypeVar
 
@@ -121,7 +122,7 @@ class Outputs(Generic[Owner]):
         self._mode = settings.task_output
         self._limit_bytes = settings.output_limit_bytes
         self._send = send
-        self._on_loop = on_loop
+        self._note_change = partial(on_loop, self._later)
         self._changed: dict[AttemptOutput[Owner], None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -144,9 +145,6 @@ class Outputs(Generic[Owner]):
             if output.has_prints:
                 output.end_line()
             self._flush(output)
-
-    def _note_change(self, output: AttemptOutput[Owner]) -> None:
-        self._on_loop(self._later, output)
 
     def _later(self, output: AttemptOutput[Owner]) -> None:
         self._changed[output] = None

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from time import time
 
 import msgspec
-from msgspec.structs import replace
 
 from penstock.payloads.codec import PayloadCodec, step_aad
 from penstock.protocol.errors import TOO_LARGE
@@ -56,19 +55,10 @@ class AttemptSteps:
 
     def record(self, ran: Ran) -> Future[str]:
         # Encoded by the caller, in a thread where the handler runs in one.
-        try:
-            text = encoded_result(ran.result, "the step") if ran.error is None else encoded_error(ran.error)
-        except BaseException as exc:
-            future: Future[str] = Future()
-            future.set_exception(exc)
-            return future
-        place, raw = ran.place, msgspec.Raw(text.encode())
-        entry = Entry(
-            name=place.name, repetition=place.repetition, position=place.position, parallel=place.parallel,
-            at=ran.at, seconds=ran.seconds, tries=ran.tries,
-        )  # fmt: skip
-        finished = replace(entry, result=raw) if ran.error is None else replace(entry, error=raw)
-        return asyncio.run_coroutine_threadsafe(self.keep(finished), self.shared.loop)
+        text = encoded_result(ran.result, "the step") if ran.error is None else encoded_error(ran.error)
+        is_error = ran.error is not None
+        entry = Entry.of(ran.place, text, is_error=is_error, at=ran.at, seconds=ran.seconds, tries=ran.tries)
+        return asyncio.run_coroutine_threadsafe(self.keep(entry), self.shared.loop)
 
     async def keep(self, entry: Entry) -> str:
         """Report a finished step; returns its result or error once the report is sent. Raises Refusal, Suspend."""
@@ -100,10 +90,7 @@ def sleep_entry(why: Suspend) -> str | None:
     place = why.place
     if place is None or why.token is not None:
         return None
-    return encode_entry(
-        Entry(name=place.name, repetition=place.repetition, position=place.position, result=msgspec.Raw(b"null"),
-              at=time(), seconds=why.seconds)
-    )  # fmt: skip
+    return encode_entry(Entry.of(place, "null", at=time(), seconds=why.seconds))
 
 
 async def open_journal(codec: PayloadCodec, attempt: Attempt) -> None:
