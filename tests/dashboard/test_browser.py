@@ -22,7 +22,8 @@ pytestmark = [
     pytest.mark.xdist_group("browser"),
 ]
 SECONDS = 60
-MAIN = ("/", "/tasks", "/schedules", "/schedules/inventory", "/workflows", "/queues", "/rejected", "/actions",
+MAIN = ("/", "/tasks", "/failures", "/search?q=mail", "/schedules", "/schedules/inventory", "/workflows", "/queues",
+        "/rejected", "/actions",
         "/actions/charge-card", "/tenants", "/tenants/acme", "/bulk", "/keys", "/audit")  # fmt: skip
 
 
@@ -277,8 +278,8 @@ def test_actions_are_paused_and_limited(browser: Any, stand: Stand) -> None:
 
 def test_a_tenant_is_limited_paused_and_its_rule_removed(browser: Any, stand: Stand) -> None:
     opened(browser, stand, "/tenants")
-    css(browser, "#find").send_keys("globex")
-    press(browser, "form[role=search] button")
+    css(browser, "main input[name=name]").send_keys("globex")
+    press(browser, "main form[role=search] button")
     css(browser, "#limits input[name=max_in_flight]").send_keys("4")
     press(browser, "#limits button.main")
     said(browser, "Limits of globex are set")

@@ -205,16 +205,17 @@ class Methods(WaitAnswers[Way]):
     def list(
         self, *, state: str | None = None, action: str | None = None, labels: Labels | None = None,
         key: str | None = None, since: Instant | None = None, until: Instant | None = None,
-        limit: int = 50, cursor: str | None = None, tenant: str | None = None,
+        limit: int = 50, cursor: str | None = None, tenant: str | None = None, text: str | None = None,
     ) -> Request[records.TaskPage]:  # fmt: skip
         """Return a page of tasks, newest first: ``{"tasks", "cursor"}``; the last page has the cursor None.
 
         labels: tasks that have all of them. key: unique or ordering key. since, until: created then or later, and
-        before; datetime with a zone, RFC 3339 text or epoch ms.
+        before; datetime with a zone, RFC 3339 text or epoch ms. text: in payload or errors; a page covers 2,000 tasks
+        and may be empty.
         """
         params = given(
             state=state, action=action, labels=None if labels is None else dict(labels), key=key, since=since,
-            until=until, limit=limit, cursor=cursor, tenant=tenant,
+            until=until, limit=limit, cursor=cursor, tenant=tenant, text=text,
         )  # fmt: skip
         return Request("list", prepared(params), records.TaskPage)
 

@@ -1,5 +1,7 @@
 """Tasks as `status` and `list` show them."""
 
+import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,7 +14,7 @@ import msgspec
 from penstock.db.context import Context
 from penstock.payloads.records import shown_rows
 from penstock.protocol.caller import seen
-from penstock.protocol.errors import RpcError, TaskNotFound
+from penstock.protocol.errors import InvalidParams, RpcError, TaskNotFound
 from penstock.protocol.task import FINAL_STATES, State
 from penstock.protocol.tenant import own_key, stored_key
 from penstock.protocol.views import timestamp
@@ -20,6 +22,9 @@ from penstock.runtime.budget import in_hand
 from penstock.tasks import journal, views
 
 SCAN_TASKS = 20_000  # that one page of a filtered list looks at; a rare action must not read the whole history
+TEXT_TASKS = 2000  # whose payload and errors one page looks for a text in, each of which may be large
+TEXT_SECONDS = 5.0  # that this may take
+_WILDCARD, _ESCAPED = re.compile(r"[%_\\]"), r"\\\g<0>"
 _NO_CURSOR = 2**63 - 1
 # Statements for tasks of any state, of a final one, of a live one.
 _LIST = ("list_tasks", "list_settled_tasks", "list_live_tasks")
@@ -88,7 +93,10 @@ def _shown(row: Any, detail: bool) -> views.Task | None:
 
 @dataclass(frozen=True, slots=True)
 class ListTasks:
-    """before: the id that the page begins behind. key: unique or ordering key. since, until: of its creation."""
+    """before: the id that the page begins behind. key: unique or ordering key. since, until: of its creation.
+
+    text: in payload or errors.
+    """
 
     state: State | None
     action: str | None
@@ -99,20 +107,25 @@ class ListTasks:
     since: datetime | None = None
     until: datetime | None = None
     tenant: str | None = None
+    text: str | None = None
 
     @property
     def is_search(self) -> bool:
-        return any(value is not None for value in (self.labels, self.key, self.since, self.until, self.tenant))
+        return any(
+            value is not None for value in (self.labels, self.key, self.since, self.until, self.tenant, self.text)
+        )
 
 
 async def list_tasks(context: Context, command: ListTasks) -> views.TaskPage:
     """A page, newest first. With a filter that no index serves, a bounded stretch of ids is looked at.
 
-    A key is looked up in the indexes first, however old its tasks are.
+    A key is looked up in the indexes first, however old its tasks are, unless a text is sought too. Raises
+    InvalidParams if the search for a text takes too long.
     """
     before = _NO_CURSOR if command.before is None else command.before
     served = command.action is None and (command.state is None or command.state in FINAL_STATES)
-    scan = command.limit if served and not command.is_search else max(command.limit, SCAN_TASKS)
+    covered = SCAN_TASKS if command.text is None else TEXT_TASKS
+    scan = command.limit if served and not command.is_search else max(command.limit, covered)
     first, late_ids = 0, list[int]()
     load = in_hand()
     async with context.session() as session:
@@ -123,14 +136,21 @@ async def list_tasks(context: Context, command: ListTasks) -> views.TaskPage:
         arguments: list[Any] = [before, command.limit, scan, command.action]
         if command.is_search:
             labels = None if command.labels is None else msgspec.json.encode(command.labels).decode("utf-8")
-            arguments += [first, labels, command.key, command.tenant]
-        of_any, of_settled, of_live = _SEARCH if command.is_search else _LIST
-        if command.state is None:
-            (page,) = await session.fetch(of_any, *arguments)
-        else:
-            (page,) = await session.fetch(of_settled if command.state.final else of_live, *arguments, command.state)
+            arguments += [first, labels, command.key, command.tenant, _patterns(command.text)]
+        statement, of_settled, of_live = _SEARCH if command.is_search else _LIST
+        if command.state is not None:
+            statement = of_settled if command.state.final else of_live
+            arguments.append(command.state)
+        try:
+            async with asyncio.timeout(None if command.text is None else TEXT_SECONDS):
+                (page,) = await session.fetch(statement, *arguments)
+        except TimeoutError:
+            raise InvalidParams(
+                "text",
+                f"was looked for in {scan:,} tasks for {TEXT_SECONDS:g} s: name an action, a state or a time too",
+            ) from None
         ids: list[int] = page["ids"]
-        if command.key is not None and command.before is None:
+        if command.key is not None and command.before is None and command.text is None:
             kept = stored_key(command.tenant, command.key)
             found = {row["id"] for row in await session.fetch("find_by_key", kept, command.limit)}
             late_ids = sorted(found - set(ids), reverse=True)
@@ -146,6 +166,14 @@ async def list_tasks(context: Context, command: ListTasks) -> views.TaskPage:
     last = page["last"]
     end = ids[-1] if len(ids) >= command.limit else last
     return views.TaskPage(tasks, str(end) if page["count"] >= scan or end != last else None)
+
+
+def _patterns(text: str | None) -> list[str] | None:
+    """A text as patterns of ``ilike``: unchanged for a piece of JSON, and escaped for the inside of a string of JSON."""
+    if text is None:
+        return None
+    inside = msgspec.json.encode(text).decode("utf-8")[1:-1]
+    return [f"%{_WILDCARD.sub(_ESCAPED, one)}%" for one in (text, inside)]
 
 
 _id_of = itemgetter("id")

@@ -197,7 +197,14 @@ def _read_list(given: params.ListParams) -> ListTasks:
     return ListTasks(
         given.state, given.action, checks.read_limit(given.limit), checks.read_cursor(given.cursor),
         given.labels or None, checks.read_key(given.key, "key"), since, until, read_tenant(given.tenant),
+        _read_text(given.text),
     )  # fmt: skip
+
+
+def _read_text(text: str | None) -> str | None:
+    if text is not None and (not 1 <= len(text) <= params.MAX_TEXT_CHARS or "\0" in text):
+        raise InvalidParams("text", f"must have 1 to {params.MAX_TEXT_CHARS} characters, none of them NUL")
+    return text
 
 
 @_look("list", read=_read_list, narrow=narrow_tenant, by_replica=True)

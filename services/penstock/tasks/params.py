@@ -126,6 +126,9 @@ class RescheduleParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     priority: Annotated[int | None, about("Null leaves it.")] = None
 
 
+MAX_TEXT_CHARS = 200  # that are looked for
+
+
 class ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: Annotated[State | None, about("Only tasks in this state.")] = None
     action: Annotated[str | None, about("Only tasks of this action.")] = None
@@ -138,6 +141,13 @@ class ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     until: Annotated[str | int | None, about("Only tasks created before this instant.")] = None
     tenant: Annotated[str | None, about("Only tasks of this tenant; with key, a key of its own.")] = None
+    text: Annotated[
+        str | None,
+        about(
+            "Only tasks whose payload or errors contain this text, in any case; a page covers 2,000 tasks. Payloads "
+            "that are encrypted, or stored as objects, are not searched."
+        ),
+    ] = None
 
 
 class StatsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -268,7 +268,95 @@ async def test_tasks_are_found_by_state_action_label_key_and_time(store: Store, 
     newest = max(task.created_at for task in everything.tasks)
     assert await found(f"until={newest[:10]}T00:00") == {one}
     assert await found(f"since={newest[:10]}T00:00") == {two, three}
-    assert (await browser.http.get(f"/tasks?id={two}")).headers["location"] == f"/tasks/{two}"
+
+
+async def test_tasks_are_found_by_a_text_in_payload_or_errors_within_a_window(
+    store: Store, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.tasks.list.TEXT_TASKS", 60)
+    monkeypatch.setattr("penstock.api.dashboard.pages.TEXT_TASKS", 60)
+    failed, plain, percent = await enqueue(
+        store, NewTask("a", payload='{"order": "no 77"}'), NewTask("a", payload='{"say":"\\"Hi\\""}', tenant="acme"),
+        NewTask("b", payload='{"share":"100%_"}'),
+    )  # fmt: skip
+    await fail_for_good(store, failed, {"code": 1, "message": "No cover", "data": {"traceback": "in charge_card"}})
+
+    async def found(text: str, **more: str) -> tuple[list[int], str]:
+        shown = await browser.get("/tasks?" + str(httpx.QueryParams({"text": text, **more})))
+        return [int(number) for number in re.findall(r'data-key="t(\d+)"', shown)], shown
+
+    assert (await found("NO 77"))[0] == [failed]
+    assert (await found("charge_card", state="CRITICAL_ERROR"))[0] == [failed]
+    assert (await found("charge_card", action="b"))[0] == []
+    assert (await found('"order": "no'))[0] == [failed]
+    assert (await found('"hi"', state="ACQUIRED"))[0] == [plain]
+    assert (await found("hi", tenant="acme", key="none"))[0] == []
+    assert (await found("100%_"))[0] == [percent]
+    assert (await found("0_%"))[0] == []
+    await enqueue(store, *(NewTask("c") for _ in range(60)))
+    ids, shown = await found("no 77")
+    assert ids == []
+    assert "None among 60 tasks" in shown
+    older = re.search(r'href="(/tasks\?[^"]*cursor=\d+)"', shown)
+    assert older is not None
+    assert f'data-key="t{failed}"' in await browser.get(unescape(older[1]))
+    monkeypatch.setattr("penstock.tasks.list.TEXT_SECONDS", 0)
+    assert "was looked for in 60 tasks for 0 s" in await browser.get("/tasks?text=x", 400)
+    assert (await found(""))[0]
+
+
+async def test_the_header_finds_ids_keys_labels_and_names(store: Store, browser: Browser) -> None:
+    one, two, three = await enqueue(
+        store, NewTask("send-mail", unique_key="order 7"), NewTask("b", ordering_key="order 7"),
+        NewTask("b", labels='{"shop":"north"}', unique_key="123456789"),
+    )  # fmt: skip
+    await browser.call("schedule.create", name="nightly Mail/1", expression="@daily", action="b")
+    flow = await browser.call("workflow.create", name="mailing", key="w-7", chain=[{"action": "b"}])
+
+    async def found(text: str) -> set[str]:
+        shown = await browser.get("/search?" + str(httpx.QueryParams({"q": text})))
+        return {unescape(link) for link in re.findall(r'<li><a href="([^"]+)"', shown)}
+
+    assert await found("order 7") == {f"/tasks/{one}", f"/tasks/{two}"}
+    assert await found("shop=north") == {f"/tasks/{three}"}
+    assert await found("123456789") == {f"/tasks/{three}"}
+    assert await found("MAIL") == {"/tasks?action=send-mail", "/schedules/nightly%20Mail%2F1", f"/workflows/{flow.id}"}
+    assert await found("w-7") == {f"/workflows/{flow.id}"}
+    assert await found("nothing") == set()
+    assert (await browser.http.get(f"/search?q={two}")).headers["location"] == f"/tasks/{two}"
+    assert 'action="/search"' in await browser.get("/audit")
+
+
+async def test_failures_are_grouped_by_fingerprint_with_first_and_last_occurrence(
+    store: Store, sql: Any, browser: Browser
+) -> None:
+    ids = await enqueue(store, *(NewTask("a") for _ in range(3)), NewTask("b"))
+    messages = ["order 7 of 0f3a77c1b2 lost", "order 12 of 0f3a77c1b3 lost", "other", "order 7 of 0f3a77c1b2 lost"]
+    async with store.transaction() as session:
+        batch = await claim.claim(session, 100)
+        assert batch is not None
+        errors = [{"code": 1, "message": "x", "data": {"type": "Lost", "message": text}} for text in messages]
+        tasks = sorted(batch.tasks, key=lambda task: task.id)
+        await settle.fail(
+            session,
+            [Failure(task.id, task.claim, json.dumps(error), None) for task, error in zip(tasks, errors, strict=True)],
+        )
+    await sql.execute(
+        "update penstock.task_history set finished_at = finished_at - interval '1 hour' where id = $1", ids[0]
+    )
+    first, last = [
+        await sql.fetchval("select finished_at from penstock.task_history where id = $1", one) for one in ids[:2]
+    ]
+    page = await browser.get("/failures")
+    rows = page.split("<tr ")[1:]
+    assert len(rows) == 3
+    assert re.findall(r'datetime="([^"]{19})', rows[0]) == [f"{at:%Y-%m-%dT%H:%M:%S}" for at in (first, last)]
+    assert f'href="/tasks/{ids[1]}"' in rows[0]
+    group = re.search(r'href="(/failures\?fingerprint=\w+)">2<', rows[0])
+    assert group is not None
+    alone = await browser.get(group[1])
+    assert [f'href="/tasks/{one}"' in alone for one in ids] == [True, True, False, False]
+    assert group[1] in await browser.get("/")
 
 
 async def test_pages_of_tasks_go_on_where_the_one_before_ended(store: Store, browser: Browser) -> None:
@@ -283,11 +371,13 @@ async def test_pages_of_tasks_go_on_where_the_one_before_ended(store: Store, bro
 
 @pytest.mark.parametrize("query", [
     "state=NONE", "cursor=x", "cursor=-1", "key=%00", "action=%00", "labels=%00%3D%00", "since=yesterday", "id=%FF",
+    "q=%00", "q=0", "q=%3D", "q=%3Cscript%3E%3D1", "q=" + "7" * 30, "text=%00%25_", "fingerprint=%3Cscript%3E",
     "since=9999-99-99T00:00", "until=0001-01-01T00:00", "state=SUCCESS&state=ERROR", "%00=%00", "key=" + "x" * 5000,
     "id=99999999999999999999999", "cursor=9223372036854775808", "operation=%3Cscript%3E&count=yes",
 ])  # fmt: skip
 async def test_junk_in_a_query_is_answered_by_a_page(browser: Browser, query: str) -> None:
-    for path in ("/", "/tasks", "/schedules", "/workflows", "/rejected", "/bulk", "/keys", "/audit", "/queues"):
+    for path in ("/", "/tasks", "/schedules", "/workflows", "/rejected", "/bulk", "/keys", "/audit", "/queues",
+                 "/failures", "/search"):  # fmt: skip
         answer = await browser.http.get(f"{path}?{query}")
         assert answer.status_code in (200, 303, 400), (path, answer.status_code, answer.text[-500:])
         assert "<script>" not in answer.text
@@ -1139,9 +1229,11 @@ async def test_a_session_of_a_bound_key_sees_and_changes_what_is_its_tenants_alo
             assert answer.status_code in (400, 403, 404), path
     assert set(seen) == {
         "/", "/tasks", f"/tasks/{mine}", f"/tasks/{mine}/edit", "/schedules", "/schedules/my-schedule", "/workflows",
-        f"/workflows/{flow.id}", "/bulk", "/tenants/acme",
+        f"/workflows/{flow.id}", "/bulk", "/tenants/acme", "/failures", "/search",
     }  # fmt: skip
-    assert set(re.findall(r'<a href="(/[a-z]*)"', seen["/"])) == {"/", "/tasks", "/schedules", "/workflows", "/bulk"}
+    assert set(re.findall(r'<a href="(/[a-z]*)"', seen["/"])) == {
+        "/", "/tasks", "/failures", "/schedules", "/workflows", "/bulk",
+    }  # fmt: skip
 
     # Totals and graphs: three tasks of its own, whatever others have; none of the charts of the whole installation.
     for page in (seen["/"], seen["/tenants/acme"]):
@@ -1180,6 +1272,9 @@ async def test_a_session_of_a_bound_key_sees_and_changes_what_is_its_tenants_alo
         await browser.get(f"{path}?tenant=other", 400)
     await browser.get("/tenants/other", 400)
     assert "No tasks match" in await browser.get(f"/tasks?key={NOT_OURS}")
+    assert "No tasks match" in await browser.get(f"/tasks?text={NOT_OURS}")
+    assert "Nothing found" in await browser.get(f"/search?q={NOT_OURS}")
+    assert "No permanent failures" in seen["/failures"]
     csrf = await browser.csrf("/tasks")
     for one in made:
         for method in (*FORM_ACTIONS, "keys.create", "cancel.selected", "retry.selected"):

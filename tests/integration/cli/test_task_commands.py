@@ -111,6 +111,8 @@ async def test_tasks_are_found_by_every_filter_that_the_api_has(store: Store, se
         assert ids("--since", second) == [3, 2]
         assert ids("--until", second) == [1]
         assert ids("--since", "0", "--until", "4102444800000") == [3, 2, 1]
+        assert ids("--text", "{}") == [3, 2, 1]
+        assert ids("--text", "nowhere") == []
         assert run(url, "tasks", "--key", "none") == "No tasks.\n"
         assert "is not NAME=TEXT" in run(url, "tasks", "--label", "tenant", fails=True)
         assert "until must be later than since" in run(url, "tasks", "--since", "2", "--until", "1", fails=True)

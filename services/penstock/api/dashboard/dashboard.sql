@@ -53,12 +53,14 @@ select action, greatest(0, extract(epoch from claimed_at - greatest(run_at, crea
 from penstock.task_history where state = 'SUCCESS' order by id desc limit $1;
 
 -- name: read_recent_failures
--- $1 how many. The newest permanent failures by id, with their errors.
-select id, action, finished_at, attempts,
+-- $1 how many to look at, $2 tenant or null. The newest permanent failures by id, with their errors.
+select id, action, finished_at,
        left(coalesce(failures -> -1 -> 'error' -> 'data' ->> 'message', failures -> -1 -> 'error' ->> 'message'), 300)
            as message,
        left(failures -> -1 -> 'error' -> 'data' ->> 'type', 100) as kind
-from penstock.task_history where state = 'CRITICAL_ERROR' order by id desc limit $1;
+from (select id, action, finished_at, failures, tenant from penstock.task_history
+      where state = 'CRITICAL_ERROR' order by id desc limit $1) newest
+where $2::text is null or tenant = $2 order by id desc;
 
 -- name: read_in_flight
 -- $1 how many to count. Tasks ACQUIRED, those of them that a worker has reported, and how long ago the oldest was
@@ -114,38 +116,37 @@ select min(high) from halved;
 ($4::text is null or action = $4) and ($6::text is null or labels @> $6::jsonb)
 and ($7::text is null or coalesce(tenant || E'\x1f', '') || $7 in (unique_key, ordering_key))
 and ($8::text is null or tenant = $8)
+and ($9::text[] is null or payload::text ilike any($9) or failures::text ilike any($9))
 
 -- name: search_tasks
 -- $1 before this id, $2 how many, $3 how many to look at, $4 action or null, $5 from this id on, $6 labels as JSON text
--- or null, $7 unique or ordering key or null, $8 tenant or null. As list_tasks, with the filters that no index serves.
+-- or null, $7 unique or ordering key or null, $8 tenant or null, $9 patterns of which payload or failures match one, or
+-- null. As list_tasks, with the filters that no index serves.
 with seen as materialized (
-    select id, action, labels, tenant, unique_key, ordering_key from (
-        (select id, action, labels, tenant, unique_key, ordering_key from penstock.task
-         where id < $1 and id >= $5 order by id desc limit $3)
+    select id, fits from (
+        (select id, {fits} as fits from penstock.task where id < $1 and id >= $5 order by id desc limit $3)
         union all
-        (select id, action, labels, tenant, unique_key, ordering_key from penstock.task_history
-         where id < $1 and id >= $5 order by id desc limit $3)
+        (select id, {fits} as fits from penstock.task_history where id < $1 and id >= $5 order by id desc limit $3)
     ) both_tables order by id desc limit $3
 )
-select array(select id from seen where {fits} order by id desc limit $2) as ids,
+select array(select id from seen where fits order by id desc limit $2) as ids,
        (select min(id) from seen) as last, (select count(*) from seen) as count;
 
 -- name: search_live_tasks
--- $1 to $8 as search_tasks, $9 a state that is not final.
+-- $1 to $9 as search_tasks, $10 a state that is not final.
 with seen as materialized (
-    select id, action, labels, tenant, unique_key, ordering_key, state from penstock.task
-    where id < $1 and id >= $5 order by id desc limit $3
+    select id, state = $10 and {fits} as fits from penstock.task where id < $1 and id >= $5 order by id desc limit $3
 )
-select array(select id from seen where state = $9 and {fits} order by id desc limit $2) as ids,
+select array(select id from seen where fits order by id desc limit $2) as ids,
        (select min(id) from seen) as last, (select count(*) from seen) as count;
 
 -- name: search_settled_tasks
--- $1 to $8 as search_tasks, $9 a final state: only its own partitions are read.
+-- $1 to $9 as search_tasks, $10 a final state: only its own partitions are read.
 with seen as materialized (
-    select id, action, labels, tenant, unique_key, ordering_key from penstock.task_history
-    where state = $9 and id < $1 and id >= $5 order by id desc limit $3
+    select id, {fits} as fits from penstock.task_history
+    where state = $10 and id < $1 and id >= $5 order by id desc limit $3
 )
-select array(select id from seen where {fits} order by id desc limit $2) as ids,
+select array(select id from seen where fits order by id desc limit $2) as ids,
        (select min(id) from seen) as last, (select count(*) from seen) as count;
 
 -- name: find_by_key

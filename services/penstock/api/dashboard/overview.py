@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from penstock.api.dashboard.failures import grouped
 from penstock.api.dashboard.page_request import PageRequest
 from penstock.api.dashboard.pages import load_tenant
 from penstock.protocol.task import State
@@ -30,6 +31,7 @@ LATELY_STEPS, LATELY_STEP_SECONDS = 34, 5.0  # within what is stored to the seco
 LIVE = ("SCHEDULED", "WAITING", "ERROR", "ACQUIRED")
 _KINDS = {"ENQUEUED": "in", State.SUCCESS: "ok", State.ERROR: "bad", State.CRITICAL_ERROR: "bad"}
 _MAX_ACTIONS = 12
+_MAX_GROUPS = 6
 PROBE_EVERY_SECONDS = 5.0
 _PROBE_SECONDS = 1.5
 _NAME = re.compile(r"penstock-(?P<process>\w+)(?:@(?P<host>.*?):(?P<pid>\d+))?(?P<listen>-listen)?")
@@ -127,7 +129,7 @@ class Overview:
         hour, successes, failures = await request.methods.fetch(
             ("read_history", HOUR_SECONDS, MINUTE_SECONDS),
             ("read_recent_successes", SAMPLE),
-            ("read_recent_failures", FAILURES),
+            ("read_recent_failures", FAILURES, None),
         )
         self._history_at = monotonic()
         self._history = {
@@ -135,7 +137,8 @@ class Overview:
             "latency": _latency(successes),
             "sample": len(successes),
             **_by_action(hour),
-            "groups": _grouped(failures),
+            "groups": grouped(failures)[:_MAX_GROUPS],
+            "failures": len(failures),
         }
         return self._history
 
@@ -220,17 +223,6 @@ def _by_action(rows: Iterable[Any]) -> dict[str, Any]:
         "handlers": handlers,
         "failed_actions": [(name, attempts, final[name]) for name, attempts in failed[:_MAX_ACTIONS]],
     }
-
-
-def _grouped(failures: Sequence[Any]) -> list[tuple[Any, int]]:
-    """The newest of each action and error and their number, most first; messages may differ in numbers."""
-    newest: dict[tuple[str | None, ...], Any] = {}
-    counts: Counter[tuple[str | None, ...]] = Counter()
-    for row in failures:
-        key = row["action"], row["kind"], re.sub(r"\d+", "0", row["message"] or "")
-        newest.setdefault(key, row)
-        counts[key] += 1
-    return [(newest[key], count) for key, count in counts.most_common(6)]
 
 
 def _processes(rows: Iterable[Any]) -> list[tuple[str, str, str, datetime | None]]:

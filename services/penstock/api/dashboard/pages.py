@@ -7,24 +7,30 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.api.dashboard import graph
+from penstock.api.dashboard.failures import grouped
 from penstock.api.dashboard.form_actions import EDIT_FIELDS, bulk_params
 from penstock.api.dashboard.formats import indented, plain, query, segment, word
 from penstock.api.dashboard.page_request import PAGE_ROWS, Page, PageRequest, labels_of, utc
 from penstock.api.dashboard.timeline import timeline, waterfall
 from penstock.limits.explain import Cause, Explanation
 from penstock.protocol.api_key import Permission
-from penstock.protocol.errors import InvalidParams, QueueAway
+from penstock.protocol.errors import InvalidParams, NotFound, QueueAway
 from penstock.protocol.output import Seen
-from penstock.protocol.task import State
+from penstock.protocol.task import KEY_MAX_CHARS, State
 from penstock.protocol.tenant import EVERY_TENANT
 from penstock.tasks import output
 from penstock.tasks.bulk import COUNTED, Operation
+from penstock.tasks.list import SCAN_TASKS, TEXT_TASKS
 from penstock.tasks.views import TaskDetail
 from penstock.workflows.model import WorkflowState
 
 GRAPH_STEPS = 150
 FAILED_STEPS = 10  # of a workflow, whose errors its page shows
 DEAD_SHOWN = 20
+FAILURES = 5000  # of the newest, to be grouped
+FAILURE_GROUPS = 100
+NAMED = 1000  # of the newest schedules and workflows, for a search by name
+HITS = 20  # of each kind
 _FLAGS = {"yes": True, "no": False}
 
 
@@ -59,10 +65,8 @@ _OUTPUT_ENTRIES = 300  # the newest of them, which its page shows
 
 async def load_tasks(request: PageRequest) -> dict[str, Any]:
     query = request.query
-    wanted = query["id"]
-    if wanted is not None and wanted.isascii() and wanted.isdigit():
-        return {"redirect": f"/tasks/{wanted}"}
-    filters = {name: query[name] for name in ("state", "action", "tenant", "labels", "key", "since", "until")}
+    names = ("state", "action", "tenant", "labels", "key", "text", "since", "until")
+    filters = {name: query[name] for name in names}
     found = await request.call(
         "list", cursor=query["cursor"], limit=PAGE_ROWS,
         **filters | {"labels": labels_of(query["labels"]), "since": utc(query["since"]), "until": utc(query["until"])},
@@ -77,7 +81,63 @@ async def load_tasks(request: PageRequest) -> dict[str, Any]:
         "actions": [] if request.is_stream else list((await request.call("stats")).actions),
         "bulk": {name: filters[name] for name in ("state", "action", "tenant", "labels")},
         "full": len(found.tasks) >= PAGE_ROWS,
+        "covered": SCAN_TASKS if filters["text"] is None else TEXT_TASKS,
     }
+
+
+async def load_failures(request: PageRequest) -> dict[str, Any]:
+    """Groups of the newest permanent failures; with a fingerprint, one of them and its tasks."""
+    (rows,) = await request.methods.fetch(("read_recent_failures", FAILURES, request.browser.caller.tenant))
+    wanted = request.query["fingerprint"]
+    groups = [group for group in grouped(rows) if wanted in (None, group.fingerprint)]
+    ids = groups[0].ids if wanted and groups else []
+    return {
+        "groups": groups[:FAILURE_GROUPS], "fingerprint": wanted, "ids": ids[:PAGE_ROWS],
+        "more": max(0, len(ids) - PAGE_ROWS), "looked_at": FAILURES,
+    }  # fmt: skip
+
+
+async def load_search(request: PageRequest) -> dict[str, Any]:
+    """What has an id, key or label, or a name that contains the text. The id of a task leads to its page."""
+    wanted = request.query["q"]
+    page = {"wanted": wanted, "found": [], "named": NAMED}
+    if wanted is None:
+        return page
+    if wanted.isascii() and wanted.isdigit() and len(wanted) < 19:
+        try:
+            await request.call("status", id=wanted)
+        except (NotFound, InvalidParams):
+            pass
+        else:
+            return {"redirect": f"/tasks/{wanted}"}
+
+    async def tasks(**filters: Any) -> list[tuple[str, str, State]]:
+        found = await request.call("list", limit=HITS, **filters)
+        return [(f"/tasks/{task.id}", f"{task.id} {task.action}", task.state) for task in found.tasks]
+
+    name = wanted.casefold()
+    by_key, by_label, stats, schedules, workflows = await asyncio.gather(
+        tasks(key=wanted[:KEY_MAX_CHARS]),
+        tasks(labels=labels_of(wanted)) if "=" in wanted else asyncio.sleep(0, []),
+        request.call("stats"),
+        request.call("schedule.list", limit=NAMED),
+        request.call("workflow.list", limit=NAMED),
+    )
+    found = (
+        ("Tasks by key", by_key),
+        ("Tasks by label", by_label),
+        ("Actions", [(f"/tasks{query(action=one)}", one, None) for one in stats.actions if name in one.casefold()]),
+        ("Schedules", [
+            (f"/schedules/{segment(one.name)}", one.name, one.state)
+            for one in schedules.schedules if name in one.name.casefold()
+        ]),
+        ("Workflows", [
+            (f"/workflows/{one.id}", f"{one.id} {one.name}", one.state)
+            for one in workflows.workflows
+            if name in one.name.casefold() or wanted in (one.key, str(one.id))
+        ]),
+    )  # fmt: skip
+    return page | {"found": [(kind, hits[:HITS]) for kind, hits in found if hits]}
 
 
 async def load_task(request: PageRequest) -> dict[str, Any]:
@@ -256,6 +316,8 @@ async def load_bulk(request: PageRequest) -> dict[str, Any]:
 
 PAGES = (
     Page("/tasks", "tasks.html", load_tasks, "list"),
+    Page("/failures", "failures.html", load_failures, "list"),
+    Page("/search", "search.html", load_search, "list", live=False),
     Page("/tasks/{id}", "task.html", load_task, "status"),
     Page("/tasks/{id}/edit", "edit.html", load_edit, "enqueue", live=False),
     list_page(
