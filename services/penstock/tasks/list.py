@@ -169,7 +169,7 @@ async def list_tasks(context: Context, command: ListTasks) -> views.TaskPage:
 
 
 def _patterns(text: str | None) -> list[str] | None:
-    """A text as patterns of ``ilike``: unchanged for a piece of JSON, and escaped for the inside of a string of JSON."""
+    """A text as patterns of ``ilike``: unchanged for a piece of JSON, and escaped for the inside of a string."""
     if text is None:
         return None
     inside = msgspec.json.encode(text).decode("utf-8")[1:-1]

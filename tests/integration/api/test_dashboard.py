@@ -610,6 +610,31 @@ async def test_workflows_are_drawn_cancelled_and_retried(browser: Browser) -> No
     assert (await browser.do("workflow.retry", id=made.id)).startswith(f"done: Workflow {made.id}:")
 
 
+async def test_a_wide_fan_out_is_one_node_that_opens_and_the_graph_is_zoomed(browser: Browser) -> None:
+    fan = [{"action": "resize", "name": f"part-{number}"} for number in range(30)]
+    made = await browser.call(
+        "workflow.create", chain=[{"action": "a", "name": "one"}, fan, {"action": "b", "name": "two"}]
+    )
+
+    async def shown(query: str = "") -> tuple[str, int, float]:
+        page = await browser.get(f"/workflows/{made.id}{query}")
+        width = re.search(r'<svg class="graph[^"]*" width="(\d+)"', page)
+        assert width is not None
+        return page, page.count('<g class="node'), float(width[1])
+
+    page, nodes, width = await shown()
+    assert nodes == 3
+    assert page.count('class="edge"') == 2
+    assert "30 × resize: 30 waiting" in page
+    assert page.count('data-key="n') == 32
+    opening = re.search(r'<a href="(\?open=\d+)"><g class="node fan', page)
+    assert opening is not None
+    assert (await shown(opening[1]))[1] == (await shown("?open=all"))[1] == 32
+    assert "Collapse alike steps" in (await shown("?open=all"))[0]
+    assert (await shown("?zoom=200"))[1:] == (3, 2 * width)
+    assert (await shown("?zoom=7&open=x"))[1:] == (3, width)
+
+
 async def test_a_failed_workflow_shows_the_errors_of_its_steps(
     store: Store, settings: Settings, browser: Browser
 ) -> None:

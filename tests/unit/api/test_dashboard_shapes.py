@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.api.dashboard import form_actions, formats, graph, overview
 from penstock.api.dashboard.browser_sessions import local_path
+from penstock.api.dashboard.failures import grouped
 from penstock.api.dashboard.page_request import cleaned, labels_of, utc
 from penstock.api.dashboard.routes import _templates
 from penstock.api.dashboard.timeline import timeline
@@ -111,9 +112,22 @@ def test_a_step_stands_behind_all_that_it_waits_for() -> None:
 @given(st.lists(st.lists(st.integers(0, 11), max_size=4), min_size=1, max_size=12))
 def test_any_graph_is_drawn_even_one_that_cannot_be(links: list[list[int]]) -> None:
     steps = [step(place, f"s{place}", *(f"s{one}" for one in before)) for place, before in enumerate(links)]
-    drawn = charts.graph(graph.layout(steps))
+    drawn = charts.graph(graph.layout(steps, "all"))
     assert drawn.count('<g class="node') == len(steps)
     ElementTree.fromstring(drawn)
+
+
+def test_alike_steps_are_one_node_with_the_most_telling_of_their_states() -> None:
+    fan = [step(1 + place, f"s{place}", "a", state=State.SUCCESS) for place in range(graph.FAN_OUT)]
+    last = step(50, "z", "s0", "s1")
+    assert len(graph.layout([step(0, "a"), *fan, last])["nodes"]) == 2 + graph.FAN_OUT
+    fan.append(step(40, "s40", "a", state=State.CRITICAL_ERROR))
+    drawn = graph.layout([step(0, "a"), *fan, last])
+    node = drawn["nodes"][1][0]
+    assert (node.size, node.state) == (graph.FAN_OUT + 1, State.CRITICAL_ERROR)
+    assert node.counts == [(State.SUCCESS, graph.FAN_OUT), (State.CRITICAL_ERROR, 1)]
+    assert len(drawn["lines"]) == 2
+    ElementTree.fromstring(charts.graph(drawn))
 
 
 def detail(**given: Any) -> views.TaskDetail:
@@ -166,10 +180,9 @@ def test_a_life_ends_with_what_it_is_at_now(given: dict[str, Any], of_life: dict
 
 def test_failures_that_differ_in_numbers_alone_are_one_group() -> None:
     rows = [
-        {"id": n, "action": "a", "kind": "E", "message": f"card {n} declined"} for n in (9, 8, 7)
-    ] + [{"id": 1, "action": "b", "kind": None, "message": None}]  # fmt: skip
-    groups = overview._grouped(rows)
-    assert [(newest["action"], count, newest["id"]) for newest, count in groups] == [("a", 3, 9), ("b", 1, 1)]
+        {"id": n, "action": "a", "kind": "E", "message": f"card {n} declined", "finished_at": NOW} for n in (9, 8, 7)
+    ] + [{"id": 1, "action": "b", "kind": None, "message": None, "finished_at": NOW}]  # fmt: skip
+    assert [(group.action, group.ids) for group in grouped(rows)] == [("a", [9, 8, 7]), ("b", [1])]
 
 
 def test_processes_are_told_apart_by_machine_and_number() -> None:

@@ -1,27 +1,45 @@
 """The layout of workflow graphs: steps in columns by depth, lines along dependencies. Pure."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
+from penstock.protocol.task import State
 from penstock.workflows.model import Step
 
 NODE_WIDTH, NODE_HEIGHT = 156, 46
 _GAP_X, _GAP_Y, _EDGE = 52, 16, 12
 _SWEEPS = 4
+FAN_OUT = 8  # alike steps; more of them are drawn as one
+# Of a fan-out, the first that any step is in.
+_TELLING = (State.CRITICAL_ERROR, State.ERROR, State.ACQUIRED, State.SCHEDULED, State.WAITING, State.CANCELLED)
 
 
-def layout(steps: Sequence[Step]) -> dict[str, Any]:
-    """Places of the steps of one workflow, and lines between them; spawned steps follow their parent."""
-    first = {step.name: place for place, step in reversed([*enumerate(steps)])}
-    edges = [
+class Node(NamedTuple):
+    """What is drawn: a step, or alike ones. step: the first. counts: steps by state, of alike ones only."""
+
+    step: Step
+    state: State
+    size: int = 1
+    counts: Sequence[tuple[State, int]] = ()
+
+
+def layout(steps: Sequence[Step], opened: str | None = None) -> dict[str, Any]:
+    """Places of the steps of one workflow, and lines between them; spawned steps follow their parent.
+
+    opened: the number of the first step of a fan-out whose steps are drawn one by one; ``all``; None for no fan-out.
+    """
+    groups = _groups(steps, opened)
+    first = {step.name: place for place, group in reversed([*enumerate(groups)]) for step in group}
+    edges = [*dict.fromkeys(
         (first[name], place, is_spawned)
-        for place, step in enumerate(steps)
+        for place, group in enumerate(groups)
+        for step in group
         for name, is_spawned in [*((name, False) for name in step.after), (step.parent or "", True)]
         if first.get(name, place) != place
-    ]
-    columns = _order(_columns(len(steps), edges), edges)
+    )]  # fmt: skip
+    columns = _order(_columns(len(groups), edges), edges)
     height = max(map(len, columns), default=0) * (NODE_HEIGHT + _GAP_Y) - _GAP_Y + 2 * _EDGE
     places: dict[int, tuple[float, float]] = {}
     for across, column in enumerate(columns):
@@ -33,9 +51,30 @@ def layout(steps: Sequence[Step]) -> dict[str, Any]:
         "height": height,
         "node_width": NODE_WIDTH,
         "node_height": NODE_HEIGHT,
-        "nodes": [(step, places[place]) for place, step in enumerate(steps)],
+        "nodes": [(_node(group), places[place]) for place, group in enumerate(groups)],
         "lines": [(places[start], places[end], is_spawned) for start, end, is_spawned in edges],
     }
+
+
+def _groups(steps: Sequence[Step], opened: str | None) -> list[list[Step]]:
+    """Steps that are drawn as one: of one action, behind the same steps."""
+    alike: dict[tuple[Any, ...], list[Step]] = defaultdict(list)
+    for step in steps:
+        alike[step.kind, step.action, step.parent, *step.after].append(step)
+    groups: list[list[Step]] = []
+    for group in alike.values():
+        is_whole = len(group) > FAN_OUT and opened not in ("all", str(group[0].number))
+        groups += [group] if is_whole else [[step] for step in group]
+    return sorted(groups, key=lambda group: group[0].number)
+
+
+def _node(group: Sequence[Step]) -> Node:
+    step = group[0]
+    if len(group) == 1:
+        return Node(step, step.state)
+    counts = Counter(one.state for one in group)
+    state = next((state for state in _TELLING if counts[state]), State.SUCCESS)
+    return Node(step, state, len(group), counts.most_common())
 
 
 def _columns(count: int, edges: Sequence[tuple[int, int, bool]]) -> list[list[int]]:

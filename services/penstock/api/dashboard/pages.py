@@ -26,6 +26,7 @@ from penstock.workflows.model import WorkflowState
 
 GRAPH_STEPS = 150
 FAILED_STEPS = 10  # of a workflow, whose errors its page shows
+ZOOMS = (50, 75, 100, 150, 200)  # percent
 DEAD_SHOWN = 20
 FAILURES = 5000  # of the newest, to be grouped
 FAILURE_GROUPS = 100
@@ -218,7 +219,8 @@ async def load_schedule(request: PageRequest) -> dict[str, Any]:
 
 
 async def load_workflow(request: PageRequest) -> dict[str, Any]:
-    cursor = request.query["cursor"]
+    cursor, opened = request.query["cursor"], request.query["open"]
+    zoom = next((size for size in ZOOMS if str(size) == request.query["zoom"]), None)
     workflow = await request.call("workflow.status", id=request.path["id"], cursor=cursor, limit=GRAPH_STEPS)
     (failed,) = await request.methods.fetch(("read_failed_steps", workflow.id, FAILED_STEPS))
     ids = [step["task_id"] for step in failed if step["task_id"] is not None]
@@ -227,7 +229,11 @@ async def load_workflow(request: PageRequest) -> dict[str, Any]:
     return {
         "workflow": workflow,
         "failed": [(step, errors.get(step["task_id"])) for step in failed],
-        "layout": graph.layout(workflow.tree),
+        "layout": graph.layout(workflow.tree, opened),
+        "opened": opened,
+        "zoom": zoom,
+        "zooms": ZOOMS,
+        "values": {"cursor": cursor, "zoom": zoom},
         "whole": workflow.cursor is None and cursor is None,
         "cursor": workflow.cursor,
     }
