@@ -58,7 +58,7 @@ simulate: setup ## Simulate whole runs with faults, each one replayable by its S
 models: setup ## Visit every state of the models in docs/models, and find each intended bug (ARGS="--bug 'no fence'" shows one)
 	@$(BIN)/python -m docs.models $(ARGS)
 
-fuzz: setup ## Look for inputs that TARGET=cron (json-rpc, inbound, results, clockwork, scheduler0, kafka) cannot cope with, for MINUTES=1
+fuzz: setup ## Look for inputs that TARGET=cron (json-rpc, mcp, inbound, results, clockwork, scheduler0, kafka) cannot cope with, for MINUTES=1
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install -qq --disable-pip-version-check 'atheris>=3'
 	@nice $(BIN)/python -m tests.fuzz $${TARGET:-cron} --minutes $${MINUTES:-1}
 

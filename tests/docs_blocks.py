@@ -49,6 +49,8 @@ TESTED = {
     "test_the_requests_of_the_clockwork_page_are_answered_as_it_says",
     ("docs/moving-from-kafka-message-scheduler.md", "json schedule"): "tests/integration/test_moving_pages.py::"
     "test_the_schedule_of_the_page_is_one",
+    ("docs/mcp.md", "json first"): "tests/integration/test_mcp_page.py::"
+    "test_the_first_answer_of_the_page_has_what_the_api_answers",
     ("docs/payloads.md", "python"): "tests/integration/test_payloads_page.py::test_the_programs_of_the_page_run",
     ("docs/postgres.md", "sql restore"): "tests/integration/test_postgres_page.py::"
     "test_after_a_restore_results_of_later_claims_are_ignored_once_the_sequences_are_advanced",
@@ -101,6 +103,10 @@ TESTED = {
     ("docs/web-frameworks.md", f"python {kind}"): "tests/integration/test_web_frameworks_page.py::"
     f"test_the_application_of_{framework}_adds_orders_with_their_tasks"
     for kind, framework in (("receipts.py", "fastapi"), ("fastapi", "fastapi"), ("flask", "flask"))
+} | {
+    ("docs/mcp.md", kind): "tests/integration/test_mcp_page.py::"
+    "test_the_settings_of_each_client_reach_the_api_with_its_key"
+    for kind in ("sh claude", "json claude", "json vscode", "json cursor", "json desktop")
 } | {
     ("docs/django.md", f"python shop/{name}.py"): "tests/integration/contrib/test_django.py::"
     "test_a_request_stores_its_order_and_task_together_and_the_task_commits_its_result_with_its_rows"

@@ -5,14 +5,18 @@ A reader refuses what it cannot read by its own errors, in time that grows with 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
 
-from penstock.api.rpc import error_body
+from penstock.api.access import Caller
+from penstock.api.mcp.server import EARLIER, McpServer
+from penstock.api.rpc import Dispatcher, error_body
 from penstock.api.table import METHODS as API_METHODS
 from penstock.brokers.kafka.messages import Received
 from penstock.compat.clockwork import schedules as clockwork
@@ -21,6 +25,7 @@ from penstock.compat.scheduler0.http import messages
 from penstock.compat.topics import schedules as topics
 from penstock.methods.inbound import read_inbound
 from penstock.methods.table import METHODS, read_command
+from penstock.protocol.api_key import ALL_PERMISSIONS
 from penstock.protocol.errors import RpcError
 from penstock.protocol.reports import Failed, Succeeded, decode_reports
 from penstock.protocol.requests import Invalid, decode_body
@@ -32,6 +37,7 @@ SLOW_SECONDS = 2.0  # of processor time, for an input of that size
 _NOW = datetime(2030, 1, 1, tzinfo=UTC)
 _SETTINGS = load_settings(database_url="postgresql://fuzz", inbound_methods="*")
 _ALL_METHODS = {**METHODS, **API_METHODS}
+_MCP = McpServer(Dispatcher({}, batch_limit=1), _SETTINGS)
 _read_avro = topics.avro_reader()
 _decode = msgspec.json.decode
 
@@ -54,6 +60,17 @@ def json_rpc(data: bytes) -> None:
             read_command(entry.method, entry.params, _SETTINGS, _ALL_METHODS)
         except RpcError as exc:
             _decode(error_body(exc))
+
+
+def mcp(data: bytes) -> None:
+    """A body of POST /mcp, up to the point where a method is called."""
+    headers = [(b"mcp-protocol-version", EARLIER[0].encode())]
+    caller = Caller("fuzz", ALL_PERMISSIONS, None)
+    status, answer = asyncio.run(_MCP.answer(data, caller, Request({"type": "http", "headers": headers})))
+    assert status in (200, 202, 400)
+    assert (answer is None) is (status == 202)
+    if answer is not None:
+        _decode(answer)
 
 
 def inbound(data: bytes) -> None:
@@ -170,6 +187,15 @@ TARGETS: dict[str, tuple[Target, tuple[bytes, ...]]] = {
         _bodies(
             _ENQUEUE, _SCHEDULE, _WORKFLOW, [_ENQUEUE, _call("task.cancel", {"id": 1})],
             _call("bulk.cancel", {"action": "a*", "states": ["ERROR"]}),
+        ),
+    ),
+    "mcp": (
+        mcp,
+        _bodies(
+            _call("initialize", {"protocolVersion": "2025-06-18", "capabilities": {}}), _call("tools/list", {}),
+            _call("tools/call", {"name": "bulk_cancel", "arguments": {"action": "a*", "confirm": "9.9.f"}}),
+            _call("tools/call", {"name": "schedule_create", "arguments": _SCHEDULE["params"] | {"confirm": "1.0.f"}}),
+            _call("tools/call", {"name": "enqueue", "arguments": _ENQUEUE["params"], "_meta": {"progressToken": 1}}),
         ),
     ),
     "inbound": (inbound, _bodies(_ENQUEUE, [_ENQUEUE, _SCHEDULE], _call("submit:a", {"objectID": 3}))),

@@ -1,6 +1,6 @@
 """Who may ask for what: API keys where they are needed; without, programs on this machine but not a browser's pages."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -31,6 +31,7 @@ class Caller:
     key: str = ""
     tenant: str | None = None
     actions: tuple[str, ...] | None = None
+    digest: bytes = field(default=b"", repr=False)
 
     def check_method(self, method: str) -> None:
         """Raises AccessDenied, with the permission that is missing, or because the key is bound to a tenant."""
@@ -88,8 +89,7 @@ class Authenticator:
             name = ""
         if not is_loopback(name):
             raise AccessDenied(403, f"Only loopback hosts are served without API keys: {_HOW}")
-        origin = headers.get("origin")
-        if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
+        if is_of_another_origin(headers):
             raise AccessDenied(403, f"Requests from another origin are refused without API keys: {_HOW}")
 
     def admit(self, headers: Headers, address: str) -> Caller:
@@ -118,7 +118,14 @@ class Authenticator:
         return None if key is None else self._caller_of(key)
 
     def _caller_of(self, key: ApiKey) -> Caller:
-        return Caller(f"{key.id or ''}:{key.name}", key.permissions, self._rates, key.name, key.tenant, key.actions)
+        name = f"{key.id or ''}:{key.name}"
+        return Caller(name, key.permissions, self._rates, key.name, key.tenant, key.actions, key.digest)
+
+
+def is_of_another_origin(headers: Headers) -> bool:
+    """Whether a browser says that a page of another origin sends the request."""
+    origin, host = headers.get("origin"), headers.get("host", "")
+    return origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower())
 
 
 def address_of(request: Request) -> str:

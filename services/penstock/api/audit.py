@@ -29,8 +29,8 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     door: Annotated[
         str,
         about(
-            "dashboard, http, inbound: the inbound queue, `who` being SQS's SenderId, or scheduler0: its API, `who` "
-            "being `scheduler0:` and the number of the credential."
+            "dashboard, http, mcp, inbound: the inbound queue, `who` being SQS's SenderId, or scheduler0: its API, "
+            "`who` being `scheduler0:` and the number of the credential."
         ),
     ]
     method: str

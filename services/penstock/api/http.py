@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from penstock.api import audit
-from penstock.api.access import Authenticator, address_of
+from penstock.api.access import Authenticator, Caller, address_of
 from penstock.api.http_limits import ADMITTED
 from penstock.api.long_polls import HAS_WAITED, request_in_hand
 from penstock.api.rpc import Dispatcher, error_body, masked
@@ -28,6 +28,7 @@ from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 
 RPC_PATH = "/rpc"
+MCP_PATH = "/mcp"
 SCALING_PATH = "/scaling"
 AGE_HEADER = "Penstock-Age"  # seconds; of an answer that a replica has given a part of
 _JSON = "application/json"
@@ -48,6 +49,9 @@ class _Refusal(errors.InvalidRequest):
         self.reason = reason
 
 
+Answer = Callable[[bytes, Caller, Request], Awaitable[tuple[int, bytes | None]]]
+"""Answers the body of an admitted request: HTTP status and body, None for none. Raises as ``Dispatcher.answer``."""
+
 # Of the answers to requests that were admitted, and then failed.
 _FAILED = {errors.AccessDenied: 403, errors.InvalidParams: 400, errors.RouteNotFound: 404, errors.Unavailable: 503}
 
@@ -59,9 +63,10 @@ def make_app(
     *,
     scaling: Scaling,
     home: Callable[[Request], Awaitable[Response]] | None = None,
+    mcp: Answer | None = None,
     more: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """The ASGI application. home: what browsers are shown at ``/``. more: further routes."""
+    """The ASGI application. home: what browsers are shown at ``/``. mcp: of ``/mcp``. more: further routes."""
     card = msgspec.json.encode(
         {"name": "penstock", "version": __version__, "rpc": RPC_PATH, "discover": "rpc.discover"}
     )
@@ -76,37 +81,45 @@ def make_app(
             return _refused(exc)
         return _json(card)
 
-    async def rpc(request: Request) -> Response:
-        started = perf_counter()
-        try:
-            caller = authenticator.admit_request(request)
-            request.scope[ADMITTED] = True
-            if caller.rates is not None:
-                caller.rates.check(caller.name)
-            audit.set_actor(caller.key, address_of(request), "http")
-            bind(caller.tenant, caller.actions)
-            in_hand().caller = caller.name if caller.key else None
-            _check_media_type(request)
-            body = await read_body(request, settings.largest_request_bytes, settings.request_timeout_seconds)
-            request_in_hand.set(request)
-            spans = active.active()
-            if spans is None:
-                status, answer = await dispatcher.answer(body, caller)
-            else:
-                with spans.serving(RPC_PATH, request.headers) as span:
-                    status, answer = await dispatcher.answer(body, caller)
-                    spans.answered(span, status)
-        except errors.RpcError as exc:
-            return _refused(exc)
-        except ClientDisconnect:
-            return Response(status_code=400)  # no one is there to read it
-        except Exception as exc:
-            return _failed(exc, "unknown")
-        if HAS_WAITED not in request.scope:
-            metrics.REQUEST_SECONDS.observe(perf_counter() - started)
-        age = in_hand().age_seconds
-        headers = None if age is None else {AGE_HEADER: f"{age:.1f}"}
-        return Response(status_code=status) if answer is None else _json(answer, status, headers)
+    def posted(path: str, source: str, answer: Answer) -> Route:
+        """A route of bodies to be answered. source: the API, as the audit names it."""
+
+        async def endpoint(request: Request) -> Response:
+            started = perf_counter()
+            try:
+                caller = authenticator.admit_request(request)
+                request.scope[ADMITTED] = True
+                if caller.rates is not None:
+                    caller.rates.check(caller.name)
+                audit.set_actor(caller.key, address_of(request), source)
+                bind(caller.tenant, caller.actions)
+                in_hand().caller = caller.name if caller.key else None
+                _check_media_type(request)
+                body = await read_body(request, settings.largest_request_bytes, settings.request_timeout_seconds)
+                request_in_hand.set(request)
+                spans = active.active()
+                if spans is None:
+                    status, content = await answer(body, caller, request)
+                else:
+                    with spans.serving(path, request.headers) as span:
+                        status, content = await answer(body, caller, request)
+                        spans.answered(span, status)
+            except errors.RpcError as exc:
+                return _refused(exc)
+            except ClientDisconnect:
+                return Response(status_code=400)  # no one is there to read it
+            except Exception as exc:
+                return _failed(exc, "unknown")
+            if HAS_WAITED not in request.scope:
+                metrics.REQUEST_SECONDS.observe(perf_counter() - started)
+            age = in_hand().age_seconds
+            headers = None if age is None else {AGE_HEADER: f"{age:.1f}"}
+            return Response(status_code=status) if content is None else _json(content, status, headers)
+
+        return Route(path, endpoint, methods=["POST"])
+
+    async def rpc(body: bytes, caller: Caller, _request: Request) -> tuple[int, bytes | None]:
+        return await dispatcher.answer(body, caller)
 
     async def figures(request: Request) -> Response:
         started = perf_counter()
@@ -126,7 +139,8 @@ def make_app(
     return Starlette(
         routes=[
             Route("/", index, methods=["GET"]),
-            Route(RPC_PATH, rpc, methods=["POST"]),
+            posted(RPC_PATH, "http", rpc),
+            *(() if mcp is None else (posted(MCP_PATH, "mcp", mcp),)),
             Route(SCALING_PATH, figures, methods=["GET"]),
             Route(f"{SCALING_PATH}/{{route}}", figures, methods=["GET"]),
             *more,

@@ -62,6 +62,22 @@ def describe(methods: Mapping[str, Method]) -> dict[str, Any]:
     }
 
 
+def schema_of_params(method: Method) -> dict[str, Any]:
+    """The JSON Schema of a method's parameters by name, complete in itself."""
+    plain = {field.name: described(field.type)[0] for field in fields(method.params)}
+    known = list(dict.fromkeys(kind for kind in plain.values() if kind is not msgspec.Raw))
+    found, components = msgspec.json.schema_components(known, ref_template="#/$defs/{name}")
+    schemas = dict(zip(known, found, strict=True))
+    listed = [_parameter(field, schemas) for field in fields(method.params)]
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {one["name"]: one["schema"] | {"description": one["description"]} for one in listed},
+        "required": [one["name"] for one in listed if one["required"]],
+        "additionalProperties": False,
+    }
+    return schema | {"$defs": components} if components else schema
+
+
 def _meaning(error: type[errors.RpcError]) -> str:
     """The first sentence of its docstring, which not every error of an unknown object has."""
     text = error.__doc__ or f"No such {vars(error)['what']}"

@@ -15,6 +15,7 @@ from penstock.api.dispatch import Methods
 from penstock.api.downloads import Readers, download_routes
 from penstock.api.http import make_app
 from penstock.api.keys import KeyCache
+from penstock.api.mcp.server import McpServer
 from penstock.api.rates import Rates
 from penstock.api.rpc import Dispatcher
 from penstock.api.scaling import Scaling
@@ -99,6 +100,7 @@ class Api(Service):
             settings,
             scaling=Scaling(store),
             home=None if dashboard is None else dashboard.home,
+            mcp=McpServer(dispatcher, settings).answer if settings.mcp else None,
             more=(
                 *download_routes(methods, readers),
                 self._task_events.route,

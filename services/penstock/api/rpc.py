@@ -49,9 +49,14 @@ class _Response(msgspec.Struct, frozen=True, kw_only=True):
 _encode = msgspec.json.Encoder().encode
 
 
-def error_body(error: RpcError) -> bytes:
-    """An error response without an id, as JSON."""
-    return _encode(_Response(error=_error_object(error)))
+def error_body(error: RpcError, request_id: bytes = b"null") -> bytes:
+    """An error response as JSON."""
+    return _encode(_Response(error=_error_object(error), id=msgspec.Raw(request_id)))
+
+
+def result_body(result: Any, request_id: bytes) -> bytes:
+    """A response with a result, as JSON."""
+    return _encode(_Response(result=result, id=msgspec.Raw(request_id)))
 
 
 def _error_object(error: RpcError) -> ErrorObject:
@@ -147,6 +152,16 @@ class Dispatcher:
         if not answers:
             return status if status != 200 else 204, None
         return status, _encode(answers[0])
+
+    async def call(self, name: str, params: bytes, caller: Caller) -> Any:
+        """Carry out a request that came in the body of another protocol, which has been charged. Raises RpcError."""
+        ((label, outcome),) = await self._dispatch([Request("2.0", name, msgspec.Raw(params))], caller)
+        if not isinstance(outcome, BaseException):
+            metrics.REQUESTS.labels(label, "ok").inc()
+            return outcome
+        error = outcome if isinstance(outcome, RpcError) else masked(outcome, label)
+        metrics.REQUESTS.labels(label, str(error.code)).inc()
+        raise error
 
     async def _dispatch(self, entries: Sequence[Request | Invalid], caller: Caller) -> list[tuple[str, Outcome]]:
         """Label and outcome of every entry, in their order."""

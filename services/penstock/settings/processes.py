@@ -282,6 +282,7 @@ class HttpSettings(Group):
         30, "A request must have arrived within this; its first line and headers in 10 s.", le=3600
     )
     dashboard: bool = setting(True, "The api serves the dashboard at `/`, beside `/rpc`.")
+    mcp: bool = setting(True, "The api serves its methods as tools of the Model Context Protocol at `/mcp`.")
     dashboard_session_seconds: float = setting(
         12 * 3600, "Lifetime of a dashboard session that was opened with an API key.", ge=60, le=30 * DAY
     )
