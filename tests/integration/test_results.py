@@ -45,7 +45,8 @@ from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.payload_retention import PayloadRetention
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue, reschedule, settle
-from penstock.tasks.methods import Retry, retry
+from penstock.tasks.methods import retry
+from penstock.tasks.params import RetryParams
 from tests.claims import claim_id
 from tests.integration.apis import JSON, running
 from tests.integration.doors import postgres_away, put, sample
@@ -601,7 +602,7 @@ async def test_results_go_before_payloads_and_payloads_before_records(
     async with store.transaction() as session:
         assert await reschedule.restart(session, [failed, cancelled]) == {}
         with pytest.raises(StateConflict, match="its payload is gone"):
-            await retry.carry_out(within(session, settings), Retry(cancelled))
+            await retry.carry_out(within(session, settings), RetryParams(cancelled))
 
 
 async def enqueue_empty(store: Store) -> Any:

@@ -21,7 +21,7 @@ from penstock.api.message_contents import Contents, find_states, read_contents
 from penstock.brokers.base import ORIGINAL_ID_ATTRIBUTE, Message, Outgoing, Queue
 from penstock.methods.inbound import accept_inbound, read_inbound, take_in
 from penstock.protocol.api_key import Permission
-from penstock.protocol.checks import CONTROL, LIMIT, MAX_IDS, MAX_LIST, read_limit
+from penstock.protocol.checks import CONTROL, LIMIT, MAX_IDS, MAX_LIST, Checked, read_limit
 from penstock.protocol.errors import InvalidParams, MessageNotFound, QueueAway, Refused, Unavailable
 from penstock.protocol.json_text import entry_text, utf8_size
 from penstock.protocol.method import NoParams, Scope, method
@@ -148,12 +148,14 @@ async def list_(context: ApiContext, command: DlqListParams) -> DeadMessages:
     return DeadMessages(shown[: command.limit], leased.seen, leased.total, leased.elsewhere)
 
 
+def _check_message_id(value: str, name: str = "id") -> None:
+    if not 1 <= len(value) <= MESSAGE_ID_MAX_CHARS or CONTROL.search(value):
+        raise InvalidParams(name, f"must be a message's id, of 1 to {MESSAGE_ID_MAX_CHARS} characters")
+
+
 class DlqShowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue: _Queue
-    id: Annotated[str, about("From dlq.list.")]
-
-    def __post_init__(self) -> None:
-        _check_message_id(self.id, "id")
+    id: Annotated[str, about("From dlq.list."), Checked(_check_message_id)]
 
 
 @method("dlq.show", permission=Permission.READ, scope=Scope.CLOSED, errors=(MessageNotFound, QueueAway))
@@ -190,11 +192,6 @@ class WhichDead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class ReplayDead(WhichDead, frozen=True, forbid_unknown_fields=True):
     force: Annotated[bool, about("Also inbound messages too old to know whether they were accepted before.")] = False
-
-
-def _check_message_id(value: str, name: str) -> None:
-    if not 1 <= len(value) <= MESSAGE_ID_MAX_CHARS or CONTROL.search(value):
-        raise InvalidParams(name, f"must be a message's id, of 1 to {MESSAGE_ID_MAX_CHARS} characters")
 
 
 @method("dlq.replay", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(QueueAway,))

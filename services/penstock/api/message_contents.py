@@ -16,7 +16,8 @@ from penstock.protocol.task import NewTask, State
 from penstock.protocol.tenant import stored_key
 from penstock.settings.model import Settings
 from penstock.tasks import settle
-from penstock.tasks.methods import Cancel, Reschedule, Retry
+from penstock.tasks.methods import Reschedule
+from penstock.tasks.params import CancelParams, RetryParams
 
 _SHOWN_CHARS = 100
 _ONLY_ANSWERS = "it only answers, and a queue has no way back"
@@ -100,8 +101,8 @@ def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
             unique = command.unique_key
             key = None if unique is None else (command.action, stored_key(command.tenant, unique))
             return Entry(command.action, key=key)
-        case Cancel(task_id) | Retry(task_id) | Reschedule(task_id):
-            return Entry(method, task_id=task_id)
+        case CancelParams() | RetryParams() | Reschedule():
+            return Entry(method, task_id=int(command.id))
     return Entry(method, problem=None if is_change(method, command) else _ONLY_ANSWERS)
 
 

@@ -1,12 +1,13 @@
 """Parameters and results of `action.*`, `route.*` and `tenant.*`; without I/O. Parameters raise InvalidParams."""
 
 import re
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from penstock.protocol.checks import CONTROL, ID, LIMIT, TaskId, read_action
+from penstock.protocol.checks import CONTROL, ID, LIMIT, Checked, TaskId, read_action
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.tenant import EVERY_TENANT, TENANT_MAX_CHARS, read_tenant
 from penstock.protocol.views import CURSOR, NEXT_CURSOR, about
@@ -27,11 +28,27 @@ NewRate = float | UnsetType | None
 _TENANT = f"The tenant; 1 to {TENANT_MAX_CHARS} characters."
 
 
-class ActionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    action: Annotated[str, about("The action, exactly.")]
+def _check_route_name(name: str) -> None:
+    if not 1 <= len(name) <= ROUTE_NAME_MAX_CHARS or not _NAME.fullmatch(name):
+        raise InvalidParams(
+            "name", f"must be 1 to {ROUTE_NAME_MAX_CHARS} letters, digits, dots, dashes or underscores, "
+            f"not {name[:ROUTE_NAME_MAX_CHARS]!r}",
+        )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        read_action(self.action)
+
+def _check_tenant_or_all(tenant: str | None, name: str = "tenant") -> None:
+    if tenant != EVERY_TENANT:
+        read_tenant(tenant, name)
+
+
+def _check_one_tenant(tenant: str) -> None:
+    if tenant == EVERY_TENANT:
+        raise InvalidParams("tenant", "must be one tenant's name: to send nothing at all, pause actions")
+    read_tenant(tenant)
+
+
+class ActionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    action: Annotated[str, about("The action, exactly."), Checked(read_action)]
 
 
 class ActionSetParams(ActionName, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +63,6 @@ class ActionSetParams(ActionName, frozen=True, forbid_unknown_fields=True):
     per: Annotated[Per, about("What the rates of this call are counted in.")] = "second"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         limits_of(self)
 
 
@@ -80,17 +96,13 @@ class RouteSetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RouteName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: Annotated[str, about("The route.")]
-
-    def __post_init__(self) -> None:
-        _check_route_name(self.name)
+    name: Annotated[str, about("The route."), Checked(_check_route_name)]
 
 
 class TenantOrAll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tenant: Annotated[str, about(f"{_TENANT} Or *, for every tenant that has no limits of its own.")]
-
-    def __post_init__(self) -> None:
-        _check_tenant_or_all(self.tenant)
+    tenant: Annotated[
+        str, about(f"{_TENANT} Or *, for every tenant that has no limits of its own."), Checked(_check_tenant_or_all)
+    ]
 
 
 class TenantSetParams(TenantOrAll, frozen=True, forbid_unknown_fields=True):
@@ -104,26 +116,16 @@ class TenantSetParams(TenantOrAll, frozen=True, forbid_unknown_fields=True):
     per: Annotated[Per, about("What the rate counts by.")] = "second"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         limits_of(self)
 
 
 class TenantName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tenant: Annotated[str, about(_TENANT)]
-
-    def __post_init__(self) -> None:
-        if self.tenant == EVERY_TENANT:
-            raise InvalidParams("tenant", "must be one tenant's name: to send nothing at all, pause actions")
-        read_tenant(self.tenant)
+    tenant: Annotated[str, about(_TENANT), Checked(_check_one_tenant)]
 
 
 class TenantListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, about("Maximum number of tenants; 1 to 1000."), LIMIT] = 50
-    cursor: Annotated[str | None, CURSOR] = None
-
-    def __post_init__(self) -> None:
-        if self.cursor is not None:
-            _check_tenant_or_all(self.cursor, "cursor")
+    cursor: Annotated[str | None, CURSOR, Checked(partial(_check_tenant_or_all, name="cursor"))] = None
 
 
 class TaskExplainParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -233,16 +235,3 @@ def limits_of(given: ActionSetParams | TenantSetParams) -> dict[str, Any]:
     if not change:
         raise InvalidParams(subject, f"alone changes nothing: give any of {', '.join(names)}")
     return change
-
-
-def _check_route_name(name: str) -> None:
-    if not 1 <= len(name) <= ROUTE_NAME_MAX_CHARS or not _NAME.fullmatch(name):
-        raise InvalidParams(
-            "name", f"must be 1 to {ROUTE_NAME_MAX_CHARS} letters, digits, dots, dashes or underscores, "
-            f"not {name[:ROUTE_NAME_MAX_CHARS]!r}",
-        )  # fmt: skip
-
-
-def _check_tenant_or_all(tenant: str, name: str = "tenant") -> None:
-    if tenant != EVERY_TENANT:
-        read_tenant(tenant, name)

@@ -154,5 +154,7 @@ def like_pattern(pattern: str) -> str:
 
 TaskId = int | str
 ID = Checked(lambda value: read_id(value, "id"))
+KEY = Checked(lambda value: read_key(value, "key"))
 LIMIT = Checked(read_limit)
+LABELS_SOUGHT = Checked(check_labels_sought)
 NUMBERED = Checked(read_cursor)  # a cursor that is a number

@@ -27,7 +27,7 @@ from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 from penstock.tasks import journal, output, settle
-from penstock.tasks.enqueue import reference_objects
+from penstock.tasks.enqueue import name_others_objects, reference_objects
 from penstock.tasks.records import Pair
 
 ERROR_LIMIT_BYTES = 32_768  # of one attempt's error; a task may keep as many as it has attempts
@@ -98,16 +98,12 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
     heartbeats: list[reports.Progress] = []
     run_times: dict[str, tuple[int, float]] = {}
     announcements: list[reports.Announced] = []
-    any_waits = False
     steps: list[journal.ReportedStep] = []
     given_out: list[reports.Output] = []
     for report in received:
         match report:
-            case reports.Succeeded() | reports.Failed() | reports.Suspended():
+            case reports.Succeeded() | reports.Failed() | reports.Suspended() | reports.Waiting():
                 given.append(report)
-            case reports.Waiting():
-                given.append(report)
-                any_waits = True
             case reports.Progress():
                 heartbeats.append(report)
             case reports.RunTimes():
@@ -135,8 +131,7 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
     if given_out:
         summary.output = await output.record(session, given_out, limit_bytes=settings.output_limit_bytes)
     outcomes = await _newest_outcomes(session, given, summary)
-    if any_waits:
-        waits = [report for _, report in outcomes.values() if type(report) is reports.Waiting]
+    if waits := [report for _, report in outcomes.values() if type(report) is reports.Waiting]:
         summary.waiting, answered = await begin_waits(session, waits, settings.wait_timeout_seconds)
         outcomes |= {report.task_id: (report.claim or 0, report) for report in answered}
         resumed = [report for report in answered if type(report) is reports.Suspended]
@@ -190,7 +185,7 @@ async def _settle(
             succeeded[pair] = report
         else:
             failed[pair] = problem
-    for pair in await _taken_by_others(session, succeeded):
+    for pair in await name_others_objects(session, {pair: report.result for pair, report in succeeded.items()}):
         why = "the result names an object of another task"
         failed[pair] = _as_failed(
             succeeded.pop(pair), HANDLER_ERROR, why, reports.NO_HINTS, type="BadEncoding", message=why
@@ -221,17 +216,6 @@ async def _settle(
         summary.postponed += await _postpone(session, postponed, failed, settings)
     if failed:
         summary.failed = await _fail(session, failed, settings)
-
-
-async def _taken_by_others(session: Session, succeeded: Mapping[Pair, reports.Succeeded]) -> list[Pair]:
-    """Results that name an object of another task."""
-    references = {pair: reference_of(report.result) for pair, report in succeeded.items()}
-    named = {pair: reference.name for pair, reference in references.items() if reference is not None}
-    if not named:
-        return []
-    owners = {tuple(row) for row in await session.fetch("find_owners", list(named.values()))}
-    owned = {name for name, _ in owners}
-    return [pair for pair, name in named.items() if name in owned and (name, pair[0]) not in owners]
 
 
 async def _newest_outcomes(

@@ -140,16 +140,10 @@ class DatabaseSettings(Group):
 
     def _ssl_parameters(self) -> dict[str, str]:
         """The settings of TLS as parameters of a URL, where every part of Penstock, Alembic included, finds them."""
-        parameters: dict[str, str] = {}
-        if self.database_ssl_mode is not None:
-            parameters["sslmode"] = self.database_ssl_mode
-        if self.database_ssl_root_cert is not None:
-            parameters["sslrootcert"] = self.database_ssl_root_cert
-        elif self.database_ssl_mode in _VERIFYING and (system := ssl.get_default_verify_paths().cafile) is not None:
-            parameters["sslrootcert"] = system  # the driver would look for ~/.postgresql/root.crt alone
-        if self.database_ssl_cert is not None and self.database_ssl_key is not None:
-            parameters |= {"sslcert": self.database_ssl_cert, "sslkey": self.database_ssl_key}
-        return parameters
+        given = {name: getattr(self, field) for name, field in _SSL_PARAMETERS}
+        if given["sslrootcert"] is None and self.database_ssl_mode in _VERIFYING:
+            given["sslrootcert"] = ssl.get_default_verify_paths().cafile  # not the driver's ~/.postgresql/root.crt
+        return {name: value for name, value in given.items() if value is not None}
 
     def _database_problems(self) -> Iterator[str]:
         if self.database_url is None:
@@ -172,15 +166,15 @@ class DatabaseSettings(Group):
 
     def _password_problems(self, ssl_mode: str) -> Iterator[str]:
         given = [name for name in _PASSWORDS if getattr(self, name)]
-        for url in (self.database_url, self.database_listen_url, self.database_read_url):
-            if (
-                given
-                and url
-                and (urlsplit(url.get_secret_value()).password or "password" in query_of(url.get_secret_value()))
-            ):
-                given.append("the password of a URL")
+        urls = [
+            url.get_secret_value()
+            for url in (self.database_url, self.database_listen_url, self.database_read_url)
+            if url is not None
+        ]
+        if given and any(urlsplit(url).password or "password" in query_of(url) for url in urls):
+            given.append("the password of a URL")
         if len(given) > 1:
-            yield f"{' and '.join(dict.fromkeys(given))} give a password each: keep one of them"
+            yield f"{' and '.join(given)} give a password each: keep one of them"
         if self.database_iam and ssl_mode in ("disable", "allow", "prefer"):
             yield f"database_iam needs TLS, and the mode is {ssl_mode}: set database_ssl_mode to verify-full"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr
@@ -179,6 +179,15 @@ def _named_host(entry: str) -> None:
         raise ValueError(f"{entry!r} is not name:host, such as billing:api.example.com")
 
 
+def _by_name(entries: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The values of ``name:value`` entries."""
+    found: dict[str, tuple[str, ...]] = {}
+    for entry in entries:
+        name, _, value = entry.partition(":")
+        found[name] = (*found.get(name, ()), value)
+    return found
+
+
 class DeliverySettings(Group):
     deliveries: Names = setting(
         (),
@@ -226,19 +235,12 @@ class DeliverySettings(Group):
     @property
     def signing_hosts(self) -> dict[str, tuple[str, ...]]:
         """Patterns of hosts that the secrets of ``http_signing_secrets`` sign for, by name; others sign for any."""
-        found: dict[str, tuple[str, ...]] = {}
-        for entry in self.http_signing_hosts:
-            name, _, host = entry.partition(":")
-            found[name] = (*found.get(name, ()), host.lower())
-        return found
+        hosts = _by_name(self.http_signing_hosts)
+        return {name: tuple(map(str.lower, of_name)) for name, of_name in hosts.items()}
 
     @property
     def signing_secrets(self) -> dict[str, tuple[str, ...]]:
-        found: dict[str, tuple[str, ...]] = {}
-        for entry in self.http_signing_secrets:
-            name, _, secret = entry.get_secret_value().partition(":")
-            found[name] = (*found.get(name, ()), secret)
-        return found
+        return _by_name(entry.get_secret_value() for entry in self.http_signing_secrets)
 
 
 def _network(entry: str) -> None:

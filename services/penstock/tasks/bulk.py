@@ -38,13 +38,9 @@ class Operation(StrEnum):
     DELETE = "bulk.delete"
     RESCHEDULE = "bulk.reschedule"
 
-    @property
-    def states(self) -> tuple[State, ...]:
-        """The states it may select; all are live, or all are final."""
-        return _STATES[self]
 
-
-_STATES = {
+# That each may select; all are live, or all are final.
+STATES: Mapping[Operation, tuple[State, ...]] = {
     Operation.CANCEL: (State.WAITING, State.SCHEDULED, State.ACQUIRED, State.ERROR),
     Operation.RETRY: (State.CRITICAL_ERROR, State.CANCELLED),
     Operation.DELETE: (State.SUCCESS, State.CRITICAL_ERROR, State.CANCELLED),

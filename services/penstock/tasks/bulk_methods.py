@@ -13,11 +13,10 @@ from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import bound_to, own_tenant, sees
 from penstock.protocol.errors import InvalidParams, JobNotFound
 from penstock.protocol.method import Method, Scope, method
-from penstock.protocol.tenant import read_tenant
 from penstock.protocol.views import NEXT_CURSOR, Instant, about, view_of
 from penstock.runtime.logs import log
 from penstock.tasks import bulk, bulk_jobs
-from penstock.tasks.bulk import BulkWork, NewTimes, Operation, Selection
+from penstock.tasks.bulk import STATES, BulkWork, NewTimes, Operation, Selection
 from penstock.tasks.new_task import read_start
 from penstock.tasks.params import BulkParams, BulkRescheduleParams, JobId, JobListParams
 
@@ -71,14 +70,13 @@ def _selection(operation: Operation, given: BulkParams) -> Selection:
     last = None if given.ids_to is None else checks.read_id(given.ids_to, "ids_to")
     if first is not None and last is not None and last < first:
         raise InvalidParams("ids_to", f"must be at least ids_from, {first}, not {last}")
+    able = STATES[operation]
     for place, state in enumerate(given.states or ()):
-        if state not in operation.states:
-            raise InvalidParams(f"states[{place}]", f"is {state}; {operation} is about {', '.join(operation.states)}")
-    checks.check_labels_sought(given.labels)
-    states = operation.states if given.states is None else tuple(dict.fromkeys(given.states))
+        if state not in able:
+            raise InvalidParams(f"states[{place}]", f"is {state}; {operation} is about {', '.join(able)}")
+    states = able if given.states is None else tuple(dict.fromkeys(given.states))
     action = None if given.action is None else checks.read_action(given.action)
-    tenant = read_tenant(given.tenant)
-    return Selection(states, action, given.labels, given.older_than, given.newer_than, first, last, tenant)
+    return Selection(states, action, given.labels, given.older_than, given.newer_than, first, last, given.tenant)
 
 
 def _read_reschedule(given: BulkRescheduleParams) -> BulkWork:

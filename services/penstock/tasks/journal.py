@@ -10,10 +10,9 @@ from penstock.db.session import Session
 from penstock.payloads.codec import PayloadCodec, step_aad
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.journal import Entry, StepKey, StepPlace, carried, decode_entry
-from penstock.protocol.sealed import reference_of
 from penstock.runtime import metrics
 from penstock.tasks import views
-from penstock.tasks.enqueue import reference_objects
+from penstock.tasks.enqueue import name_others_objects, reference_objects
 from penstock.tasks.records import Pair, columns
 
 
@@ -47,7 +46,7 @@ async def record(
         held = newest.get((step.task_id, step.entry.key))
         if held is None or held.claim < step.claim:
             newest[step.task_id, step.entry.key] = step
-    stolen = await _name_others_objects(session, newest)
+    stolen = await name_others_objects(session, {key: step.entry.value for key, step in newest.items()})
     # In the order of the index, so that no two resulters deadlock.
     given = [newest[key] for key in sorted(newest) if key not in stolen]
     entries = [step.entry for step in given]
@@ -61,19 +60,6 @@ async def record(
     )  # fmt: skip
     await reference_objects(session, ((step.entry.value, step.task_id) for step in given))
     return stolen | {(row["task_id"], (row["name"], row["repetition"])) for row in rows}
-
-
-async def _name_others_objects(
-    session: Session, steps: Mapping[tuple[int, StepKey], ReportedStep]
-) -> set[tuple[int, StepKey]]:
-    """Steps whose result names an object of another task."""
-    found = {key: reference_of(step.entry.value) for key, step in steps.items()}
-    names = {key: reference.name for key, reference in found.items() if reference is not None}
-    if not names:
-        return set()
-    owners = {tuple(row) for row in await session.fetch("find_owners", list(names.values()))}
-    owned = {name for name, _ in owners}
-    return {key for key, name in names.items() if name in owned and (name, key[0]) not in owners}
 
 
 async def suspend(session: Session, pairs: Mapping[Pair, Resume]) -> int:

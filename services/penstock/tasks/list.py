@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
@@ -14,12 +13,14 @@ import msgspec
 from penstock.db.context import Context
 from penstock.payloads.records import shown_rows
 from penstock.protocol.caller import seen
+from penstock.protocol.checks import read_instant
 from penstock.protocol.errors import InvalidParams, RpcError, TaskNotFound
 from penstock.protocol.task import FINAL_STATES, State
 from penstock.protocol.tenant import own_key, stored_key
 from penstock.protocol.views import timestamp
 from penstock.runtime.budget import in_hand
 from penstock.tasks import journal, views
+from penstock.tasks.params import ListParams
 
 SCAN_TASKS = 20_000  # that one page of a filtered list looks at; a rare action must not read the whole history
 TEXT_TASKS = 2000  # whose payload and errors one page looks for a text in, each of which may be large
@@ -91,58 +92,38 @@ def _shown(row: Any, detail: bool) -> views.Task | None:
     return views.task_detail(row) if detail else views.task(row)
 
 
-@dataclass(frozen=True, slots=True)
-class ListTasks:
-    """before: the id that the page begins behind. key: unique or ordering key. since, until: of its creation.
-
-    text: in payload or errors.
-    """
-
-    state: State | None
-    action: str | None
-    limit: int
-    before: int | None
-    labels: dict[str, str] | None = None
-    key: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-    tenant: str | None = None
-    text: str | None = None
-
-    @property
-    def is_search(self) -> bool:
-        return any(
-            value is not None for value in (self.labels, self.key, self.since, self.until, self.tenant, self.text)
-        )
-
-
-async def list_tasks(context: Context, command: ListTasks) -> views.TaskPage:
+async def list_tasks(context: Context, given: ListParams) -> views.TaskPage:
     """A page, newest first. With a filter that no index serves, a bounded stretch of ids is looked at.
 
     A key is looked up in the indexes first, however old its tasks are, unless a text is sought too. Raises
-    InvalidParams if the search for a text takes too long.
+    InvalidParams, also if the search for a text takes too long.
     """
-    before = _NO_CURSOR if command.before is None else command.before
-    served = command.action is None and (command.state is None or command.state in FINAL_STATES)
-    covered = SCAN_TASKS if command.text is None else TEXT_TASKS
-    scan = command.limit if served and not command.is_search else max(command.limit, covered)
+    since, until = read_instant(given.since, "since"), read_instant(given.until, "until")
+    if since is not None and until is not None and until <= since:
+        raise InvalidParams("until", f"must be later than since, {since.isoformat()}, not {until.isoformat()}")
+    before = _NO_CURSOR if given.cursor is None else int(given.cursor)
+    filters = given.key, since, until, given.tenant, given.text
+    is_search = bool(given.labels) or any(one is not None for one in filters)
+    served = given.action is None and (given.state is None or given.state in FINAL_STATES)
+    covered = SCAN_TASKS if given.text is None else TEXT_TASKS
+    scan = given.limit if served and not is_search else max(given.limit, covered)
     first, late_ids = 0, list[int]()
     load = in_hand()
     async with context.session() as session:
-        if command.until is not None:
-            before = min(before, await session.value("find_first_id", command.until))
-        if command.since is not None:
-            first = await session.value("find_first_id", command.since)
-        arguments: list[Any] = [before, command.limit, scan, command.action]
-        if command.is_search:
-            labels = None if command.labels is None else msgspec.json.encode(command.labels).decode("utf-8")
-            arguments += [first, labels, command.key, command.tenant, _patterns(command.text)]
-        statement, of_settled, of_live = _SEARCH if command.is_search else _LIST
-        if command.state is not None:
-            statement = of_settled if command.state.final else of_live
-            arguments.append(command.state)
+        if until is not None:
+            before = min(before, await session.value("find_first_id", until))
+        if since is not None:
+            first = await session.value("find_first_id", since)
+        arguments: list[Any] = [before, given.limit, scan, given.action]
+        if is_search:
+            labels = msgspec.json.encode(given.labels).decode("utf-8") if given.labels else None
+            arguments += [first, labels, given.key, given.tenant, _patterns(given.text)]
+        statement, of_settled, of_live = _SEARCH if is_search else _LIST
+        if given.state is not None:
+            statement = of_settled if given.state.final else of_live
+            arguments.append(given.state)
         try:
-            async with asyncio.timeout(None if command.text is None else TEXT_SECONDS):
+            async with asyncio.timeout(None if given.text is None else TEXT_SECONDS):
                 (page,) = await session.fetch(statement, *arguments)
         except TimeoutError:
             raise InvalidParams(
@@ -150,21 +131,22 @@ async def list_tasks(context: Context, command: ListTasks) -> views.TaskPage:
                 f"was looked for in {scan:,} tasks for {TEXT_SECONDS:g} s: name an action, a state or a time too",
             ) from None
         ids: list[int] = page["ids"]
-        if command.key is not None and command.before is None and command.text is None:
-            kept = stored_key(command.tenant, command.key)
-            found = {row["id"] for row in await session.fetch("find_by_key", kept, command.limit)}
+        if given.key is not None and given.cursor is None and given.text is None:
+            kept = stored_key(given.tenant, given.key)
+            found = {row["id"] for row in await session.fetch("find_by_key", kept, given.limit)}
             late_ids = sorted(found - set(ids), reverse=True)
         asked = ids + late_ids
         rows: Sequence[Any] = await session.fetch("show_tasks", asked, False, load.room_bytes) if asked else []
         load.hold(sum(map(views.task_bytes, rows)))
         rows = await shown_rows(session.codec, rows, room_bytes=0)
-    late = sorted((row for row in rows if row["id"] in late_ids and _fits(row, command)), key=_id_of, reverse=True)
+    fitting = (row for row in rows if row["id"] in late_ids and _fits(row, given, since, until))
+    late = sorted(fitting, key=_id_of, reverse=True)
     # What has no room on the page stands on a later one, for it is among those that were not looked at yet.
-    shown = [row for row in rows if row["id"] not in late_ids] + late[: command.limit - len(ids)]
+    shown = [row for row in rows if row["id"] not in late_ids] + late[: given.limit - len(ids)]
     tasks = [views.task(row) for row in sorted(shown, key=_id_of, reverse=True)]
     # The next page begins behind the last task of a full page, else behind the last one looked at.
     last = page["last"]
-    end = ids[-1] if len(ids) >= command.limit else last
+    end = ids[-1] if len(ids) >= given.limit else last
     return views.TaskPage(tasks, str(end) if page["count"] >= scan or end != last else None)
 
 
@@ -179,14 +161,14 @@ def _patterns(text: str | None) -> list[str] | None:
 _id_of = itemgetter("id")
 
 
-def _fits(row: Any, command: ListTasks) -> bool:
+def _fits(row: Any, given: ListParams, since: datetime | None, until: datetime | None) -> bool:
     """Whether a task that was found by its key fits the rest of a search."""
     labels = msgspec.json.decode(row["labels"] or "{}")
     return (
-        (command.state is None or row["state"] == command.state)
-        and (command.action is None or row["action"] == command.action)
-        and (command.tenant is None or row["tenant"] == command.tenant)
-        and all(labels.get(name) == value for name, value in (command.labels or {}).items())
-        and (command.since is None or row["created_at"] >= command.since)
-        and (command.until is None or row["created_at"] < command.until)
+        (given.state is None or row["state"] == given.state)
+        and (given.action is None or row["action"] == given.action)
+        and (given.tenant is None or row["tenant"] == given.tenant)
+        and all(labels.get(name) == value for name, value in (given.labels or {}).items())
+        and (since is None or row["created_at"] >= since)
+        and (until is None or row["created_at"] < until)
     )

@@ -15,11 +15,10 @@ from penstock.protocol.caller import bound_to, check_actions, narrow_tenant, own
 from penstock.protocol.errors import InvalidParams, RpcError, StateConflict, TaskNotFound
 from penstock.protocol.method import Scope, method
 from penstock.protocol.task import FINAL_STATES, OTHER_ACTIONS, NewTask, State
-from penstock.protocol.tenant import read_tenant
 from penstock.runtime.budget import in_hand
 from penstock.tasks import journal, params, settle, views
 from penstock.tasks import reschedule as rescheduling
-from penstock.tasks.list import ListTasks, ShowTasks, list_tasks, show_tasks
+from penstock.tasks.list import ShowTasks, list_tasks, show_tasks
 from penstock.tasks.new_task import new_task, read_start
 
 _look = partial(method, permission=Permission.READ, scope=Scope.OWN)
@@ -106,51 +105,35 @@ def _within_limit(commands: Sequence[Command | RpcError]) -> list[Command | RpcE
     return checked
 
 
-class Cancel(NamedTuple):
-    id: int
-    reason: str | None = None
-
-
-def _read_cancel(given: params.CancelParams) -> Cancel:
-    return Cancel(checks.read_id(given.id, "id"), checks.read_reason(given.reason))
-
-
-@_change("cancel", read=_read_cancel)
-async def cancel(context: Context, command: Cancel) -> views.Changed:
+@_change("cancel")
+async def cancel(context: Context, given: params.CancelParams) -> views.Changed:
     """Cancel a task that is not settled; a result that comes later is ignored."""
+    task_id = int(given.id)
     async with context.transaction() as session:
-        await check_own_task(session, command.id)
-        if not await settle.cancel(session, [command.id], command.reason):
-            raise await rescheduling.why_unchanged(session, command.id, "cancelled")
+        await check_own_task(session, task_id)
+        if not await settle.cancel(session, [task_id], given.reason):
+            raise await rescheduling.why_unchanged(session, task_id, "cancelled")
     context.wake()
-    return views.Changed(command.id, State.CANCELLED)
+    return views.Changed(task_id, State.CANCELLED)
 
 
-class Retry(NamedTuple):
-    id: int
-    from_step: str | None = None
-
-
-def _read_retry(given: params.RetryParams) -> Retry:
-    return Retry(checks.read_id(given.id, "id"), given.from_step)
-
-
-@_change("retry", read=_read_retry)
-async def retry(context: Context, command: Retry) -> views.Changed:
+@_change("retry")
+async def retry(context: Context, given: params.RetryParams) -> views.Changed:
     """Re-run a CRITICAL_ERROR or CANCELLED task with a fresh attempt counter, and its failed durable steps."""
+    task_id = int(given.id)
     async with context.transaction() as session:
-        await check_own_task(session, command.id)
-        known = [] if command.from_step is None else await journal.rewind(session, command.id, command.from_step)
-        states = await rescheduling.restart(session, [command.id])
+        await check_own_task(session, task_id)
+        known = [] if given.from_step is None else await journal.rewind(session, task_id, given.from_step)
+        states = await rescheduling.restart(session, [task_id])
         if not states:
-            raise await rescheduling.why_unchanged(session, command.id, "retried")
-        if command.from_step is not None:
-            if command.from_step not in known:
+            raise await rescheduling.why_unchanged(session, task_id, "retried")
+        if given.from_step is not None:
+            if given.from_step not in known:
                 shown = f"it has {', '.join(known[:20])}" if known else "it has none"
-                raise InvalidParams("from_step", f"names no durable step of task {command.id}: {shown}")
-            await session.fetch("raise_journal_floor", command.id)
+                raise InvalidParams("from_step", f"names no durable step of task {task_id}: {shown}")
+            await session.fetch("raise_journal_floor", task_id)
     context.wake()
-    return views.Changed(command.id, states[command.id])
+    return views.Changed(task_id, states[task_id])
 
 
 class Reschedule(NamedTuple):
@@ -166,7 +149,7 @@ def _read_reschedule(given: params.RescheduleParams) -> Reschedule:
     run_at = read_start(given.run_at, given.delay, given.priority)
     if run_at is None and given.delay is None and given.priority is None:
         raise InvalidParams("run_at", "or delay or priority must be given")
-    return Reschedule(checks.read_id(given.id, "id"), run_at, given.delay, given.priority)
+    return Reschedule(int(given.id), run_at, given.delay, given.priority)
 
 
 @_change("reschedule", read=_read_reschedule)
@@ -189,43 +172,21 @@ async def check_own_task(session: Session, task_id: int) -> None:
         raise TaskNotFound(task_id)
 
 
-def _read_list(given: params.ListParams) -> ListTasks:
-    checks.check_labels_sought(given.labels)
-    since, until = checks.read_instant(given.since, "since"), checks.read_instant(given.until, "until")
-    if since is not None and until is not None and until <= since:
-        raise InvalidParams("until", f"must be later than since, {since.isoformat()}, not {until.isoformat()}")
-    return ListTasks(
-        given.state, given.action, checks.read_limit(given.limit), checks.read_cursor(given.cursor),
-        given.labels or None, checks.read_key(given.key, "key"), since, until, read_tenant(given.tenant),
-        _read_text(given.text),
-    )  # fmt: skip
-
-
-def _read_text(text: str | None) -> str | None:
-    if text is not None and (not 1 <= len(text) <= params.MAX_TEXT_CHARS or "\0" in text):
-        raise InvalidParams("text", f"must have 1 to {params.MAX_TEXT_CHARS} characters, none of them NUL")
-    return text
-
-
-@_look("list", read=_read_list, narrow=narrow_tenant, by_replica=True)
-async def list_(context: Context, command: ListTasks) -> views.TaskPage:
+@_look("list", narrow=narrow_tenant, by_replica=True)
+async def list_(context: Context, given: params.ListParams) -> views.TaskPage:
     """List tasks, newest first."""
-    return await list_tasks(context, command)
+    return await list_tasks(context, given)
 
 
-def _read_stats(given: params.StatsParams) -> str | None:
-    return read_tenant(given.tenant)
-
-
-@_look("stats", read=_read_stats, narrow=own_tenant, by_replica=True)
-async def count(context: ServingContext, tenant: str | None) -> views.Statistics | views.TenantStatistics:
+@_look("stats", narrow=narrow_tenant, by_replica=True)
+async def count(context: ServingContext, given: params.StatsParams) -> views.Statistics | views.TenantStatistics:
     """Count tasks by state and action, with rates over the last minute and lag; of one tenant, counts alone. At most a
     second old."""
     found: views.Statistics | views.TenantStatistics
-    if tenant is None:
+    if given.tenant is None:
         found = await context.recent.get("stats", "", partial(_count_all, context))
     else:
-        found = await context.recent.get("stats of tenants", tenant, partial(_count_of, context, tenant))
+        found = await context.recent.get("stats of tenants", given.tenant, partial(_count_of, context, given.tenant))
     return found
 
 

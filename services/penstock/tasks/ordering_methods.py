@@ -1,17 +1,16 @@
 """The methods about ordering keys and claims."""
 
-from functools import partial
 from typing import Annotated
 
 import msgspec
 
 from penstock.db.context import Context
 from penstock.protocol.api_key import Permission
-from penstock.protocol.checks import MAX_IDS, read_key, read_limit
+from penstock.protocol.checks import MAX_IDS
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.method import Scope, method
 from penstock.protocol.requests import ClaimId, parse_claim_id
-from penstock.protocol.tenant import own_key, read_stored, read_tenant, stored_key
+from penstock.protocol.tenant import stored_key
 from penstock.protocol.views import NEXT_CURSOR, about
 from penstock.tasks import ordering, settle
 from penstock.tasks.params import ClaimsCheckParams, OrderingListParams, OrderingReleaseParams
@@ -22,14 +21,7 @@ class HeldKeys(msgspec.Struct, frozen=True):
     cursor: Annotated[str | None, NEXT_CURSOR]
 
 
-def _check_list(given: OrderingListParams) -> OrderingListParams:
-    read_limit(given.limit)
-    if given.cursor is not None:
-        read_stored(given.cursor, partial(read_key, name="cursor"), "cursor")
-    return given
-
-
-@method("ordering.list", permission=Permission.READ, scope=Scope.CLOSED, read=_check_list)
+@method("ordering.list", permission=Permission.READ, scope=Scope.CLOSED)
 async def list_held_keys(context: Context, page: OrderingListParams) -> HeldKeys:
     """List ordering keys that a task in CRITICAL_ERROR holds, by key."""
     async with context.session() as session:
@@ -43,17 +35,14 @@ class ReleasedKey(msgspec.Struct, frozen=True):
     next: Annotated[int | None, about("The task that waited longest and may run now; null when none did.")]
 
 
-def _read_release(given: OrderingReleaseParams) -> str:
-    return stored_key(read_tenant(given.tenant), read_key(given.key, "key") or "")
-
-
-@method("ordering.release", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_release)
-async def release_key(context: Context, key: str) -> ReleasedKey:
+@method("ordering.release", permission=Permission.ADMIN, scope=Scope.CLOSED)
+async def release_key(context: Context, given: OrderingReleaseParams) -> ReleasedKey:
     """Let a held ordering key go: the next task of the key may run."""
+    key = stored_key(given.tenant, given.key)
     async with context.transaction() as session:
         released = await ordering.release_keys(session, [key])
     context.wake()
-    return ReleasedKey(own_key(key), key in released, released.get(key))
+    return ReleasedKey(given.key, key in released, released.get(key))
 
 
 class CheckedClaims(msgspec.Struct, frozen=True):

@@ -1,13 +1,15 @@
 """Parameters of the methods about tasks. The field order is the order of positional parameters."""
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from penstock.protocol import task
-from penstock.protocol.checks import ID, LIMIT, MAX_IDS, MAX_LIST, NUMBERED, TaskId
+from penstock.protocol import checks, task
+from penstock.protocol.checks import ID, KEY, LABELS_SOUGHT, LIMIT, MAX_IDS, MAX_LIST, NUMBERED, Checked, TaskId
+from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import OnDuplicate, State
-from penstock.protocol.tenant import TENANT_MAX_CHARS
+from penstock.protocol.tenant import TENANT, TENANT_MAX_CHARS, read_stored
 from penstock.protocol.views import CURSOR, about
 
 LONGEST_WAIT_SECONDS = 60.0  # load balancers close a connection that is silent for longer
@@ -15,7 +17,7 @@ LONGEST_WAIT_SECONDS = 60.0  # load balancers close a connection that is silent 
 _PRIORITIES = f"{task.PRIORITY_MIN} to {task.PRIORITY_MAX}"
 _KEY_CHARS = f"1 to {task.KEY_MAX_CHARS} characters."
 _Start = Annotated[str | int | None, about("Not before this instant: RFC 3339 with a zone, or epoch milliseconds.")]
-_Task = Annotated[TaskId, about("The task.")]
+_Task = Annotated[TaskId, about("The task."), ID]
 _One = Annotated[TaskId | None, about("One task; the answer is an object.")]
 _Many = Annotated[list[TaskId] | None, about(f"Up to {MAX_IDS} tasks; the answer is an array.")]
 _Token = Annotated[str, about(f"What the task waits for, or will wait for; 1 to {task.TOKEN_MAX_CHARS} characters.")]
@@ -23,7 +25,6 @@ _WaitingTenant = Annotated[
     str | None,
     about("Of the task, with a token that its handler thought out; null for none. A bound key need not name it."),
 ]
-_BulkTenant = Annotated[str | None, about("Tasks of this tenant.")]
 
 
 class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,7 +106,9 @@ class ResultParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class CancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: _Task
-    reason: Annotated[str | None, about(f"Shown with the task; 1 to {task.REASON_MAX_CHARS} characters.")] = None
+    reason: Annotated[
+        str | None, about(f"Shown with the task; 1 to {task.REASON_MAX_CHARS} characters."), Checked(checks.read_reason)
+    ] = None
 
 
 class RetryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -129,30 +132,36 @@ class RescheduleParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 MAX_TEXT_CHARS = 200  # that are looked for
 
 
+def _check_text(text: str | None) -> None:
+    if text is not None and (not 1 <= len(text) <= MAX_TEXT_CHARS or "\0" in text):
+        raise InvalidParams("text", f"must have 1 to {MAX_TEXT_CHARS} characters, none of them NUL")
+
+
 class ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: Annotated[State | None, about("Only tasks in this state.")] = None
     action: Annotated[str | None, about("Only tasks of this action.")] = None
-    limit: Annotated[int, about(f"Maximum number of tasks; 1 to {MAX_LIST}.")] = 50
-    cursor: Annotated[str | None, CURSOR] = None
-    labels: Annotated[dict[str, str] | None, about("Only tasks that have all of these labels.")] = None
-    key: Annotated[str | None, about("Only tasks that have this unique key or ordering key.")] = None
+    limit: Annotated[int, about(f"Maximum number of tasks; 1 to {MAX_LIST}."), LIMIT] = 50
+    cursor: Annotated[str | None, CURSOR, NUMBERED] = None
+    labels: Annotated[dict[str, str] | None, about("Only tasks that have all of these labels."), LABELS_SOUGHT] = None
+    key: Annotated[str | None, about("Only tasks that have this unique key or ordering key."), KEY] = None
     since: Annotated[
         str | int | None, about("Only tasks created at this instant or later; RFC 3339, or epoch milliseconds.")
     ] = None
     until: Annotated[str | int | None, about("Only tasks created before this instant.")] = None
-    tenant: Annotated[str | None, about("Only tasks of this tenant; with key, a key of its own.")] = None
+    tenant: Annotated[str | None, about("Only tasks of this tenant; with key, a key of its own."), TENANT] = None
     text: Annotated[
         str | None,
         about(
             "Only tasks whose payload or errors contain this text, in any case; a page covers 2,000 tasks. Payloads "
             "that are encrypted, or stored as objects, are not searched."
         ),
+        Checked(_check_text),
     ] = None
 
 
 class StatsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenant: Annotated[
-        str | None, about("Only tasks of this tenant, among the newest records; without rates and lag.")
+        str | None, about("Only tasks of this tenant, among the newest records; without rates and lag."), TENANT
     ] = None
 
 
@@ -172,14 +181,19 @@ class TaskFailParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenant: _WaitingTenant = None
 
 
+def _check_held_key(cursor: str | None) -> None:
+    if cursor is not None:
+        read_stored(cursor, partial(checks.read_key, name="cursor"), "cursor")
+
+
 class OrderingListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Annotated[int, about(f"Maximum number of keys; 1 to {MAX_LIST}.")] = 50
-    cursor: Annotated[str | None, CURSOR] = None
+    limit: Annotated[int, about(f"Maximum number of keys; 1 to {MAX_LIST}."), LIMIT] = 50
+    cursor: Annotated[str | None, CURSOR, Checked(_check_held_key)] = None
 
 
 class OrderingReleaseParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    key: Annotated[str, about("The ordering key.")]
-    tenant: Annotated[str | None, about("The tenant that owns the key; null: no tenant.")] = None
+    key: Annotated[str, about("The ordering key."), KEY]
+    tenant: Annotated[str | None, about("The tenant that owns the key; null: no tenant."), TENANT] = None
 
 
 class ClaimsCheckParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -191,14 +205,14 @@ class BulkParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     states: Annotated[
         list[State] | None, about("Tasks in one of these states; null for all that the method is about.")
     ] = None
-    labels: Annotated[dict[str, str] | None, about("Tasks that have all of these labels.")] = None
+    labels: Annotated[dict[str, str] | None, about("Tasks that have all of these labels."), LABELS_SOUGHT] = None
     older_than: Annotated[float | None, about("Tasks added at least so many seconds ago.")] = None
     newer_than: Annotated[float | None, about("Tasks added less than so many seconds ago.")] = None
     ids_from: Annotated[TaskId | None, about("Tasks with this id or a higher one.")] = None
     ids_to: Annotated[TaskId | None, about("Tasks with this id or a lower one.")] = None
     all: Annotated[bool, about("Instead of a filter: every task that exists now.")] = False
     dry_run: Annotated[bool, about("Only count the tasks and return some of their ids; nothing is changed.")] = False
-    tenant: _BulkTenant = None
+    tenant: Annotated[str | None, about("Tasks of this tenant."), TENANT] = None
 
 
 class BulkRescheduleParams(BulkParams, frozen=True, forbid_unknown_fields=True):
@@ -206,7 +220,6 @@ class BulkRescheduleParams(BulkParams, frozen=True, forbid_unknown_fields=True):
     delay: Annotated[float | None, about("Not before so many seconds from now; excludes run_at.")] = None
     spread: Annotated[float, about("Seconds from then on over which the tasks are spread evenly.")] = 0.0
     priority: Annotated[int | None, about(f"Higher first; {_PRIORITIES}, null to leave it.")] = None
-    tenant: _BulkTenant = None  # once more, for the last position is that of what came last
 
 
 class JobId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -39,10 +39,9 @@ from penstock.results.spawn import read_spawner
 from penstock.results.wait_answers import Answered, AnswerWait
 from penstock.results.waits import read_answer, resumed
 from penstock.settings.model import load_settings
-from penstock.tasks import methods, views
+from penstock.tasks import methods, params, views
 from penstock.tasks.list import ShowTasks
 from penstock.tasks.new_task import new_task
-from penstock.tasks.params import EnqueueParams
 from penstock.tasks.settle import PutOff
 from penstock.testing.clock import Clock
 from penstock.testing.faults import Faults
@@ -333,7 +332,7 @@ class Inline:
             rows = []
             for entry in msgspec.json.decode(entries, type=list[dict[str, msgspec.Raw]]):
                 asked = {name: one for name, one in entry.items() if name not in ("traceparent", "tracestate")}
-                told = self._insert(new_task(decode(EnqueueParams, msgspec.json.encode(asked)), self._settings))
+                told = self._insert(new_task(decode(params.EnqueueParams, msgspec.json.encode(asked)), self._settings))
                 rows.append((told.id, str(told.state), told.duplicate, told.replaced))
             return rows
 
@@ -370,7 +369,7 @@ class Inline:
         command = read_command(request.method, request.params, self._settings)
         carry_out: dict[type, Callable[[Any], Any]] = {
             NewTask: self._enqueue, ShowTasks: self._show, methods.AwaitResults: self._await,
-            AnswerWait: self._answer_wait, methods.Cancel: self._cancel, methods.Retry: self._retry,
+            AnswerWait: self._answer_wait, params.CancelParams: self._cancel, params.RetryParams: self._retry,
             methods.Reschedule: self._reschedule,
         }  # fmt: skip
         if type(command) not in carry_out:
@@ -440,15 +439,15 @@ class Inline:
             raise AnsweredAlready(None, None)
         return Answered(None, None, kept=True, duplicate=kept is not command)
 
-    def _cancel(self, command: methods.Cancel) -> views.Changed:
-        task = self._find(command.id)
+    def _cancel(self, command: params.CancelParams) -> views.Changed:
+        task = self._find(int(command.id))
         if task.state.final:
             raise StateConflict(task.id, task.state, "cancelled")
         task.state, task.reason, task.token = State.CANCELLED, command.reason, None
         return views.Changed(task.id, task.state)
 
-    def _retry(self, command: methods.Retry) -> views.Changed:
-        task = self._find(command.id)
+    def _retry(self, command: params.RetryParams) -> views.Changed:
+        task = self._find(int(command.id))
         if task.state not in (State.CRITICAL_ERROR, State.CANCELLED):
             raise StateConflict(task.id, task.state, "retried")
         task.state, task.attempts, task.due_at, task.reason = State.SCHEDULED, 0, self.clock.now(), None

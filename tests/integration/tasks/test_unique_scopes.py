@@ -25,7 +25,8 @@ from penstock.submitter import Submitter
 from penstock.supervisor.retention import Retention
 from penstock.tasks import claim, reschedule, settle
 from penstock.tasks import enqueue as enqueuing
-from penstock.tasks.methods import Retry, retry
+from penstock.tasks.methods import retry
+from penstock.tasks.params import RetryParams
 from tests.integration.apis import JSON, running
 from tests.integration.doors import put, rejected, request
 
@@ -203,7 +204,7 @@ async def test_a_retry_that_comes_behind_an_enqueuer_is_refused(
 
         async def retry_first() -> None:
             async with store.transaction() as retrying:
-                await retry.carry_out(within(retrying, settings), Retry(first.id))
+                await retry.carry_out(within(retrying, settings), RetryParams(first.id))
 
         refused = asyncio.create_task(retry_first())
         await blocked(sql)

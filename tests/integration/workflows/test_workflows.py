@@ -459,7 +459,8 @@ async def test_retry_of_a_failed_child_runs_the_child_alone(lives: Lives) -> Non
 
 async def test_a_step_cancelled_by_hand_counts_as_failed_and_is_not_retried_alone(lives: Lives) -> None:
     from penstock.protocol.errors import StateConflict
-    from penstock.tasks.methods import Retry, retry
+    from penstock.tasks.methods import retry
+    from penstock.tasks.params import RetryParams
 
     flow = await lives.create(chain=[{"action": "a"}, {"action": "b"}])
     step = (await lives.steps(flow))["b"]
@@ -470,7 +471,7 @@ async def test_a_step_cancelled_by_hand_counts_as_failed_and_is_not_retried_alon
     assert (await lives.look(flow)).state == "FAILED"
     async with lives.store.transaction() as session:
         with pytest.raises(StateConflict, match=r"use workflow\.retry"):
-            await retry.carry_out(within(session, lives.settings), Retry(step.task_id))
+            await retry.carry_out(within(session, lives.settings), RetryParams(step.task_id))
 
 
 async def test_results_that_no_payload_can_hold_cancel_the_step_with_the_reason(lives: Lives) -> None:

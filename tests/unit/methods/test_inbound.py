@@ -27,9 +27,16 @@ from penstock.protocol.task import Enqueued, NewTask, State
 from penstock.results.wait_answers import AnswerWait
 from penstock.runtime import metrics
 from penstock.settings.model import Settings, load_settings
-from penstock.tasks.list import ListTasks, ShowTasks
-from penstock.tasks.methods import AwaitResults, Cancel, Reschedule, Retry
-from penstock.tasks.params import OrderingListParams
+from penstock.tasks.list import ShowTasks
+from penstock.tasks.methods import AwaitResults, Reschedule
+from penstock.tasks.params import (
+    CancelParams,
+    ListParams,
+    OrderingListParams,
+    OrderingReleaseParams,
+    RetryParams,
+    StatsParams,
+)
 from penstock.workflows.model import CreateWorkflow
 
 
@@ -291,13 +298,17 @@ def test_a_wrong_submission_names_the_field(limits: Settings, method: str, paylo
         ("status", [7], ShowTasks([7], False, False)),
         ("result", {"id": "1"}, AwaitResults([1], False, 20.0, False)),
         ("result", {"ids": [1, 2], "timeout": 0, "wait": "any"}, AwaitResults([1, 2], True, 0.0, True)),
-        ("cancel", {"id": 2**63 - 1}, Cancel(2**63 - 1)),
-        ("retry", {"id": "0"}, Retry(0)),
-        ("list", None, ListTasks(None, None, 50, None)),
-        ("list", {"state": "ERROR", "action": "a", "limit": 1000, "cursor": "5"}, ListTasks(State.ERROR, "a", 1000, 5)),
-        ("stats", None, None),
-        ("stats", [], None),
-        ("stats", {"tenant": "acme"}, "acme"),
+        ("cancel", {"id": 2**63 - 1}, CancelParams(2**63 - 1)),
+        ("retry", {"id": "0"}, RetryParams("0")),
+        ("list", None, ListParams()),
+        (
+            "list",
+            {"state": "ERROR", "action": "a", "limit": 1000, "cursor": "5"},
+            ListParams(State.ERROR, "a", 1000, "5"),
+        ),
+        ("stats", None, StatsParams()),
+        ("stats", [], StatsParams()),
+        ("stats", {"tenant": "acme"}, StatsParams("acme")),
         ("rejected.list", {"limit": 1, "cursor": "9"}, ListRejected(1, "9", None)),
         ("rejected.list", {"source": "results"}, ListRejected(50, None, "results")),
         ("rejected.show", ["3"], RejectedShowParams("3")),
@@ -322,7 +333,7 @@ def test_a_wrong_submission_names_the_field(limits: Settings, method: str, paylo
         ),
         ("keys.list", {"cursor": "7", "revoked": True}, KeysListParams(50, "7", True)),
         ("keys.revoke", {"id": "7"}, KeysRevokeParams("7")),
-        ("cancel", {"id": 1, "reason": "no longer wanted"}, Cancel(1, "no longer wanted")),
+        ("cancel", {"id": 1, "reason": "no longer wanted"}, CancelParams(1, "no longer wanted")),
         (
             "reschedule",
             {"id": "7", "run_at": 0, "priority": -3},
@@ -330,7 +341,7 @@ def test_a_wrong_submission_names_the_field(limits: Settings, method: str, paylo
         ),
         ("reschedule", {"id": 7, "delay": 1.5}, Reschedule(7, None, 1.5, None)),
         ("ordering.list", {"limit": 3, "cursor": "k"}, OrderingListParams(3, "k")),
-        ("ordering.release", ["k"], "k"),
+        ("ordering.release", ["k"], OrderingReleaseParams("k")),
         ("claims.check", {"claims": ["42:7"]}, {"42:7": ClaimId(42, 7)}),
         ("task.complete", ["t"], answer("t", '"result":null')),
         ("task.complete", {"token": "t", "result": {"a": 1.0}}, answer("t", '"result":{"a": 1.0}')),
@@ -556,7 +567,7 @@ def test_a_body_of_good_and_bad_entries_keeps_each_with_its_reason(limits: Setti
     ]
     inbound = read_inbound(json.dumps(entries), limits)
     assert [task.action for task in inbound.tasks] == ["a", "b"]
-    assert [wanted.change for wanted in inbound.changes] == [Cancel(5), Retry(6)]
+    assert [wanted.change for wanted in inbound.changes] == [CancelParams(5), RetryParams(6)]
     assert [json.loads(text) for _, _, text, _ in inbound.changes] == [entries[4], entries[5]]
     assert [json.loads(text) for text, _ in inbound.refused] == [entries[n] for n in (1, 2, 3, 6, 7)]
     reasons = [reason for _, reason in inbound.refused]

@@ -13,7 +13,7 @@ from penstock.protocol.checks import like_pattern
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import FINAL_STATES, State
 from penstock.settings.model import Settings, load_settings
-from penstock.tasks.bulk import BulkWork, Operation, Selection
+from penstock.tasks.bulk import STATES, BulkWork, Operation, Selection
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def read(limits: Settings, method: str, params: Any) -> Any:
 
 @pytest.mark.parametrize("operation", Operation)
 def test_an_operation_is_about_live_tasks_or_about_settled_ones(operation: Operation) -> None:
-    assert len({state in FINAL_STATES for state in operation.states}) == 1
+    assert len({state in FINAL_STATES for state in STATES[operation]}) == 1
 
 
 @pytest.mark.parametrize("operation", Operation)
@@ -39,7 +39,7 @@ def test_an_empty_filter_is_refused_and_all_must_be_said(limits: Settings, opera
         assert refused.value.data["field"] == "all"
     command = read(limits, operation, {"all": True} | more)
     assert not command.dry_run
-    assert command.select == Selection(states=operation.states)
+    assert command.select == Selection(states=STATES[operation])
 
 
 def test_a_dry_run_is_another_command(limits: Settings) -> None:
