@@ -55,7 +55,6 @@ class Caller:
             raise AccessDenied(403, f"Not permitted: this API key may not {needed}", {"needs": needed})
 
     def may(self, method: str) -> bool:
-        """Whether this caller may call a method."""
         found = method_of(method)
         if found is None or (self.tenant is not None and found.scope is Scope.CLOSED):
             return False

@@ -71,8 +71,6 @@ def set_actor(name: str, address: str, source: str) -> None:
 
 
 class Audit:
-    """Records calls. session: opens one."""
-
     def __init__(self, session: OpenSession) -> None:
         self._session = session
         # A batch of a thousand requests is recorded by one statement before and few after.

@@ -16,8 +16,7 @@ from penstock.protocol.task import NewTask, State
 from penstock.protocol.tenant import stored_key
 from penstock.settings.model import Settings
 from penstock.tasks import settle
-from penstock.tasks.methods import Reschedule
-from penstock.tasks.params import CancelParams, RetryParams
+from penstock.tasks.params import CancelParams, RescheduleParams, RetryParams
 
 _SHOWN_CHARS = 100
 _ONLY_ANSWERS = "it only answers, and a queue has no way back"
@@ -101,7 +100,7 @@ def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
             unique = command.unique_key
             key = None if unique is None else (command.action, stored_key(command.tenant, unique))
             return Entry(command.action, key=key)
-        case CancelParams() | RetryParams() | Reschedule():
+        case CancelParams() | RetryParams() | RescheduleParams():
             return Entry(method, task_id=int(command.id))
     return Entry(method, problem=None if is_change(method, command) else _ONLY_ANSWERS)
 

@@ -33,7 +33,6 @@ def open_store(settings: Settings, application_name: str, *, url: str | None = N
 
 
 def open_replica(settings: Settings, primary: Store) -> Replica | None:
-    """The replica of PENSTOCK_DATABASE_READ_URL, None without one."""
     if (url := settings.read_url) is None:
         return None
     store = open_store(settings, "penstock-api", url=url, codec=primary.codec)

@@ -12,23 +12,13 @@ def renaming(schema: str, connection_class: Any) -> Any:
     if schema == DEFAULT:
         return connection_class
 
-    class Renaming(connection_class):  # type: ignore[misc]
-        async def execute(self, query: str, *args: Any, **options: Any) -> Any:
-            return await super().execute(renamed(query, schema), *args, **options)
+    def renaming_first(name: str) -> Any:
+        method = getattr(connection_class, name)
 
-        async def fetch(self, query: str, *args: Any, **options: Any) -> Any:
-            return await super().fetch(renamed(query, schema), *args, **options)
+        async def call(self: Any, text: str, *args: Any, **options: Any) -> Any:
+            return await method(self, renamed(text, schema), *args, **options)
 
-        async def fetchrow(self, query: str, *args: Any, **options: Any) -> Any:
-            return await super().fetchrow(renamed(query, schema), *args, **options)
+        return call
 
-        async def fetchval(self, query: str, *args: Any, **options: Any) -> Any:
-            return await super().fetchval(renamed(query, schema), *args, **options)
-
-        async def prepare(self, query: str, **options: Any) -> Any:
-            return await super().prepare(renamed(query, schema), **options)
-
-        async def add_listener(self, channel: str, callback: Any) -> None:
-            await super().add_listener(renamed(channel, schema), callback)
-
-    return Renaming
+    names = ("execute", "fetch", "fetchrow", "fetchval", "prepare", "add_listener")
+    return type("Renaming", (connection_class,), {name: renaming_first(name) for name in names})

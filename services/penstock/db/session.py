@@ -81,12 +81,8 @@ class Session:
         with Translated():
             async with self._connection.transaction():
                 if hurried:
-                    await self.hurry()
+                    await self._connection.fetch(SQL["shorten_waits"], self._statement_timeout_ms)
                 yield
-
-    async def hurry(self) -> None:
-        """Shorten the lock and statement timeouts of this transaction."""
-        await self._connection.fetch(SQL["shorten_waits"], self._statement_timeout_ms)
 
     async def plan_for(self, rows: int) -> None:
         """Plan the next statements of this transaction for arrays of that size.

@@ -6,7 +6,7 @@ from penstock.db.session import Session
 from penstock.limits.model import AnnouncedAction
 from penstock.protocol.reports import Announced
 from penstock.protocol.task import ANNOUNCED_SECONDS, MAX_ACTIONS_SHOWN
-from penstock.protocol.views import raw, timestamp, view_of
+from penstock.protocol.views import raw, view_of
 
 COUNTED = 10_000  # tasks of one action
 
@@ -21,9 +21,6 @@ async def record(session: Session, announcements: Sequence[Announced]) -> None:
 async def list_announced(session: Session) -> list[AnnouncedAction]:
     """Actions by name, those that no worker runs any more included."""
     return [
-        view_of(
-            AnnouncedAction, row, seen_at=None if row["seen_at"] is None else timestamp(row["seen_at"]),
-            params=raw(row["params"]), result=raw(row["result"]),
-        )
+        view_of(AnnouncedAction, row, params=raw(row["params"]), result=raw(row["result"]))
         for row in await session.fetch("list_announced", ANNOUNCED_SECONDS, MAX_ACTIONS_SHOWN, COUNTED)
-    ]  # fmt: skip
+    ]

@@ -11,7 +11,7 @@ from penstock.protocol.method import Method, by_name
 from penstock.results import methods as results
 from penstock.schedules import methods as schedules
 from penstock.settings.model import Settings
-from penstock.tasks import bulk_methods, ordering_methods
+from penstock.tasks import bulk_methods
 from penstock.tasks import methods as tasks
 from penstock.tasks.new_task import submitted_task
 from penstock.workflows import methods as workflows
@@ -19,7 +19,7 @@ from penstock.workflows import methods as workflows
 SUBMIT_PREFIX = "submit:"
 API_ONLY = ("audit.", "dlq.", "keys.", "rejected.", "rpc.")
 
-METHODS = by_name(tasks, limits, bulk_methods, ordering_methods, results, schedules, workflows)
+METHODS = by_name(tasks, limits, bulk_methods, results, schedules, workflows)
 
 
 def read_command(

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 import msgspec
 
 from penstock.db.session import Session
-from penstock.limits import announced, holds
+from penstock.limits import announced
+from penstock.limits.store import LONGEST_HOLD_SECONDS, Hold, hold_back
 from penstock.payloads.codec import task_aad
 from penstock.payloads.records import encrypt_error, encrypt_progress
 from penstock.protocol import reports
@@ -55,8 +56,6 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 
 @dataclass(slots=True)
 class ApplySummary:
-    """The effect of a set of reports."""
-
     succeeded: int = 0
     failed: int = 0
     waiting: int = 0
@@ -125,7 +124,7 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
             ]
     held = [hold for outcome in given if type(outcome) is reports.Failed and (hold := _hold_of(outcome)) is not None]
     if held:  # before anything else is locked: a change of limits locks them first, and then tasks
-        await holds.hold(session, held)
+        await hold_back(session, held)
     if steps:  # also of claims that hold no more: the steps have run
         await _record_steps(session, steps, summary, settings)
     if given_out:
@@ -261,13 +260,13 @@ async def _note_heartbeats(
     )
 
 
-def _hold_of(report: reports.Failed) -> holds.Hold | None:
+def _hold_of(report: reports.Failed) -> Hold | None:
     """What the handler of a failed attempt asks to be held; nothing for a time that makes no sense."""
     hints, seconds = report.hints, report.hints.retry_after
     if hints.hold not in ("action", "key") or report.claim is None or seconds is None or not seconds > 0:
         return None
-    bounded = min(seconds, holds.LONGEST_HOLD_SECONDS)
-    return holds.Hold(report.task_id, report.claim, bounded, hints.hold_key, hints.hold == "action")
+    bounded = min(seconds, LONGEST_HOLD_SECONDS)
+    return Hold(report.task_id, report.claim, bounded, hints.hold_key, hints.hold == "action")
 
 
 async def _postpone(

@@ -22,8 +22,6 @@ from penstock.tasks import settle
 
 @dataclass(frozen=True, slots=True)
 class AnswerWait:
-    """The answer to a waiting task."""
-
     token: str
     answer: str  # as a member of a worker's JSON-RPC response, result or error
     digest: bytes  # distinguishes answers

@@ -36,8 +36,6 @@ _decode_policy = msgspec.json.Decoder(WaitPolicy).decode
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is known of a token."""
-
     token: str
     pair: Pair | None  # the task that waits or waited for it, with its claim; None for an answer that is kept
     active: bool  # it waits now

@@ -31,8 +31,6 @@ _LIMITS = tuple(Limits.__dataclass_fields__)
 
 @dataclass(kw_only=True)
 class Gates:
-    """Claims tasks at gates."""
-
     store: Store
     sender: Sender
     at_once: int  # tasks of an action in one claim

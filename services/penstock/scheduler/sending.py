@@ -36,8 +36,6 @@ class SendOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Sender:
-    """Sends claim batches."""
-
     store: Store
     settings: Settings
     run_seconds: Mapping[str, float]  # mean run time by action
@@ -144,7 +142,6 @@ class Sender:
             raise
 
     async def confirm(self) -> None:
-        """Confirm what was sent."""
         if self.sent:
             with self.confirming() as sent:
                 async with self.store.session() as session:

@@ -22,8 +22,6 @@ _UNKNOWN_REST_SECONDS = 60.0
 
 @dataclass(kw_only=True)
 class BulkJobs:
-    """Advances bulk jobs."""
-
     store: Store
     changed: Callable[[], None]  # called after a batch that has changed tasks, which may be due now
     kinds: Mapping[str, Batch] = field(default_factory=lambda: BATCHES)  # the batch function by kind

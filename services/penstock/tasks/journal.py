@@ -10,6 +10,7 @@ from penstock.db.session import Session
 from penstock.payloads.codec import PayloadCodec, step_aad
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.journal import Entry, StepKey, StepPlace, carried, decode_entry
+from penstock.protocol.views import raw, view_of
 from penstock.runtime import metrics
 from penstock.tasks import views
 from penstock.tasks.enqueue import name_others_objects, reference_objects
@@ -101,10 +102,14 @@ async def rewind(session: Session, task_id: int, label: str) -> list[str]:
 
 def shown(codec: PayloadCodec, row: asyncpg.Record) -> views.FinishedStep:
     """A row of ``read`` for display."""
+    text = unread = None
     if row["entry"] is None:
-        return views.finished_step(row, None, views.FULL)
-    entry = decode_entry(row["entry"])
-    try:
-        return views.finished_step(row, codec.decode_inline(entry.value, step_aad(row["task_id"], entry.key)), None)
-    except (PayloadUnavailable, PayloadLost) as exc:
-        return views.finished_step(row, None, str(exc))
+        unread = views.FULL
+    else:
+        entry = decode_entry(row["entry"])
+        try:
+            text = codec.decode_inline(entry.value, step_aad(row["task_id"], entry.key))
+        except (PayloadUnavailable, PayloadLost) as exc:
+            unread = str(exc)
+    members = ("error", "result") if row["failed"] else ("result", "error")
+    return view_of(views.FinishedStep, row, **dict(zip(members, (raw(text), None), strict=True)), unread=unread)

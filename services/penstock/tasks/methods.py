@@ -1,11 +1,12 @@
-"""The methods about tasks."""
+"""The methods about tasks, ordering keys and claims."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
+
+import msgspec
 
 from penstock.db.context import Context, ServingContext
 from penstock.db.session import Session
@@ -14,9 +15,12 @@ from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import bound_to, check_actions, narrow_tenant, own_tenant, seen
 from penstock.protocol.errors import InvalidParams, RpcError, StateConflict, TaskNotFound
 from penstock.protocol.method import Scope, method
+from penstock.protocol.requests import ClaimId, parse_claim_id
 from penstock.protocol.task import FINAL_STATES, OTHER_ACTIONS, NewTask, State
+from penstock.protocol.tenant import stored_key
+from penstock.protocol.views import NEXT_CURSOR, about
 from penstock.runtime.budget import in_hand
-from penstock.tasks import journal, params, settle, views
+from penstock.tasks import journal, ordering, params, settle, views
 from penstock.tasks import reschedule as rescheduling
 from penstock.tasks.list import ShowTasks, list_tasks, show_tasks
 from penstock.tasks.new_task import new_task, read_start
@@ -136,34 +140,26 @@ async def retry(context: Context, given: params.RetryParams) -> views.Changed:
     return views.Changed(task_id, states[task_id])
 
 
-class Reschedule(NamedTuple):
-    """What is None stays."""
-
-    id: int
-    run_at: datetime | None
-    delay_seconds: float | None
-    priority: int | None
-
-
-def _read_reschedule(given: params.RescheduleParams) -> Reschedule:
-    run_at = read_start(given.run_at, given.delay, given.priority)
-    if run_at is None and given.delay is None and given.priority is None:
+def _check_reschedule(given: params.RescheduleParams) -> params.RescheduleParams:
+    read_start(given.run_at, given.delay, given.priority)
+    if given.run_at is None and given.delay is None and given.priority is None:
         raise InvalidParams("run_at", "or delay or priority must be given")
-    return Reschedule(int(given.id), run_at, given.delay, given.priority)
+    return given
 
 
-@_change("reschedule", read=_read_reschedule)
-async def reschedule(context: Context, command: Reschedule) -> views.Changed:
+@_change("reschedule", read=_check_reschedule)
+async def reschedule(context: Context, given: params.RescheduleParams) -> views.Changed:
     """Move a task that waits (WAITING, SCHEDULED, ERROR) to another time or priority."""
+    task_id, run_at = int(given.id), checks.read_instant(given.run_at)
     async with context.transaction() as session:
-        await check_own_task(session, command.id)
+        await check_own_task(session, task_id)
         states = await rescheduling.reschedule(
-            session, [command.id], run_at=command.run_at, delay_seconds=command.delay_seconds, priority=command.priority
+            session, [task_id], run_at=run_at, delay_seconds=given.delay, priority=given.priority
         )
         if not states:
-            raise await rescheduling.why_unchanged(session, command.id, "rescheduled")
+            raise await rescheduling.why_unchanged(session, task_id, "rescheduled")
     context.wake()
-    return views.Changed(command.id, states[command.id])
+    return views.Changed(task_id, states[task_id])
 
 
 async def check_own_task(session: Session, task_id: int) -> None:
@@ -224,3 +220,62 @@ async def _count_of(context: Context, tenant: str) -> views.TenantStatistics:
 
 def _by_state(actions: Mapping[str, Counter[State]]) -> dict[State, int]:
     return {state: sum(of_action[state] for of_action in actions.values()) for state in State}
+
+
+# Ordering keys and claims
+
+
+class HeldKeys(msgspec.Struct, frozen=True):
+    keys: list[ordering.HeldKey]
+    cursor: Annotated[str | None, NEXT_CURSOR]
+
+
+@method("ordering.list", permission=Permission.READ, scope=Scope.CLOSED)
+async def list_held_keys(context: Context, page: params.OrderingListParams) -> HeldKeys:
+    """List ordering keys that a task in CRITICAL_ERROR holds, by key."""
+    async with context.session() as session:
+        keys = await ordering.list_held_keys(session, page.limit, page.cursor)
+    return HeldKeys(keys, stored_key(keys[-1].tenant, keys[-1].key) if len(keys) == page.limit else None)
+
+
+class ReleasedKey(msgspec.Struct, frozen=True):
+    key: str
+    released: Annotated[bool, about("False: it was not held, and nothing was changed.")]
+    next: Annotated[int | None, about("The task that waited longest and may run now; null when none did.")]
+
+
+@method("ordering.release", permission=Permission.ADMIN, scope=Scope.CLOSED)
+async def release_key(context: Context, given: params.OrderingReleaseParams) -> ReleasedKey:
+    """Let a held ordering key go: the next task of the key may run."""
+    key = stored_key(given.tenant, given.key)
+    async with context.transaction() as session:
+        released = await ordering.release_keys(session, [key])
+    context.wake()
+    return ReleasedKey(given.key, key in released, released.get(key))
+
+
+class CheckedClaims(msgspec.Struct, frozen=True):
+    lost: Annotated[
+        list[str], about("Claims that no longer hold their task: it was cancelled, settled, or claimed again.")
+    ]
+
+
+def _read_claims(given: params.ClaimsCheckParams) -> dict[str, ClaimId]:
+    """Claims by the ids that were given, with a token or without one."""
+    if not 1 <= len(given.claims) <= checks.MAX_IDS:
+        raise InvalidParams("claims", f"must hold 1 to {checks.MAX_IDS} claims, not {len(given.claims)}")
+    claims = {}
+    for position, text in enumerate(given.claims):
+        claim = parse_claim_id(text)
+        if claim is None:
+            raise InvalidParams(f"claims[{position}]", f"must be <task id>:<claim>, not {text[:60]!r}")
+        claims[text] = claim
+    return claims
+
+
+@method("claims.check", permission=Permission.WORKER, scope=Scope.CLOSED, read=_read_claims)
+async def check_claims(context: Context, claims: dict[str, ClaimId]) -> CheckedClaims:
+    """Return which of a worker's claims no longer hold their task."""
+    async with context.session() as session:
+        held = await settle.read_attempts(session, claims.values())
+    return CheckedClaims([text for text, claim in claims.items() if claim not in held])

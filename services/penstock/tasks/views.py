@@ -210,17 +210,6 @@ def task_detail(row: Any) -> TaskDetail:
     )
 
 
-def finished_step(row: Any, value: str | None, unread: str | None) -> FinishedStep:
-    """A row of ``read_journals``. value: its result or error, decoded; None if it is unread."""
-    began_at, failed = row["began_at"], row["failed"]
-    return FinishedStep(
-        name=row["name"], repetition=row["repetition"], result=None if failed else raw(value),
-        error=raw(value) if failed else None, began_at=None if began_at is None else timestamp(began_at),
-        seconds=row["seconds"], tries=row["tries"], recorded_at=timestamp(row["recorded_at"]), claim=row["claim"],
-        worker=row["worker"], unread=unread,
-    )  # fmt: skip
-
-
 def _task(kind: type[View], row: Any, **more: Any) -> View:
     trace = trace_context.of_text(row["trace"])
     trace_id = None if trace is None else trace.trace_id

@@ -16,6 +16,7 @@ from penstock.methods.inbound import refusal_of
 from penstock.methods.table import read_command
 from penstock.protocol import reports
 from penstock.protocol.batching import join_batch
+from penstock.protocol.checks import read_instant
 from penstock.protocol.errors import (
     HANDLER_ERROR,
     TASK_TIMEOUT,
@@ -370,7 +371,7 @@ class Inline:
         carry_out: dict[type, Callable[[Any], Any]] = {
             NewTask: self._enqueue, ShowTasks: self._show, methods.AwaitResults: self._await,
             AnswerWait: self._answer_wait, params.CancelParams: self._cancel, params.RetryParams: self._retry,
-            methods.Reschedule: self._reschedule,
+            params.RescheduleParams: self._reschedule,
         }  # fmt: skip
         if type(command) not in carry_out:
             raise MethodNotFound(f"penstock_inline has no {request.method}: use the fixture penstock_pipeline")
@@ -461,12 +462,12 @@ class Inline:
         }
         return views.Changed(task.id, task.state)
 
-    def _reschedule(self, command: methods.Reschedule) -> views.Changed:
-        task = self._find(command.id)
+    def _reschedule(self, command: params.RescheduleParams) -> views.Changed:
+        task = self._find(int(command.id))
         if not task.is_waiting:
             raise StateConflict(task.id, task.state, "rescheduled")
-        if command.run_at is not None or command.delay_seconds is not None:
-            task.due_at = command.run_at or self.clock.now() + timedelta(seconds=command.delay_seconds or 0)
+        if command.run_at is not None or command.delay is not None:
+            task.due_at = read_instant(command.run_at) or self.clock.now() + timedelta(seconds=command.delay or 0)
         if command.priority is not None:
             task.new = changed(task.new, priority=command.priority)
         return views.Changed(task.id, task.state)

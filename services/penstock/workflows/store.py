@@ -134,7 +134,6 @@ async def read_steps(session: Session, workflow_id: int, *, after: int, limit: i
 
 
 async def count_steps(session: Session, workflow_id: int) -> dict[State, int]:
-    """The number of steps by recorded state."""
     return {State(row["state"]): row["count"] for row in await session.fetch("count_steps", workflow_id)}
 
 

@@ -25,7 +25,7 @@ from penstock.supervisor.duties import expiry
 from penstock.supervisor.retention import Retention
 from penstock.tasks import claim as claiming
 from penstock.tasks import enqueue, methods, ordering, reschedule, settle
-from penstock.tasks.methods import Reschedule
+from penstock.tasks.params import RescheduleParams
 from tests.integration.apis import JSON, running
 from tests.integration.doors import no_routes, request, take
 
@@ -432,4 +432,4 @@ async def test_what_is_settled_cannot_be_rescheduled(store: Store, settings: Set
         await settle.cancel(session, [task_id])
     with pytest.raises(StateConflict, match="is CANCELLED; it cannot be rescheduled"):
         async with store.transaction() as session:
-            await methods.reschedule.carry_out(within(session, settings), Reschedule(task_id, None, 0.0, None))
+            await methods.reschedule.carry_out(within(session, settings), RescheduleParams(task_id, None, 0.0, None))

@@ -28,12 +28,13 @@ from penstock.results.wait_answers import AnswerWait
 from penstock.runtime import metrics
 from penstock.settings.model import Settings, load_settings
 from penstock.tasks.list import ShowTasks
-from penstock.tasks.methods import AwaitResults, Reschedule
+from penstock.tasks.methods import AwaitResults
 from penstock.tasks.params import (
     CancelParams,
     ListParams,
     OrderingListParams,
     OrderingReleaseParams,
+    RescheduleParams,
     RetryParams,
     StatsParams,
 )
@@ -337,9 +338,9 @@ def test_a_wrong_submission_names_the_field(limits: Settings, method: str, paylo
         (
             "reschedule",
             {"id": "7", "run_at": 0, "priority": -3},
-            Reschedule(7, datetime(1970, 1, 1, tzinfo=UTC), None, -3),
+            RescheduleParams("7", 0, None, -3),
         ),
-        ("reschedule", {"id": 7, "delay": 1.5}, Reschedule(7, None, 1.5, None)),
+        ("reschedule", {"id": 7, "delay": 1.5}, RescheduleParams(7, None, 1.5, None)),
         ("ordering.list", {"limit": 3, "cursor": "k"}, OrderingListParams(3, "k")),
         ("ordering.release", ["k"], OrderingReleaseParams("k")),
         ("claims.check", {"claims": ["42:7"]}, {"42:7": ClaimId(42, 7)}),
