@@ -135,6 +135,25 @@ class TenantStatistics(Record):
     at_least: list[State]
 
 
+class HeldKey(Record):
+    key: str
+    task_id: int
+    action: str | None
+    since: str | None
+    waiting: int
+    tenant: str | None = None
+
+
+class HeldKeys(Record):
+    cursor: str | None
+
+
+class ReleasedKey(Record):
+    key: str
+    released: bool
+    next: int | None
+
+
 class Action(Record):
     action: str
     paused: bool
@@ -236,25 +255,6 @@ class Job(Record):
 class JobPage(Record):
     jobs: list[Job]
     cursor: str | None
-
-
-class HeldKey(Record):
-    key: str
-    task_id: int
-    action: str | None
-    since: str | None
-    waiting: int
-    tenant: str | None = None
-
-
-class HeldKeys(Record):
-    cursor: str | None
-
-
-class ReleasedKey(Record):
-    key: str
-    released: bool
-    next: int | None
 
 
 class Answered(Record):
