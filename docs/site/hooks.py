@@ -7,6 +7,7 @@
 - A list may follow a line of text, and the first word after a fence is its language, as in CommonMark.
 - Mermaid diagrams are rendered as SVG at build time, so that no browser loads a program of 3 MB for them.
 - Nothing on a page may be loaded from another host.
+- Beside each page stands its Markdown, and llms.txt in the root lists the pages for models that read them.
 """
 
 from __future__ import annotations
@@ -23,32 +24,17 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from pages import OUTSIDE, ROOT, llms_txt, navigation, origin_of
 from pymdownx.slugs import slugify
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
-OUTSIDE = {
-    "README.md": "index.md",
-    "CHANGELOG.md": "changelog.md",
-    "CONTRIBUTING.md": "contributing.md",
-    "SECURITY.md": "security.md",
-    "benchmarks/README.md": "benchmarks.md",
-    "clients/node/README.md": "client-node.md",
-    "examples/export/README.md": "example-export.md",
-    "examples/helm/README.md": "example-helm.md",
-    "examples/orders/README.md": "example-orders.md",
-    "examples/kubernetes/README.md": "example-kubernetes.md",
-    "examples/lambda/README.md": "example-lambda.md",
-    "examples/terraform-ecs/README.md": "example-terraform-ecs.md",
-    "terraform/README.md": "terraform.md",
-}
-_ORIGIN = {page: origin for origin, page in OUTSIDE.items()}
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s]+)\)")
 _ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|#|//", re.IGNORECASE)
 _FENCE = re.compile(r"^(\s*)(`{3,})(.*)$")
 _ITEM = re.compile(r"([-*+]|1\.) ")
 _NO_TEXT = re.compile(r"\s*$|\s|#|\||>|([-*+]|\d+\.) ")
 _FOREIGN = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
+
+_markdown: dict[str, str] = {}  # of the pages, as the site shows them
 
 log = logging.getLogger("mkdocs.hooks.penstock")
 
@@ -59,21 +45,6 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
-def navigation(entries: list[Any]) -> list[Any]:
-    """The entries of a navigation whose pages are there, patterns replaced by what they match."""
-    kept: list[Any] = []
-    for entry in entries:
-        title, content = next(iter(entry.items())) if isinstance(entry, dict) else (None, entry)
-        if isinstance(content, list):
-            if below := navigation(content):
-                kept.append({title: below})
-        elif "*" in content:
-            kept += sorted(path.relative_to(DOCS).as_posix() for path in DOCS.glob(content))
-        elif content in _ORIGIN or (DOCS / content).is_file():
-            kept.append(entry)
-    return kept
-
-
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for origin, page in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / origin).read_text("utf-8")))
@@ -82,7 +53,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     uri = page.file.src_uri
-    origin = PurePosixPath(_ORIGIN.get(uri, f"docs/{uri}"))
+    origin = PurePosixPath(origin_of(uri))
     parts: list[str] = []
     prose: list[str] = []
     fence = ""
@@ -112,7 +83,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
                 prose.append("")
             prose.append(line)
     parts += [_links("\n".join(prose), origin, uri)] if prose else []
-    return "\n".join(parts)
+    _markdown[uri] = "\n".join(parts)
+    return _markdown[uri]
 
 
 def _language(words: str) -> str:
@@ -157,3 +129,13 @@ def on_post_page(output: str, page: Page, **_: Any) -> str:
     if foreign := _FOREIGN.search(output):
         raise PluginError(f"{page.file.src_uri} loads something from another host: {foreign[0][:200]}")
     return output
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    site = Path(config.site_dir)
+    for uri, markdown in _markdown.items():
+        (site / uri).write_text(markdown, "utf-8")
+    text = llms_txt(config.nav or [], lambda page: page)
+    if missing := [target for target in re.findall(r"\]\(([^()]+)\)", text) if not (site / target).is_file()]:
+        raise PluginError(f"llms.txt has links to what is not there: {', '.join(missing)}")
+    (site / "llms.txt").write_text(text, "utf-8")
