@@ -1,5 +1,7 @@
 """Store new tasks, receipts and rejected messages; note which objects of the bucket tasks name."""
 
+import asyncio
+import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -15,6 +17,7 @@ from penstock.runtime.tracing import active
 
 _DEADLOCK_TRIES = 3
 Owned = TypeVar("Owned", bound=tuple[int, Any])
+_RETRY_PAUSE_SECONDS = 0.1  # at most: two that wait for each other give up at the same moment, and would meet again
 
 
 async def enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
@@ -87,6 +90,7 @@ async def _insert_in_parts(session: Session, parts: Sequence[Sequence[NewTask]])
             is_held = isinstance(exc, asyncpg.LockNotAvailableError) and len(parts) == 1
             if not tries or is_held:
                 raise
+        await asyncio.sleep(random.uniform(0, _RETRY_PAUSE_SECONDS))
 
 
 async def _enqueue_keyed(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
