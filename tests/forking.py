@@ -27,6 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -145,7 +146,8 @@ def _copy_clusters(folder: Path) -> None:
                     server = EmbeddedPostgres(folder / "postgres")
                     server.start()
                     Stack._prepare_databases(SimpleNamespace(apps=()), server)  # type: ignore[arg-type]
-                    upgrade(server.dsn(DATABASE))
+                    with ThreadPoolExecutor(1) as thread:  # the caller may be in an event loop
+                        thread.submit(upgrade, server.dsn(DATABASE)).result()
                     server.stop()
                 made.touch()
         new = self.pgdata.with_suffix(".new")

@@ -393,12 +393,10 @@ async def test_a_rate_lets_its_burst_go_and_then_so_many_a_second(
     await run_until_idle(scheduler)
     first = len(sent.pairs)
     assert first >= 5
-    while time.monotonic() - started < 1.5:
+    while len(sent.pairs) < min(first + 20, 100):  # on a busy machine, the first are most of them already
         await asyncio.sleep(0.02)
         await scheduler.run_once()
-    elapsed = time.monotonic() - started
-    assert len(sent.pairs) <= 5 + 20 * elapsed + 1
-    assert len(sent.pairs) > first
+        assert len(sent.pairs) <= 5 + 20 * (time.monotonic() - started) + 1
 
 
 async def test_a_rate_by_key_is_each_keys_own(scheduler: Scheduler, store: Store, sent: Outbound) -> None:
