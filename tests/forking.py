@@ -124,6 +124,7 @@ def _run() -> None:
             return
         theirs.close()
         subprocess._fork_exec = Forks(ours)  # type: ignore[attr-defined]
+        sys.modules["uvloop"] = None  # type: ignore[assignment]  # it starts processes without that function
         for _ in range(random.randrange(len(service._PORTS))):
             next(service._ports)  # each stack begins at another place
     runpy.run_module(module, run_name="__main__", alter_sys=True)
