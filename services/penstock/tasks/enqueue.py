@@ -16,8 +16,8 @@ from penstock.runtime import metrics
 from penstock.runtime.tracing import active
 
 _DEADLOCK_TRIES = 3
-Owned = TypeVar("Owned", bound=tuple[int, Any])
 _RETRY_PAUSE_SECONDS = 0.1  # at most: two that wait for each other give up at the same moment, and would meet again
+Owned = TypeVar("Owned", bound=tuple[int, Any])
 
 
 async def enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
