@@ -41,7 +41,6 @@ def folder_of(queue: str) -> str:
 
 
 def new_name(folder: str) -> str:
-    """Return a new unique name."""
     return f"{folder}{datetime.now(UTC):%Y%m%d}/{secrets.token_hex(16)}"
 
 

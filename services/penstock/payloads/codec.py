@@ -108,13 +108,11 @@ class PayloadCodec:
 
     async def store(self, text: str, aad: str | TenantAad, *, queue: str | None = None) -> str:
         """Encode a text, a large one as an object of the task's queue, by name or URL. Raises PayloadUnavailable."""
-        if not self.is_large(text):
-            return self.encode(text, aad)
-        return await self._put(text, aad, self._own_folder if queue is None else folder_of(queue))
+        return await self._kept(text, aad, self._own_folder if queue is None else folder_of(queue))
 
     async def offer(self, text: str, aad: str | TenantAad) -> str:
         """Encode a text for a message; its receiver owns the object. Raises PayloadUnavailable."""
-        return await self._put(text, aad, OFFERED) if self.is_large(text) else self.encode(text, aad)
+        return await self._kept(text, aad, OFFERED)
 
     async def load(self, text: str, aad: str | TenantAad) -> str:
         """Decode a text, fetching its object if it has one. Raises PayloadUnavailable, PayloadLost."""
@@ -141,8 +139,9 @@ class PayloadCodec:
         if self.bucket is not None:
             await self.bucket.close()
 
-    async def _put(self, text: str, aad: str | TenantAad, folder: str) -> str:
-        assert self.bucket is not None  # the text is large
+    async def _kept(self, text: str, aad: str | TenantAad, folder: str) -> str:
+        if self.bucket is None or not self.is_large(text):
+            return self.encode(text, aad)
         plain = text.encode()
         data = plain if self._cipher is None else self._cipher.encrypt(plain, aad)
         name = new_name(folder)

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import gzip
 import zlib
 from dataclasses import dataclass
 
@@ -39,8 +40,7 @@ class Room:
 
 def pack_result(text: str) -> str:
     """JSON text as base64 of its gzip, which needs no escapes in JSON."""
-    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
-    return base64.b64encode(packer.compress(text.encode()) + packer.flush()).decode()
+    return base64.b64encode(gzip.compress(text.encode(), _LEVEL, mtime=0)).decode()
 
 
 def unpack_result(raw: bytes, encoding: str, room: Room) -> str:

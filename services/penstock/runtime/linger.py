@@ -50,7 +50,6 @@ class Pace:
         self._next_at = float("-inf")
 
     def record(self, items: int) -> None:
-        """Count items sent since the last call."""
         self._linger.record(items)
 
     def turn_seconds(self) -> float:

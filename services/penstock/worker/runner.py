@@ -303,7 +303,8 @@ class Runner:
                 unit.ended = exc.ended
             elif unit.overdue:
                 unit.where = unit.where or responses.traceback_of(exc)
-            exc = _suspension_in(exc)
+            if isinstance(exc, BaseExceptionGroup):  # of a task group
+                exc = next((one for one in exc.exceptions if isinstance(one, Suspend)), exc)
             if unit.span is not None and not (self._codec.encrypts or isinstance(exc, responses.Refusal | Suspend)):
                 unit.span.raised(exc)
             error = "" if isinstance(exc, Suspend) else type(exc).__name__
@@ -697,10 +698,3 @@ def log_failure(claim: ClaimId, action: str, problem: responses.Problem, *, deta
         "task_failed", task_id=claim.task_id, claim=claim.claim, action=action, error=problem.kind,
         **{name: value for name, value in details_of.items() if value},
     )  # fmt: skip
-
-
-def _suspension_in(exc: BaseException) -> BaseException:
-    """The suspension of a task group's exceptions, or the exception itself."""
-    if isinstance(exc, BaseExceptionGroup):
-        return next((one for one in exc.exceptions if isinstance(one, Suspend)), exc)
-    return exc

@@ -133,7 +133,6 @@ class KafkaConsumer:
         await self._call(lambda: self._consumer.pause(self._consumer.assignment()))
 
     async def resume(self) -> None:
-        """Resume all partitions."""
         await self._call(lambda: self._consumer.resume(self._consumer.assignment()))
 
     async def seek(self, position: Position) -> None:

@@ -117,13 +117,13 @@ class Journal:
         self._not_asked: dict[StepKey, Entry] = {entry.key: entry for entry in carried}
         self._repetitions: Counter[str] = Counter()
         self.asked = 0  # steps
-        self._under_way = 0
+        self.under_way = 0  # steps
 
     def ask(self, name: str) -> Entry | StepPlace:
         """The entry of the next step of that name, or its place if it has to run. Raises StepChanged."""
         place = StepPlace(name=name, repetition=self._repetitions[name], position=self.asked)
         known = self._not_asked.pop(place.key, None)
-        if known is None and not self._under_way:
+        if known is None and not self.under_way:
             self._check_order(place)
         self._repetitions[name] += 1
         self.asked += 1
@@ -148,18 +148,13 @@ class Journal:
     @contextmanager
     def running(self, place: StepPlace) -> Generator[Callable[[], StepPlace]]:
         """While a step runs; gives a function for its place, which knows whether others ran meanwhile."""
-        overlaps = self._under_way > 0
-        self._under_way += 1
+        overlaps = self.under_way > 0
+        self.under_way += 1
         began = self.asked
         try:
             yield lambda: msgspec.structs.replace(place, parallel=overlaps or self.asked != began)
         finally:
-            self._under_way -= 1
-
-    def check_alone(self, what: str) -> None:
-        """Raises RuntimeError while a step runs."""
-        if self._under_way:
-            raise RuntimeError(f"{what} suspends the task, and a step still runs: await the step first")
+            self.under_way -= 1
 
 
 def replayed(entry: Entry) -> Any:
@@ -226,7 +221,8 @@ class Steps:
         found = self.journal.ask(name)
         if isinstance(found, Entry):
             return replayed(found)
-        self.journal.check_alone(what)
+        if self.journal.under_way:
+            raise RuntimeError(f"{what} suspends the task, and a step still runs: await the step first")
         self._begin()
         raise Suspend(found, **when)
 

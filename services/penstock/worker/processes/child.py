@@ -28,7 +28,7 @@ from penstock.protocol.requests import ClaimId, parse_claim_id
 from penstock.runtime.chaos import faults_of
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
-from penstock.worker.attempt import Attempt, Batch
+from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.actions import REGISTRY, Registry
 from penstock.worker.handlers.chaos import with_faults
 from penstock.worker.handlers.lifespan import Resources
@@ -149,26 +149,8 @@ class _ChildRunner(Runner):
             attempt.tenant, attempt.journal = tenant, journal
             attempts.append(attempt)
         self._attempts = {attempt.claim_id: attempt for attempt in attempts}
-        if handler.batch is None:
-            self.add(attempts)
-        else:
-            self._add_batch(attempts)
-        await self.wait_empty()
-
-    def _add_batch(self, attempts: Sequence[Attempt]) -> None:
-        fitting = []
-        for attempt in attempts:
-            attempt.started_at = monotonic()
-            try:
-                attempt.params = self._fitted(attempt)
-            except Refusal as exc:
-                self._refuse(attempt, exc)
-            else:
-                fitting.append(attempt)
-        if fitting:
-            self._empty.clear()
-            first = fitting[0]
-            self._queue(Batch(first.handler, first.limit_seconds, first.received_at, fitting))
+        self.add(attempts)
+        await self.wait_empty()  # a batch does not wait for more tasks
 
     def note(self, claim_id: str, is_cancelled: bool, lease_is_lost: bool, until: float) -> None:
         """Note whether the claim and the lease of a task are lost, and when the lease ends: a host has one clock."""
