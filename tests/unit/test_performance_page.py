@@ -53,5 +53,5 @@ def test_what_bounds_the_batches_is_told_with_its_default() -> None:
     for name, value in settings:
         assert Settings.model_fields[name.lower()].default == float(value), name
     assert bounds["pack"].endswith(f"cut into about {_SPREAD}")
-    assert numbers(bounds["send"]) == [LIMITS.max_call_messages, LIMITS.max_call_bytes // 2**20]
+    assert numbers(bounds["send"]) == [LIMITS.max_call_messages, LIMITS.max_message_bytes // 2**20]
     assert numbers(bounds["receive"]) == [LIMITS.max_call_messages]

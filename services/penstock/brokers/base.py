@@ -21,10 +21,9 @@ class QueueMissing(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one call and one message may hold, and what the queue can do.
+    """What a message and a receive may hold, and what the queue can do.
 
-    max_message_bytes: body and attributes, UTF-8. max_call_bytes: all messages of one call together.
-    max_call_messages: in one receive.
+    max_message_bytes: body and attributes, UTF-8. max_call_messages: in one receive.
     max_extend_seconds: the longest lease of a message, counted from its receive.
     max_receives: deliveries of a message; after the last it goes to the dead-letter queue.
     counts_held: a depth counts leased messages. Where False, the messages of a queue that looks empty may all be
@@ -39,9 +38,7 @@ class Limits:
     """
 
     max_message_bytes: int
-    max_call_bytes: int
     max_call_messages: int
-    max_wait_seconds: int
     max_extend_seconds: int
     max_receives: int = MAX_RECEIVES
     counts_held: bool = True

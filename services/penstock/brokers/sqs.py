@@ -36,10 +36,8 @@ from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
 
 LIMITS = Limits(
-    max_message_bytes=1_048_576,
-    max_call_bytes=1_048_576,
+    max_message_bytes=1_048_576,  # and of the messages of one call together
     max_call_messages=10,
-    max_wait_seconds=20,
     max_extend_seconds=43_200,
     bills_calls=True,
     fair_groups=True,
@@ -87,7 +85,7 @@ class SqsTransport:
         endpoint_url: str | None = None,
         region: str | None = None,
         access_key: str | None = None,
-        longest_poll_seconds: float = LIMITS.max_wait_seconds,
+        longest_poll_seconds: float = 20,
         answer_seconds: float = 10,
         visibility_timeout_seconds: int = 60,
         receive_wait_seconds: int = 20,
@@ -367,7 +365,7 @@ class SqsQueue:
             if again:
                 await run(again, bytes_in_call, tries - 1)
 
-        slices = pack(sizes, max_bytes=LIMITS.max_call_bytes, max_items=LIMITS.max_call_messages)
+        slices = pack(sizes, max_bytes=LIMITS.max_message_bytes, max_items=LIMITS.max_call_messages)
         await _gather(run(list(entries[start:end]), sum(sizes[start:end])) for start, end in slices)
         if failed:
             log.warning(

@@ -329,8 +329,8 @@ class _Decoder:
                 case "wait":
                     return self._wait(response)
                 case "step":
-                    params = response.params
-                    return Stepped(*self._claim_of(_decode_claim(params).id), self._entry(params), self.worker)
+                    claim_id = self._claim_of(_decode_claim(response.params).id)
+                    return Stepped(*claim_id, self._stored(decode_entry(response.params)), self.worker)
                 case "suspend":
                     return self._suspend(response)
                 case "output":
@@ -444,9 +444,6 @@ class _Decoder:
     def _steps(self, response: _Response) -> Sequence[Entry]:
         raw = response.steps
         return tuple(map(self._stored, decode_entries(raw))) if bytes(raw) else ()
-
-    def _entry(self, raw: msgspec.Raw) -> Entry:
-        return self._stored(decode_entry(raw))
 
     def _stored(self, entry: Entry) -> Entry:
         """The entry with its result or error as it is stored. Raises ValueError."""

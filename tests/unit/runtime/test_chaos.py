@@ -23,7 +23,7 @@ class Calls:
     """A queue that notes what reaches it."""
 
     label = "outbound"
-    limits = Limits(1_048_576, 1_048_576, 10, 20, 43_200)
+    limits = Limits(1_048_576, 10, 43_200)
 
     def __init__(self) -> None:
         self.sent: list[Outgoing] = []

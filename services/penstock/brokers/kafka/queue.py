@@ -27,9 +27,7 @@ from penstock.settings.model import Settings
 _MAKE_SECONDS = 5.0
 LIMITS = Limits(
     max_message_bytes=990_000,  # brokers take a record of 1 MB by default, and ours has headers more
-    max_call_bytes=990_000,
     max_call_messages=10,
-    max_wait_seconds=20,
     # Nothing behind a leased record can be committed, and all of it would be delivered again after a crash.
     max_extend_seconds=600,
     deletes_overdue=True,

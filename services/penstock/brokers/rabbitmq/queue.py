@@ -34,9 +34,7 @@ from penstock.settings.model import Settings
 DEFAULT_CONSUMER_TIMEOUT_SECONDS = 1800
 LIMITS = Limits(
     max_message_bytes=4 * 1024 * 1024,
-    max_call_bytes=4 * 1024 * 1024,
     max_call_messages=10,
-    max_wait_seconds=20,
     max_extend_seconds=int(DEFAULT_CONSUMER_TIMEOUT_SECONDS * 0.8),
     counts_held=False,
     deletes_overdue=True,

@@ -153,7 +153,7 @@ class Sender:
                     held.update(entry.group for entry in going if isinstance(outcomes[entry.position], NotDelivered))
 
         sizes = [entry.size for entry in entries]
-        slices = pack(sizes, max_bytes=LIMITS.max_call_bytes, max_items=LIMITS.max_call_messages)
+        slices = pack(sizes, max_bytes=LIMITS.max_message_bytes, max_items=LIMITS.max_call_messages)
         await asyncio.gather(*(run(entries[start:end]) for start, end in slices))
 
     async def _call(self, queue: str, url: str, batch: Sequence[_Entry], outcomes: list[Outcome]) -> None:
