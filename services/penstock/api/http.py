@@ -105,7 +105,7 @@ def make_app(
                         status, content = await answer(body, caller, request)
                         spans.answered(span, status)
             except errors.RpcError as exc:
-                return _refused(exc)
+                return _refused(exc, by_own_code=path == RPC_PATH)
             except ClientDisconnect:
                 return Response(status_code=400)  # no one is there to read it
             except Exception as exc:
@@ -191,9 +191,10 @@ def _failed(exc: Exception, label: str) -> Response:
     return _json(error_body(error), next((status for kind, status in _FAILED.items() if isinstance(exc, kind)), 500))
 
 
-def _refused(exc: errors.RpcError) -> Response:
+def _refused(exc: errors.RpcError, *, by_own_code: bool = True) -> Response:
+    """by_own_code: False where another protocol gives codes such as ours its own meanings."""
     status, headers = refusal(exc)
-    return _json(error_body(exc), status, headers)
+    return _json(error_body(exc if by_own_code else errors.RpcError(exc.message, exc.data)), status, headers)
 
 
 def refusal(exc: errors.RpcError) -> tuple[int, dict[str, str] | None]:

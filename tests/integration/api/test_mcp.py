@@ -277,6 +277,7 @@ async def test_a_caller_over_its_rate_is_told_when_to_come_again(store: Store, s
         answers = [await Agent(api).post(ping) for _ in range(5)]
     assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
     assert "Retry-After" in answers[-1].headers
+    assert answers[-1].json()["error"]["code"] == -32603  # ours, -32029, is one that the specification reserves
 
 
 # What a key may
