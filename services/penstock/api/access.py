@@ -116,6 +116,10 @@ class Authenticator:
         key = None if self._key_cache is None else self._key_cache.find(digest)
         return None if key is None else self._caller_of(key)
 
+    def admit_user(self, name: str, permissions: frozenset[Permission]) -> Caller:
+        """A user whom something else than a key has identified."""
+        return Caller(name, permissions, self._rates, name)
+
     def _caller_of(self, key: ApiKey) -> Caller:
         name = f"{key.id or ''}:{key.name}"
         return Caller(name, key.permissions, self._rates, key.name, key.tenant, key.actions, key.digest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
@@ -10,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, SecretStr
 
-from penstock.protocol.api_key import ApiKey, parse_entries, parse_entry
+from penstock.protocol.api_key import ApiKey, Permission, parse_entries, parse_entry
 from penstock.protocol.message_attributes import check_worker_name
 from penstock.protocol.output import OutputMode
 from penstock.protocol.retry import Backoff
@@ -21,6 +22,7 @@ from penstock.settings.values import (
     Group,
     HttpUrl,
     Listed,
+    Name,
     Names,
     OrUnset,
     Port,
@@ -29,6 +31,7 @@ from penstock.settings.values import (
     Seconds,
     Secrets,
     Share,
+    Table,
     checked,
     named_url,
     setting,
@@ -240,6 +243,11 @@ def _readable_entries(value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
     return value
 
 
+def _load_balancer(arn: str) -> None:
+    if re.fullmatch(r"arn:aws[\w-]*:elasticloadbalancing:[a-z0-9-]+:\d{12}:loadbalancer/app/[\w/-]+", arn) is None:
+        raise ValueError("must be arn:aws:elasticloadbalancing:REGION:ACCOUNT:loadbalancer/app/NAME/ID")
+
+
 def _process_url(entry: str) -> str:
     named_url(entry)
     return entry.rstrip("/")
@@ -291,6 +299,25 @@ class HttpSettings(Group):
         "Comma-separated base URLs of /readyz of processes, such as workers, whose state the dashboard shows; "
         "`http://host:9464`, or `worker-1=http://host:9464` to name one.",
     )
+    dashboard_alb_arn: OrUnset[Annotated[str, checked(_load_balancer)]] = setting(
+        None,
+        "ARN of the Application Load Balancer whose header `x-amzn-oidc-data` signs users in to the dashboard; unset: "
+        "the header is ignored. Needs `penstock[encryption]` and API keys for programs.",
+    )
+    dashboard_alb_groups: Table[Permission] = setting(
+        {},
+        'JSON object of the permission of each group of users that it signs in, `{"ops": "admin", "dev": "read"}`; '
+        "users without any of them are refused.",
+    )
+    dashboard_alb_groups_claim: Name = setting("groups", "The claim of its header that has the user's groups.")
+    dashboard_alb_client: OrUnset[str] = setting(
+        None, "Client id of the identity provider that its header must name; unset: any client of that load balancer."
+    )
+    dashboard_alb_keys_url: OrUnset[HttpUrl] = setting(
+        None,
+        "Base URL of its public keys; unset: that of AWS for the region of the ARN. Partitions other than `aws`, such "
+        "as GovCloud, have another.",
+    )
     api_url: OrUnset[HttpUrl] = setting(
         None, "The api's URL for commands such as `penstock task show` and for `Client()`."
     )
@@ -314,6 +341,10 @@ class HttpSettings(Group):
                 f"http_host {self.http_host} is not loopback: set {PREFIX}API_KEYS first, "
                 f"or {PREFIX}API_REQUIRE_KEYS=true"
             )
+        if self.dashboard_alb_arn is not None and not self.needs_keys:
+            yield f"dashboard_alb_arn needs {PREFIX}API_REQUIRE_KEYS=true: without keys every caller may do everything"
+        if self.dashboard_alb_arn is not None and not self.dashboard_alb_groups:
+            yield "dashboard_alb_arn needs dashboard_alb_groups, without which it admits no user"
         if (self.http_tls_cert is None) != (self.http_tls_key is None):
             yield "http_tls_cert and http_tls_key go together"
         if self.api_rate_burst is not None and self.api_rate_limit is None:

@@ -1,4 +1,4 @@
-"""Sessions of browsers: signed in by an API key where keys are required, else open to this machine.
+"""Sessions of browsers: signed in by an API key or a load balancer where keys are required, else open to this machine.
 
 The cookie is a random token. Postgres has the digests of the token and of the key, so every api process knows the
 session, revoking a key ends its sessions, and neither cookie nor database leads back to the key. The token of every
@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from penstock.api.access import Authenticator, Caller, address_of
+from penstock.api.dashboard.load_balancer import HEADER, LoadBalancerUsers
 from penstock.api.http_limits import ADMITTED
 from penstock.api.rates import Lookups
 from penstock.db.session import OpenSession
@@ -38,12 +39,16 @@ SIGNED_OUT = Caller("", frozenset(), None)
 
 @dataclass(frozen=True, slots=True)
 class BrowserSession:
-    """caller: SIGNED_OUT before the sign-in. token: of the cookie. signs_in: whether keys are required."""
+    """caller: SIGNED_OUT before the sign-in. token: of the cookie. signs_in: whether keys are required.
+
+    by_proxy: a load balancer has signed the user in, with each request.
+    """
 
     caller: Caller
     token: str
     address: str
     signs_in: bool
+    by_proxy: bool = False
 
     @property
     def csrf(self) -> str:
@@ -66,9 +71,11 @@ class BrowserSessions:
         self._session = session
         self._session_seconds = settings.dashboard_session_seconds
         self._lookups = Lookups()
+        arn = settings.dashboard_alb_arn
+        self._users = None if arn is None else LoadBalancerUsers(settings, arn)
 
     async def identify(self, request: Request) -> BrowserSession:
-        """Raises AccessDenied for a foreign host, RateLimited, Unavailable."""
+        """Raises AccessDenied for a foreign host or user, RateLimited, Unavailable."""
         self._authenticator.check_host(request.headers)
         address = address_of(request)
         token = request.cookies.get(SESSION_COOKIE, "")
@@ -76,7 +83,11 @@ class BrowserSessions:
         if not is_known:
             token = secrets.token_urlsafe(32)
         caller: Caller | None = None
-        if not self._authenticator.asks_for_keys:
+        signed = None if self._users is None else request.headers.get(HEADER)
+        if self._users is not None and signed is not None:
+            user, permissions = await self._users.identify(signed, address)
+            caller = self._authenticator.admit_user(f"alb:{user}", permissions)
+        elif not self._authenticator.asks_for_keys:
             caller = self._authenticator.admit(request.headers, address)
         elif is_known:
             digest = await self._lookups.find(
@@ -86,7 +97,9 @@ class BrowserSessions:
         if caller is not None:
             request.scope[ADMITTED] = True
             caller.charge(1)
-        return BrowserSession(caller or SIGNED_OUT, token, address, self._authenticator.asks_for_keys)
+        return BrowserSession(
+            caller or SIGNED_OUT, token, address, self._authenticator.asks_for_keys, signed is not None
+        )
 
     async def sign_in(self, secret: str) -> tuple[Caller, str] | None:
         """The caller and the token of a new session; None for a key that is not accepted. Raises Unavailable."""

@@ -13,8 +13,15 @@ EVERY_SECONDS = 2.0
 SHARE_OF_TIME = 0.1  # a page that is expensive to render is rendered less often
 
 
+class Expired(Exception):
+    """The request that began a stream no longer identifies its user; a new one may."""
+
+
 async def follow(streams: Streams, name: str, render: Callable[[], Awaitable[str | None]]) -> AsyncIterator[bytes]:
-    """Events with each new result of ``render``; ends when it returns None, or when streams stop."""
+    """Events with each new result of ``render``; ends when it returns None, or when streams stop.
+
+    Also when it raises Expired: the browser then asks again.
+    """
     with streams.counted(name):
         sent: str | None = None
         quiet_since = perf_counter()
@@ -22,7 +29,10 @@ async def follow(streams: Streams, name: str, render: Callable[[], Awaitable[str
         while not streams.stopping.is_set():
             started = perf_counter()
             in_hand().renew()
-            rendered = await render()
+            try:
+                rendered = await render()
+            except Expired:
+                return
             if rendered is None:
                 yield b"event: over\ndata: {}\n\n"
                 return

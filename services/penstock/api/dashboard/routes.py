@@ -17,7 +17,7 @@ from penstock.api.access import Authenticator
 from penstock.api.audit import set_actor
 from penstock.api.dashboard import browser_sessions, form_actions, formats, overview
 from penstock.api.dashboard.browser_sessions import SESSION_COOKIE, BrowserSession, local_path
-from penstock.api.dashboard.live import follow
+from penstock.api.dashboard.live import Expired, follow
 from penstock.api.dashboard.page_request import Page, PageRequest, cleaned
 from penstock.api.dashboard.pages import PAGES
 from penstock.api.dispatch import Methods
@@ -155,6 +155,8 @@ class Dashboard:
             except errors.RateLimited:
                 return None
             except (errors.RpcError, errors.Unavailable) as exc:
+                if browser.by_proxy and isinstance(exc, errors.AccessDenied):
+                    raise Expired from None
                 away = "Postgres is unavailable; this page shows the last known state. Retrying."
                 problem = exc.message if isinstance(exc, errors.RpcError) else away
                 return self._templates.get_template("trouble.html").render(problem=problem)
