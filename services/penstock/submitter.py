@@ -15,7 +15,6 @@ from penstock.db.pool import Store
 from penstock.methods.inbound import Inbound, accept_inbound, read_inbound, take_in
 from penstock.protocol.errors import Locked, PayloadUnavailable, PenstockError, Refused, TooSlow
 from penstock.protocol.requests import split_body
-from penstock.protocol.task import Enqueued
 from penstock.protocol.trace_context import of_headers
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import log
@@ -23,6 +22,7 @@ from penstock.runtime.periodic import bound_seconds
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue
+from penstock.tasks.views import Accepted
 from penstock.workflows.model import CreateWorkflow
 
 _FIRST_PUT_OFF_SECONDS = 60
@@ -89,7 +89,7 @@ class Submitter(Consumer):
             return
         _, entries = split_body(message.body, batch_limit=self._settings.batch_limit)
         parts: list[Inbound] = []
-        enqueued: list[Enqueued] = []
+        enqueued: list[Accepted] = []
         async with self._store.transaction() as session:
             if not await enqueue.record_receipts(session, [message.original_id]):
                 return
@@ -116,7 +116,7 @@ class Submitter(Consumer):
             inbound.changes = [wanted._replace(change=_traced(wanted.change, trace.text)) for wanted in inbound.changes]
         return inbound
 
-    def _stored(self, inbound: Inbound, enqueued: Sequence[Enqueued]) -> None:
+    def _stored(self, inbound: Inbound, enqueued: Sequence[Accepted]) -> None:
         if enqueued or inbound.changes:
             self._notifier.wake()
         for text, reason in inbound.refused:

@@ -10,13 +10,14 @@ from penstock.db.session import OpenSession
 from penstock.methods.inbound import count_enqueued, refusal_of, take_in_tasks
 from penstock.protocol import trace_context
 from penstock.protocol.errors import InvalidParams, PenstockError, Refused, RpcError
-from penstock.protocol.task import Enqueued, NewTask
+from penstock.protocol.task import NewTask
 from penstock.runtime.batcher import Batcher
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import log
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
-from penstock.tasks import enqueue, views
+from penstock.tasks import enqueue
+from penstock.tasks.views import Accepted
 
 MAX_INSERT_TASKS = 1000
 PARALLEL_INSERTS = 2  # of tasks without keys
@@ -28,31 +29,29 @@ class Enqueuer:
         self._open_session = open_session
         self._notifier = notifier
         self._settings = settings
-        self._inserts: Batcher[NewTask, Enqueued] = Batcher(
+        self._inserts: Batcher[NewTask, Accepted] = Batcher(
             self._insert, max_items=MAX_INSERT_TASKS, max_parallel=PARALLEL_INSERTS
         )
         # One insert at a time keeps the order of a body that it cuts: that of an ordering key is the order of ids, and
         # of two that replace one task the last one counts.
-        self._keyed_inserts: Batcher[NewTask, Enqueued] = Batcher(self._insert, max_items=MAX_INSERT_TASKS)
+        self._keyed_inserts: Batcher[NewTask, Accepted] = Batcher(self._insert, max_items=MAX_INSERT_TASKS)
 
-    async def enqueue(self, tasks: Sequence[NewTask | RpcError]) -> list[views.Accepted | BaseException]:
+    async def enqueue(self, tasks: Sequence[NewTask | RpcError]) -> list[Accepted | BaseException]:
         """Store tasks together with those of other callers; the outcomes come after the commit."""
         if active.active() is not None and (trace := trace_context.current()) is not None:
             tasks = [replace(task, trace=trace.text) if isinstance(task, NewTask) else task for task in tasks]
         # All payloads before any task, as tasks are stored in their order.
         taken = await take_in_tasks(tasks, self._store.codec, self._settings, self._open_session)
         inserts = [self._insert_soon(one) if isinstance(one, NewTask) else one for one in taken]
-        outcomes: list[views.Accepted | BaseException] = []
+        outcomes: list[Accepted | BaseException] = []
         for insert in inserts:
             if isinstance(insert, BaseException):
                 outcomes.append(insert)
                 continue
             try:
-                stored = await insert
+                outcomes.append(await insert)
             except Exception as exc:
                 outcomes.append(exc)
-            else:
-                outcomes.append(views.Accepted(stored.id, stored.state, stored.duplicate, stored.replaced))
         return outcomes
 
     async def drain(self) -> None:
@@ -60,15 +59,15 @@ class Enqueuer:
         await self._inserts.drain()
         await self._keyed_inserts.drain()
 
-    def _insert_soon(self, task: NewTask) -> asyncio.Future[Enqueued]:
+    def _insert_soon(self, task: NewTask) -> asyncio.Future[Accepted]:
         is_keyed = task.ordering_key is not None or task.unique_key is not None
         return (self._keyed_inserts if is_keyed else self._inserts).submit_soon(task)
 
-    async def _insert(self, tasks: Sequence[NewTask]) -> list[Enqueued | Exception]:
+    async def _insert(self, tasks: Sequence[NewTask]) -> list[Accepted | Exception]:
         """Store tasks with one statement, which is its own transaction."""
         return [answer for part in await in_halves(tasks, self._insert_part, _answer_alone) for answer in part]
 
-    async def _insert_part(self, tasks: Sequence[NewTask], hurried: bool) -> list[Enqueued | Exception]:
+    async def _insert_part(self, tasks: Sequence[NewTask], hurried: bool) -> list[Accepted | Exception]:
         async with self._store.transaction(hurried=True) if hurried else self._store.session() as session:
             accepted = await enqueue.enqueue(session, tasks)
         count_enqueued(tasks, accepted, source="http")
@@ -76,7 +75,7 @@ class Enqueuer:
         return [refusal_of(task, answer) or answer for task, answer in zip(tasks, accepted, strict=True)]
 
 
-async def _answer_alone(task: NewTask, error: PenstockError) -> list[Enqueued | Exception]:
+async def _answer_alone(task: NewTask, error: PenstockError) -> list[Accepted | Exception]:
     if not isinstance(error, Refused):
         return [error]
     log.warning("task_refused", action=task.action, reason=str(error))

@@ -19,9 +19,6 @@ _REST = 20  # a count is good for so many times what it took, for it must stay c
 _REST_SECONDS = 30.0  # yet no longer than this
 
 
-_encode = msgspec.json.Encoder().encode
-
-
 class Scaling:
     """Answers from one count for all who ask at about the same time."""
 
@@ -43,10 +40,11 @@ class Scaling:
                 self._good_until = started + took + min(_REST_SECONDS, max(_FRESH_SECONDS, _REST * took))
             loads = self._loads
         if name is None:
-            return _encode({"routes": {load.name: _figures(load, drain_seconds) for load in loads.values()}})
+            routes = {load.name: _figures(load, drain_seconds) for load in loads.values()}
+            return msgspec.json.encode({"routes": routes})
         if name not in loads:
             raise RouteNotFound(name[:200])
-        return _encode(_figures(loads[name], drain_seconds))
+        return msgspec.json.encode(_figures(loads[name], drain_seconds))
 
 
 def _drain_seconds(query: Mapping[str, str]) -> float:

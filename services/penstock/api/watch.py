@@ -32,10 +32,7 @@ class Watch:
         self, store: Store, look: Callable[[], Awaitable[object]], is_needed: Callable[[], bool],
         channels: Sequence[str] = (CHANNEL,), *, follows: bool = False,
     ) -> None:  # fmt: skip
-        first, *others = channels
-        self._listener = Listener(store, first, hold="hold_results_lock")  # so that resulters wake it
-        for channel in others:
-            self._listener.also(channel, self._listener.event)
+        self._listener = Listener(store, *channels, hold="hold_results_lock")  # so that resulters wake it
         self._look = look
         self._is_needed = is_needed
         self._follows = follows

@@ -65,16 +65,16 @@ class Listener:
     been for tasks that are not due yet; the owner clears it. hold: a statement that each new connection runs first.
     """
 
-    def __init__(self, store: Store, channel: str = CHANNEL, *, hold: str | None = None) -> None:
+    def __init__(self, store: Store, *channels: str, hold: str | None = None) -> None:
         self._store = store
         self._hold = hold
         self.event = asyncio.Event()
-        self._events = {channel: self.event}
+        self._events = dict.fromkeys(channels or (CHANNEL,), self.event)
         self.later = True
 
-    def also(self, channel: str, event: asyncio.Event | None = None) -> asyncio.Event:
+    def also(self, channel: str) -> asyncio.Event:
         """Set by each wake-up of another channel, over the same connection; asked for before ``run``."""
-        return self._events.setdefault(channel, event or asyncio.Event())
+        return self._events.setdefault(channel, asyncio.Event())
 
     async def run(self) -> None:
         while True:

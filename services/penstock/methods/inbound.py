@@ -21,18 +21,18 @@ from penstock.protocol import errors
 from penstock.protocol.json_text import check_payload, utf8_size
 from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.protocol.spelling import did_you_mean
-from penstock.protocol.task import Enqueued, NewTask
+from penstock.protocol.task import NewTask
 from penstock.runtime import metrics
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue
 from penstock.tasks.enqueue import queues_of_kinds
+from penstock.tasks.views import Accepted
 
 _ONLY_ANSWERS = "{method} only answers, and a queue has no way back: ask over HTTP"
 _encode = msgspec.json.Encoder().encode
-_decode_request = msgspec.json.Decoder(Request).decode
 
 
-def refusal_of(task: NewTask, enqueued: Enqueued) -> errors.DuplicateTask | None:
+def refusal_of(task: NewTask, enqueued: Accepted) -> errors.DuplicateTask | None:
     """The error for a task that asked to be refused if another has its unique key, and one has."""
     if enqueued.duplicate and task.on_duplicate == "error":
         return errors.DuplicateTask(enqueued.id, enqueued.state)
@@ -179,7 +179,7 @@ async def _take_in_task(
     return replace(task, payload=await codec.store(payload, payload_aad(task.action, task.tenant), queue=queue))
 
 
-async def accept_inbound(session: Session, inbound: Inbound, settings: Settings, *, source: str) -> list[Enqueued]:
+async def accept_inbound(session: Session, inbound: Inbound, settings: Settings, *, source: str) -> list[Accepted]:
     """Carry out what a body asked for, inside a transaction; ``inbound.refused`` gains what could not be done.
 
     Raises Refused when Postgres will not have the values.
@@ -210,12 +210,12 @@ async def _note(session: Session, changes: Sequence[Wanted]) -> dict[int, int]:
     entries: dict[int, AuditEntry] = {}
     for place, wanted in enumerate(changes):
         if METHODS[wanted.method].audited:
-            params = shown_params(bytes(_decode_request(wanted.text).params))
+            params = shown_params(bytes(msgspec.json.decode(wanted.text, type=Request).params))
             entries[place] = AuditEntry(wanted.sender, "", "inbound", wanted.method, params)
     return dict(zip(entries, await begin_audit(session, list(entries.values())), strict=True)) if entries else {}
 
 
-def count_enqueued(tasks: Iterable[NewTask], enqueued: Iterable[Enqueued], *, source: str) -> None:
+def count_enqueued(tasks: Iterable[NewTask], enqueued: Iterable[Accepted], *, source: str) -> None:
     """Count accepted tasks and duplicates in the metrics."""
     counts = Counter((task.action, answer.duplicate) for task, answer in zip(tasks, enqueued, strict=True))
     for (action, is_duplicate), count in counts.items():

@@ -95,16 +95,6 @@ class NewTask:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Enqueued:
-    """The outcome of a NewTask. id: its own, or that of the task with its unique key, whose payload may be replaced."""
-
-    id: int
-    state: State
-    duplicate: bool
-    replaced: bool | None = None
-
-
 class Claimed(NamedTuple):
     """A claimed task. waited_seconds: from due to claimed. route: None: the outbound queue.
 

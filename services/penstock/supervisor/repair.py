@@ -166,11 +166,10 @@ class Repair:
                 failures.append(Failure(task.id, task.claim, error, delay, suspect=True))
         async with self.store.transaction(hurried=hurried) as session:
             refunded = await settle.refund(session, refunds)
-            settled = await settle.fail(session, failures, hold_keys=self.settings.holds_ordering_keys)
+            failed = await settle.fail(session, failures, hold_keys=self.settings.holds_ordering_keys)
         if refunded:
             metrics.RELEASED.labels("suspect").inc(len(refunded))
             log.warning("suspects_tried_alone", tasks=len(refunded))
-        failed = {task.id for task in settled}
         if failed:
             metrics.REPAIRED.inc(len(failed))
             log.warning("stale_tasks_failed", tasks=len(failed))

@@ -30,8 +30,6 @@ _ROUNDS_AT_ONCE = 2  # of a backlog: one is decided while Postgres stores the ot
 NamesOfImport = Callable[[Session, int, Sequence[str]], Awaitable[set[str]]]
 """The reserved names, of those given, that an import of that id may use."""
 
-_decode_entries = msgspec.json.Decoder(list[msgspec.Raw]).decode
-
 
 class ScheduleFiring:
     """Fires what is due; ``run_once`` is one transaction."""
@@ -94,7 +92,8 @@ class Imports:
                 return 0
             import_id, replaces = running[0]
             ((place, entries),) = await session.fetch("take_import_part", import_id)
-            outcomes, errors = await self._write(session, import_id, place, _decode_entries(entries), replaces)
+            listed = msgspec.json.decode(entries, type=list[msgspec.Raw])
+            outcomes, errors = await self._write(session, import_id, place, listed, replaces)
             await note_import(session, import_id, outcomes, errors)
         log.info("schedules_imported", id=import_id, entries=len(outcomes), refused=len(errors))
         return len(outcomes)

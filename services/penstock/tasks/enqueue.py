@@ -11,16 +11,17 @@ import asyncpg
 from penstock.db.session import Session
 from penstock.payloads.codec import payload_aad
 from penstock.protocol.sealed import reference_of
-from penstock.protocol.task import Enqueued, NewTask, State
+from penstock.protocol.task import NewTask, State
 from penstock.runtime import metrics
 from penstock.runtime.tracing import active
+from penstock.tasks.views import Accepted
 
 _DEADLOCK_TRIES = 3
 _RETRY_PAUSE_SECONDS = 0.1  # at most: two that wait for each other give up at the same moment, and would meet again
 Owned = TypeVar("Owned", bound=tuple[int, Any])
 
 
-async def enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
+async def enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Accepted]:
     """Insert tasks with their payloads encoded, all or none; the answers are in the order of ``tasks``."""
     if not tasks:
         return []
@@ -33,7 +34,7 @@ async def enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
         return enqueued
 
 
-async def _enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
+async def _enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Accepted]:
     if not session.codec.is_on:
         return await insert(session, tasks)
     sealed = [replace(t, payload=session.codec.encode(t.payload, payload_aad(t.action, t.tenant))) for t in tasks]
@@ -47,7 +48,7 @@ async def _enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]
     return enqueued
 
 
-async def insert(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
+async def insert(session: Session, tasks: Sequence[NewTask]) -> list[Accepted]:
     """As ``enqueue``, of tasks whose payloads are encoded already."""
     metrics.BATCH_SIZE.labels("enqueue").observe(len(tasks))
     if all(t.is_plain for t in tasks):
@@ -56,7 +57,7 @@ async def insert(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
             rows = await session.fetch("enqueue_traced_tasks", *columns, [t.trace for t in tasks])
         else:
             rows = await session.fetch("enqueue_plain_tasks", *columns)
-        return [Enqueued(row[0], State.SCHEDULED, False) for row in rows]
+        return [Accepted(row[0], State.SCHEDULED, False) for row in rows]
     if all(t.unique == "retained" and t.on_duplicate != "replace" for t in tasks):
         # One statement can store them: of a repeated key the first task keeps it.
         return await _insert_in_parts(session, [tasks])
@@ -70,7 +71,7 @@ async def insert(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
     return [answers[n] for n in range(len(tasks))]
 
 
-async def _insert_in_parts(session: Session, parts: Sequence[Sequence[NewTask]]) -> list[Enqueued]:
+async def _insert_in_parts(session: Session, parts: Sequence[Sequence[NewTask]]) -> list[Accepted]:
     tasks = [task for part in parts for task in part]
     tries = _DEADLOCK_TRIES
     while True:
@@ -93,7 +94,7 @@ async def _insert_in_parts(session: Session, parts: Sequence[Sequence[NewTask]])
         await asyncio.sleep(random.uniform(0, _RETRY_PAUSE_SECONDS))
 
 
-async def _enqueue_keyed(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
+async def _enqueue_keyed(session: Session, tasks: Sequence[NewTask]) -> list[Accepted]:
     rows = await session.fetch(
         "enqueue_keyed_tasks",
         *_plain_columns(tasks),
@@ -117,7 +118,7 @@ async def _enqueue_keyed(session: Session, tasks: Sequence[NewTask]) -> list[Enq
         states |= {row["id"]: row["state"] for row in await session.fetch("read_states", list(earlier))}
     # A first task deleted between the two statements must have succeeded.
     return [
-        Enqueued(
+        Accepted(
             row["id"],
             State(states.get(row["id"], State.SUCCESS)),
             duplicate=not row["fresh"],

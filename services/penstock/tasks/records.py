@@ -1,4 +1,4 @@
-"""Records of claims, attempts and settled tasks."""
+"""Records of claims and attempts."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,14 +34,6 @@ class ActionThroughput(NamedTuple):
     ended: int
     timed: int
     seconds: float
-
-
-class SettledTask(NamedTuple):
-    """A task that has changed state. waited: for an event, when it was cancelled."""
-
-    id: int
-    action: str
-    waited: bool = False
 
 
 class StaleTask(NamedTuple):

@@ -12,7 +12,7 @@ from penstock.db.session import Session
 from penstock.protocol.task import ANNOUNCED_SECONDS, MAX_ATTEMPTS_LIMIT, Failure, State
 from penstock.runtime import metrics
 from penstock.tasks import ordering
-from penstock.tasks.records import Pair, SettledTask, columns
+from penstock.tasks.records import Pair, columns
 
 PROMOTIONS_FROM = 16  # tasks promoted at a time from which on one row for all is cheaper than one for each
 
@@ -76,12 +76,13 @@ async def find_claims(session: Session, by_attempt: Iterable[tuple[int, int]]) -
     return {(row["id"], row["attempts"]): row["claim"] for row in rows}
 
 
-async def fail(session: Session, failures: Sequence[Failure], *, hold_keys: bool = False) -> list[SettledTask]:
+async def fail(session: Session, failures: Sequence[Failure], *, hold_keys: bool = False) -> set[int]:
     """ACQUIRED to ERROR with its delay, or to CRITICAL_ERROR where there is none. Ids are distinct.
 
-    hold_keys: a task in CRITICAL_ERROR holds its ordering key; otherwise the next task is promoted.
+    Returns those whose claim held. hold_keys: a task in CRITICAL_ERROR holds its ordering key; otherwise the next task
+    is promoted.
     """
-    settled: list[SettledTask] = []
+    settled: set[int] = set()
     await session.plan_for(len(failures))
     again = [f for f in failures if f.delay_seconds is not None]
     if again:
@@ -89,13 +90,12 @@ async def fail(session: Session, failures: Sequence[Failure], *, hold_keys: bool
             "delay_tasks", [f.id for f in again], [f.claim for f in again], [f.error for f in again],
             [f.delay_seconds for f in again], [f.suspect for f in again], [f.worker for f in again],
         )  # fmt: skip
-        settled += _count(rows, State.ERROR)
+        settled |= _count(rows, State.ERROR)
     final = [f for f in failures if f.delay_seconds is None]
     if final:
         given = [f.id for f in final], [f.claim for f in final], [f.error for f in final], [f.worker for f in final]
-        settled += await _settle(
-            session, "fail_tasks_permanently", *given, into=State.CRITICAL_ERROR, hold_keys=hold_keys
-        )
+        rows = await _settle(session, "fail_tasks_permanently", *given, into=State.CRITICAL_ERROR, hold_keys=hold_keys)
+        settled.update(row["id"] for row in rows)
     return settled
 
 
@@ -150,14 +150,14 @@ async def note_heartbeats(
 
 async def cancel(session: Session, ids: Sequence[int], reason: str | None = None) -> set[int]:
     """Any live state to CANCELLED, inside a transaction; returns the ids that were live."""
-    settled = await _settle(session, "cancel_tasks", list(ids), reason, into=State.CANCELLED)
-    waited = [task.id for task in settled if task.waited]
+    rows = await _settle(session, "cancel_tasks", list(ids), reason, into=State.CANCELLED)
+    waited = [row["id"] for row in rows if row["waited"]]
     if waited:
         await session.fetch("end_waits_of", waited)
-    return {task.id for task in settled}
+    return {row["id"] for row in rows}
 
 
-async def _settle(session: Session, name: str, *args: Any, into: State, hold_keys: bool = False) -> list[SettledTask]:
+async def _settle(session: Session, name: str, *args: Any, into: State, hold_keys: bool = False) -> list[Any]:
     """Run a statement that makes tasks final, then promote the next tasks of their ordering keys, or hold the keys.
 
     Must run inside a transaction: a crash between the two would block a key.
@@ -171,11 +171,11 @@ async def _settle(session: Session, name: str, *args: Any, into: State, hold_key
         await session.fetch("hold_ordering_keys", list(keys), list(keys.values()))
     elif keys:
         await ordering._promote(session, keys)
-    return _count(rows, into)
+    _count(rows, into)
+    return rows
 
 
-def _count(rows: Sequence[asyncpg.Record], state: State) -> list[SettledTask]:
-    settled = [SettledTask(row["id"], row["action"], row.get("waited", False)) for row in rows]
-    for action, count in Counter(task.action for task in settled).items():
+def _count(rows: Sequence[asyncpg.Record], state: State) -> set[int]:
+    for action, count in Counter(row["action"] for row in rows).items():
         metrics.TRANSITIONS.labels(action, state).inc(count)
-    return settled
+    return {row["id"] for row in rows}

@@ -32,7 +32,7 @@ from penstock.protocol.message_attributes import TIMEOUT_ATTRIBUTE, encode_tenan
 from penstock.protocol.method import decode
 from penstock.protocol.output import OutputEntry, decode_entries
 from penstock.protocol.requests import Invalid, Request, decode_body, encode_call
-from penstock.protocol.task import Enqueued, NewTask, State
+from penstock.protocol.task import NewTask, State
 from penstock.protocol.tenant import stored_key
 from penstock.protocol.views import timestamp
 from penstock.results.apply import Outcome, delay_after, postponement
@@ -289,7 +289,7 @@ class Inline:
 
     # Enqueueing
 
-    def _insert(self, new: NewTask) -> Enqueued:
+    def _insert(self, new: NewTask) -> views.Accepted:
         now = self.clock.now()
         if new.expires_in_seconds is not None:
             new = changed(new, expires_at=now + timedelta(seconds=new.expires_in_seconds))
@@ -297,16 +297,16 @@ class Inline:
         holder = self._holder(new, now)
         if holder is None:
             task = self._tasks[len(self._tasks) + 1] = InlineTask(len(self._tasks) + 1, new, now, due_at)
-            return Enqueued(task.id, task.state, False)
+            return views.Accepted(task.id, task.state, False)
         if new.on_duplicate != "replace":
-            return Enqueued(holder.id, holder.state, True)
+            return views.Accepted(holder.id, holder.state, True)
         if holder.is_waiting:
             holder.new = changed(holder.new, payload=new.payload)
             if new.replaces_priority:
                 holder.new = changed(holder.new, priority=new.priority)
             if new.run_at is not None or new.delay_seconds is not None:
                 holder.due_at = due_at
-        return Enqueued(holder.id, holder.state, True, holder.is_waiting)
+        return views.Accepted(holder.id, holder.state, True, holder.is_waiting)
 
     def _holder(self, new: NewTask, now: datetime) -> InlineTask | None:
         """The task that keeps its unique key from a new one."""
@@ -381,7 +381,7 @@ class Inline:
         enqueued = self._insert(new)
         if (refusal := refusal_of(new, enqueued)) is not None:
             raise refusal
-        return views.Accepted(enqueued.id, enqueued.state, enqueued.duplicate, enqueued.replaced)
+        return enqueued
 
     def _find(self, task_id: int) -> InlineTask:
         if task_id not in self._tasks:

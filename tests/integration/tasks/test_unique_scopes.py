@@ -19,7 +19,7 @@ from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.methods.inbound import accept_inbound, read_inbound
 from penstock.protocol.errors import StateConflict
-from penstock.protocol.task import Enqueued, Failure, NewTask, State
+from penstock.protocol.task import Failure, NewTask, State
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.supervisor.retention import Retention
@@ -27,13 +27,14 @@ from penstock.tasks import claim, reschedule, settle
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks.methods import retry
 from penstock.tasks.params import RetryParams
+from penstock.tasks.views import Accepted
 from tests.integration.apis import JSON, running
 from tests.integration.doors import put, rejected, request
 
 TaskOf = Callable[[int], Any]
 
 
-async def enqueue(store: Store, *tasks: NewTask) -> list[Enqueued]:
+async def enqueue(store: Store, *tasks: NewTask) -> list[Accepted]:
     async with store.transaction() as session:
         return await enqueuing.enqueue(session, tasks)
 
@@ -244,7 +245,7 @@ async def test_batches_that_name_keys_of_several_scopes_in_other_orders_all_come
     parts: list[int] = []
     enqueue_part = enqueuing._enqueue_keyed
 
-    async def enqueue_and_wait(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
+    async def enqueue_and_wait(session: Session, tasks: Sequence[NewTask]) -> list[Accepted]:
         answers = await enqueue_part(session, tasks)
         parts.append(len(tasks))
         if len(parts) <= 2:
@@ -253,7 +254,7 @@ async def test_batches_that_name_keys_of_several_scopes_in_other_orders_all_come
 
     monkeypatch.setattr(enqueuing, "_enqueue_keyed", enqueue_and_wait)
 
-    async def alone(*keys: str) -> list[Enqueued]:
+    async def alone(*keys: str) -> list[Accepted]:
         async with store.session() as session:
             return await enqueuing.enqueue(
                 session, [NewTask("a", unique_key=key, unique="live" if n else 60.0) for n, key in enumerate(keys)]

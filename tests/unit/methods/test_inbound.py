@@ -23,7 +23,7 @@ from penstock.protocol.errors import InvalidParams, MethodNotFound, RpcError, To
 from penstock.protocol.method import NoParams
 from penstock.protocol.reports import digest_of_answer
 from penstock.protocol.requests import ClaimId
-from penstock.protocol.task import Enqueued, NewTask, State
+from penstock.protocol.task import NewTask, State
 from penstock.results.wait_answers import AnswerWait
 from penstock.runtime import metrics
 from penstock.settings.model import Settings, load_settings
@@ -38,6 +38,7 @@ from penstock.tasks.params import (
     RetryParams,
     StatsParams,
 )
+from penstock.tasks.views import Accepted
 from penstock.workflows.model import CreateWorkflow
 
 
@@ -625,7 +626,7 @@ def test_accepted_tasks_and_duplicates_are_counted_by_action_and_door() -> None:
 
     labels = {"action": "counted", "source": "inbound"}
     before = sample("penstock_enqueued_total", **labels), sample("penstock_duplicates_total", action="counted")
-    answers = [Enqueued(n, State.SCHEDULED, duplicate=n == 2) for n in range(3)]
+    answers = [Accepted(n, State.SCHEDULED, duplicate=n == 2) for n in range(3)]
     count_enqueued([NewTask("counted")] * 3, answers, source="inbound")
     assert sample("penstock_enqueued_total", **labels) - before[0] == 2
     assert sample("penstock_duplicates_total", action="counted") - before[1] == 1

@@ -18,7 +18,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from penstock.protocol import trace_context
 from penstock.protocol.message_attributes import CarriedTrace
-from penstock.protocol.task import Enqueued, NewTask
+from penstock.protocol.task import NewTask
 from penstock.protocol.trace_context import Hop, TraceContext
 from penstock.protocol.version import __version__
 
@@ -89,9 +89,7 @@ class Spans:
             _fail(span, str(status))
 
     @contextmanager
-    def enqueuing(
-        self, tasks: Sequence[NewTask]
-    ) -> Iterator[tuple[list[NewTask], Callable[[Sequence[Enqueued]], None]]]:
+    def enqueuing(self, tasks: Sequence[NewTask]) -> Iterator[tuple[list[NewTask], Callable[[Sequence[Any]], None]]]:
         """The enqueue of tasks: they with the contexts that they carry from now on, and what is called once stored.
 
         Tasks of one caller share a span. Those without one are of the current span, or else begin a trace each.
@@ -116,7 +114,7 @@ class Spans:
             for place in places:
                 traced[place] = replace(tasks[place], trace=carried and carried.text)
 
-        def stored(enqueued: Sequence[Enqueued]) -> None:
+        def stored(enqueued: Sequence[Any]) -> None:
             for span, places in spans:
                 if len(places) == 1 and span.is_recording():
                     made = enqueued[places[0]]
