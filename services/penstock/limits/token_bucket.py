@@ -1,9 +1,10 @@
 """Limits on tasks in flight and on starts per second, of an action or a limit key; without I/O."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 
 BUSY_SECONDS = 0.05  # until a limit of tasks in flight is looked at again; settling wakes no scheduler
 
@@ -38,12 +39,6 @@ class Allowance:
         return None if self.tokens is None else self.tokens - tasks
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
-    name: str
-    allowance: Allowance
-
-
 def allowance(
     *,
     max_in_flight: int | None,
@@ -70,15 +65,15 @@ def allowance(
     return Allowance(tasks, retry, left)
 
 
-def share_out(room: int, gates: Sequence[Gate]) -> dict[str, int]:
+def share_out(room: int, gates: Mapping[str, Allowance]) -> dict[str, int]:
     """Share ``room`` among the gates, as evenly as their allowances permit; returns the shares above 0 by name."""
     shares: dict[str, int] = {}
-    open_gates = sorted((gate for gate in gates if gate.allowance.tasks), key=lambda gate: gate.allowance.tasks)
-    for position, gate in enumerate(open_gates):
+    open_gates = sorted(((name, one.tasks) for name, one in gates.items() if one.tasks), key=itemgetter(1))
+    for position, (name, most) in enumerate(open_gates):
         # The smallest allowance first: the others share what it leaves. An even share is rounded up, so that a room
         # smaller than the number of gates still goes to some of them.
-        share = min(gate.allowance.tasks, math.ceil(room / (len(open_gates) - position)))
+        share = min(most, math.ceil(room / (len(open_gates) - position)))
         if share:
-            shares[gate.name] = share
+            shares[name] = share
             room -= share
     return shares

@@ -97,7 +97,7 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
     heartbeats: list[reports.Progress] = []
     run_times: dict[str, tuple[int, float]] = {}
     announcements: list[reports.Announced] = []
-    steps: list[journal.ReportedStep] = []
+    steps: list[reports.Stepped] = []
     given_out: list[reports.Output] = []
     for report in received:
         match report:
@@ -116,12 +116,10 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
             case reports.Output():
                 given_out.append(report)
             case reports.Stepped():
-                steps.append(journal.ReportedStep(report.task_id, report.claim, report.entry, report.worker))
+                steps.append(report)
     for outcome in given:
         if outcome.steps and outcome.claim is not None:
-            steps += [
-                journal.ReportedStep(outcome.task_id, outcome.claim, entry, outcome.worker) for entry in outcome.steps
-            ]
+            steps += [reports.Stepped(outcome.task_id, outcome.claim, one, outcome.worker) for one in outcome.steps]
     held = [hold for outcome in given if type(outcome) is reports.Failed and (hold := _hold_of(outcome)) is not None]
     if held:  # before anything else is locked: a change of limits locks them first, and then tasks
         await hold_back(session, held)
@@ -135,10 +133,8 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
         outcomes |= {report.task_id: (report.claim or 0, report) for report in answered}
         resumed = [report for report in answered if type(report) is reports.Suspended]
         if resumed:
-            await _record_steps(session, [
-                journal.ReportedStep(report.task_id, report.claim, entry, None)
-                for report in resumed for entry in report.steps
-            ], summary, settings)  # fmt: skip
+            finished = [reports.Stepped(one.task_id, one.claim, entry) for one in resumed for entry in one.steps]
+            await _record_steps(session, finished, summary, settings)
     await _settle(session, outcomes, summary, settings)
     summary.stale += len(outcomes) - summary.settled - summary.waiting - summary.postponed - summary.suspended
     if heartbeats:
@@ -309,7 +305,7 @@ def postponement(hints: reports.Hints, before: settle.PutOff, settings: Settings
 
 
 async def _record_steps(
-    session: Session, steps: Sequence[journal.ReportedStep], summary: ApplySummary, settings: Settings
+    session: Session, steps: Sequence[reports.Stepped], summary: ApplySummary, settings: Settings
 ) -> None:
     full = await journal.record(session, steps, most=settings.steps_limit, most_bytes=settings.steps_limit_bytes)
     if full:

@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.db.pool import Store
 from penstock.db.session import Session
-from penstock.limits.token_bucket import BUSY_SECONDS, Allowance, Gate, Limits, allowance, share_out
+from penstock.limits.token_bucket import BUSY_SECONDS, Allowance, Limits, allowance, share_out
 from penstock.protocol.errors import Refused, Unavailable
 from penstock.runtime.logs import log
 from penstock.scheduler.sending import Sender
@@ -114,29 +114,28 @@ class Gates:
 
     async def _of_gates(
         self, session: Session, action: str, limits: Limits, room: int
-    ) -> tuple[list[Gate], TenantLimits]:
+    ) -> tuple[dict[str, Allowance], TenantLimits]:
         rows = await session.fetch("lock_gates", action, _GATES_AT_ONCE, limits.key_max_in_flight)
         tenants = await look_at_tenants(session, rows, room)
         of_keys = limits.key_max_in_flight, limits.key_rate, limits.key_burst
-        gates = []
+        gates: dict[str, Allowance] = {}
         for row in rows:
             max_in_flight, rate, burst = of_keys if row["has_key"] else (None, None, None)
-            left = allowance(
+            gates[row["name"]] = allowance(
                 max_in_flight=max_in_flight, rate=rate, burst=burst, in_flight=row["in_flight"],
                 tokens=row["tokens"], refilled_at=row["refilled_at"], now=row["at"], room=room,
             )  # fmt: skip
-            gates.append(Gate(row["name"], left))
         return tenants.bound(gates), tenants
 
     async def _note(
-        self, session: Session, gates: Sequence[Gate], shares: Mapping[str, int], went: Mapping[str, int]
+        self, session: Session, gates: Mapping[str, Allowance], shares: Mapping[str, int], went: Mapping[str, int]
     ) -> None:
         """Store what is left of each gate's rate, and when to look again."""
-        waits = {gate.name: 0.0 if gate.allowance.tasks else gate.allowance.retry_seconds for gate in gates}
+        waits = {name: 0.0 if one.tasks else one.retry_seconds for name, one in gates.items()}
         soonest = min((seconds for seconds in waits.values() if seconds), default=_IDLE_SECONDS)
         self._next_at = min(self._next_at, monotonic() + soonest)
         await session.fetch(
-            "note_gates", list(waits), [gate.allowance.spent(went.get(gate.name, 0)) for gate in gates],
+            "note_gates", list(waits), [one.spent(went.get(name, 0)) for name, one in gates.items()],
             list(waits.values()),
         )  # fmt: skip
         emptied = [name for name, share in shares.items() if went.get(name, 0) < share]
@@ -155,30 +154,29 @@ class TenantLimits:
     of: dict[str, str] = field(default_factory=dict)  # the tenant of a gate
     paused: list[str] = field(default_factory=list)  # gates of tenants that are
 
-    def bound(self, gates: Sequence[Gate]) -> list[Gate]:
+    def bound(self, gates: Mapping[str, Allowance]) -> dict[str, Allowance]:
         """The gates whose tenant is not paused, none of them allowing more than its tenant may."""
         shut = set(self.paused)
-        bound = []
-        for gate in gates:
-            tenant = self.allowances.get(self.of.get(gate.name, ""))
-            if tenant is not None and tenant.tasks < gate.allowance.tasks:  # the tokens stay the gate's own
-                gate = Gate(gate.name, Allowance(tenant.tasks, tenant.retry_seconds, gate.allowance.tokens))
-            if gate.name not in shut:
-                bound.append(gate)
+        bound = {}
+        for name, one in gates.items():
+            tenant = self.allowances.get(self.of.get(name, ""))
+            if tenant is not None and tenant.tasks < one.tasks:  # the tokens stay the gate's own
+                one = Allowance(tenant.tasks, tenant.retry_seconds, one.tokens)
+            if name not in shut:
+                bound[name] = one
         return bound
 
-    def share_out(self, room: int, gates: Sequence[Gate]) -> dict[str, int]:
+    def share_out(self, room: int, gates: Mapping[str, Allowance]) -> dict[str, int]:
         """As ``limits.share_out``, first between tenants, then between the gates of each."""
-        groups: dict[str, list[Gate]] = {}
-        for gate in gates:
-            tenant = self.of.get(gate.name)
+        groups: dict[str, dict[str, Allowance]] = {}
+        for name, one in gates.items():
+            tenant = self.of.get(name)
             # A gate of no tenant is a group of its own, under a name that no tenant has.
-            groups.setdefault(f"\x1e{gate.name}" if tenant is None else tenant, []).append(gate)
-        wholes = []
-        for name, members in groups.items():
-            most = sum(gate.allowance.tasks for gate in members)
-            limit = self.allowances.get(name)
-            wholes.append(Gate(name, Allowance(most if limit is None else min(most, limit.tasks), 0.0, None)))
+            groups.setdefault(f"\x1e{name}" if tenant is None else tenant, {})[name] = one
+        wholes = {}
+        for group, members in groups.items():
+            most, limit = sum(one.tasks for one in members.values()), self.allowances.get(group)
+            wholes[group] = Allowance(most if limit is None else min(most, limit.tasks), 0.0, None)
         shares: dict[str, int] = {}
         for name, share in share_out(room, wholes).items():
             shares |= share_out(share, groups[name])

@@ -9,21 +9,13 @@ import asyncpg
 from penstock.db.session import Session
 from penstock.payloads.codec import PayloadCodec, step_aad
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
-from penstock.protocol.journal import Entry, StepKey, StepPlace, carried, decode_entry
+from penstock.protocol.journal import StepKey, StepPlace, carried, decode_entry
+from penstock.protocol.reports import Stepped
 from penstock.protocol.views import raw, view_of
 from penstock.runtime import metrics
 from penstock.tasks import views
 from penstock.tasks.enqueue import name_others_objects, reference_objects
 from penstock.tasks.records import Pair, columns
-
-
-class ReportedStep(NamedTuple):
-    """A finished step as the worker of a claim has reported it."""
-
-    task_id: int
-    claim: int
-    entry: Entry
-    worker: str | None
 
 
 class Resume(NamedTuple):
@@ -35,14 +27,12 @@ class Resume(NamedTuple):
     suspect: bool = False
 
 
-async def record(
-    session: Session, steps: Sequence[ReportedStep], *, most: int, most_bytes: int
-) -> set[tuple[int, StepKey]]:
+async def record(session: Session, steps: Sequence[Stepped], *, most: int, most_bytes: int) -> set[tuple[int, StepKey]]:
     """Add finished steps to the journals of live tasks; returns those without room, or with another task's object.
 
     A step of an older claim is kept too, as it has run; the newest claim's counts where there are two.
     """
-    newest: dict[tuple[int, StepKey], ReportedStep] = {}
+    newest: dict[tuple[int, StepKey], Stepped] = {}
     for step in steps:
         held = newest.get((step.task_id, step.entry.key))
         if held is None or held.claim < step.claim:

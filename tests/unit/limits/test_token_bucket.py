@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.limits.token_bucket import BUSY_SECONDS, Allowance, Gate, allowance, share_out
+from penstock.limits.token_bucket import BUSY_SECONDS, Allowance, allowance, share_out
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -60,15 +60,15 @@ def test_a_clock_that_went_back_refills_nothing() -> None:
 
 @given(st.integers(0, 200), st.lists(st.integers(0, 50), max_size=20))
 def test_room_is_shared_to_the_last_and_nobody_gets_more_than_may_go(room: int, tasks: list[int]) -> None:
-    gates = [Gate(f"g{n}", Allowance(count, 0.0, None)) for n, count in enumerate(tasks)]
+    gates = {f"g{n}": Allowance(count, 0.0, None) for n, count in enumerate(tasks)}
     shares = share_out(room, gates)
     assert sum(shares.values()) == min(room, sum(tasks))
-    assert all(0 < shares[gate.name] <= gate.allowance.tasks for gate in gates if gate.name in shares)
+    assert all(0 < shares[name] <= one.tasks for name, one in gates.items() if name in shares)
     if shares and room >= len([count for count in tasks if count]):
         # No gate gets two more than another that would have taken more.
-        for gate in gates:
-            got = shares.get(gate.name, 0)
-            assert got == gate.allowance.tasks or got >= max(shares.values()) - 1
+        for name, one in gates.items():
+            got = shares.get(name, 0)
+            assert got == one.tasks or got >= max(shares.values()) - 1
 
 
 @given(

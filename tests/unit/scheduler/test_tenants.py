@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.brokers.sqs import group_id
-from penstock.limits.token_bucket import Allowance, Gate
+from penstock.limits.token_bucket import Allowance
 from penstock.protocol.message_attributes import decode_tenants
 from penstock.protocol.task import Claimed
 from penstock.protocol.tenant import check_tenant, own_key, stored_key, tenant_of_key
@@ -98,10 +98,10 @@ def test_shares_keep_to_gates_to_tenants_and_to_the_room_and_waste_none(
         allowances={name: Allowance(tasks, 0.1, None) for name, tasks in limits.items()},
         of={f"g{place}": tenant for place, (tenant, _) in enumerate(gates) if tenant is not None},
     )
-    bound = tenants.bound([Gate(f"g{place}", Allowance(tasks, 0.1, None)) for place, (_, tasks) in enumerate(gates)])
+    bound = tenants.bound({f"g{place}": Allowance(tasks, 0.1, None) for place, (_, tasks) in enumerate(gates)})
     shares = tenants.share_out(room, bound)
-    for gate in bound:
-        assert shares.get(gate.name, 0) <= gate.allowance.tasks
+    for name, one in bound.items():
+        assert shares.get(name, 0) <= one.tasks
     used: dict[str | None, int] = {}
     most: dict[str | None, int] = {}
     for place, (tenant, tasks) in enumerate(gates):
@@ -114,18 +114,17 @@ def test_shares_keep_to_gates_to_tenants_and_to_the_room_and_waste_none(
 
 
 def test_a_flood_of_gates_of_one_tenant_gets_no_more_than_the_one_gate_of_another() -> None:
-    many = [Gate(f"flood{n}", Allowance(100, 0.1, None)) for n in range(50)]
-    one = Gate("quiet", Allowance(100, 0.1, None))
-    tenants = TenantLimits(of={gate.name: "flood" for gate in many} | {"quiet": "quiet"})
-    shares = tenants.share_out(100, [*many, one])
+    flood = [f"flood{n}" for n in range(50)]
+    tenants = TenantLimits(of=dict.fromkeys(flood, "flood") | {"quiet": "quiet"})
+    shares = tenants.share_out(100, dict.fromkeys([*flood, "quiet"], Allowance(100, 0.1, None)))
     assert shares["quiet"] == 50
     assert sum(shares.values()) == 100
 
 
 def test_gates_of_a_paused_tenant_are_left_out() -> None:
-    gates = [Gate("g", Allowance(1, 0.1, None)), Gate("h", Allowance(1, 0.1, None))]
+    gates = {"g": Allowance(1, 0.1, None), "h": Allowance(1, 0.1, None)}
     tenants = TenantLimits(of={"g": "a", "h": "b"}, paused=["g"], allowances={"a": Allowance(5, 0.1, None)})
-    assert [gate.name for gate in tenants.bound(gates)] == ["h"]
+    assert list(tenants.bound(gates)) == ["h"]
     assert tenants.share_out(5, tenants.bound(gates)) == {"h": 1}
 
 
