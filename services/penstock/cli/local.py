@@ -22,6 +22,9 @@ from penstock.protocol.views import span
 # Options of `up`, for URLs that contain a password.
 _DATABASE_URL = "PENSTOCK_UP_DATABASE_URL"
 _TRANSPORT_URL = "PENSTOCK_UP_TRANSPORT_URL"
+ReloadOption = Annotated[
+    bool, typer.Option("--reload", help="Start workers again when a Python file below the current folder changes.")
+]
 EXAMPLE_APP = "examples.export"  # as in penstock.local.stack, which is not loaded for --help
 
 
@@ -60,12 +63,7 @@ def up(
             f"{EXAMPLE_APP}, if the current folder has it; else no worker is started.",
         ),
     ] = None,
-    reload: Annotated[
-        bool,
-        typer.Option(
-            "--reload", help="Stop and start the workers again when a Python file below the current folder changes."
-        ),
-    ] = False,
+    reload: ReloadOption = False,
     detach: Annotated[
         bool,
         typer.Option("--detach", "-d", help="Return when everything is ready; output goes to DATA_DIR/penstock.log."),

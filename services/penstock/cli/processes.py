@@ -13,11 +13,17 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.common import Database, DatabaseUrlOption, DataDirOption, print_json
-from penstock.cli.local import running_state
+from penstock.cli.local import ReloadOption, running_state
 from penstock.cli.parameters import expanded
 from penstock.protocol.errors import SettingsError
 from penstock.protocol.requests import given
 
+LoopsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=256, help="Batches of messages, or of due tasks, handled at once; default PENSTOCK_CONCURRENCY."
+    ),
+]
 LogLevelOption = Annotated[
     str | None,
     typer.Option(help="debug, info, warning or error; default PENSTOCK_LOG_LEVEL, else info."),
@@ -61,16 +67,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _process_command(name: str) -> Callable[..., None]:
-    def command(
-        loops: Annotated[
-            int | None,
-            typer.Option(
-                min=1, max=256,
-                help="Number of batches of messages or tasks processed at once; default PENSTOCK_CONCURRENCY.",
-            ),
-        ] = None,
-        log_level: LogLevelOption = None,
-    ) -> None:  # fmt: skip
+    def command(loops: LoopsOption = None, log_level: LogLevelOption = None) -> None:
         run(name, log_level, loops=loops)
 
     return command
@@ -91,13 +88,7 @@ def worker(
         int | None,
         typer.Option(min=1, help="Number of tasks run at once; default PENSTOCK_WORKER_CONCURRENCY, else 100."),
     ] = None,
-    loops: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=256,
-            help="Number of concurrent receive loops (not tasks; see --concurrency); default PENSTOCK_CONCURRENCY.",
-        ),
-    ] = None,
+    loops: LoopsOption = None,
     processes: Annotated[
         int | None,
         typer.Option(
@@ -119,10 +110,7 @@ def worker(
             help="Replace a child process with more memory after its task; default PENSTOCK_PROCESS_MAX_MEMORY_BYTES.",
         ),
     ] = None,
-    reload: Annotated[
-        bool,
-        typer.Option("--reload", help="Stop and start again when a Python file below the current folder changes."),
-    ] = False,
+    reload: ReloadOption = False,
     log_level: LogLevelOption = None,
     data_dir: DataDirOption = None,
 ) -> None:  # fmt: skip

@@ -1,6 +1,6 @@
 """HTTP APIs of older schedulers, as the settings enable them, added to the api process."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
@@ -20,16 +20,14 @@ class OlderApis:
         settings = parts.settings
         notifier = Notifier(parts.store, DELAYED_RECORDS)
         clockwork = Clockwork(parts, notifier)
-        self._scheduler0 = Scheduler0(parts) if settings.scheduler0 else None
-        self.routes: list[BaseRoute] = [] if self._scheduler0 is None else self._scheduler0.routes
+        self.routes: list[BaseRoute] = []
+        self.stop: Callable[[], None] = lambda: None
+        if settings.scheduler0:
+            scheduler0 = Scheduler0(parts)
+            self.routes, self.stop = scheduler0.routes, scheduler0.stop
         if settings.clockwork_api:
             self.routes += clockwork.routes
         self.apps: dict[str, tuple[int, ASGIApp]] = {}
         if settings.clockwork_port is not None:
             self.apps["clockwork"] = settings.clockwork_port, Starlette(routes=clockwork.routes)
         self.side_tasks: Mapping[str, SideTask] = {"notify-delayed-records": notifier.run}
-
-    def stop(self) -> None:
-        """End all long polls."""
-        if self._scheduler0 is not None:
-            self._scheduler0.stop()

@@ -185,12 +185,7 @@ def free_port(preferred: int | None = None) -> int:
     """
     if preferred and is_free(preferred):
         return preferred
-    for port in itertools.islice(_ports, len(_PORTS)):
-        if is_free(port):
-            return port
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    return next(port for port in itertools.islice(_ports, len(_PORTS)) if is_free(port))
 
 
 def is_free(port: int, host: str = HOST) -> bool:

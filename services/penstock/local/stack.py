@@ -24,7 +24,6 @@ from penstock.settings.broker_urls import BrokerUrl, parse_broker_url
 from penstock.settings.model import Settings, load_settings
 
 DATABASE = "penstock"
-SINGLE_PROCESSES = ("api", "submitter", "scheduler", "resulter", "supervisor")
 READY_WITHIN_SECONDS = 60.0
 GIVE_UP_AFTER_EXITS = 3  # of one process before the stack was ever ready
 WRONG_SETTINGS = [2, 2]  # exit codes; once may be a port that was lost to another program, the next try takes a new one
@@ -164,7 +163,7 @@ class Stack:
             child = Child(name, command, worker_env, free_port(), metrics_host, self._control_environment)
             self._workers.append(child)
 
-        names = ["run"] if self._one_process else list(SINGLE_PROCESSES)
+        names = ["run"] if self._one_process else ["api", "submitter", "scheduler", "resulter", "supervisor"]
         if self.settings.kafka_source_json_topics or self.settings.kafka_source_avro_topics:
             names.append("kafka-source")
         has_clockwork = self.settings.clockwork_api or self.settings.clockwork_port is not None
@@ -287,8 +286,7 @@ class Stack:
             access_key = "" if _has_credentials() or user.sqs_access_key else "penstock:penstock"
         if access_key:
             env["PENSTOCK_SQS_ACCESS_KEY"] = access_key
-        region = user.aws_region if self._outside_sqs else None
-        env["PENSTOCK_AWS_REGION"] = region or REGION
+        env["PENSTOCK_AWS_REGION"] = (self._outside_sqs and user.aws_region) or REGION
         return env
 
     async def _find_suggestion(self, env: Mapping[str, str]) -> None:

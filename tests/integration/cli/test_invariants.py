@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
 from penstock.cli.doctor.findings import Finding, Report
-from penstock.cli.doctor.invariants import INVARIANTS, examine_invariants
+from penstock.cli.doctor.invariants import INVARIANTS, examine_invariants, examine_stored
 from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.protocol.task import NewTask
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from tests.integration.limits.test_limits import enqueue, limit
 from tests.integration.lives import Lives
 from tests.integration.test_waits import World
@@ -114,3 +116,15 @@ def test_the_command_shows_them(database_url: str, sqs_url: str) -> None:
     assert [found[invariant.holds] for invariant in INVARIANTS] == ["ok"] * len(INVARIANTS)
     done = CliRunner().invoke(app, ["doctor", "--json"], env=env)
     assert INVARIANTS[0].holds not in done.stdout
+
+
+async def test_what_is_stored_is_read_over_a_connection_as_the_processes_have_it(
+    database_url: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "password"
+    password = urlsplit(database_url).password or ""
+    file.write_text(password)
+    bare = database_url.replace(f":{password}@", "@")
+    report = Report()
+    await examine_stored(load_settings(database_url=bare, database_password_file=str(file)), report)
+    assert {finding.level for finding in report.findings} == {"ok"}

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from penstock.cli.doctor.findings import Level, Report
-from penstock.db.pool import Store
+from penstock.db.opening import open_store
 from penstock.db.session import Session
 from penstock.protocol.errors import PenstockError
 from penstock.runtime.logs import printable
@@ -68,10 +68,7 @@ async def examine_stored(settings: Settings, report: Report) -> None:
     """The invariants, over a connection of its own. No finding where no database is set."""
     if settings.database_url is None:
         return
-    store = Store(
-        settings.require_database_url, pool_size=1, application_name="penstock-doctor",
-        statement_timeout_seconds=settings.statement_timeout_seconds,
-    )  # fmt: skip
+    store = open_store(settings, "penstock-doctor", pool_size=1)
     try:
         async with store.session() as session:
             await examine_invariants(session, report, stale_after_seconds=settings.stale_after_seconds)

@@ -37,7 +37,8 @@ class Scheduler0:
         store, settings = parts.store, parts.settings
         self._store, self._settings, self._audit = store, settings, parts.audit
         self._authenticator = CredentialAuthenticator(parts)
-        self._tasks = AsyncTasks(store)
+        tasks = AsyncTasks(store)
+        self.stop = tasks.stop
         credentials, projects, jobs = Credentials(store, settings), Projects(store, settings), Jobs(store, settings)
         routes = [
             self._route("/credentials", GET=credentials.list, POST=credentials.create),
@@ -49,7 +50,7 @@ class Scheduler0:
             self._route("/projects/{id}", GET=projects.get, PUT=projects.update, DELETE=projects.delete),
             self._route("/jobs", GET=jobs.list, POST=jobs.create),
             self._route("/jobs/{id}", GET=jobs.get, PUT=jobs.update, DELETE=jobs.delete),
-            self._route("/async-tasks/{id}", GET=self._tasks.get),
+            self._route("/async-tasks/{id}", GET=tasks.get),
             self._route("/executions", GET=jobs.executions),
             self._route("/healthcheck", is_open=True, GET=self._health),
             self._route("/start-jobs", changes=False, POST=_accept),
@@ -60,10 +61,6 @@ class Scheduler0:
         app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
         # Both prefixes are used by scheduler0's clients.
         self.routes: list[BaseRoute] = [Mount("/v1", app=app), Mount("/api/v1", app=app)]
-
-    def stop(self) -> None:
-        """End all long polls."""
-        self._tasks.stop()
 
     async def _health(self, request: Request, body: bytes) -> Response:
         """Every api is the leader of a cluster without peers. Raises Unavailable."""
