@@ -131,7 +131,7 @@ def up(
     setup_logging("up", level=settings.log_level, form=settings.log_format)
     stack = Stack(
         data_dir, port=port, workers=workers, fleets=fleets, one_process=one_process, apps=apps, reload=reload,
-        database_url=database_url, sqs_endpoint_url=sqs_endpoint_url, transport_url=transport_url,
+        database_url=database_url, sqs_endpoint_url=sqs_endpoint_url, transport_url=transport_url or "sqs://",
     )  # fmt: skip
     asyncio.run(stack.run(lambda state: _print_summary(folder, state, notes, detached=False)))
 

@@ -104,16 +104,11 @@ def _handled(answer: dict[str, Any]) -> int:
 
 def _answers(method: str, choice: Choice, api: Api) -> Iterator[dict[str, Any]]:
     """Answers without their cursor: numbers, and lists of ids."""
-    if choice.ids:
-        for start in range(0, len(choice.ids), PAGE):
-            answer = api.call(method, ids=choice.ids[start : start + PAGE])
-            answer.pop("cursor", None)
-            yield answer
-        return
-    cursor = None
+    ids, cursor = choice.ids or [], None
     while True:
-        answer = api.call(method, limit=PAGE, cursor=cursor, source=choice.source)
-        cursor = answer.pop("cursor")
+        page = {"ids": ids[:PAGE]} if ids else {"limit": PAGE, "cursor": cursor, "source": choice.source}
+        answer = api.call(method, **page)
+        cursor, ids = answer.pop("cursor"), ids[PAGE:]
         yield answer
-        if cursor is None:
+        if cursor is None and not ids:
             return

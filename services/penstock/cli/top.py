@@ -18,7 +18,7 @@ import typer
 
 from penstock.cli import common
 from penstock.cli.parameters import expanded
-from penstock.cli.values import state_label
+from penstock.cli.values import STATE_STYLES, state_label
 from penstock.protocol.errors import AccessDenied, Unavailable
 from penstock.protocol.task import State
 from penstock.protocol.views import span
@@ -34,9 +34,6 @@ _HEALTH_SECONDS = 2.0
 _SPARKS = "▁▂▃▄▅▆▇█"
 _HISTORY = 60
 _WAITING = (State.WAITING, State.SCHEDULED, State.ERROR)
-_COLOURS: dict[str, str] = {
-    State.ACQUIRED: "cyan", State.ERROR: "yellow", State.SUCCESS: "green", State.CRITICAL_ERROR: "red",
-}  # fmt: skip
 
 
 def add_to(app: typer.Typer) -> None:
@@ -282,7 +279,7 @@ def _states(counts: dict[str, int], per_second: dict[str, float]) -> RenderableT
     rows = []
     for state, count in counts.items():
         change = per_second.get(state, 0.0)
-        name = Text(state_label(state), style=_COLOURS.get(state, ""))
+        name = Text(state_label(state), style=STATE_STYLES.get(state, ""))
         rows.append((name, f"{count:,}", f"{change:+,.1f}" if abs(change) >= 0.05 else ""))
     return common.table_of(("state", "tasks", "change per second"), rows, right=("tasks", "change per second"))
 

@@ -34,6 +34,9 @@ duration_option = partial(typer.Option, parser=duration, metavar="DURATION")
 _STATES = {shown.upper(): State(state) for state, shown in SHOWN_STATES.items()} | {
     state.value: state for state in State
 }
+STATE_STYLES = {
+    "SUCCESS": "green", "CRITICAL_ERROR": "red", "CANCELLED": "dim", "ACQUIRED": "cyan", "ERROR": "yellow",
+}  # fmt: skip
 STATES_HELP = ", ".join(f"{state} ({SHOWN_STATES[state]})" if state in SHOWN_STATES else state for state in State)
 
 

@@ -9,7 +9,7 @@ import typer
 from penstock.cli import common
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import Given, ParamsOf
-from penstock.cli.values import json_value, state_label
+from penstock.cli.values import STATE_STYLES, json_value, state_label
 from penstock.runtime.logs import printable
 from penstock.workflows.model import WorkflowCreateParams, WorkflowListParams
 
@@ -36,9 +36,6 @@ class Which:
 
 
 _DEEPEST = 20  # levels of the tree; deeper steps begin at the left again
-_MARKS = {
-    "SUCCESS": "green", "CRITICAL_ERROR": "red", "CANCELLED": "dim", "ACQUIRED": "cyan", "ERROR": "yellow",
-}  # fmt: skip
 
 
 def add_to(app: typer.Typer) -> None:
@@ -147,7 +144,7 @@ def _print_tree(steps: list[dict[str, Any]]) -> None:
         others = [name for name in after if name != above]
         hidden = step.get("after_count", 0) - len(after)
         text = Text(printable(step["name"]))
-        text.append(f"  {state_label(step['state'])}", style=_MARKS.get(step["state"], ""))
+        text.append(f"  {state_label(step['state'])}", style=STATE_STYLES.get(step["state"], ""))
         if step.get("task_id") is not None:
             text.append(f"  task {step['task_id']}", style="dim")
         if others or hidden:

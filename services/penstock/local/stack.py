@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -46,10 +47,15 @@ _WITHHELD = (
 EXAMPLE_APP = "examples.export"
 
 
+def _standard_error() -> Output:
+    return Output(sys.stderr.buffer, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ)
+
+
+@dataclass(eq=False, repr=False)
 class Stack:
     """`penstock up` as an object: ``start``, then ``state`` has the URLs, then ``stop``.
 
-    data_dir: folder of all data, `.penstock` in the current folder when None; one stack per folder.
+    folder: of all data, `.penstock` in the current folder when None; one stack per folder.
     port: of the api; None takes the one set as PENSTOCK_HTTP_PORT, else 8080 or the next free.
     workers: number of worker processes; apps: modules with handlers that each of them loads.
     fleets: workers of other queues, by queue name; the queues are made, routes to them are not.
@@ -61,38 +67,25 @@ class Stack:
     Raises StackError or SettingsError from ``start``, with the next step.
     """
 
-    settings: Settings
+    folder: Path | None
+    _: KW_ONLY
+    port: int | None = None
+    workers: int = 1
+    fleets: Mapping[str, int] = field(default_factory=dict)
+    schedulers: int = 1
+    one_process: bool = False
+    reload: bool = False
+    apps: Sequence[str] = ()
+    database_url: str | None = None
+    sqs_endpoint_url: str | None = None
+    transport_url: str = "sqs://"
+    output: Output = field(default_factory=_standard_error)
+    settings: Settings = field(init=False)
 
-    def __init__(
-        self,
-        data_dir: Path | None = None,
-        *,
-        port: int | None = None,
-        workers: int = 1,
-        fleets: Mapping[str, int] | None = None,
-        schedulers: int = 1,
-        one_process: bool = False,
-        reload: bool = False,
-        apps: Sequence[str] = (),
-        database_url: str | None = None,
-        sqs_endpoint_url: str | None = None,
-        transport_url: str | None = None,
-        output: Output | None = None,
-    ) -> None:
-        self.data_dir = DataDir(data_dir)
-        self.workers = workers
-        self._fleets = dict(fleets or {})
-        self.schedulers = schedulers
-        self._one_process = one_process
-        self._reload = reload
-        self.apps = tuple(apps)
-        self._port = port
-        self._outside_database = database_url
-        self._outside_sqs = sqs_endpoint_url
-        self._transport_url = transport_url or "sqs://"
-        self._output = output or Output(sys.stderr.buffer, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ)
+    def __post_init__(self) -> None:
+        self.data_dir = DataDir(self.folder)
         self._services: list[Service] = []
-        self._children = Children(self._output, self._publish)
+        self._children = Children(self.output, self._publish)
         self._workers: list[Child] = []
         self._queues: dict[str, str] = {}
         self._places: dict[str, str] = {}
@@ -109,10 +102,10 @@ class Stack:
     async def start(self) -> None:
         """Bring everything up and wait until every process is ready. Call ``stop`` also after a start that failed."""
         try:
-            broker = parse_broker_url(self._transport_url)
+            broker = parse_broker_url(self.transport_url)
         except ValueError as exc:
             raise StackError(f"the URL of the transport {exc}") from exc
-        if broker.kind != "sqs" and self._outside_sqs:
+        if broker.kind != "sqs" and self.sqs_endpoint_url:
             raise StackError("name either another broker (--transport-url) or another SQS (--sqs-endpoint-url)")
         self.data_dir.prepare()
         left_behind = self._held.enter_context(self.data_dir.held())
@@ -128,7 +121,7 @@ class Stack:
         self._places = self._places_of(user, sqs_url, access_key)
         settings = self._places | {"PENSTOCK_DATABASE_URL": database_url}
         settings |= {"PENSTOCK_HTTP_TLS_CERT": "", "PENSTOCK_HTTP_TLS_KEY": ""}  # its parts talk to each other by HTTP
-        if self._outside_database is None:  # the embedded one has no TLS, and is not reached over a network
+        if self.database_url is None:  # the embedded one has no TLS, and is not reached over a network
             settings |= {f"PENSTOCK_DATABASE_{name}": "" for name in _OF_ANOTHER_DATABASE}
             settings["PENSTOCK_DATABASE_IAM"] = "false"
         overrides = {name.removeprefix("PENSTOCK_").lower(): value for name, value in settings.items()}
@@ -154,16 +147,16 @@ class Stack:
         worker_env = {name: value for name, value in env.items() if name not in withheld}
         worker_env |= self._example
         worker = [sys.executable, "-m", "penstock", "worker", *(word for app in self.apps for word in ("--app", app))]
-        worker += ["--reload"] if self._reload else []
+        worker += ["--reload"] if self.reload else []
         commands = {f"worker-{number}": worker for number in range(1, self.workers + 1)}
-        for queue, count in self._fleets.items():
+        for queue, count in self.fleets.items():
             commands |= {f"{queue}-{number}": [*worker, "--queue", queue] for number in range(1, count + 1)}
         # Their ports are chosen before anything starts, since the api receives them; each keeps its own over restarts.
         for name, command in commands.items():
             child = Child(name, command, worker_env, free_port(), metrics_host, self._control_environment)
             self._workers.append(child)
 
-        names = ["run"] if self._one_process else ["api", "submitter", "scheduler", "resulter", "supervisor"]
+        names = ["run"] if self.one_process else ["api", "submitter", "scheduler", "resulter", "supervisor"]
         if self.settings.kafka_source_json_topics or self.settings.kafka_source_avro_topics:
             names.append("kafka-source")
         has_clockwork = self.settings.clockwork_api or self.settings.clockwork_port is not None
@@ -179,7 +172,7 @@ class Stack:
         await asyncio.gather(self._wait_ready(), self._find_suggestion(worker_env))
 
     def _api_port(self, user: Settings) -> int:
-        wanted = self._port
+        wanted = self.port
         if wanted is None and "http_port" in user.model_fields_set:
             wanted = user.http_port
         if wanted:
@@ -224,8 +217,8 @@ class Stack:
 
     async def _start_services(self, broker: BrokerUrl) -> tuple[str, str, str]:
         """Start Postgres and SQS, both at once; returns their URLs, and the embedded SQS's access key, `ID:SECRET`."""
-        postgres = None if self._outside_database else EmbeddedPostgres(self.data_dir.path / "postgres")
-        needs_sqs = broker.kind == "sqs" and not self._outside_sqs
+        postgres = None if self.database_url else EmbeddedPostgres(self.data_dir.path / "postgres")
+        needs_sqs = broker.kind == "sqs" and not self.sqs_endpoint_url
         sqs = EmbeddedSqs(self.data_dir.path / "sqs") if needs_sqs else None
         self._services = [service for service in (postgres, sqs) if service is not None]
         starts = (service.start_async() for service in self._services)
@@ -234,12 +227,12 @@ class Stack:
                 raise result
         for service in self._services:
             log.info("service_ready", name=service.name, pid=service.pid, port=service.port)
-        database_url = self._outside_database or ""
+        database_url = self.database_url or ""
         if postgres is not None:
             await asyncio.to_thread(self._prepare_databases, postgres)
             database_url = postgres.dsn(DATABASE)
         if sqs is None:
-            return database_url, self._outside_sqs or "", ""
+            return database_url, self.sqs_endpoint_url or "", ""
         return database_url, sqs.url, f"{sqs.access_key_id}:penstock"
 
     def _prepare_databases(self, postgres: EmbeddedPostgres) -> None:
@@ -266,7 +259,7 @@ class Stack:
         """Create what is missing of the queues; also after a crash of the embedded SQS, which may have lost them."""
         from penstock.brokers.opening import create_queues
 
-        self._queues = dict(await create_queues(self.settings, more=list(self._fleets)))
+        self._queues = dict(await create_queues(self.settings, more=list(self.fleets)))
 
     def _places_of(self, user: Settings, sqs_url: str, access_key: str) -> dict[str, str]:
         """Variables that lead a process to this stack's queues; `penstock env` prints them too."""
@@ -278,15 +271,15 @@ class Stack:
         for name in ("inbound_queue", "outbound_queue", "results_queue"):
             # A URL would lead to AWS or to an earlier port; its last part is the name.
             queue = getattr(user, name)
-            env[f"PENSTOCK_{name.upper()}"] = queue if self._outside_sqs else queue.rsplit("/", 1)[-1]
-        env["PENSTOCK_TRANSPORT_URL"] = self._transport_url
+            env[f"PENSTOCK_{name.upper()}"] = queue if self.sqs_endpoint_url else queue.rsplit("/", 1)[-1]
+        env["PENSTOCK_TRANSPORT_URL"] = self.transport_url
         env["PENSTOCK_SQS_ENDPOINT_URL"] = sqs_url
         if not access_key and urlsplit(sqs_url).hostname in (HOST, "localhost", "::1"):
             # Another SQS on this machine takes any, unless the caller has credentials.
             access_key = "" if _has_credentials() or user.sqs_access_key else "penstock:penstock"
         if access_key:
             env["PENSTOCK_SQS_ACCESS_KEY"] = access_key
-        env["PENSTOCK_AWS_REGION"] = (self._outside_sqs and user.aws_region) or REGION
+        env["PENSTOCK_AWS_REGION"] = (self.sqs_endpoint_url and user.aws_region) or REGION
         return env
 
     async def _find_suggestion(self, env: Mapping[str, str]) -> None:
@@ -316,7 +309,7 @@ class Stack:
                 if child.exit_codes[:2] == WRONG_SETTINGS or len(child.exit_codes) >= GIVE_UP_AFTER_EXITS:
                     raise StackError(
                         f"{child.name} does not start (exit code {child.exit_codes[-1]}); its last words:\n"
-                        + self._output.recent(child.name)
+                        + self.output.recent(child.name)
                     )
                 if child.pid is not None and await asyncio.to_thread(answers, f"{child.url}/readyz"):
                     log.info("process_ready", name=child.name, pid=child.pid, metrics=f"{child.url}/metrics")
