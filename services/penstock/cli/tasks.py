@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -16,15 +17,16 @@ from penstock.protocol.errors import PenstockError
 from penstock.protocol.task import SHOWN_STATES, State
 from penstock.tasks.params import BulkParams, BulkRescheduleParams, JobId, JobListParams, ListParams
 
+_state_option = partial(
+    typer.Option, parser=parse_state, metavar="STATE", autocompletion=lambda: [*State, *SHOWN_STATES.values()]
+)
+_STATE_HELP = f"Only tasks in this state: {STATES_HELP}."
 _FILTER_HELP = {
-    "states": typer.Option(
-        "--state", parser=parse_state, metavar="STATE",
-        help=f"Only tasks in this state: {STATES_HELP}. Repeatable.",
-    ),
+    "states": _state_option("--state", help=f"{_STATE_HELP} Repeatable."),
     "older_than": "Only tasks added at least this long ago.",
     "newer_than": "Only tasks added less than this long ago.",
     "spread": "Spread the tasks evenly over this time from then on.",
-}  # fmt: skip
+}
 _LIST_HELP = """List tasks, newest first.
 
 With a filter, one call searches a bounded number of tasks; pass the printed cursor to search older ones.
@@ -68,12 +70,9 @@ class Bulk:
 
 
 def add_to(app: typer.Typer) -> None:
-    state = typer.Option(
-        parser=parse_state, metavar="STATE", autocompletion=lambda: [*State, *SHOWN_STATES.values()],
-        help=f"Only tasks in this state: {STATES_HELP}.",
-    )  # fmt: skip
+    sought = ParamsOf(ListParams, state=_state_option(help=_STATE_HELP))
     commands: Commands = {
-        "list": common.calling("list", ParamsOf(ListParams, state=state), _LIST_HELP, _print_page),
+        "list": common.calling("list", sought, _LIST_HELP, _print_page),
         "cancel": _changing("cancel", "Cancel tasks that have not settled; results that arrive later are ignored."),
         "retry": _changing("retry", "Re-run failed (CRITICAL_ERROR) and CANCELLED tasks with a fresh attempt counter."),
         "delete": _changing(

@@ -91,8 +91,6 @@ class Service(ABC):
                 return
 
     def spawn(self) -> None:
-        if self.pid is not None:
-            raise StackError(f"{self.name} runs already as process {self.pid}")
         self.take_port()
         command, options = self.launch()
         # In a session of its own: Ctrl-C must reach us alone, so that we stop things in order.

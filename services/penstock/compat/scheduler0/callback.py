@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.compat.scheduler0.jobs import ACTION, Callback, execution_id
+from penstock.protocol.batching import pack
 from penstock.settings.model import Settings
 from penstock.worker.deliveries.errors import NotDelivered
 from penstock.worker.deliveries.http_client import HttpClient
@@ -60,20 +61,15 @@ class Callbacks:
                 group.create_task(send_to(url, places))
         return outcomes
 
-    def _chunks(self, calls: Sequence[Call[Callback]], places: Sequence[int]) -> Iterator[tuple[list[int], bytes]]:
+    def _chunks(self, calls: Sequence[Call[Callback]], places: Sequence[int]) -> Iterator[tuple[Sequence[int], bytes]]:
         """Arrays of jobs within the limit; a job larger than the limit is sent alone."""
-        chunk: list[int] = []
-        body = bytearray(b"[")
-        for place in places:
-            callback = calls[place].params
+        texts = []
+        for callback in (calls[place].params for place in places):
             executed = {"lastExecutionDate": callback.at, "executionId": execution_id(callback.run)}
-            text = msgspec.json.encode(callback.job | executed)
-            if chunk and len(body) + len(text) + 2 > self._settings.scheduler0_payload_limit_bytes:
-                yield chunk, bytes(body[:-1]) + b"]"
-                chunk, body = [], bytearray(b"[")
-            chunk.append(place)
-            body += text + b","
-        yield chunk, bytes(body[:-1]) + b"]"
+            texts.append(msgspec.json.encode(callback.job | executed))
+        limit = self._settings.scheduler0_payload_limit_bytes
+        for start, end in pack([len(text) for text in texts], max_bytes=limit, max_items=len(texts)):
+            yield places[start:end], b"[" + b",".join(texts[start:end]) + b"]"
 
     async def _post(self, url: str, number: int, body: bytes) -> dict[str, Any] | Exception:
         delay_seconds = self._settings.scheduler0_retry_delay_seconds
