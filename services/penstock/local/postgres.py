@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.local.service import HOST, Service, make_private, plain_environment, tail, write_private
-from penstock.local.state import processes
 from penstock.protocol.errors import StackError
 from penstock.runtime.logs import log
 
@@ -210,6 +209,8 @@ class EmbeddedPostgres(Service):
         that processes of the old server may still use. A server that still runs is stopped: this process
         holds the folder's lock.
         """
+        import psutil
+
         pid_file = self.pgdata / "postmaster.pid"
         try:
             first, rest = pid_file.read_text("utf-8", "replace").split("\n", 1)
@@ -219,7 +220,6 @@ class EmbeddedPostgres(Service):
         except ValueError:  # cut short by a full disk or a power failure
             pid_file.unlink()
             return
-        psutil = processes()
         try:
             process = psutil.Process(pid)
             ours = process.name().startswith("postgres") and Path(process.cwd()) == self.pgdata.resolve()

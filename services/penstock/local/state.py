@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.local.service import make_private, open_log, python_path, tail, write_private
-from penstock.protocol.errors import StackError, needing
+from penstock.protocol.errors import StackError
 from penstock.runtime.logs import log
 
 DEFAULT_FOLDER = Path(".penstock")
@@ -100,19 +100,13 @@ class DataDir:
                 file.truncate(0)
 
 
-def processes() -> Any:
-    """The module psutil. Raises SettingsError where it is not installed."""
-    with needing("a local stack", "local"):
-        import psutil
-    return psutil
-
-
 def end_leftovers(state: dict[str, Any], wait_seconds: float = 10) -> None:
     """End processes of a stack that was killed. On Linux they end automatically, perhaps a little later.
 
     A process is ours when it has the id and the start time that the state file names.
     """
-    psutil = processes()
+    import psutil
+
     leftovers = []
     for entry in state.get("processes", ()):
         with contextlib.suppress(psutil.Error, KeyError, TypeError):
@@ -168,7 +162,8 @@ def stop_detached(data_dir: DataDir) -> int | None:
     pid = data_dir.holder()
     if pid is None:
         return None
-    psutil = processes()
+    import psutil
+
     try:
         process = psutil.Process(pid)
         os.kill(pid, signal.SIGTERM)
