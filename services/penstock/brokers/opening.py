@@ -1,7 +1,5 @@
 """Transports by URL. A broker's library is loaded with its transport, and no other."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from penstock.brokers.base import Transport

@@ -1,7 +1,5 @@
 """A transport whose connection is served by a thread of its own, whatever blocks the event loop of its callers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 

@@ -5,8 +5,6 @@ settings is ever read, written or deleted. Clients upload to one folder, tasks h
 workers receive from, so that these can be kept from other queues' objects.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import secrets

@@ -3,8 +3,6 @@
 The first sentence of a JSON-RPC error stands in the OpenRPC document, too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

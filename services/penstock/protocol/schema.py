@@ -4,8 +4,6 @@
 ``tasks/transactional.py`` for statements on connections of programs.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 

@@ -4,8 +4,6 @@ Labels stay low in cardinality: a process distinguishes so many actions and coun
 of actions come from callers; everything else is a fixed set.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Leases of received messages; one is deleted when the responses to all its tasks are in the results queue."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import defaultdict

@@ -5,8 +5,6 @@ heartbeating before. Almost all are harmless, so each runs alone for a moment on
 at once, too short to delay others.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

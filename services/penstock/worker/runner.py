@@ -1,7 +1,5 @@
 """Starts tasks within the concurrency, stops them at their time limit, and gives each exactly one response."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import math
@@ -108,8 +106,6 @@ class Runner:
         self._empty.set()
         self.changed = asyncio.Event()  # set whenever an attempt has ended
         metrics.RUNNING.set_function(lambda: len(self._running))
-        for state, count in threads.counts.items():
-            metrics.THREADS.labels(state).set_function(count)
 
     def saturation(self) -> str | None:
         """What the call that has waited longest for its start waits for, if for seconds; from any thread."""

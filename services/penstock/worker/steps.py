@@ -1,7 +1,5 @@
 """Durable steps on the worker's side: whether one may begin, and its report, which is sent before it ends."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future

@@ -16,6 +16,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from penstock.runtime import metrics
+
 Outcome = tuple[Any, BaseException | None]
 
 
@@ -56,9 +58,9 @@ class Threads:
         self._idle_threads = 0
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self.exhausted = asyncio.Event()
-        self.counts: dict[str, Callable[[], float]] = {
-            "idle": lambda: max(0, self.size - self._busy), "busy": lambda: self._busy, "left": lambda: self.left,
-        }  # fmt: skip
+        metrics.THREADS.labels("idle").set_function(lambda: max(0, self.size - self._busy))
+        metrics.THREADS.labels("busy").set_function(lambda: self._busy)
+        metrics.THREADS.labels("left").set_function(lambda: self.left)
 
     @property
     def has_room(self) -> bool:

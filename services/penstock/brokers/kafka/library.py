@@ -1,7 +1,5 @@
 """confluent-kafka: imported late, configured from the settings, its errors worded."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ It holds no message and speaks to no queue. What a handler does with its task go
 which write to one channel.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

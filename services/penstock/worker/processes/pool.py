@@ -1,7 +1,5 @@
 """Process pool: warm children, one call at a time in each. The worker keeps messages, leases and results."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pickle
