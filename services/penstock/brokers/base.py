@@ -1,11 +1,9 @@
 """The contract of a message queue: a handful of operations, and the limits as data."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, Self
 
 from penstock.protocol.errors import Unavailable
 
@@ -98,7 +96,7 @@ class SendReport:
     refused: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, unsent: Mapping[int, Unsent]) -> SendReport:
+    def of(cls, unsent: Mapping[int, Unsent]) -> Self:
         """The report on unsent messages, given by position."""
         reason = next((reason for reason, _ in unsent.values()), None)
         refused = frozenset(position for position, (_, is_final) in unsent.items() if is_final)

@@ -1,7 +1,5 @@
 """Checks that parameters of several methods share. Each raises InvalidParams, naming the parameter."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from penstock.protocol import task
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.json_text import utf8_size
 
+TaskId = int | str
 MAX_IDS = 1000
 MAX_LIST = 1000
 LONGEST_DELAY_SECONDS = 100 * 366 * 86_400.0
@@ -152,7 +151,6 @@ def like_pattern(pattern: str) -> str:
     return _SPECIAL_IN_LIKE.sub(r"\\\1", pattern).replace("*", "%")
 
 
-TaskId = int | str
 ID = Checked(lambda value: read_id(value, "id"))
 KEY = Checked(lambda value: read_key(value, "key"))
 LIMIT = Checked(read_limit)

@@ -1,9 +1,7 @@
 """The journal of a task: its finished durable steps, as workers report them and as messages carry them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import msgspec
 
@@ -56,7 +54,7 @@ class Entry(StepPlace, frozen=True, omit_defaults=True, kw_only=True):
     tries: Count = 1
 
     @classmethod
-    def of(cls, place: StepPlace, text: str, *, is_error: bool = False, **more: Any) -> Entry:
+    def of(cls, place: StepPlace, text: str, *, is_error: bool = False, **more: Any) -> Self:
         """A step that ended with this JSON text."""
         value: dict[str, Any] = {"error" if is_error else "result": msgspec.Raw(text.encode())}
         return cls(**msgspec.structs.asdict(place), **value, **more)
@@ -69,7 +67,7 @@ class Entry(StepPlace, frozen=True, omit_defaults=True, kw_only=True):
     def value(self) -> str:
         return bytes(self.error or self.result).decode()
 
-    def with_value(self, text: str, encoding: str | None) -> Entry:
+    def with_value(self, text: str, encoding: str | None) -> Self:
         """The same with its result or error as other text."""
         raw = msgspec.Raw(text.encode())
         changed = {"error": raw} if self.has_failed else {"result": raw}

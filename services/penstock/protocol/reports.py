@@ -1,7 +1,5 @@
 """Reports: the results, errors, waits, heartbeats, output and run times that workers send, and how they are encoded."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -39,6 +37,44 @@ _EMPTY = msgspec.Raw(b"")
 _CODE = re.compile(r"-?(?:0|[1-9][0-9]{0,8})")
 _MADE_TOKEN = re.compile(r"wait:([0-9]{1,19}:[0-9]{1,19}):[A-Za-z0-9_-]{22}")
 _BARE_ID = re.compile(r"[0-9]{1,19}")
+
+
+class BackoffHint(msgspec.Struct, frozen=True):
+    base_seconds: float
+    factor: float
+    cap_seconds: float
+    jitter: float = 0.2
+
+
+class Hints(msgspec.Struct, frozen=True):
+    """Members of an error's ``data`` that steer the retry; invalid ones are ignored. retry_after: seconds until then.
+
+    final: no more attempts. max_attempts: lowers the task's own cap. backoff: the action's own policy. not_begun: the
+    payload was unavailable, so the handler was not called and the attempt does not count. snooze: it does not count
+    either, for the handler asks to run later. hold: "action" or "key", of which no task is sent until then; hold_key:
+    which key, None for the task's own. unknown_action: the worker has no handler.
+    """
+
+    retry_after: float | None = None
+    final: bool = False
+    max_attempts: int | None = None
+    backoff: BackoffHint | None = None
+    not_begun: bool = False
+    snooze: bool = False
+    hold: str | None = None
+    hold_key: str | None = None
+    unknown_action: bool = False
+
+    @property
+    def spends_none(self) -> bool:
+        """Whether the attempt is given back."""
+        return not self.final and (self.not_begun or self.snooze or self.unknown_action)
+
+
+class WaitPolicy(Hints, frozen=True):
+    """How a failure of a wait is retried. step: the event of a durable step, whose task goes on in its handler."""
+
+    step: StepPlace | None = None
 
 
 class Succeeded(msgspec.Struct, frozen=True, gc=False):
@@ -156,44 +192,6 @@ class Unreadable(msgspec.Struct, frozen=True, gc=False):
 
 
 Report = Succeeded | Failed | Waiting | Suspended | Stepped | Progress | Output | RunTimes | Announced | Unreadable
-
-
-class Hints(msgspec.Struct, frozen=True):
-    """Members of an error's ``data`` that steer the retry; invalid ones are ignored. retry_after: seconds until then.
-
-    final: no more attempts. max_attempts: lowers the task's own cap. backoff: the action's own policy. not_begun: the
-    payload was unavailable, so the handler was not called and the attempt does not count. snooze: it does not count
-    either, for the handler asks to run later. hold: "action" or "key", of which no task is sent until then; hold_key:
-    which key, None for the task's own. unknown_action: the worker has no handler.
-    """
-
-    retry_after: float | None = None
-    final: bool = False
-    max_attempts: int | None = None
-    backoff: BackoffHint | None = None
-    not_begun: bool = False
-    snooze: bool = False
-    hold: str | None = None
-    hold_key: str | None = None
-    unknown_action: bool = False
-
-    @property
-    def spends_none(self) -> bool:
-        """Whether the attempt is given back."""
-        return not self.final and (self.not_begun or self.snooze or self.unknown_action)
-
-
-class BackoffHint(msgspec.Struct, frozen=True):
-    base_seconds: float
-    factor: float
-    cap_seconds: float
-    jitter: float = 0.2
-
-
-class WaitPolicy(Hints, frozen=True):
-    """How a failure of a wait is retried. step: the event of a durable step, whose task goes on in its handler."""
-
-    step: StepPlace | None = None
 
 
 NO_HINTS = Hints()

@@ -1,7 +1,5 @@
 """Memory of the requests being served: bytes of bodies and answers, counted for each and for the whole process."""
 
-from __future__ import annotations
-
 from contextvars import ContextVar
 from typing import Any
 
@@ -10,6 +8,34 @@ from penstock.protocol.errors import InvalidParams, Overloaded
 ANSWER_BYTES = 8 * 1024 * 1024  # of one body's results, payloads and errors; the last one may go beyond
 IDS_LIMIT = 10_000  # of tasks in one body
 _FREE_BYTES = 16 * 1024  # of each request are not counted: a process that is full still answers small ones
+
+
+class Budget:
+    """Bytes that all requests of one process may hold at once."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self.held_bytes = 0
+
+    def take(self, size: int) -> None:
+        """Raises Overloaded."""
+        if size > 0 and self.held_bytes + size > self._limit_bytes:
+            raise Overloaded
+        self.held_bytes += size
+
+    def counting(self, app: Any) -> Any:
+        """The ASGI application, with a load for each request, whose memory is released when its answer is sent."""
+
+        async def counted(scope: Any, receive: Any, send: Any) -> None:
+            load = Load(self)
+            token = _load.set(load)
+            try:
+                await app(scope, receive, send)
+            finally:
+                _load.reset(token)
+                load.hold(-load.held)
+
+        return counted
 
 
 class Load:
@@ -63,34 +89,6 @@ class Load:
 
 
 _load: ContextVar[Load | None] = ContextVar("load", default=None)
-
-
-class Budget:
-    """Bytes that all requests of one process may hold at once."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self.held_bytes = 0
-
-    def take(self, size: int) -> None:
-        """Raises Overloaded."""
-        if size > 0 and self.held_bytes + size > self._limit_bytes:
-            raise Overloaded
-        self.held_bytes += size
-
-    def counting(self, app: Any) -> Any:
-        """The ASGI application, with a load for each request, whose memory is released when its answer is sent."""
-
-        async def counted(scope: Any, receive: Any, send: Any) -> None:
-            load = Load(self)
-            token = _load.set(load)
-            try:
-                await app(scope, receive, send)
-            finally:
-                _load.reset(token)
-                load.hold(-load.held)
-
-        return counted
 
 
 def in_hand() -> Load:

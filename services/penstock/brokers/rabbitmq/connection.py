@@ -4,8 +4,6 @@ aio-pika's robust connection declares and consumes again on its own, but the del
 void, which the owner of a lease has to know.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
@@ -52,46 +50,6 @@ def queue_arguments(name: str) -> FieldTable:
         "x-dead-letter-strategy": "at-least-once",
         "x-overflow": "reject-publish",
     }
-
-
-class Links:
-    """Opens a link, and another one when it is lost; several callers share it."""
-
-    def __init__(self, url: str, *, heartbeat_seconds: int, makes_queues: bool) -> None:
-        self.url: BrokerUrl = parse_broker_url(url)
-        query = {"heartbeat": str(heartbeat_seconds), **URL(url).query, "name": f"penstock/{__version__}"}
-        self._target = URL(url).with_query(query)
-        self._makes_queues = makes_queues
-        self._link: Link | None = None
-        self._opening = asyncio.Lock()
-        self._failure = ""
-        self._rest_until = float("-inf")
-
-    async def link(self) -> Link:
-        """Raises Unavailable."""
-        async with self._opening:
-            if self._link is None or self._link.is_lost:
-                if monotonic() < self._rest_until:
-                    raise Unavailable(self._failure)
-                try:
-                    async with asyncio.timeout(ANSWER_SECONDS):
-                        connection = await aiormq.connect(self._target)
-                except _AWAY as exc:
-                    problem = f"cannot be reached: {self.url.scrub(reason_of(exc))}"
-                    if isinstance(exc, exceptions.AuthenticationError | exceptions.ProbableAuthenticationError):
-                        problem = "refuses the user, the password or the virtual host: correct PENSTOCK_TRANSPORT_URL"
-                    self._failure = f"RabbitMQ at {self.url.shown} {problem}"
-                    self._rest_until = monotonic() + _REST_SECONDS
-                    metrics.TRANSPORT_CALLS.labels("amqp", "connect", "", "failed").inc()
-                    raise Unavailable(self._failure) from exc
-                metrics.TRANSPORT_CALLS.labels("amqp", "connect", "", "ok").inc()
-                self._link = Link(connection, self.url, makes_queues=self._makes_queues)
-            return self._link
-
-    async def close(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
 
 
 class Link:
@@ -237,6 +195,46 @@ class Link:
         if dropped is not None:
             await self._close(dropped)
         return channel
+
+
+class Links:
+    """Opens a link, and another one when it is lost; several callers share it."""
+
+    def __init__(self, url: str, *, heartbeat_seconds: int, makes_queues: bool) -> None:
+        self.url: BrokerUrl = parse_broker_url(url)
+        query = {"heartbeat": str(heartbeat_seconds), **URL(url).query, "name": f"penstock/{__version__}"}
+        self._target = URL(url).with_query(query)
+        self._makes_queues = makes_queues
+        self._link: Link | None = None
+        self._opening = asyncio.Lock()
+        self._failure = ""
+        self._rest_until = float("-inf")
+
+    async def link(self) -> Link:
+        """Raises Unavailable."""
+        async with self._opening:
+            if self._link is None or self._link.is_lost:
+                if monotonic() < self._rest_until:
+                    raise Unavailable(self._failure)
+                try:
+                    async with asyncio.timeout(ANSWER_SECONDS):
+                        connection = await aiormq.connect(self._target)
+                except _AWAY as exc:
+                    problem = f"cannot be reached: {self.url.scrub(reason_of(exc))}"
+                    if isinstance(exc, exceptions.AuthenticationError | exceptions.ProbableAuthenticationError):
+                        problem = "refuses the user, the password or the virtual host: correct PENSTOCK_TRANSPORT_URL"
+                    self._failure = f"RabbitMQ at {self.url.shown} {problem}"
+                    self._rest_until = monotonic() + _REST_SECONDS
+                    metrics.TRANSPORT_CALLS.labels("amqp", "connect", "", "failed").inc()
+                    raise Unavailable(self._failure) from exc
+                metrics.TRANSPORT_CALLS.labels("amqp", "connect", "", "ok").inc()
+                self._link = Link(connection, self.url, makes_queues=self._makes_queues)
+            return self._link
+
+    async def close(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
 
 
 def reason_of(exc: BaseException) -> str:

@@ -8,8 +8,6 @@ A receive consumes with a prefetch of what it may return, and cancels when somet
 would go on taking messages into a busy process, where no other receiver can reach them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import time
@@ -24,7 +22,7 @@ from aiormq import spec
 from aiormq.abc import DeliveredMessage
 
 from penstock.brokers.base import MESSAGE_ID, Limits, Message, Outgoing, QueueMissing, Unsent
-from penstock.brokers.leases import LeasingTransport, MessageLeases
+from penstock.brokers.leases import LeasingTransport, MessageLeases, Reader
 from penstock.brokers.rabbitmq.connection import Link, Links, TooLargeForBroker
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import log
@@ -104,7 +102,7 @@ class AmqpTransport(LeasingTransport):
     async def count_ready(self, name: str) -> int:
         return await (await self._ensured(name)).count(name)
 
-    async def open_reader(self, name: str) -> _Reader:
+    async def open_reader(self, name: str) -> Reader:
         reader = _Reader(await self._ensured(name), name, self.limits.max_call_messages)
         await reader.open()
         return reader

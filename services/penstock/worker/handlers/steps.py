@@ -3,8 +3,6 @@
 What the worker does for them, checks and reports, is behind a ``StepPort``: a handler may run in another process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import inspect
@@ -28,6 +26,18 @@ from penstock.worker.handlers.outcomes import Fail, Retry, Snooze
 
 _TIMEOUT_TYPE = "WaitTimeout"  # of the error of an event that did not come in time
 _BACKOFF = Backoff(1, 2, 60)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A step that has run. error: code, message and data of its final failure. at: epoch seconds."""
+
+    place: StepPlace
+    at: float
+    seconds: float
+    tries: int
+    result: Any = None
+    error: Exception | None = None
 
 
 class StepPort(Protocol):
@@ -96,18 +106,6 @@ class Step:
             raise ValueError(f"retries is a number of further tries, 0 or more, not {self.retries!r}")
         if self.timeout is not None and not self.timeout > 0:
             raise ValueError(f"timeout is above 0 seconds, not {self.timeout!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """A step that has run. error: code, message and data of its final failure. at: epoch seconds."""
-
-    place: StepPlace
-    at: float
-    seconds: float
-    tries: int
-    result: Any = None
-    error: Exception | None = None
 
 
 class Journal:
