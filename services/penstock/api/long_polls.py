@@ -24,7 +24,7 @@ from penstock.runtime.batcher import Batcher
 from penstock.runtime.periodic import is_set_within
 from penstock.settings.model import Settings
 from penstock.tasks import views
-from penstock.tasks.methods import AwaitResults
+from penstock.tasks.params import ResultParams
 
 _SHARE_OF_ONE = 0.5  # of the requests that may wait, for one caller, so that it leaves some to the others
 _LINGER_SECONDS = 0.02
@@ -56,10 +56,10 @@ class _Waiter:
 
     __slots__ = ("any", "began", "found", "missing", "ready", "size")
 
-    def __init__(self, command: AwaitResults, hidden: set[int]) -> None:
+    def __init__(self, command: ResultParams, hidden: set[int]) -> None:
         self.began = monotonic()
-        self.missing = set(command.ids)
-        self.any = command.any_will_do
+        self.missing = set(command.task_ids)
+        self.any = command.wait == "any"
         self.found: dict[int, Any] = {}
         self.size = 0
         self.ready = asyncio.Event()
@@ -105,7 +105,7 @@ class LongPolls:
         self.run = self._watch.run
         metrics.RESULT_WAITS.set_function(lambda: self._waits)
 
-    async def answer(self, commands: Sequence[AwaitResults | RpcError]) -> Sequence[Any]:
+    async def answer(self, commands: Sequence[ResultParams | RpcError]) -> Sequence[Any]:
         """Carry out what one body asks for: an outcome each. A client that hangs up waits no longer.
 
         Tasks that the caller may not see are answered as unknown ones; a task's tenant never changes, so a look before
@@ -113,11 +113,11 @@ class LongPolls:
         """
         hidden: set[int] = set()
         if bound_to() is not None:
-            ids = {task_id for command in commands if isinstance(command, AwaitResults) for task_id in command.ids}
+            ids = {task_id for command in commands if isinstance(command, ResultParams) for task_id in command.task_ids}
             async with self._session() as session:
                 hidden = ids - {row["id"] for row in seen(await session.fetch("read_states", list(ids)))}
         caller = budget.in_hand().caller
-        waiting = [isinstance(command, AwaitResults) and command.timeout_seconds > 0 for command in commands]
+        waiting = [isinstance(command, ResultParams) and command.timeout > 0 for command in commands]
         waits = any(waiting)
         if waits and (limit := self._full(caller)):
             refusal = TooManyWaits("requests", limit)
@@ -150,12 +150,12 @@ class LongPolls:
             for waiter in waiters:
                 waiter.ready.set()
 
-    async def _one(self, command: AwaitResults | RpcError, hidden: set[int]) -> Any:
+    async def _one(self, command: ResultParams | RpcError, hidden: set[int]) -> Any:
         if isinstance(command, RpcError):
             raise command
         waiter = _Waiter(command, hidden)
         ids = frozenset(waiter.missing)
-        if command.timeout_seconds and self._waits + len(ids) > self._tasks_limit:
+        if command.timeout and self._waits + len(ids) > self._tasks_limit:
             raise TooManyWaits("tasks", self._tasks_limit)
         for task_id in ids:
             self._waiting.setdefault(task_id, set()).add(waiter)
@@ -163,12 +163,12 @@ class LongPolls:
         self._watch.begin()
         try:
             await self._first_looks.submit([*ids])
-            if command.timeout_seconds and not self._stopped:
-                await is_set_within(waiter.ready, command.timeout_seconds)
+            if command.timeout and not self._stopped:
+                await is_set_within(waiter.ready, command.timeout)
                 # More may settle within a moment, and each answer costs a call.
                 if waiter.ready.is_set() and waiter.missing and not waiter.is_full and not self._stopped:
                     await asyncio.sleep(_LINGER_SECONDS_OF_MANY if len(waiter.missing) >= _MANY else _LINGER_SECONDS)
-            if self._replica is not None and command.timeout_seconds and not waiter.ready.is_set():
+            if self._replica is not None and command.timeout and not waiter.ready.is_set():
                 await self._first_looks.submit([*waiter.missing])  # for what the replica does not show yet
         finally:
             self._waits -= len(ids)
@@ -217,9 +217,9 @@ class LongPolls:
         ids = ids - {row["id"] for row in rows}
         return {one for one in ids if any(not waiter.is_full for waiter in self._waiting.get(one, ()))}
 
-    async def _outcome(self, command: AwaitResults, waiter: _Waiter) -> Any:
-        some_of_any = command.any_will_do and waiter.found
-        ids = [task_id for task_id in command.ids if task_id in waiter.found or not some_of_any]
+    async def _outcome(self, command: ResultParams, waiter: _Waiter) -> Any:
+        some_of_any = command.wait == "any" and waiter.found
+        ids = [task_id for task_id in command.task_ids if task_id in waiter.found or not some_of_any]
         states: dict[int, str] = {}
         if waiter.missing and not some_of_any:
             async with self._session() as session:
@@ -234,7 +234,7 @@ class LongPolls:
             else views.unsettled(task_id, states.get(task_id) if row is None else row["state"])
             for task_id in ids
         ]
-        if command.many:
+        if command.ids is not None:
             return outcomes
         if outcomes[0].state is None:
             raise TaskNotFound(outcomes[0].id)

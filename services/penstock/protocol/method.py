@@ -131,12 +131,11 @@ def method(
         (returned,) = get_args(hints["return"]) if together else (hints["return"],)
         outcomes = get_args(returned) if get_origin(returned) in (Union, UnionType) else (returned,)
         results = tuple(one for one in outcomes if not (isinstance(one, type) and issubclass(one, Exception)))
-        # Settings are imported for type checkers alone where a program enqueues.
-        taken = (
-            list(hints.values())[1]
-            if read is None
-            else next(iter(get_type_hints(read, localns={"Settings": Any}).values()))
-        )
+        taken = list(hints.values())[1]
+        if read is not None:  # settings are imported for type checkers alone where a program enqueues
+            taken = next(iter(get_type_hints(read, localns={"Settings": Any}).values()))
+        elif together:
+            taken, *_ = get_args(*get_args(taken))  # of a sequence of them and of errors
         checked: Callable[..., Any] = read or (lambda given: given)
         takes_settings = len(signature(checked).parameters) > 1
         is_audited = permission is Permission.ADMIN if audited is None else audited

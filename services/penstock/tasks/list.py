@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -20,7 +20,7 @@ from penstock.protocol.tenant import own_key, stored_key
 from penstock.protocol.views import timestamp
 from penstock.runtime.budget import in_hand
 from penstock.tasks import journal, views
-from penstock.tasks.params import ListParams
+from penstock.tasks.params import ListParams, StatusParams
 
 SCAN_TASKS = 20_000  # that one page of a filtered list looks at; a rare action must not read the whole history
 TEXT_TASKS = 2000  # whose payload and errors one page looks for a text in, each of which may be large
@@ -32,20 +32,14 @@ _LIST = ("list_tasks", "list_settled_tasks", "list_live_tasks")
 _SEARCH = ("search_tasks", "search_settled_tasks", "search_live_tasks")
 
 
-class ShowTasks(NamedTuple):
-    ids: list[int]
-    many: bool
-    detail: bool
-
-
 async def show_tasks(
-    context: Context, commands: Sequence[ShowTasks | RpcError]
+    context: Context, commands: Sequence[StatusParams | RpcError]
 ) -> list[views.Task | list[views.Task | None] | RpcError]:
     """An outcome for each command; the tasks of all are read together."""
     rows: dict[bool, dict[int, Any]] = {}
-    valid = [command for command in commands if isinstance(command, ShowTasks)]
+    valid = [command for command in commands if isinstance(command, StatusParams)]
     for detail in (False, True):
-        ids = {task_id for command in valid if command.detail == detail for task_id in command.ids}
+        ids = {task_id for command in valid if command.detail == detail for task_id in command.task_ids}
         if ids:
             rows[detail] = await _read_shown(context, list(ids), detail=detail)
     outcomes: list[views.Task | list[views.Task | None] | RpcError] = []
@@ -53,8 +47,9 @@ async def show_tasks(
         if isinstance(command, RpcError):
             outcomes.append(command)
             continue
-        shown = [_shown(rows[command.detail].get(one), command.detail) for one in command.ids]
-        outcomes.append(shown if command.many else shown[0] or TaskNotFound(command.ids[0]))
+        asked = command.task_ids
+        shown = [_shown(rows[command.detail].get(one), command.detail) for one in asked]
+        outcomes.append(shown if command.ids is not None else shown[0] or TaskNotFound(asked[0]))
     return outcomes
 
 

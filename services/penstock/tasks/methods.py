@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -22,7 +22,7 @@ from penstock.protocol.views import NEXT_CURSOR, about
 from penstock.runtime.budget import in_hand
 from penstock.tasks import journal, ordering, params, settle, views
 from penstock.tasks import reschedule as rescheduling
-from penstock.tasks.list import ShowTasks, list_tasks, show_tasks
+from penstock.tasks.list import list_tasks, show_tasks
 from penstock.tasks.new_task import new_task, read_start
 
 _look = partial(method, permission=Permission.READ, scope=Scope.OWN)
@@ -46,53 +46,23 @@ async def enqueue(context: ServingContext, tasks: Sequence[NewTask | RpcError]) 
     return await context.enqueue(tasks)
 
 
-def _read_status(given: params.StatusParams) -> ShowTasks:
-    return ShowTasks(_read_id_or_ids(given), given.ids is not None, given.detail)
-
-
-@_look("status", errors=(TaskNotFound,), read=_read_status, together=True)
+@_look("status", errors=(TaskNotFound,), together=True)
 async def status(
-    context: ServingContext, commands: Sequence[ShowTasks | RpcError]
+    context: ServingContext, commands: Sequence[params.StatusParams | RpcError]
 ) -> Sequence[views.Task | views.TaskDetail | list[views.Task | views.TaskDetail | None] | RpcError]:
     """Show one task, or several in the order of `ids`, with null for an unknown id."""
     return await show_tasks(context, _within_limit(commands))
 
 
-class AwaitResults(NamedTuple):
-    """``many``: the answer is a list. ``any_will_do``: one that settles is enough; else all are waited for."""
-
-    ids: list[int]
-    many: bool
-    timeout_seconds: float
-    any_will_do: bool
-
-
-def _read_result(given: params.ResultParams) -> AwaitResults:
-    if not 0 <= given.timeout <= params.LONGEST_WAIT_SECONDS:
-        raise InvalidParams(
-            "timeout", f"must be between 0 and {params.LONGEST_WAIT_SECONDS:.0f} seconds, not {given.timeout}"
-        )
-    return AwaitResults(_read_id_or_ids(given), given.ids is not None, given.timeout, given.wait == "any")
-
-
-@_look("result", errors=(TaskNotFound, errors.TooManyWaits), read=_read_result, together=True)
+@_look("result", errors=(TaskNotFound, errors.TooManyWaits), together=True)
 async def result(
-    context: ServingContext, commands: Sequence[AwaitResults | RpcError]
+    context: ServingContext, commands: Sequence[params.ResultParams | RpcError]
 ) -> Sequence[views.Outcome | list[views.Outcome] | RpcError]:
     """Wait until one or several tasks have settled and return their outcome, or their state when the time is up."""
     return await context.await_results(_within_limit(commands))
 
 
-def _read_id_or_ids(given: params.StatusParams | params.ResultParams) -> list[int]:
-    if (given.id is None) == (given.ids is None):
-        raise InvalidParams("id", "or ids must be given, not both")
-    if given.ids is not None:
-        return checks.read_ids(given.ids)
-    assert given.id is not None
-    return [checks.read_id(given.id, "id")]
-
-
-Command = TypeVar("Command", ShowTasks, AwaitResults)
+Command = TypeVar("Command", params.StatusParams, params.ResultParams)
 
 
 def _within_limit(commands: Sequence[Command | RpcError]) -> list[Command | RpcError]:
@@ -102,7 +72,7 @@ def _within_limit(commands: Sequence[Command | RpcError]) -> list[Command | RpcE
     for command in commands:
         try:
             if not isinstance(command, RpcError):
-                load.ask(len(command.ids))
+                load.ask(len(command.task_ids))
             checked.append(command)
         except RpcError as exc:
             checked.append(exc)

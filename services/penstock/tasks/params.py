@@ -18,8 +18,6 @@ _PRIORITIES = f"{task.PRIORITY_MIN} to {task.PRIORITY_MAX}"
 _KEY_CHARS = f"1 to {task.KEY_MAX_CHARS} characters."
 _Start = Annotated[str | int | None, about("Not before this instant: RFC 3339 with a zone, or epoch milliseconds.")]
 _Task = Annotated[TaskId, about("The task."), ID]
-_One = Annotated[TaskId | None, about("One task; the answer is an object.")]
-_Many = Annotated[list[TaskId] | None, about(f"Up to {MAX_IDS} tasks; the answer is an array.")]
 _Token = Annotated[str, about(f"What the task waits for, or will wait for; 1 to {task.TOKEN_MAX_CHARS} characters.")]
 _WaitingTenant = Annotated[
     str | None,
@@ -88,16 +86,40 @@ class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
 
 
-class StatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: _One = None
-    ids: _Many = None
+class _OneOrMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: Annotated[
+        TaskId | None,
+        about("One task; the answer is an object."),
+        Checked(lambda one: one is None or checks.read_id(one, "id")),
+    ] = None
+    ids: Annotated[
+        list[TaskId] | None,
+        about(f"Up to {MAX_IDS} tasks; the answer is an array."),
+        Checked(lambda ids: ids is None or checks.read_ids(ids)),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if (self.id is None) == (self.ids is None):
+            raise InvalidParams("id", "or ids must be given, not both")
+
+    @property
+    def task_ids(self) -> list[int]:
+        return [int(self.id)] if self.id is not None else list(map(int, self.ids or ()))
+
+
+class StatusParams(_OneOrMany, frozen=True, forbid_unknown_fields=True):
     detail: Annotated[bool, about("With payload, keys, claim and every failed attempt.")] = False
 
 
-class ResultParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: _One = None
-    ids: _Many = None
-    timeout: Annotated[float, about(f"Seconds to wait, 0 to {LONGEST_WAIT_SECONDS:.0f}.")] = 20.0
+def _check_timeout(seconds: float) -> None:
+    if not 0 <= seconds <= LONGEST_WAIT_SECONDS:
+        raise InvalidParams("timeout", f"must be between 0 and {LONGEST_WAIT_SECONDS:.0f} seconds, not {seconds}")
+
+
+class ResultParams(_OneOrMany, frozen=True, forbid_unknown_fields=True):
+    timeout: Annotated[float, about(f"Seconds to wait, 0 to {LONGEST_WAIT_SECONDS:.0f}."), Checked(_check_timeout)] = (
+        20.0
+    )
     wait: Annotated[
         Literal["all", "any"],
         about("With ids: until all have settled; or until any has, and only those that have are answered."),

@@ -40,8 +40,7 @@ from penstock.results.spawn import read_spawner
 from penstock.results.wait_answers import Answered, AnswerWait
 from penstock.results.waits import read_answer, resumed
 from penstock.settings.model import load_settings
-from penstock.tasks import methods, params, views
-from penstock.tasks.list import ShowTasks
+from penstock.tasks import params, views
 from penstock.tasks.new_task import new_task
 from penstock.tasks.settle import PutOff
 from penstock.testing.clock import Clock
@@ -369,7 +368,7 @@ class Inline:
         """Raises RpcError."""
         command = read_command(request.method, request.params, self._settings)
         carry_out: dict[type, Callable[[Any], Any]] = {
-            NewTask: self._enqueue, ShowTasks: self._show, methods.AwaitResults: self._await,
+            NewTask: self._enqueue, params.StatusParams: self._show, params.ResultParams: self._await,
             AnswerWait: self._answer_wait, params.CancelParams: self._cancel, params.RetryParams: self._retry,
             params.RescheduleParams: self._reschedule,
         }  # fmt: skip
@@ -388,10 +387,11 @@ class Inline:
             raise TaskNotFound(task_id)
         return self._tasks[task_id]
 
-    def _show(self, command: ShowTasks) -> Any:
-        if not command.many:
-            return self._shown(self._find(command.ids[0]), command.detail)
-        return [self._shown(self._tasks[one], command.detail) if one in self._tasks else None for one in command.ids]
+    def _show(self, command: params.StatusParams) -> Any:
+        if command.ids is None:
+            return self._shown(self._find(command.task_ids[0]), command.detail)
+        found = map(self._tasks.get, command.task_ids)
+        return [None if task is None else self._shown(task, command.detail) for task in found]
 
     def _shown(self, task: InlineTask, detail: bool) -> views.Task:
         new, at = task.new, timestamp(task.created_at)
@@ -416,10 +416,10 @@ class Inline:
             snoozes=task.snoozes,
         )  # fmt: skip
 
-    def _await(self, command: methods.AwaitResults) -> Any:
-        found = [self._find(one) for one in command.ids]
+    def _await(self, command: params.ResultParams) -> Any:
+        found = [self._find(one) for one in command.task_ids]
         pending = [task for task in found if not task.state.final]
-        if pending and not (command.any_will_do and len(pending) < len(found)):
+        if pending and not (command.wait == "any" and len(pending) < len(found)):
             # A test that waited here would wait for ever.
             raise AssertionError(f"task {pending[0].id} is {pending[0].state}, not settled: drain() first")
         told = [
@@ -427,7 +427,7 @@ class Inline:
             for task in found
             if task.state.final
         ]
-        return told if command.many else told[0]
+        return told[0] if command.ids is None else told
 
     def _answer_wait(self, command: AnswerWait) -> Answered:
         token = reports.stored_token(command.token, command.tenant)

@@ -27,16 +27,16 @@ from penstock.protocol.task import NewTask, State
 from penstock.results.wait_answers import AnswerWait
 from penstock.runtime import metrics
 from penstock.settings.model import Settings, load_settings
-from penstock.tasks.list import ShowTasks
-from penstock.tasks.methods import AwaitResults
 from penstock.tasks.params import (
     CancelParams,
     ListParams,
     OrderingListParams,
     OrderingReleaseParams,
     RescheduleParams,
+    ResultParams,
     RetryParams,
     StatsParams,
+    StatusParams,
 )
 from penstock.tasks.views import Accepted
 from penstock.workflows.model import CreateWorkflow
@@ -294,12 +294,12 @@ def test_a_wrong_submission_names_the_field(limits: Settings, method: str, paylo
 @pytest.mark.parametrize(
     ("method", "params", "command"),
     [
-        ("status", {"id": 1}, ShowTasks([1], False, False)),
-        ("status", {"id": "1", "detail": True}, ShowTasks([1], False, True)),
-        ("status", {"ids": [1, "2"]}, ShowTasks([1, 2], True, False)),
-        ("status", [7], ShowTasks([7], False, False)),
-        ("result", {"id": "1"}, AwaitResults([1], False, 20.0, False)),
-        ("result", {"ids": [1, 2], "timeout": 0, "wait": "any"}, AwaitResults([1, 2], True, 0.0, True)),
+        ("status", {"id": 1}, StatusParams(1)),
+        ("status", {"id": "1", "detail": True}, StatusParams("1", detail=True)),
+        ("status", {"ids": [1, "2"]}, StatusParams(ids=[1, "2"])),
+        ("status", [7], StatusParams(7)),
+        ("result", {"id": "1"}, ResultParams("1")),
+        ("result", {"ids": [1, 2], "timeout": 0, "wait": "any"}, ResultParams(ids=[1, 2], timeout=0, wait="any")),
         ("cancel", {"id": 2**63 - 1}, CancelParams(2**63 - 1)),
         ("retry", {"id": "0"}, RetryParams("0")),
         ("list", None, ListParams()),
