@@ -184,9 +184,8 @@ def ps(
     _print_urls(state)
     typer.echo()
     columns = ("name", "pid", "state", "restarts", "up", "metrics")
-    fields = ("name", "pid", "state", "restarts", "started", "metrics")
-    processes = [entry | {"started": span(time.time() - entry["started"])} for entry in state["processes"]]
-    print_table(columns, [[entry[name] for name in fields] for entry in processes], right=("pid", "restarts", "up"))
+    processes = [entry | {"up": span(time.time() - entry["started"])} for entry in state["processes"]]
+    print_table(columns, [[entry[name] for name in columns] for entry in processes], right=("pid", "restarts", "up"))
 
 
 def env(

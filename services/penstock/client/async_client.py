@@ -123,7 +123,7 @@ class AsyncClient(Methods[AsyncAnswer]):
             await asyncio.sleep(1)
 
     async def _run(self, call: Request[T] | Exchange[T]) -> T:
-        exchange = exchanges.exchange_of(call)
+        exchange = exchanges.asking(call) if isinstance(call, Request) else call
         try:
             body, seconds = next(exchange)
             while True:

@@ -122,7 +122,7 @@ class Client(Methods[Answer]):
             time.sleep(1)
 
     def _run(self, call: Request[T] | Exchange[T]) -> T:
-        exchange = exchanges.exchange_of(call)
+        exchange = exchanges.asking(call) if isinstance(call, Request) else call
         try:
             body, seconds = next(exchange)
             while True:

@@ -91,12 +91,8 @@ def reaching(url: str) -> Iterator[None]:
         ) from exc
 
 
-def exchange_of(call: Request[T] | Exchange[T]) -> Exchange[T]:
-    """The exchange that carries out a call."""
-    return _asking(call) if isinstance(call, Request) else call
-
-
-def _asking(request: Request[T]) -> Exchange[T]:
+def asking(request: Request[T]) -> Exchange[T]:
+    """The exchange that carries out a request."""
     answer = yield from calling(request.method, request.params)
     found: T = read(request.record, answer if request.member is None else answer[request.member])
     return found
