@@ -51,6 +51,7 @@ class Batcher(Generic[Item, Answer]):
         while self._waiting or self._running:
             self._start()
             await asyncio.gather(*self._running, return_exceptions=True)
+            await asyncio.sleep(0)  # for _done: gather of tasks that have ended is no turn of the loop from 3.12 on
 
     def _start(self) -> None:
         self._scheduled = False

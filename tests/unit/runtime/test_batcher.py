@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -136,6 +137,25 @@ async def test_drain_waits_for_every_item_added_before() -> None:
     run.gate.set()
     await draining
     assert [future.result() for future in futures] == [0, 2, 4, 6, 8]
+
+
+async def test_drain_that_meets_a_batch_at_its_end_lets_it_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.12 on, waiting for tasks that have ended is no turn of the loop."""
+    gather, rounds = asyncio.gather, itertools.count()
+
+    def gather_at_once(*tasks: asyncio.Task[None], return_exceptions: bool) -> asyncio.Future[list[None]]:
+        assert next(rounds) < 10, "it waits without letting anything happen"
+        if not all(task.done() for task in tasks):
+            return gather(*tasks, return_exceptions=return_exceptions)  # type: ignore[return-value]
+        ended = asyncio.get_running_loop().create_future()
+        ended.set_result([])
+        return ended
+
+    monkeypatch.setattr(asyncio, "gather", gather_at_once)
+    batcher = Batcher(Recorder())
+    assert await batcher.submit(1) == 2
+    assert batcher._running
+    await batcher.drain()
 
 
 async def test_drain_of_an_empty_batcher_returns_at_once() -> None:
