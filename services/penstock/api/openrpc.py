@@ -33,6 +33,9 @@ def describe(methods: Mapping[str, Method]) -> dict[str, Any]:
     )  # in this order, not in that of a set, which differs between runs
     known = [kind for kind in kinds if kind is not msgspec.Raw]
     found, components = msgspec.json.schema_components(known, ref_template=_REFERENCE)
+    for component in components.values():
+        if "description" in component:  # a docstring, whose indentation depends on the version of Python
+            component["description"] = inspect.cleandoc(component["description"])
     schemas: dict[Any, dict[str, Any]] = {msgspec.Raw: {"type": "object"}, **dict(zip(known, found, strict=True))}
     listed = [
         {

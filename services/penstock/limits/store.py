@@ -5,9 +5,9 @@ in a claim that began before, count and are not recalled.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.db.session import Session
 from penstock.limits.model import Action, Route, RouteSetParams, Tenant, TenantDetail, TenantListParams
@@ -19,20 +19,6 @@ from penstock.protocol.views import view_of
 
 _NAMES = Limits.__slots__
 _OF_TENANT = ("max_in_flight", "rate", "burst")
-LONGEST_HOLD_SECONDS = 86_400.0  # that a handler may ask for; an operator ends one by any change of the limits
-
-
-class Hold(NamedTuple):
-    """What the handler of a claim that met a rate limit asks to be held. key: None for the task's own.
-
-    whole: the action with all keys.
-    """
-
-    task_id: int
-    claim: int
-    seconds: float
-    key: str | None
-    whole: bool
 
 
 async def set_limits(session: Session, action: str, change: Mapping[str, Any]) -> None:
@@ -119,13 +105,6 @@ async def list_tenants(session: Session, wanted: TenantListParams) -> list[Tenan
     """A page of the tenants with limits of their own, by name, the default first."""
     rows = await session.fetch("list_tenants", wanted.cursor, wanted.limit)
     return [view_of(Tenant, row) for row in rows]
-
-
-async def hold_back(session: Session, holds: Sequence[Hold]) -> None:
-    """Send no task of these actions or limit keys for a while; first of all in a transaction, as ``lock_rules``."""
-    given = [list(column) for column in zip(*holds, strict=True)]
-    await session.fetch("hold_actions", *given)
-    await session.fetch("hold_gates", *given)
 
 
 async def lock_rules(session: Session) -> None:

@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from penstock.db.session import Session
-from penstock.limits import announced
-from penstock.limits.store import LONGEST_HOLD_SECONDS, Hold, hold_back
+from penstock.limits import announced, holds
 from penstock.payloads.codec import task_aad
 from penstock.payloads.records import encrypt_error, encrypt_progress
 from penstock.protocol import reports
@@ -28,7 +27,7 @@ from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 from penstock.tasks import journal, output, settle
-from penstock.tasks.enqueue import name_others_objects, reference_objects
+from penstock.tasks.enqueue import reference_objects
 from penstock.tasks.records import Pair
 
 ERROR_LIMIT_BYTES = 32_768  # of one attempt's error; a task may keep as many as it has attempts
@@ -122,7 +121,7 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
             steps += [reports.Stepped(outcome.task_id, outcome.claim, one, outcome.worker) for one in outcome.steps]
     held = [hold for outcome in given if type(outcome) is reports.Failed and (hold := _hold_of(outcome)) is not None]
     if held:  # before anything else is locked: a change of limits locks them first, and then tasks
-        await hold_back(session, held)
+        await holds.hold(session, held)
     if steps:  # also of claims that hold no more: the steps have run
         await _record_steps(session, steps, summary, settings)
     if given_out:
@@ -180,7 +179,7 @@ async def _settle(
             succeeded[pair] = report
         else:
             failed[pair] = problem
-    for pair in await name_others_objects(session, {pair: report.result for pair, report in succeeded.items()}):
+    for pair in await journal.name_others_objects(session, {pair: report.result for pair, report in succeeded.items()}):
         why = "the result names an object of another task"
         failed[pair] = _as_failed(
             succeeded.pop(pair), HANDLER_ERROR, why, reports.NO_HINTS, type="BadEncoding", message=why
@@ -256,13 +255,13 @@ async def _note_heartbeats(
     )
 
 
-def _hold_of(report: reports.Failed) -> Hold | None:
+def _hold_of(report: reports.Failed) -> holds.Hold | None:
     """What the handler of a failed attempt asks to be held; nothing for a time that makes no sense."""
     hints, seconds = report.hints, report.hints.retry_after
     if hints.hold not in ("action", "key") or report.claim is None or seconds is None or not seconds > 0:
         return None
-    bounded = min(seconds, LONGEST_HOLD_SECONDS)
-    return Hold(report.task_id, report.claim, bounded, hints.hold_key, hints.hold == "action")
+    bounded = min(seconds, holds.LONGEST_HOLD_SECONDS)
+    return holds.Hold(report.task_id, report.claim, bounded, hints.hold_key, hints.hold == "action")
 
 
 async def _postpone(

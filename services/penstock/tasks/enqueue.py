@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import asyncpg
 
@@ -18,7 +18,6 @@ from penstock.tasks.views import Accepted
 
 _DEADLOCK_TRIES = 3
 _RETRY_PAUSE_SECONDS = 0.1  # at most: two that wait for each other give up at the same moment, and would meet again
-Owned = TypeVar("Owned", bound=tuple[int, Any])
 
 
 async def enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Accepted]:
@@ -207,16 +206,6 @@ async def reference_objects(session: Session, stored: Iterable[tuple[str, int]])
     found = [(reference.name, task_id) for text, task_id in stored if (reference := reference_of(text)) is not None]
     if found:
         await session.fetch("reference_objects", [name for name, _ in found], [task_id for _, task_id in found])
-
-
-async def name_others_objects(session: Session, stored: Mapping[Owned, str]) -> set[Owned]:
-    """Those of the texts, by task id and what else identifies them, that name an object of another task."""
-    names = {key: reference.name for key, text in stored.items() if (reference := reference_of(text)) is not None}
-    if not names:
-        return set()
-    owners = {tuple(row) for row in await session.fetch("find_owners", list(names.values()))}
-    owned = {name for name, _ in owners}
-    return {key for key, name in names.items() if name in owned and (name, key[0]) not in owners}
 
 
 async def delete_objects_later(session: Session, texts: Iterable[str]) -> None:

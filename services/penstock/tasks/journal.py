@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import asyncpg
 
@@ -11,11 +11,14 @@ from penstock.payloads.codec import PayloadCodec, step_aad
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.journal import StepKey, StepPlace, carried, decode_entry
 from penstock.protocol.reports import Stepped
+from penstock.protocol.sealed import reference_of
 from penstock.protocol.views import raw, view_of
 from penstock.runtime import metrics
 from penstock.tasks import views
-from penstock.tasks.enqueue import name_others_objects, reference_objects
+from penstock.tasks.enqueue import reference_objects
 from penstock.tasks.records import Pair, columns
+
+Owned = TypeVar("Owned", bound=tuple[int, Any])
 
 
 class Resume(NamedTuple):
@@ -51,6 +54,16 @@ async def record(session: Session, steps: Sequence[Stepped], *, most: int, most_
     )  # fmt: skip
     await reference_objects(session, ((step.entry.value, step.task_id) for step in given))
     return stolen | {(row["task_id"], (row["name"], row["repetition"])) for row in rows}
+
+
+async def name_others_objects(session: Session, stored: Mapping[Owned, str]) -> set[Owned]:
+    """Those of the texts, by task id and what else identifies them, that name an object of another task."""
+    names = {key: reference.name for key, text in stored.items() if (reference := reference_of(text)) is not None}
+    if not names:
+        return set()
+    owners = {tuple(row) for row in await session.fetch("find_owners", list(names.values()))}
+    owned = {name for name, _ in owners}
+    return {key for key, name in names.items() if name in owned and (name, key[0]) not in owners}
 
 
 async def suspend(session: Session, pairs: Mapping[Pair, Resume]) -> int:

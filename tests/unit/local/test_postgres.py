@@ -128,6 +128,7 @@ def test_the_port_is_named_in_the_error_where_another_program_has_it_at_a_restar
     server.start()
     server.stop()
     with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections to the stopped server linger
         other.bind((HOST, server.port))
         other.listen()
         with pytest.raises(StackError, match=f"port {server.port} is taken"):
