@@ -157,6 +157,8 @@ HELD = {
     "test_the_requests_of_the_page_are_answered_and_its_commands_are_there",
     ("examples/scheduler0-node/README.md", "sh npm"): "tests/unit/test_moving_from_scheduler0_page.py::"
     "test_the_example_can_be_installed_and_started_as_its_page_says",
+    ("clients/go/README.md", "go"): "tests/unit/test_go_readme.py::"
+    "test_the_example_of_the_readme_is_that_which_is_built",
     ("clients/node/README.md", "ts"): "tests/unit/test_node_readme.py::"
     "test_the_examples_use_what_the_package_exports",
     ("examples/terraform-ecs/README.md", "hcl"): "tests/unit/test_terraform_ecs.py::"

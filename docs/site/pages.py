@@ -23,6 +23,7 @@ OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "benchmarks/README.md": "benchmarks.md",
+    "clients/go/README.md": "client-go.md",
     "clients/node/README.md": "client-node.md",
     "examples/export/README.md": "example-export.md",
     "examples/helm/README.md": "example-helm.md",
