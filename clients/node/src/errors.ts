@@ -47,7 +47,7 @@ export class StepChanged extends Error {
   override name = "StepChanged";
 }
 
-/** The lease of the task's message has ended, or the worker stops: the task runs elsewhere. */
+/** The worker stops before the task has ended: the task runs elsewhere. */
 export class LeaseLost extends Error {
   override name = "LeaseLost";
 }

@@ -138,18 +138,26 @@ export class Lease {
   readonly receipt: string;
   readonly receiveCount: number;
   begun = false;
+  private lost = false;
 
   constructor(
     readonly message: Message,
     public open: number,
-    public until: number,
+    private until: number,
   ) {
     this.receipt = message.ReceiptHandle!;
     this.receiveCount = Number(message.Attributes?.ApproximateReceiveCount ?? 1);
   }
 
+  /** Whether it has ended once, whatever has extended it later: another worker may have had the message in between. */
   get isLost(): boolean {
-    return performance.now() >= this.until;
+    this.lost ||= performance.now() >= this.until;
+    return this.lost;
+  }
+
+  /** The queue has extended it to that time of `performance.now()`. */
+  extended(until: number): void {
+    if (!this.isLost) this.until = until;
   }
 }
 
@@ -201,7 +209,7 @@ export class Leases {
       const entries = batch.map((lease, at) => ({ Id: String(at), ReceiptHandle: lease.receipt, VisibilityTimeout: seconds }));
       try {
         const answer = await this.sqs.send(new ChangeMessageVisibilityBatchCommand({ QueueUrl: this.url, Entries: entries }));
-        for (const one of answer.Successful ?? []) batch[Number(one.Id)]!.until = until;
+        for (const one of answer.Successful ?? []) batch[Number(one.Id)]!.extended(until);
         if (answer.Failed?.length) this.log("warning", "leases_not_extended", { reason: answer.Failed[0]!.Message });
       } catch (error) {
         this.log("warning", "leases_not_extended", { reason: String(error) });

@@ -64,6 +64,7 @@ export class Steps {
       const finished: Entry = { ...place, ...parallel, ...outcome };
       this.reported.push(finished);
       await this.port.report(finished);
+      this.port.check();
       return replayed(finished) as R;
     } finally {
       this.underWay -= 1;

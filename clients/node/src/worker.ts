@@ -367,7 +367,6 @@ export class Worker {
     } catch (thrown) {
       if (thrown instanceof LeaseLost) {
         this.leases.all.delete(attempt.lease);
-        this.log("warning", "lease_lost", { task_id: attempt.taskId });
         return null;
       }
       if (thrown instanceof Suspend) {
@@ -392,8 +391,12 @@ export class Worker {
   }
 
   private checkStep(attempt: Attempt, steps: Steps): void {
-    // Another worker may run it: what is begun only now could run twice at once.
-    if (attempt.lease.isLost || this.ended) throw new LeaseLost("the lease of the task's message has ended");
+    if (this.ended) throw new LeaseLost("the worker stops");
+    // Another worker may have had the message: what begins or goes on now could run twice at once.
+    if (attempt.lease.isLost) {
+      this.log("warning", "lease_lost", { task_id: attempt.taskId });
+      throw new Suspend({ redelivered: true });
+    }
     if (attempt.lease.receiveCount > 1 && steps.reported.length === 0) throw new Suspend({ redelivered: true });
   }
 

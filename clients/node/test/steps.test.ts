@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { EventTimeout, Fail, StepChanged, StepFailed } from "../src/errors.js";
+import { Lease } from "../src/queues.js";
 import { Steps, Suspend, type Entry } from "../src/steps.js";
 
 function stepsOf(journal: Entry[] = []): { steps: Steps; reports: Entry[] } {
@@ -51,6 +52,25 @@ test("steps side by side are marked, and may come back in any order", async () =
   assert.deepEqual(reports.map((entry) => entry.parallel), [true, true]);
   const again = stepsOf([{ name: "b", parallel: true, result: 2 }]);
   assert.deepEqual(await Promise.all(["a", "b"].map((name) => again.steps.run(name, () => name))), ["a", 2]);
+});
+
+test("a worker that had lost its message while a step ran goes no further, and the step is reported", async () => {
+  const reports: Entry[] = [];
+  let lost = false;
+  const check = (): void => {
+    if (lost) throw new Suspend({ redelivered: true });
+  };
+  const steps = new Steps([], { check, report: async (entry) => void reports.push(entry) });
+  await assert.rejects(steps.run("a", () => (lost = true)), Suspend);
+  assert.deepEqual(steps.reported.map((entry) => entry.name), ["a"]);
+  assert.deepEqual(reports, steps.reported);
+});
+
+test("a lease that has ended stays lost, whatever extends it later", () => {
+  const message = { ReceiptHandle: "r", Attributes: { ApproximateReceiveCount: "1" } };
+  const [held, ended] = [1000, -1].map((left) => new Lease(message, 1, performance.now() + left));
+  for (const lease of [held!, ended!]) lease.extended(performance.now() + 5000);
+  assert.deepEqual([held!.isLost, ended!.isLost], [false, true]);
 });
 
 test("a sleep suspends with an entry of its own, an event with its place, and both are over in the next attempt", () => {
