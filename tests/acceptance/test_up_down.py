@@ -106,12 +106,12 @@ class Place:
     def greet(self, name: str) -> int:
         return int(self.rpc("enqueue", {"action": "greet", "payload": {"name": name}})["id"])
 
-    def wait_success(self, task_id: int, name: str) -> None:
+    def wait_success(self, task_id: int, name: str, *, seconds: float = 60) -> None:
         def result() -> Any:
             task = self.rpc("status", [task_id])
             return task and task["state"] == "SUCCESS" and task["result"]
 
-        assert wait_until(result, f"task {task_id} to succeed") == {"text": f"hello {name}"}
+        assert wait_until(result, f"task {task_id} to succeed", seconds=seconds) == {"text": f"hello {name}"}
 
 
 def process_id(state: dict[str, Any], name: str) -> int:
@@ -210,11 +210,11 @@ def test_a_worker_started_by_hand_serves_the_stack_of_the_folder(shared: Place) 
             env=before | shared.env, stdout=output, stderr=subprocess.STDOUT,
         )  # fmt: skip
     try:
-        # A worker of the stack that gets it instead fails it, and it is tried again.
+        # A worker of the stack that gets it instead gives it back for half a minute, and may get it again.
         task = shared.rpc("enqueue", {"action": "greet_by_hand", "payload": {"name": "hand"}, "max_attempts": 100})[
             "id"
         ]
-        shared.wait_success(task, "hand")
+        shared.wait_success(task, "hand", seconds=300)
     finally:
         process.terminate()
         process.wait(60)
