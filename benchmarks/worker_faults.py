@@ -142,8 +142,9 @@ def main() -> int:
         pool = {"PENSTOCK_WORKER_PROCESSES": processes, "PENSTOCK_PROCESS_MAX_MEMORY_BYTES": _MEMORY_BYTES}
         with stack(folder / "pool", 1, **pool) as client:
             kept += [crash_hang_exhaust(client), kill_children(client, folder / "pool")]
-        loop = {"PENSTOCK_VISIBILITY_TIMEOUT_SECONDS": _VISIBILITY_SECONDS, "PENSTOCK_WORKER_CONCURRENCY": 10}
-        with stack(folder / "loop", 5, **loop) as client:
+        # One task a message and few at a time, so that all workers have some.
+        loop = {"PENSTOCK_VISIBILITY_TIMEOUT_SECONDS": _VISIBILITY_SECONDS, "PENSTOCK_PACK_MAX_TASKS": 1}
+        with stack(folder / "loop", 10, **loop, PENSTOCK_WORKER_CONCURRENCY=5) as client:
             kept.append(block(client, folder / "loop"))
     return 0 if all(kept) else 1
 
