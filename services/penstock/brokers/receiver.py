@@ -1,11 +1,18 @@
 """Receiver: long polls of a queue that a stop cuts off."""
 
 import asyncio
+from typing import Protocol
 
-from penstock.brokers.base import Message, Queue
+from penstock.brokers.base import Message
 from penstock.settings.model import Settings
 
 _ON_ITS_WAY_SECONDS = 0.2  # several round trips to a queue in the same region
+
+
+class Source(Protocol):
+    """What messages are received from; a :class:`penstock.brokers.base.Queue` is one."""
+
+    async def receive(self, *, wait_seconds: int, visibility_seconds: int) -> list[Message]: ...
 
 
 class Receiver:
@@ -15,8 +22,8 @@ class Receiver:
     timeout; RabbitMQ, Kafka and the embedded SQS notice at once that the caller has left.
     """
 
-    def __init__(self, queue: Queue, settings: Settings) -> None:
-        self._queue = queue
+    def __init__(self, source: Source, settings: Settings) -> None:
+        self._source = source
         self._settings = settings
         self._polls: set[asyncio.Timeout] = set()
         self._stopped = False
@@ -29,7 +36,7 @@ class Receiver:
         try:
             async with poll:
                 self._polls.add(poll)
-                return await self._queue.receive(
+                return await self._source.receive(
                     wait_seconds=self._settings.receive_wait_seconds if wait_seconds is None else wait_seconds,
                     visibility_seconds=self._settings.visibility_timeout_seconds,
                 )

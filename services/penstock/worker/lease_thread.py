@@ -1,6 +1,7 @@
-"""Lease thread: extends leases and sends heartbeats by an event loop and clients of its own.
+"""Lease thread: receives messages, extends leases and sends heartbeats by an event loop and clients of its own.
 
-A handler that blocks the worker's event loop delays neither. Past its time limit, which a blocked loop cannot enforce,
+A handler that blocks the worker's event loop delays none of them: a message that arrives meanwhile is leased from then
+on, and the responses of other handlers are sent. Past its time limit, which a blocked loop cannot enforce,
 this thread answers every task of the worker and ends the process.
 """
 
@@ -15,7 +16,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from time import monotonic
 
-from penstock.brokers.base import Queue
+from penstock.brokers.base import Message, Queue
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.journal import add_entries
 from penstock.protocol.reports import encode_progress
@@ -39,7 +40,10 @@ OpenQueues = Callable[[AsyncExitStack], Mapping[str, Queue]]
 
 @dataclass(slots=True)
 class LeaseThread:
-    """The thread of one worker; :meth:`run` is a side task. open_queues: called in the thread, once."""
+    """The thread of one worker; :meth:`run` is a side task. open_queues: called in the thread, once.
+
+    :meth:`receive` waits until the thread runs.
+    """
 
     open_queues: OpenQueues
     settings: Settings
@@ -50,32 +54,64 @@ class LeaseThread:
     worker: str
     _loop: asyncio.AbstractEventLoop = field(init=False, default_factory=asyncio.get_running_loop)
     _loop_thread: int = field(init=False, default_factory=threading.get_ident)
+    _opened: asyncio.Future[tuple[LoopThread, Queue]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._opened = self._loop.create_future()
 
     async def run(self) -> None:
         """Start the thread, and stop it when cancelled; raises what ended it before."""
         thread = LoopThread("leases")
         try:
-            await thread.call(self._work())
+            await thread.call(self._work(thread))
         finally:
             await asyncio.to_thread(thread.stop, _CLOSE_SECONDS)
 
-    async def _work(self) -> None:
+    async def receive(self, *, wait_seconds: int, visibility_seconds: int) -> list[Message]:
+        """Receive in the thread; the messages are leased until they are taken."""
+        if not self._opened.done():
+            await asyncio.wait([self._opened])
+        thread, outbound = self._opened.result()
+
+        async def receive() -> list[Message]:
+            messages = await outbound.receive(wait_seconds=wait_seconds, visibility_seconds=visibility_seconds)
+            self.leases.arrive(messages)
+            return messages
+
+        return await thread.call(receive())
+
+    async def _work(self, thread: LoopThread) -> None:
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             queues = self.open_queues(stack)
             outbound = queues["outbound"]
+            self._loop.call_soon_threadsafe(self._opened.set_result, (thread, outbound))
             sender = ResultSender(queues["results"], sent=lambda lease: None, timings=Timings(), worker=self.worker)
             group.create_task(self.leases.extend_unfinished(outbound))
             group.create_task(self._heartbeat(sender))
             group.create_task(self._watch(sender, outbound))
 
     async def _heartbeat(self, sender: ResultSender) -> None:
+        """Send heartbeats, and the responses that wait while the event loop is blocked, which sends them once more.
+
+        Their tasks have no heartbeats any more, so they would count as silent.
+        """
         interval = self.settings.heartbeat_seconds
+        turned = threading.Event()
+        turned.set()
+        sent: set[str] = set()
         while True:
             await asyncio.sleep(interval / 4)
-            due = due_heartbeats(self.runner, interval)
+            texts = [encode_progress(attempt.claim_id) for attempt in due_heartbeats(self.runner, interval)]
+            if turned.is_set():
+                turned.clear()
+                sent.clear()
+                self._loop.call_soon_threadsafe(turned.set)
+            else:
+                texts += [text for text in self.sender.unsent()[0] if text not in sent]
             with suppress(TimeoutError):  # the next round sends newer ones
                 async with asyncio.timeout(interval):
-                    await sender.send_now([encode_progress(attempt.claim_id) for attempt in due])
+                    await sender.send_now(texts)
+                    sent.update(texts)
 
     # A stuck worker
 

@@ -19,9 +19,9 @@ from penstock.runtime.logs import log
 class Lease:
     """A leased message, and the number of its tasks without a response.
 
-    until: end of the lease by this process's clock. begun: one of its tasks has started. lost: the lease has ended, and
-    another worker may receive the message. has_lapsed: it has ended once, whatever has extended it since, so that
-    another worker may have had the message.
+    unanswered: at least 1 until the message is read. until: end of the lease by this process's clock. begun: one of its
+    tasks has started. lost: the lease has ended, and another worker may receive the message. has_lapsed: it has ended
+    once, whatever has extended it since, so that another worker may have had the message.
     """
 
     message: Message
@@ -48,7 +48,8 @@ class Lease:
 class Leases:
     """The leases of a worker. deleter: of the finished messages.
 
-    The table is changed by the event loop's thread alone. Another thread may read copies of it, and extend.
+    The table is changed by the event loop's thread alone. Another thread may read copies of it, extend, and add
+    messages that the event loop, which a handler may block, has not taken yet.
     """
 
     def __init__(self, queue: Queue, *, visibility_seconds: int, delete_seconds: float) -> None:
@@ -58,29 +59,37 @@ class Leases:
             queue, longest_seconds=delete_seconds, visibility_seconds=visibility_seconds, deleted=self._deleted
         )
         self._leases: dict[str, Lease] = {}
+        self._arrived: dict[str, Lease] = {}
         self.empty = asyncio.Event()
         self.empty.set()
-        metrics.HELD_MESSAGES.set_function(lambda: len(self._leases))
+        metrics.HELD_MESSAGES.set_function(lambda: len(self._leases) + len(self._arrived))
 
-    def add(self, message: Message, tasks: int) -> Lease:
+    def arrive(self, messages: Sequence[Message]) -> None:
+        """Hold received messages until they are taken; called from any thread."""
+        self._arrived |= {message.id: self._lease(message) for message in messages}
+
+    def _lease(self, message: Message) -> Lease:
         now = monotonic()
-        lease = self._leases[message.id] = Lease(message, tasks, now, now + self._visibility_seconds)
-        self.empty.clear()
-        return lease
+        return Lease(message, 1, now, now + self._visibility_seconds)
 
-    def renew(self, message: Message) -> bool:
-        """Take the newer receipt of a leased message; False for any other message."""
+    def take(self, message: Message) -> Lease | None:
+        """The lease of a received message, to be added; None for one that is leased already or not any more."""
+        arrived = self._arrived.pop(message.id, None) or self._lease(message)
         lease = self._leases.get(message.id)
         if lease is None:
-            return False
+            is_others = arrived.lost and monotonic() >= arrived.until
+            return None if is_others else arrived
         lease.is_unbroken()
-        lease.message = message
-        lease.lost = False
-        lease.until = monotonic() + self._visibility_seconds
+        lease.message, lease.until, lease.lost = arrived.message, arrived.until, arrived.lost
         if not lease.unanswered:
             self.deleter.add([message])
         log.warning("message_received_again", message_id=message.id, unanswered=lease.unanswered)
-        return True
+        return None
+
+    def add(self, lease: Lease, tasks: int) -> None:
+        lease.unanswered = tasks
+        self._leases[lease.message.id] = lease
+        self.empty.clear()
 
     def answered(self, lease: Lease) -> None:
         """Count the response of one of the message's tasks as sent."""
@@ -119,7 +128,7 @@ class Leases:
             at_once = now + interval * 1.15
             due = [
                 lease
-                for lease in self._leases.copy().values()
+                for lease in (*self._leases.copy().values(), *self._arrived.copy().values())
                 if not lease.lost and lease.until < (soon if lease.unanswered else at_once)
             ]
             if due:
@@ -171,10 +180,11 @@ class Leases:
 
     def unfinished(self) -> list[Lease]:
         """Leases of messages with tasks that have no response."""
-        return [lease for lease in self._leases.values() if lease.unanswered]
+        return [lease for lease in (*self._leases.values(), *self._arrived.values()) if lease.unanswered]
 
     def _forget(self, leases: Sequence[Lease]) -> None:
         for lease in leases:
             self._leases.pop(lease.message.id, None)
+            self._arrived.pop(lease.message.id, None)
         if not self._leases:
             self.empty.set()

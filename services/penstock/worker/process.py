@@ -54,7 +54,7 @@ _HOST_CHARS = 80  # of a worker's default name
 class Worker(Service):
     """One worker process; ``run_once`` receives once and starts the tasks, :meth:`settle` waits for them.
 
-    own_queues: opens queues for the thread of leases and heartbeats; None: the event loop sees to both.
+    own_queues: opens queues for the thread that receives, extends and sends heartbeats; None: the event loop does.
     apps: modules that register the handlers in child processes; none: handlers with ``process=True`` run in this one.
     """
 
@@ -72,7 +72,6 @@ class Worker(Service):
     ) -> None:
         self._codec = PayloadCodec(settings)
         self._outbound = outbound
-        self._receiver = Receiver(outbound, settings)
         self._results = results
         self._settings = settings
         self._registry = registry
@@ -82,7 +81,6 @@ class Worker(Service):
             delete_seconds=settings.billed_call_wait_seconds,
         )
         self._timings = Timings()
-        self._own_queues = own_queues
         self._name = settings.worker_name or name_of_process()
         self._sender = ResultSender(
             results, sent=self._leases.answered, timings=self._timings, worker=self._name,
@@ -98,6 +96,11 @@ class Worker(Service):
             progress=self._progress, send_step=self._send_step, send_output=self._send_output,
             processes=self._processes, resources=self._resources,
         )  # fmt: skip
+        self._lease_thread = (
+            None if own_queues is None else
+            LeaseThread(own_queues, settings, self._leases, self._runner, self._sender, self._codec, self._name)
+        )  # fmt: skip
+        self._receiver = Receiver(self._lease_thread or outbound, settings)
         self._starting = asyncio.Lock()
         self._stopping = False
         self._releasing: asyncio.Task[None] | None = None
@@ -118,13 +121,11 @@ class Worker(Service):
             "watch threads": self._watch_threads,
             "watch loop": Watchdog(self._runner.attempts_of).run,
         }
-        if self._own_queues is None:
+        if self._lease_thread is None:
             tasks["heartbeat"] = self._heartbeat
             tasks["extend visibility"] = partial(self._leases.extend_unfinished, self._outbound)
         else:
-            tasks["leases and heartbeats"] = LeaseThread(
-                self._own_queues, self._settings, self._leases, self._runner, self._sender, self._codec, self._name
-            ).run
+            tasks["leases and heartbeats"] = self._lease_thread.run
         if self._processes is not None:
             tasks["child processes"] = self._processes.run
         if self._settings.announce_actions:
@@ -145,8 +146,7 @@ class Worker(Service):
             await self._runner.changed.wait()
         messages = [] if self._stopping else await self._receiver.receive()
         if self._stopping:
-            if messages:
-                await self._outbound.release(messages)  # received by a long poll still open
+            await self._leases.release([*filter(None, map(self._leases.take, messages))])  # of a poll still open
             return 0
         announced: list[Attempt] = []
         suspects: list[list[Attempt]] = []
@@ -211,7 +211,8 @@ class Worker(Service):
 
     def _take(self, message: Message) -> list[Attempt]:
         """Lease a message and return its attempts; invalid entries and unknown actions are answered at once."""
-        if self._leases.renew(message):
+        lease = self._leases.take(message)
+        if lease is None:
             return []
         try:
             entries = decode_body(message.body, batch_limit=self._settings.packed_limit, may_be_sealed=True).entries
@@ -229,7 +230,7 @@ class Worker(Service):
             # A handler must never run a task for the wrong tenant.
             log.error("message_unreadable", message_id=message.id, reason=f"its tenants: {exc}")
             return []
-        lease = self._leases.add(message, len(tasks))
+        self._leases.add(lease, len(tasks))
         limit = _limit_seconds(message)
         traces: Mapping[int, message_attributes.CarriedTrace] = {}
         if message.attributes and active.active() is not None:

@@ -95,6 +95,7 @@ class ResultSender:
         self._linger = Linger(MAX_ENTRIES, longest_seconds=_LONGEST_LINGER_SECONDS)
         self._pace = Pace(pace_seconds if queue.limits.bills_calls else 0.0)
         self._answers: list[Entry] = []
+        self._in_call: list[Entry] = []
         self._progress: dict[str, str] = {}
         self._progress_seconds = progress_seconds if queue.limits.bills_calls else 0.0
         self._progress_due: asyncio.TimerHandle | None = None
@@ -155,7 +156,8 @@ class ResultSender:
             if wait_seconds and not self._hurry:
                 await asyncio.sleep(wait_seconds)
             self._added.clear()
-            entries, self._answers = self._answers, []
+            self._in_call = entries = self._answers
+            self._answers = []
             progress, self._progress = self._progress, {}
             if self._progress_due is not None:
                 self._progress_due.cancel()
@@ -167,6 +169,7 @@ class ResultSender:
             self._linger.record(len(entries))
             self._pace.record(len(entries))
             failed, reason = await self._send(entries)
+            self._in_call = []
             if len(failed) < len(entries):
                 pauses.reset()
             if failed:
@@ -179,8 +182,9 @@ class ResultSender:
                 self._empty.set()
 
     def unsent(self) -> tuple[list[str], list[Lease]]:
-        """The responses that wait to be sent, and their leases; from any thread."""
-        waiting = [(text, lease) for text, lease, _ in self._answers.copy() if lease is not None]
+        """The responses that no call has sent for certain, and their leases; from any thread."""
+        entries = dict.fromkeys([*self._answers.copy(), *self._in_call.copy()])
+        waiting = [(text, lease) for text, lease, _ in entries if lease is not None]
         return [text for text, _ in waiting], [lease for _, lease in waiting]
 
     async def send_now(self, texts: Iterable[str]) -> None:

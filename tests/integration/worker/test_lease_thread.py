@@ -86,15 +86,15 @@ def results(transport: Transport, settings: Settings) -> Queue:
 
 
 async def reports_until(results: Queue, wanted: int, rival: Queue | None = None) -> list[Report]:
-    """What workers report, up to so many outcomes. rival: gives no message to others, once one is worked on."""
+    """What workers report, up to the outcomes of so many tasks. rival: has no message, once one is worked on."""
     found: list[Report] = []
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while sum(isinstance(report, Succeeded | Failed) for report in found) < wanted:
+    while len({report.task_id for report in found if isinstance(report, Succeeded | Failed)}) < wanted:
         assert time.monotonic() < deadline, found
         messages = await results.receive(wait_seconds=1, visibility_seconds=30)
         found += [report for message in messages for report in decode_reports(message.body, batch_limit=1000)]
         await results.delete(messages)
-        if rival is not None and found:
+        if rival is not None and any(isinstance(report, Progress) for report in found):
             assert await rival.receive(wait_seconds=0, visibility_seconds=30) == []
     return found
 
@@ -129,8 +129,46 @@ async def test_tasks_that_block_the_loop_run_once_each_and_their_worker_heartbea
         code = await asyncio.to_thread(process.stop, PATIENCE_SECONDS)
     assert code == 0
     assert sorted((tmp_path / "runs").read_text("utf-8").split()) == ["1", "2"]
-    assert [report.result for report in found if isinstance(report, Succeeded)] == ["false", "false"]
+    results_of = {report.task_id: report.result for report in found if isinstance(report, Succeeded)}
+    assert results_of == {1: "false", 2: "false"}
     assert [report for report in found if isinstance(report, Progress)]
+    assert (await outbound.depth()).total == 0
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "kafka"])
+async def test_a_message_that_arrives_while_the_loop_is_blocked_is_no_other_workers(
+    kind: str, settings: Settings, tmp_path: Path, outbound: Queue, results: Queue
+) -> None:
+    await outbound.send([Outgoing(encode_call(1, 1, "block", json.dumps({"seconds": 3 * VISIBILITY_SECONDS})))])
+    process = worker(settings, tmp_path)
+    try:
+        await asyncio.to_thread(process.until, "event=event_loop_blocked", "action=block")
+        await outbound.send([Outgoing(encode_call(2, 1, "block", json.dumps({"seconds": 0})))])
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (await outbound.depth()).visible:  # until the worker's long poll has it
+                await asyncio.sleep(0.05)
+        await reports_until(results, 2, rival=outbound)
+    finally:
+        code = await asyncio.to_thread(process.stop, PATIENCE_SECONDS)
+    assert code == 0
+    assert (tmp_path / "runs").read_text("utf-8").split() == ["1", "2"]
+    assert (await outbound.depth()).total == 0
+
+
+async def test_a_response_does_not_wait_for_the_handlers_that_block_the_loop_after_it(
+    settings: Settings, tmp_path: Path, outbound: Queue, results: Queue
+) -> None:
+    seconds = json.dumps({"seconds": 3 * VISIBILITY_SECONDS})
+    await outbound.send([Outgoing(join_batch([encode_call(n, 1, "block", seconds) for n in (1, 2, 3)]))])
+    process = worker(settings, tmp_path)
+    try:
+        found = await reports_until(results, 1)
+        assert len((tmp_path / "runs").read_text("utf-8").split()) == 2
+        found += await reports_until(results, 3)  # the event loop sends the first once more
+    finally:
+        code = await asyncio.to_thread(process.stop, PATIENCE_SECONDS)
+    assert code == 0
+    assert {report.task_id for report in found if isinstance(report, Succeeded)} == {1, 2, 3}
     assert (await outbound.depth()).total == 0
 
 

@@ -147,6 +147,7 @@ def test_ctrl_c_ends_a_command_with_130() -> None:
     run = subprocess.Popen(
         [sys.executable, "-m", "penstock", "top", "--json", "--api-url", NOWHERE],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores it
     )  # fmt: skip
     try:
         assert run.stdout is not None

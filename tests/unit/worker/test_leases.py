@@ -10,7 +10,7 @@ import pytest
 
 from penstock.brokers.base import Depth, Limits, Message, Outgoing, SendReport
 from penstock.brokers.sqs import LIMITS
-from penstock.worker.leases import Leases
+from penstock.worker.leases import Lease, Leases
 
 PATIENCE_SECONDS = 60.0
 
@@ -25,6 +25,7 @@ class Calls:
         self.deleted: list[str] = []
         self.released: list[str] = []
         self.extended: list[str] = []
+        self.ended = False  # whether every lease has ended
 
     async def send(self, messages: Sequence[Outgoing]) -> SendReport:
         raise AssertionError
@@ -38,7 +39,7 @@ class Calls:
 
     async def extend(self, messages: Sequence[Message], seconds: int) -> list[Message]:
         self.extended += [message.id for message in messages]
-        return []
+        return list(messages) if self.ended else []
 
     async def release(self, messages: Sequence[Message]) -> None:
         self.released += [message.id for message in messages]
@@ -53,11 +54,21 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.02)
 
 
+MESSAGE = Message("m", "r", "[]", 1, None, {})
+
+
+def added(leases: Leases, tasks: int) -> Lease:
+    lease = leases.take(MESSAGE)
+    assert lease is not None
+    leases.add(lease, tasks)
+    return lease
+
+
 @pytest.mark.parametrize("deletes", [True, False])
 async def test_a_message_held_for_as_long_as_can_be_is_let_go_and_its_tasks_go_on(deletes: bool) -> None:
     queue = Calls(replace(LIMITS, max_extend_seconds=1, deletes_overdue=deletes))
     leases = Leases(queue, visibility_seconds=1, delete_seconds=0)
-    lease = leases.add(Message("m", "r", "[]", 1, None, {}), 2)
+    lease = added(leases, 2)
     tasks = [asyncio.create_task(run) for run in (leases.extend_unfinished(queue), leases.deleter.run())]
     try:
         await until(lambda: lease.lost)
@@ -77,7 +88,7 @@ async def test_a_message_that_cannot_be_deleted_for_long_is_extended_before_its_
     """As while a handler blocks the event loop, and the lease thread goes on."""
     queue = Calls(LIMITS)
     leases = Leases(queue, visibility_seconds=1, delete_seconds=60)
-    finished = leases.add(Message("m", "r", "[]", 1, None, {}), 1)
+    finished = added(leases, 1)
     leases.answered(finished)
     assert leases.finished() == [finished]
     extending = asyncio.create_task(leases.extend_unfinished(queue))
@@ -92,3 +103,40 @@ async def test_a_message_that_cannot_be_deleted_for_long_is_extended_before_its_
     deleting.cancel()
     assert queue.deleted == ["m"]
     assert leases.empty.is_set()
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_an_arrived_message_is_extended_until_it_is_taken_and_left_to_others_once_its_lease_has_ended(
+    ended: bool,
+) -> None:
+    queue = Calls(LIMITS)
+    queue.ended = ended
+    leases = Leases(queue, visibility_seconds=1, delete_seconds=0)
+    await asyncio.to_thread(leases.arrive, [MESSAGE])
+    (arrived,) = leases.unfinished()
+    extending = asyncio.create_task(leases.extend_unfinished(queue))
+    try:
+        await until((lambda: arrived.lost) if ended else (lambda: len(queue.extended) > 3))
+    finally:
+        extending.cancel()
+    assert leases.take(MESSAGE) == (None if ended else arrived)
+    assert leases.unfinished() == []
+
+
+async def test_messages_that_arrived_and_were_not_taken_are_released() -> None:
+    queue = Calls(LIMITS)
+    leases = Leases(queue, visibility_seconds=60, delete_seconds=0)
+    leases.arrive([MESSAGE])
+    await leases.release(leases.unfinished())
+    assert queue.released == ["m"]
+    assert leases.unfinished() == []
+
+
+async def test_a_message_that_arrives_again_renews_its_lease_by_its_newer_receipt() -> None:
+    leases = Leases(Calls(LIMITS), visibility_seconds=60, delete_seconds=0)
+    lease = added(leases, 1)
+    leases.arrive([replace(MESSAGE, receipt="newer")])
+    (_, arrived) = leases.unfinished()
+    assert leases.take(MESSAGE) is None
+    assert (lease.message.receipt, lease.until) == ("newer", arrived.until)
+    assert leases.unfinished() == [lease]
