@@ -12,8 +12,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-import asyncpg
 import msgspec
+from asyncpg.pool import PoolConnectionProxy
 
 from benchmarks.harness.actions import now_us
 from benchmarks.harness.connections import Connections
@@ -138,7 +138,7 @@ async def call_watched(rig: Rig, connections: Connections, tasks: int, rate: flo
 class _Watch:
     """Looks in the table, every 5 ms, which of the tasks added have become SUCCESS: at 500 a second for every tenth."""
 
-    def __init__(self, connection: asyncpg.Connection[Any], every: int) -> None:
+    def __init__(self, connection: PoolConnectionProxy[Any], every: int) -> None:
         self.seconds: list[float] = []
         self.empty = asyncio.Event()
         self._connection = connection
@@ -168,12 +168,8 @@ class _Watch:
 
 @contextlib.asynccontextmanager
 async def _watcher(rig: Rig, every: int) -> AsyncIterator[_Watch]:
-    connection = await asyncpg.connect(rig.settings.require_database_url)
-    watch = _Watch(connection, every)
-    running = asyncio.create_task(watch.run(), name="watch")
-    try:
+    async with rig.database.acquire() as connection, asyncio.TaskGroup() as group:
+        watch = _Watch(connection, every)
+        running = group.create_task(watch.run(), name="watch")
         yield watch
-    finally:
         running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await connection.close()
