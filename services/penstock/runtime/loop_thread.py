@@ -52,11 +52,12 @@ class LoopThread(threading.Thread):
                 caller.call_soon_threadsafe(tell, task)
 
         def tell(task: asyncio.Task[T]) -> None:
-            if outcome.cancelled():
+            failure = None if task.cancelled() else task.exception()
+            if outcome.done():
                 return
             if task.cancelled():
                 outcome.cancel()
-            elif (failure := task.exception()) is not None:
+            elif failure is not None:
                 outcome.set_exception(failure)
             else:
                 outcome.set_result(task.result())
