@@ -131,7 +131,7 @@ def _run() -> None:
 
 
 def _copy_clusters(folder: Path) -> None:
-    """Copy a new cluster from one in the folder, which the first that wants one makes for all processes of the run."""
+    """Copy a new cluster of the usual version from one in the folder, which the first that wants one makes for all."""
     from penstock.db.migrate import upgrade
     from penstock.local.postgres import EmbeddedPostgres
     from penstock.local.stack import DATABASE, Stack
@@ -139,6 +139,9 @@ def _copy_clusters(folder: Path) -> None:
     initdb, made = EmbeddedPostgres._initdb, folder / "made"
 
     def copy(self: EmbeddedPostgres) -> None:
+        if self.version != EmbeddedPostgres(folder / "postgres").version:
+            initdb(self)
+            return
         with (folder / "lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not made.exists():
