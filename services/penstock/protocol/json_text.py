@@ -5,6 +5,7 @@ Values are encoded by msgspec, or by pydantic for types that msgspec does not kn
 
 import json
 import re
+import sys
 from array import array
 from collections.abc import Iterator
 from itertools import accumulate
@@ -15,6 +16,8 @@ import msgspec
 from penstock.protocol.errors import InvalidParams, ParseError
 
 MAX_DEPTH = 100  # of a payload; common JSON parsers stop at 128 or 512 levels, and every worker must be able to read it
+_BODY_DEPTH = 900
+_PYTHON_LIMITS_DEPTH = sys.version_info < (3, 14)
 
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_MARKS = bytes(byte for byte in range(256) if byte not in b'[{]}"')
@@ -89,6 +92,16 @@ def decode_any(raw: bytes | str) -> Any:
         return _decode_large(raw if isinstance(raw, str) else bytes(raw).decode())
 
 
+def refuse_depth(text: str) -> None:
+    """Raise RecursionError where Python before 3.14 does; newer ones decode as deep as their stack is large."""
+    if not _PYTHON_LIMITS_DEPTH and _is_deeper(text, _BODY_DEPTH):
+        raise RecursionError("nested too deeply")
+
+
+def _is_deeper(raw: str, depth: int) -> bool:
+    return raw.count("{") + raw.count("[") > depth and json_depth(raw) > depth
+
+
 def check_payload(raw: str, field: str = "payload") -> None:
     """Check that JSON text can be stored, sent and read by any worker. Raises InvalidParams.
 
@@ -112,7 +125,7 @@ def check_json(raw: str, field: str) -> None:
         raise InvalidParams(field, f"is not valid JSON: {short_reason(exc)}") from None
     if holds_unstorable(raw):
         raise InvalidParams(field, "holds \\u0000 or half a surrogate pair, which Postgres cannot store as text")
-    if raw.count("{") + raw.count("[") > MAX_DEPTH and json_depth(raw) > MAX_DEPTH:
+    if _is_deeper(raw, MAX_DEPTH):
         raise InvalidParams(field, f"is nested deeper than {MAX_DEPTH} levels")
 
 

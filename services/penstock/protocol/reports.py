@@ -17,7 +17,14 @@ from penstock.protocol.compression import Room, Unpackable, unpack_result
 from penstock.protocol.errors import HANDLER_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 from penstock.protocol.fence import Fence
 from penstock.protocol.journal import Entry, StepPlace, check_step_name, decode_entries, decode_entry
-from penstock.protocol.json_text import decode_any, entry_text, replace_unstorable, short_reason, text_of
+from penstock.protocol.json_text import (
+    decode_any,
+    entry_text,
+    refuse_depth,
+    replace_unstorable,
+    short_reason,
+    text_of,
+)
 from penstock.protocol.message_attributes import WORKER_NAME_MAX_CHARS
 from penstock.protocol.output import decode_part
 from penstock.protocol.requests import INT8_MAX, ClaimId, given, parse_claim_id, split_body
@@ -296,7 +303,7 @@ def decode_reports(
     except RpcError as exc:
         return [Unreadable(body if isinstance(body, str) else body.decode("utf-8", "backslashreplace"), exc.message)]
     responses: Sequence[_Response | None] = [None] * len(entries)
-    if is_batch:
+    if is_batch and isinstance(entries[0], msgspec.Raw):
         with suppress(ValueError, RecursionError):  # at least one entry is no response: they are decoded one by one
             responses = _decode_responses(text)
     decoder = _Decoder(worker, fence, bare_ids)
@@ -318,6 +325,8 @@ class _Decoder:
     def decode(self, entry: str | msgspec.Raw, response: _Response | None = None) -> Report:
         try:
             if response is None:
+                if isinstance(entry, str):
+                    refuse_depth(entry)
                 response = _decode_response(entry)
             match response.method:
                 case None:

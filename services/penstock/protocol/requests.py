@@ -69,6 +69,7 @@ def split_body(body: bytes | str, *, batch_limit: int) -> tuple[bool, list[str |
         return False, [text]
     entries: list[str | msgspec.Raw]
     try:
+        json_text.refuse_depth(text)
         entries = list(_decode_batch(text))
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         entries = list(_split_slowly(text))
@@ -118,6 +119,7 @@ def decode_body(body: bytes | str, *, batch_limit: int, may_be_sealed: bool = Fa
     text = text_of(body)
     if text.startswith("["):
         with suppress(ValueError, RecursionError):
+            json_text.refuse_depth(text)
             requests = _decode_requests(text)
             if 0 < len(requests) <= batch_limit and not any(_fault(one, may_be_sealed) for one in requests):
                 return Body(True, [*requests])
@@ -142,6 +144,8 @@ def _fault(request: Request, may_be_sealed: bool) -> str | None:
 def decode_request(entry: str | msgspec.Raw, *, may_be_sealed: bool = False) -> Request | Invalid:
     """Decode one entry. Raises nothing."""
     try:
+        if isinstance(entry, str):  # else the batch has been looked at
+            json_text.refuse_depth(entry)
         request = _decode_request(entry)
         if fault := _fault(request, may_be_sealed):
             raise msgspec.ValidationError(fault)
