@@ -57,8 +57,8 @@ async def add(a, b=2, *, c=0):
 def by_position(a, /, *more):
     return [a, *more]
 
-@penstock.action("plain")
-def plain(number: int):
+@penstock.action("successor")
+def successor(number: int):
     return number + 1
 
 def use():
@@ -309,7 +309,7 @@ def test_what_no_worker_could_run_is_refused(shop: SimpleNamespace, more: Module
         of_another.enqueue(1)
     with pytest.raises(InvalidTask, match="Queue 'video' is not valid"):
         more.add.using(queue_name="video")
-    for unknown in ("1", "x", str(penstock.enqueue_sync(shop.connection, "plain", {"number": 1}).id)):
+    for unknown in ("1", "x", str(penstock.enqueue_sync(shop.connection, "successor", {"number": 1}).id)):
         with pytest.raises(TaskResultDoesNotExist):
             more.add.get_result(unknown)
 
@@ -321,9 +321,9 @@ def test_calls_of_penstock_take_djangos_connections(
     from django.db.utils import ProgrammingError
 
     with transaction.atomic():
-        task = more.plain.enqueue_in_sync(connection, 1)
+        task = more.successor.enqueue_in_sync(connection, 1)
     with pytest.raises(ZeroDivisionError), transaction.atomic():
-        penstock.enqueue_many_sync(connections["default"], [{"action": "plain", "payload": {"number": 2}}])
+        penstock.enqueue_many_sync(connections["default"], [{"action": "successor", "payload": {"number": 2}}])
         raise ZeroDivisionError
     penstock_pipeline.drain_sync()
     assert [one.id for one in penstock_pipeline.enqueued()] == [task.id]
@@ -332,7 +332,7 @@ def test_calls_of_penstock_take_djangos_connections(
         cursor.execute("create role nobody")
         cursor.execute("set role nobody")
     with pytest.raises(ProgrammingError) as refused:
-        penstock.enqueue_sync(connection, "plain")
+        penstock.enqueue_sync(connection, "successor")
     assert "grant execute on function penstock_enqueue" in refused.value.__notes__[0]
     with connection.cursor() as cursor:
         cursor.execute("reset role")
@@ -343,7 +343,7 @@ def test_a_connection_to_another_database_is_refused(project: Path) -> None:
     from django.db.backends.sqlite3.base import DatabaseWrapper
 
     with pytest.raises(TypeError, match="one of sqlite"):
-        penstock.enqueue_sync(DatabaseWrapper({"NAME": ":memory:"}), "plain")
+        penstock.enqueue_sync(DatabaseWrapper({"NAME": ":memory:"}), "successor")
 
 
 def test_checks_say_what_is_wrong_with_the_settings(project: Path) -> None:
