@@ -158,7 +158,7 @@ async def test_a_message_that_arrives_while_the_loop_is_blocked_is_no_other_work
 async def test_a_response_does_not_wait_for_the_handlers_that_block_the_loop_after_it(
     settings: Settings, tmp_path: Path, outbound: Queue, results: Queue
 ) -> None:
-    seconds = json.dumps({"seconds": 3 * VISIBILITY_SECONDS})
+    seconds = json.dumps({"seconds": 2 * VISIBILITY_SECONDS})
     await outbound.send([Outgoing(join_batch([encode_call(n, 1, "block", seconds) for n in (1, 2, 3)]))])
     process = worker(settings, tmp_path)
     try:
