@@ -38,6 +38,26 @@ select count(*) from (
 -- $1 action.
 select exists (select from penstock.action where name = $1);
 
+-- name: lock_admitting
+-- $1 actions. Those that have a limit as a whole, and none of each limit key, and are neither paused nor held. One that another
+-- scheduler is at is waited for, which takes as long as a claim: its tasks would be diverted otherwise.
+select name, max_in_flight, rate, burst, tokens, refilled_at, now() as at from penstock.action
+where name = any($1::text[]) and not paused and key_max_in_flight is null and key_rate is null
+  and (held_until is null or held_until <= now())
+order by name for update;
+
+-- name: count_admitting
+-- $1 actions, $2 where to stop counting each. As count_gated; without the actions at whose gates anything waits or is held, which
+-- goes first. Of an action with many gates, of as many limit keys or tenants, that is not looked at.
+select a.name, (select count(*) from (
+    select from penstock.task where state = 'ACQUIRED' and gate is not null and action = a.name limit a.most) held)
+from unnest($1::text[], $2::bigint[]) a (name, most)
+where (select count(*) < 20 and coalesce(bool_and(is_free), true) from (
+    select coalesce(g.held_until <= now(), true) and (
+               select t.id from penstock.task t
+               where t.state in ('SCHEDULED', 'ERROR') and t.gate = g.name and t.run_at <= now() limit 1) is null as is_free
+    from penstock.gate g where g.action = a.name limit 20) known);
+
 -- name: lock_gates
 -- $1 action, $2 how many, $3 stop counting what is in flight of each limit key there, null: do not count. Those that have
 -- waited longest for a look. has_key: whether the gate is one of a limit key, see gate_name.

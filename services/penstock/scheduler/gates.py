@@ -18,12 +18,15 @@ from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.limits.token_bucket import BUSY_SECONDS, Allowance, Limits, allowance, share_out
 from penstock.protocol.errors import Refused, Unavailable
+from penstock.protocol.task import Stretch
 from penstock.runtime.logs import log
 from penstock.scheduler.sending import Sender
 from penstock.tasks import claim
 from penstock.tasks.records import ClaimBatch
 
 _GATES_AT_ONCE = 500
+_ADMITTED_AT_ONCE = 16  # actions; those of others take the way through a gate
+_ADMITTED_SECONDS = 60.0  # since tasks of an action were last let through
 _PAUSE_SECONDS = 2.0  # after tasks could not be claimed or sent
 _IDLE_SECONDS = 60.0
 _LIMITS = tuple(Limits.__dataclass_fields__)
@@ -36,6 +39,9 @@ class Gates:
     at_once: int  # tasks of an action in one claim
     claimed: Callable[[ClaimBatch], Awaitable[None]]  # called with each claim before it is sent
     _looking: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    _admitting: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    _admitted_at: dict[str, float] = field(init=False, default_factory=dict)  # actions with limits as a whole
+    flowing: Sequence[str] = ()  # the actions of the last claim, if no task in it was of another
     _rest_until: dict[str, float] = field(init=False, default_factory=dict)
     _next_at: float = field(init=False, default=float("-inf"))
 
@@ -61,6 +67,48 @@ class Gates:
                     self._rest(action, _PAUSE_SECONDS)
             self._next_at = now if went else min([self._next_at, *self._rest_until.values()])
             return went
+
+    async def claim_by_rules(
+        self, limit: int, stretches: Sequence[Stretch], due_seconds: float
+    ) -> tuple[ClaimBatch | None, int]:
+        """As ``claim.claim_by_rules``; tasks of actions that were let through lately need not wait at a gate."""
+        now = monotonic()
+        actions = [action for action, at in self._admitted_at.items() if now - at < _ADMITTED_SECONDS]
+        if not actions:
+            async with self.store.session() as session:
+                return await claim.claim_by_rules(session, limit, stretches=stretches, due_seconds=due_seconds)
+        # Another pass that finds the actions locked would divert their tasks.
+        async with self._admitting, self.store.transaction() as session:
+            allowances = await self._admit(session, actions, limit)
+            batch, diverted = await claim.claim_by_rules(
+                session, limit, stretches=stretches, due_seconds=due_seconds,
+                rooms={action: one.tasks for action, one in allowances.items()},
+            )  # fmt: skip
+            tasks = () if batch is None else batch.tasks
+            went = Counter(task.action for task in tasks if task.action in allowances)
+            self.flowing = list(went) if went.total() == len(tasks) else ()
+            for action, count in went.items():
+                self._note_admitted(action)
+                if allowances[action].tokens is not None:
+                    await session.fetch("note_action", action, allowances[action].spent(count))
+            return batch, diverted
+
+    async def _admit(self, session: Session, actions: Sequence[str], room: int) -> dict[str, Allowance]:
+        """Lock actions, and see how many tasks of each may go past its gates, where nothing waits."""
+        rows = {row["name"]: row for row in await session.fetch("lock_admitting", actions)}
+        if not rows:
+            return {}
+        most = [row["max_in_flight"] or 0 for row in rows.values()]
+        allowances = {}
+        for action, in_flight in await session.fetch("count_admitting", list(rows), most):
+            allowances[action] = _of_row(rows[action], in_flight, room)
+        return {action: one for action, one in allowances.items() if one.tasks}
+
+    def _note_admitted(self, action: str) -> None:
+        self._admitted_at.pop(action, None)  # the newest stands last
+        self._admitted_at[action] = monotonic()
+        while len(self._admitted_at) > _ADMITTED_AT_ONCE:
+            del self._admitted_at[next(iter(self._admitted_at))]
 
     async def _let_through(self, action: str) -> int:
         batch = None
@@ -93,6 +141,8 @@ class Gates:
             await self._note(session, gates, shares, went)
         if batch is None:
             return 0
+        if rows and limits.key_max_in_flight is None and limits.key_rate is None:
+            self._note_admitted(action)
         try:
             await self.claimed(batch)
             return await self.sender.send_batch(batch)
@@ -107,10 +157,7 @@ class Gates:
         in_flight = 0
         if limits.max_in_flight is not None:
             in_flight = await session.value("count_gated", action, limits.max_in_flight)
-        return allowance(
-            max_in_flight=limits.max_in_flight, rate=limits.rate, burst=limits.burst, in_flight=in_flight,
-            tokens=row["tokens"], refilled_at=row["refilled_at"], now=row["at"], room=self.at_once,
-        )  # fmt: skip
+        return _of_row(row, in_flight, self.at_once)
 
     async def _of_gates(
         self, session: Session, action: str, limits: Limits, room: int
@@ -218,8 +265,13 @@ async def look_at_tenants(session: Session, rows: Sequence[Any], room: int) -> T
             continue
         if row["paused"]:
             found.paused += [gate for gate, tenant in found.of.items() if tenant == name]
-        found.allowances[name] = allowance(
-            max_in_flight=row["max_in_flight"], rate=row["rate"], burst=row["burst"], in_flight=in_flight.get(name, 0),
-            tokens=row["tokens"], refilled_at=row["refilled_at"], now=row["at"], room=room,
-        )  # fmt: skip
+        found.allowances[name] = _of_row(row, in_flight.get(name, 0), room)
     return found
+
+
+def _of_row(row: Any, in_flight: int, room: int) -> Allowance:
+    """What a limited action or tenant leaves of ``room``."""
+    return allowance(
+        max_in_flight=row["max_in_flight"], rate=row["rate"], burst=row["burst"], in_flight=in_flight,
+        tokens=row["tokens"], refilled_at=row["refilled_at"], now=row["at"], room=room,
+    )  # fmt: skip

@@ -121,13 +121,17 @@ class Scheduler(Service):
         await self._store.read_fence()
         await self._read_rules()
         failure: Unavailable | None = None
+        sent = diverted = 0
+        # First what waits at the gates: while anything does, more of its action is diverted, which costs twice as much.
+        worked = await self._gates.run_once() if self._has_gates else 0
         try:
-            worked = await self._send_plain()
+            sent, diverted = await self._send_plain()
         except Unavailable as exc:
             if not (self._has_gates or self._routes.known):
                 raise
-            worked, failure = 0, exc
-        if self._has_gates:
+            failure = exc
+        worked += sent + diverted
+        if diverted and self._has_gates:
             worked += await self._gates.run_once()
         worked += await self._routes.run_once(self._sender)
         if self._follows_rules or self._has_gates or self._has_turns:
@@ -139,14 +143,14 @@ class Scheduler(Service):
     async def drain(self, seconds: float) -> None:
         await self._sender.confirm()
 
-    async def _send_plain(self) -> int:
-        """Send tasks without route and gate; returns how many were sent, or diverted to one."""
+    async def _send_plain(self) -> tuple[int, int]:
+        """Send tasks without route and gate; returns how many were sent, and how many diverted to one."""
         batch, diverted = await self._claim()
         if batch is not None:
-            return diverted + await self._sender.send_batch(batch)
+            return await self._sender.send_batch(batch), diverted
         if not diverted and await self._read_rules(at_once=True):
             return await self._send_plain()  # nothing was found because there are rules now, or turns
-        return diverted
+        return 0, diverted
 
     @property
     def _follows_rules(self) -> bool:
@@ -176,7 +180,7 @@ class Scheduler(Service):
         self.has_found_all = False
         async with self._window.reserve() as limit:
             if not limit:
-                diverted = await self._diverter.run_once() if self._follows_rules else 0
+                diverted = await self._diverter.run_once(self._gates.flowing) if self._follows_rules else 0
                 self._note(diverted)
                 return None, diverted
             batch, diverted = await self._claim_aged(limit)
@@ -233,9 +237,9 @@ class Scheduler(Service):
         self, limit: int, stretches: Sequence[Stretch], *, due_seconds: float = 0.0
     ) -> tuple[ClaimBatch | None, int]:
         try:
+            if self._follows_rules:
+                return await self._gates.claim_by_rules(limit, stretches, due_seconds)
             async with self._store.session() as session:
-                if self._follows_rules:
-                    return await claim.claim_by_rules(session, limit, stretches=stretches, due_seconds=due_seconds)
                 if self._has_turns:
                     return await claim.claim(session, limit, stretches=stretches, due_seconds=due_seconds), 0
                 with self._sender.confirming() as sent:

@@ -118,26 +118,29 @@ class Diverter:
     _after: Position = field(init=False, default=BEGINNING)
     _next_at: float = field(init=False, default=float("-inf"))
 
-    async def run_once(self) -> int:
-        """Continue where the last look ended, unless it is too soon; returns how many tasks were diverted."""
+    async def run_once(self, spared: Sequence[str]) -> int:
+        """Continue where the last look ended, unless it is too soon; returns how many tasks were diverted.
+
+        spared: limited actions whose own tasks fill the window, so that the others of them may wait behind these.
+        """
         if self._looking.locked() or monotonic() < self._next_at:
             return 0
         async with self._looking:
             at_once = self.settings.claim_batch_size
             try:
-                return await self._look(at_once)
+                return await self._look(at_once, spared)
             except Refused as exc:
                 stretch = Stretch(self._levels[0], self._levels[0], self._after)
                 return await give_up_unclaimable(self.store, self.settings, exc, at_once, [stretch])
 
-    async def _look(self, at_once: int) -> int:
+    async def _look(self, at_once: int, spared: Sequence[str]) -> int:
         async with self.store.session() as session:
             if not self._levels:
                 self._levels = await claim.read_priorities(session, _LEVELS)
                 self._after = BEGINNING
             diverted = 0
             if self._levels:
-                looked, diverted, last = await claim.put_aside(session, at_once, self._levels[0], self._after)
+                looked, diverted, last = await claim.put_aside(session, at_once, self._levels[0], self._after, spared)
                 if looked < at_once or last is None:
                     del self._levels[0]
                     last = BEGINNING

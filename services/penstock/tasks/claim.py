@@ -14,6 +14,7 @@ from penstock.protocol.task import BEGINNING, EVERYTHING, Claimed, Position, Str
 from penstock.runtime import metrics
 from penstock.tasks.records import ActionThroughput, ClaimBatch, InFlight, Pair, columns
 
+NO_ROOMS: Mapping[str, int] = {}
 _MEMBERS = len(Claimed._fields)
 
 
@@ -47,10 +48,20 @@ async def claim_ready(
 
 
 async def claim_by_rules(
-    session: Session, limit: int, *, stretches: Sequence[Stretch] = EVERYTHING, due_seconds: float = 0.0
+    session: Session,
+    limit: int,
+    *,
+    stretches: Sequence[Stretch] = EVERYTHING,
+    due_seconds: float = 0.0,
+    rooms: Mapping[str, int] = NO_ROOMS,
 ) -> tuple[ClaimBatch | None, int]:
-    """As ``claim``, with limits or routes; also returns how many tasks were diverted to a gate or a route."""
-    rows = await session.fetch("claim_tasks_by_rules", limit, None, *_columns_of(stretches), due_seconds)
+    """As ``claim``, with limits or routes; also returns how many tasks were diverted to a gate or a route.
+
+    rooms: limited actions that are locked, and how many tasks of each are claimed instead of being diverted.
+    """
+    columns_of = _columns_of(stretches)
+    args = (limit, None, *columns_of, due_seconds, list(rooms), list(rooms.values()))
+    rows = await session.fetch("claim_tasks_by_rules", *args)
     return await _batch(session, rows), rows[0]["diverted"]
 
 
@@ -59,12 +70,15 @@ async def find_candidates(session: Session, limit: int, stretches: Sequence[Stre
     return [row[0] for row in await session.fetch("find_candidates", limit, None, *_columns_of(stretches), due_seconds)]
 
 
-async def put_aside(session: Session, limit: int, priority: int, after: Position) -> tuple[int, int, Position | None]:
-    """Divert tasks of limited actions and routes, among ``limit`` due tasks of a priority after a position.
+async def put_aside(
+    session: Session, limit: int, priority: int, after: Position, spared: Sequence[str] = ()
+) -> tuple[int, int, Position | None]:
+    """Divert tasks of limited actions, but those spared, and of routes, among due tasks of a priority after a position.
 
-    Returns how many were looked at, how many diverted, and the last position.
+    Looks at ``limit`` tasks. Returns how many were looked at, how many diverted, and the last position.
     """
-    ((looked, diverted, run_at, task_id),) = await session.fetch("put_tasks_aside", limit, priority, *after)
+    args = (limit, priority, *after, list(spared))
+    ((looked, diverted, run_at, task_id),) = await session.fetch("put_tasks_aside", *args)
     return looked, diverted, None if task_id is None else Position(run_at, task_id)
 
 

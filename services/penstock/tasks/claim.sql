@@ -117,8 +117,8 @@ noted as materialized (
 case when t.trace is not null then concat_ws(E'\n', t.trace, t.failures -> -1 -> 'error' ->> 'traceparent')
               end as trace, t.journal
 
--- part: sorted
--- Of the tasks in `looked`: by which route each goes, and whether it is of a limited action or tenant. Rules are looked up once for
+-- part: kinds
+-- Of the tasks in `looked`: by which route each kind goes, and whether it is of a limited action. Rules are looked up once for
 -- each kind of task; labels make kinds only where a route asks for some. Where no rule concerns any of them (is_concerned), nothing
 -- is made of them one by one: a CTE is read only by who asks for its rows.
 seen as materialized (
@@ -132,8 +132,14 @@ seen as materialized (
 ), concerned as materialized (
     select exists (select from kinds where is_limited or route is not null)
         or exists (select from held_tenants) as is_concerned
-), sorted as materialized (
-    select l.id, k.is_limited or coalesce(l.tenant in (select tenant from held_tenants), false) as is_limited, k.route
+)
+
+-- part: sorted
+-- Of the tasks in `looked`: by which route each goes, and whether it is of a limited action or tenant and not in `admitted`.
+sorted as materialized (
+    select l.id, k.route,
+           (k.is_limited or coalesce(l.tenant in (select tenant from held_tenants), false))
+               and l.id not in (select id from admitted) as is_limited
     from (select id, action, {kind} as labels, tenant from looked) l
     join kinds k on k.action = l.action and k.labels = l.labels
     where (select is_concerned from concerned)
@@ -224,18 +230,39 @@ with behind as materialized (
 {claim_rows};
 
 -- name: claim_tasks_by_rules
--- $1 to $7 as claim_tasks. What goes by a route, or is of a limited action, is not claimed but put aside.
+-- $1 to $7 as claim_tasks. What goes by a route, or is of a limited action, is not claimed but put aside; except for $9 tasks of
+-- each action in $8, whose rows the caller has locked: the first of them are claimed through their gates at once.
 -- diverted, on every row: how many were put aside; the columns of the task are null when none was claimed.
 with looked as materialized (
-    select id, action, labels, tenant from (
+    select id, action, labels, tenant, priority, run_at from (
 {candidates}
     ) candidate
     limit (select $1::bigint)
+), {kinds}, admitted as materialized (
+    select id from (
+        select id, action, row_number() over (partition by action order by priority desc, run_at, id) as place
+        from looked
+        where action = any($8::text[]) and action not in (select action from kinds where route is not null)
+          and coalesce(tenant not in (select tenant from held_tenants), true)) queued
+    where place <= ($9::bigint[])[array_position($8::text[], action)]
 ), {sorted}, due as materialized (
     select id from looked where not (select is_concerned from concerned)
     union all
     select id from sorted where not is_limited and route is null
-), {diverted}, {claimed}
+), {diverted}, noted as materialized (
+    insert into penstock.dispatch (id, claimed_at)
+    select nextval('penstock.claim_seq'), now() where exists (select from due)
+    returning id
+), claimed as (
+    update penstock.task t
+    set state = 'ACQUIRED', attempts = t.attempts + 1, claim = n.id,
+        claimed_at = now(), heartbeat_at = null, worker = null, updated_at = now(),
+        gate = case when t.id in (select id from admitted) then {gate_name} end
+    from noted n
+    where t.id = any(array(select id from due)) and t.claim < n.id
+    returning t.id, t.claim, t.action, t.payload, t.timeout_seconds, t.priority, t.run_at, t.suspect, t.route, t.tenant,
+              {trace}
+)
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
        date_part('epoch', coalesce($2::timestamptz, now()) - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant,
        c.trace, c.journal, c.priority,
@@ -264,6 +291,8 @@ limit (select $1::bigint);
 with looked as materialized (
     select t.id, t.action, t.labels, t.tenant from penstock.task t
     where t.id = any($1::bigint[]) and t.state::text in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
+), {kinds}, admitted as (
+    select null::bigint as id where false
 ), {sorted}, due as (
     select id from looked where not (select is_concerned from concerned)
     union all
@@ -279,8 +308,8 @@ with due as materialized (
 select c.id, c.claim, c.action from claimed c;
 
 -- name: put_tasks_aside
--- $1 how many to look at, $2 priority, $3 and $4 the (run_at, id) behind which. What goes by a route, or is of a limited
--- action, is put aside while there is no room to claim anything else: it must not wait behind that. What is not put aside
+-- $1 how many to look at, $2 priority, $3 and $4 the (run_at, id) behind which, $5 actions that are spared. What goes by a
+-- route, or is of a limited action, is put aside while there is no room to claim anything else: it must not wait behind that. What is not put aside
 -- is not locked, for others may have room for it. Returns how many were looked at, how many put aside, and the last.
 with looked as materialized (
     select id, action, labels, tenant, run_at from (
@@ -289,6 +318,8 @@ with looked as materialized (
           and t.priority = $2::int2 and (t.run_at, t.id) > ($3::timestamptz, $4::bigint) and t.run_at <= now()
           and (t.expires_at is null or t.expires_at > now())
         order by t.run_at, t.id limit (select $1::bigint)) one
+), {kinds}, admitted as materialized (
+    select id from looked where action = any($5::text[])
 ), {sorted}, {diverted}
 select (select count(*) from looked) as looked, (select count(*) from diverted) as diverted, l.run_at, l.id
 from (select 1) always left join lateral (select run_at, id from looked order by run_at desc, id desc limit 1) l on true;

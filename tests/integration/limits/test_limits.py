@@ -188,6 +188,119 @@ async def test_a_limit_set_over_a_backlog_holds_from_then_on_and_counts_what_is_
         assert await list_actions(session) == []
 
 
+@pytest.fixture
+def diverted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tasks each claim by rules has diverted."""
+    counts: list[int] = []
+    claim_by_rules = claims.claim_by_rules
+
+    async def counting(*args: Any, **more: Any) -> Any:
+        batch, count = await claim_by_rules(*args, **more)
+        counts.append(count)
+        return batch, count
+
+    monkeypatch.setattr(claims, "claim_by_rules", counting)
+    return counts
+
+
+async def test_tasks_within_a_limit_are_claimed_at_once_after_the_first(
+    scheduler: Scheduler, store: Store, sent: Outbound, diverted: list[int]
+) -> None:
+    await limit(store, "a", max_in_flight=8)
+    await enqueue(store, NewTask("a"))
+    await run_until_idle(scheduler)
+    assert sum(diverted) == 1
+    diverted.clear()
+    ids = await enqueue(store, *(NewTask("a", priority=number % 2) for number in range(10)))
+    await scheduler.run_once()
+    first = [ids[number] for number in (1, 3, 5, 7, 9, 0, 2)]  # the seven that the limit leaves, highest priority first
+    assert [task_id for task_id, _ in sent.pairs[1:]] == first
+    assert diverted == [3]
+    await run_until_idle(scheduler)
+    assert await in_flight(store) == {"a": 8}
+
+
+async def test_tasks_within_a_rate_are_claimed_at_once_and_use_it_up(
+    scheduler: Scheduler, store: Store, sent: Outbound, diverted: list[int]
+) -> None:
+    await limit(store, "a", rate=0.001, burst=5)
+    await enqueue(store, NewTask("a"))
+    await run_until_idle(scheduler)
+    diverted.clear()
+    await enqueue(store, *(NewTask("a") for _ in range(3)))
+    await run_until_idle(scheduler)
+    assert len(sent.pairs) == 4
+    assert not any(diverted)
+    await enqueue(store, *(NewTask("a") for _ in range(3)))
+    await run_until_idle(scheduler)
+    assert len(sent.pairs) == 5
+    assert sum(diverted) == 2
+
+
+async def test_tasks_that_wait_at_a_gate_go_before_younger_ones(
+    scheduler: Scheduler, store: Store, sent: Outbound
+) -> None:
+    await limit(store, "a", max_in_flight=2)
+    old = await enqueue(store, *(NewTask("a") for _ in range(4)))
+    await run_until_idle(scheduler)
+    young = await enqueue(store, NewTask("a"), NewTask("a"))
+    assert [task_id for task_id, _ in sent.pairs] == old[:2]
+    for expected in (old[2:], young):
+        await finish(store, sent, 2)
+        async with asyncio.timeout(60):
+            while len(sent.pairs) < 2:
+                await scheduler.run_once()
+        assert [task_id for task_id, _ in sent.pairs] == expected
+
+
+@pytest.mark.parametrize(
+    "change", [{"paused": True}, {"key_max_in_flight": 1}, {"max_in_flight": 1}], ids=["pause", "limit by key", "limit"]
+)
+async def test_a_changed_rule_holds_for_tasks_that_were_claimed_at_once_before(
+    scheduler: Scheduler, store: Store, sent: Outbound, change: dict[str, Any]
+) -> None:
+    await limit(store, "a", max_in_flight=100)
+    await enqueue(store, NewTask("a"))
+    await run_until_idle(scheduler)
+    await limit(store, "a", **change)
+    ids = await enqueue(store, *(NewTask("a") for _ in range(4)))
+    await give_keys(store, ids, ["k"] * 4)
+    await run_until_idle(scheduler)
+    assert len(sent.pairs) == (2 if "key_max_in_flight" in change else 1)
+
+
+async def test_a_limited_tenant_is_limited_also_in_an_action_whose_tasks_are_claimed_at_once(
+    scheduler: Scheduler, store: Store, sent: Outbound
+) -> None:
+    await limit(store, "a", max_in_flight=100)
+    async with store.transaction() as session:
+        await set_tenant(session, "acme", {"max_in_flight": 1})
+    await enqueue(store, NewTask("a"))
+    await run_until_idle(scheduler)
+    await enqueue(store, *(NewTask("a", tenant=tenant) for tenant in ("acme", "acme", "other", "other")))
+    await run_until_idle(scheduler)
+    assert len(sent.pairs) == 1 + 1 + 2
+
+
+async def test_a_window_full_of_a_limited_action_leaves_its_other_tasks_where_they_are(
+    store: Store, sent: Outbound, settings: Settings, diverted: list[int], sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.scheduler.routes._LOOK_PAUSE_SECONDS", 0)
+    monkeypatch.setattr("penstock.scheduler.routes._ROUND_PAUSE_SECONDS", 0)
+    small = settings.model_copy(update={"in_flight_floor": 3, "in_flight_limit": 3, "claim_batch_size": 3})
+    scheduler = Scheduler(store=store, outbound=sent, settings=small, open_queue=open_none)  # type: ignore[arg-type]
+    await limit(store, "a", max_in_flight=100)
+    await limit(store, "narrow", max_in_flight=1)
+    await enqueue(store, NewTask("a"))
+    await run_until_idle(scheduler)
+    await finish(store, sent, 1)
+    await enqueue(store, *(NewTask("a") for _ in range(6)), NewTask("narrow"))
+    async with asyncio.timeout(60):
+        while await in_flight(store) != {"a": 3, "narrow": 1}:
+            await scheduler.run_once()
+    assert await sql.fetchval("select count(*) from penstock.task where state = 'SCHEDULED' and gate is null") == 3
+
+
 async def test_keys_are_limited_each_by_itself_and_one_key_holds_back_no_other(
     scheduler: Scheduler, store: Store, sent: Outbound
 ) -> None:
