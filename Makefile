@@ -40,7 +40,7 @@ bench: setup ## Measure: BENCH=drain (live, latency ... or all), PG=15, ARGS="--
 	@PG=$(PG) $(BIN)/python -m benchmarks $${BENCH:-drain} --json benchmarks/results/$${BENCH:-drain}$(PG:%=-%)$(findstring -pooler,$(ARGS)).json $(ARGS)
 
 peers: setup ## Drain the same tasks by other queues too (ARGS="--tasks 2000 --repeat 3"), side by side
-	@$(BIN)/python benchmarks/peers.py --json benchmarks/results/peers.json $(ARGS)
+	@$(BIN)/python -m benchmarks.peers --json benchmarks/results/peers.json $(ARGS)
 
 migrate: setup ## Bring the schema of PENSTOCK_DATABASE_URL up to date
 	@$(BIN)/penstock migrate

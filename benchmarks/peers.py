@@ -1,6 +1,6 @@
 """Other task queues beside Penstock: the same backlog of no-op tasks, drained in turn on this machine in one run.
 
-`make peers`, or `python benchmarks/peers.py --help`. The peers live in a virtual environment of their own,
+`make peers`, or `python -m benchmarks.peers --help`. The peers live in a virtual environment of their own,
 `.bench-peers`, made at the first run, and those written for Node in a folder of it, if
 there is npm; they get the embedded Postgres (fsync on) and the embedded SQS that Penstock has,
 with the settings that serve each best. A peer's time runs from its first handler's start to the last task recorded as

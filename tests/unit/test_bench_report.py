@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from benchmarks.harness import report
 from benchmarks.harness.measure import Counts, Process, Usage, cost, percentiles_ms
 from benchmarks.harness.scenarios.priorities import mixed_task
 from penstock.protocol.errors import StackError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_median_is_taken_of_every_number_on_its_own() -> None:
@@ -71,3 +78,14 @@ def test_mixture_is_a_hundredth_slow_and_a_tenth_failing() -> None:
     assert actions.count("bench.failing") == 100
     assert actions.count("bench.clock") == 490
     assert actions.count("bench.noop") == 400
+
+
+@pytest.mark.parametrize("target", ["bench", "peers"])
+def test_the_programs_of_make_can_be_started(target: str) -> None:
+    """From the folder of the project, as make does it."""
+    made = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (program,) = re.findall(r"-m (benchmarks[.\w]*)", made)
+    shown = subprocess.run(
+        [sys.executable, "-m", program, "--help"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert shown.returncode == 0, shown.stderr
