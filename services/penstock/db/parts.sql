@@ -34,3 +34,15 @@ failed_forgotten as (
 ), snoozes_forgotten as (
     delete from penstock.postponed where task_id = any(array(select id from gone))
 )
+
+-- part: pairs
+-- $1 ids, $2 claims.
+(select * from unnest($1::bigint[], $2::bigint[]) r (id, claim) order by id) r
+
+-- part: held
+-- Of a task t: the claim of a pair r holds it. For the form see settle.sql.
+t.id = any(array[r.id]) and t.claim = any(array[r.claim]) and t.state::text = 'ACQUIRED'
+
+-- part: asked
+-- $1 ids. A task t of each is found by t.id = any(array[u.id]); see settle.sql.
+(select distinct unnest($1::bigint[]) as id order by id) u

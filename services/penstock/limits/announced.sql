@@ -57,10 +57,10 @@ with found as materialized (
     update penstock.postponed set unknown_since = null where task_id = any(array(select task_id from found))
 )
 update penstock.task t set run_at = now(), updated_at = now(), route = null, gate = null
-where t.id = any(array(
-        select w.id from found f join penstock.task w on w.id = f.task_id
-        where w.attempts = f.attempts and w.state::text in ('SCHEDULED', 'ERROR') and w.run_at > now()
-        for update of w skip locked))
+from (select w.id from found f join penstock.task w on w.id = any(array[f.task_id])
+      where w.attempts = any(array[f.attempts]) and w.state::text in ('SCHEDULED', 'ERROR') and w.run_at > now()
+      for update of w skip locked) free
+where t.id = any(array[free.id])
   and t.state::text in ('SCHEDULED', 'ERROR')
 returning t.id;
 

@@ -114,8 +114,8 @@ where action = $1 and (next_at > now() or held_until is not null);
 -- the task's own, $5 whether the whole action.
 select t.action, t.tenant, coalesce(h.key, t.limit_key) as limit_key, h.whole, now() + make_interval(secs => h.seconds) as until
 from unnest($1::bigint[], $2::bigint[], $3::float8[], $4::text[], $5::bool[]) h (id, claim, seconds, key, whole)
-join penstock.task t on t.id = h.id and t.claim = h.claim
-where t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED' and (h.whole or coalesce(h.key, t.limit_key) is not null)
+join penstock.task t on t.id = any(array[h.id]) and t.claim = any(array[h.claim])
+where t.state::text = 'ACQUIRED' and (h.whole or coalesce(h.key, t.limit_key) is not null)
 
 -- name: hold_actions
 -- $1 to $5 as held_limits. Tasks of an action without a row pass no gate, so a held limit key needs one too.
@@ -174,7 +174,7 @@ with looked as materialized (
 ), adopted as (
     update penstock.task t
     set gate = {gate_name}
-    where t.id = any(array(select id from looked)) and t.state::text = 'ACQUIRED' and t.gate is null
+    from looked l where t.id = any(array[l.id]) and t.state::text = 'ACQUIRED' and t.gate is null
       and (t.action = any(array(select name from penstock.action)) or {tenant_is_limited})
 )
 select claimed_at, id from looked order by claimed_at, id offset $3 - 1;
@@ -223,4 +223,4 @@ with recursive step as (
         limit $1 for update skip locked) t
     limit $1
 )
-update penstock.task t set route = null where t.id = any(array(select id from picked)) returning t.id;
+update penstock.task t set route = null from picked p where t.id = any(array[p.id]) returning t.id;

@@ -6,7 +6,7 @@
 -- retried, is in one of the two tables. The history has an index in each partition, so it is asked for the settled alone;
 -- those whose results are too many are left to the next look. Lateral: each record is found by its own look.
 with live as materialized (
-    select id from penstock.task where id = any($1::bigint[])
+    select u.id from {asked} where (select t.id from penstock.task t where t.id = u.id) is not null
 ), gone as materialized (
     select i as id from unnest($1::bigint[]) i where i not in (select id from live) order by i
 ), found as materialized (

@@ -7,22 +7,18 @@
 -- name: note_waits
 -- $1 ids (distinct), $2 claims, $3 tokens (distinct), $4 seconds, $5 policies as JSON text, $6 whether each token stands
 -- behind the tenant of its task. Tokens of claims that hold their task; one that waits already has another token when its message was delivered twice, and any of them will do.
--- A token whose wait is over is free, as is one of an older claim of the same task. No join with the arrays: see
--- spread_tasks. Returns (id, claim, action, state,
+-- A token whose wait is over is free, as is one of an older claim of the same task. Returns (id, claim, action, state,
 -- token, noted); not noted: an answer is kept for it, or a task waits for it. The claims are made sure of by suspend_tasks.
-with held as materialized (
-    select id, claim, action, state::text as state, tenant from penstock.task
-    where id = any($1::bigint[]) and state::text in ('ACQUIRED', 'WAITING') and claimed_at is not null
-      and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
-), asked as materialized (
-    select h.id, h.claim, h.action, h.state,
-           case when ($6::bool[])[h.place] and h.tenant is not null then h.tenant || e'\x1f' else '' end
-               || ($3::text[])[h.place] as token, ($4::float8[])[h.place] as seconds,
-           ($5::text[])[h.place] as policy
-    from (select *, array_position($1::bigint[], id) as place from held) h
+with waiting as materialized (
+    select t.id, t.claim, t.action, t.state::text as state,
+           case when r.is_own and t.tenant is not null then t.tenant || e'\x1f' else '' end || r.token as token, r.seconds, r.policy
+    from unnest($1::bigint[], $2::bigint[], $3::text[], $4::float8[], $5::text[], $6::bool[])
+             r (id, claim, token, seconds, policy, is_own)
+    join penstock.task t on t.id = any(array[r.id]) and t.claim = any(array[r.claim])
+    where t.state::text in ('ACQUIRED', 'WAITING') and t.claimed_at is not null
 ), noted as (
     insert into penstock.wait as w (token, task_id, claim, deadline, policy)
-    select token, id, claim, now() + make_interval(secs => seconds), policy::jsonb from asked order by token
+    select token, id, claim, now() + make_interval(secs => seconds), policy::jsonb from waiting order by token
     on conflict (token) do update
     set task_id = excluded.task_id, claim = excluded.claim, deadline = excluded.deadline, policy = excluded.policy,
         digest = null, updated_at = now()
@@ -31,25 +27,26 @@ with held as materialized (
     returning token
 )
 select a.id, a.claim, a.action, a.state, a.token, n.token is not null as noted
-from asked a left join noted n on n.token = a.token;
+from waiting a left join noted n on n.token = a.token;
 
 -- name: suspend_tasks
 -- $1 ids, $2 claims, $3 workers or null. ACQUIRED to WAITING; the claim stays, and with it the instant of the claim. Returns also those that
 -- wait already: their claim holds.
-update penstock.task
+update penstock.task t
 set state = 'WAITING', heartbeat_at = null, route = null, gate = null, updated_at = now(),
-    worker = coalesce(($3::text[])[array_position($1::bigint[], id)], worker)
-where id = any($1::bigint[]) and state::text in ('ACQUIRED', 'WAITING') and claimed_at is not null
-  and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
-returning id, claim;
+    worker = coalesce(r.worker, t.worker)
+from (select * from unnest($1::bigint[], $2::bigint[], $3::text[]) r (id, claim, worker) order by id) r
+where t.id = any(array[r.id]) and t.claim = any(array[r.claim])
+  and t.state::text in ('ACQUIRED', 'WAITING') and t.claimed_at is not null
+returning t.id, t.claim;
 
 -- name: resume_waits
 -- $1 ids, $2 claims. WAITING to ACQUIRED, for no longer than this transaction, in which it is settled as any other.
-update penstock.task
+update penstock.task t
 set state = 'ACQUIRED', updated_at = now()
-where id = any($1::bigint[]) and state::text = 'WAITING' and claimed_at is not null
-  and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
-returning id, claim;
+from {pairs}
+where t.id = any(array[r.id]) and t.claim = any(array[r.claim]) and t.state::text = 'WAITING' and t.claimed_at is not null
+returning t.id, t.claim;
 
 -- name: read_tokens
 -- $1 tokens.
@@ -103,8 +100,8 @@ order by deadline limit $1 for update skip locked;
 -- name: read_waits
 -- $1 ids. What these tasks wait for, of their claim alone; relies on wait_task.
 select w.task_id, w.token, w.deadline from penstock.wait w
-join penstock.task t on t.id = w.task_id and t.claim = w.claim
-where w.task_id = any($1::bigint[]) and w.deadline is not null and t.id = any($1::bigint[])
+join penstock.task t on t.id = any(array[w.task_id]) and t.claim = any(array[w.claim])
+where w.task_id = any($1::bigint[]) and w.deadline is not null
   and t.state::text = 'WAITING' and t.claimed_at is not null
 order by w.deadline;
 

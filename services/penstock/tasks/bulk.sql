@@ -75,8 +75,8 @@ from (
 
 -- name: hold_live_tasks
 -- $1 ids, $2 states. Those in such a state that no other transaction holds; locked until the end of the transaction.
-select id from penstock.task where id = any($1::bigint[]) and state::text = any($2::text[])
-order by id for update skip locked;
+select t.id from {asked} join penstock.task t on t.id = any(array[u.id]) where t.state::text = any($2::text[])
+order by u.id for update of t skip locked;
 
 -- name: hold_settled_tasks
 -- As hold_live_tasks, among settled tasks: $1 and $2 likewise.
@@ -96,13 +96,12 @@ cross join lateral (
 
 -- name: spread_tasks
 -- $1 ids, $2 how many seconds each comes later than $3, an instant, or null where run_at stays; $4 priority, or null
--- where it stays. Tasks that wait, in whichever state: it stays too. No join with the arrays: by the statistics of a
--- table that was empty a moment ago it is a nested loop over both, at five times the price.
+-- where it stays. Tasks that wait, in whichever state: it stays too.
 update penstock.task t
-set run_at = coalesce($3::timestamptz
-                      + make_interval(secs => ($2::float8[])[array_position($1::bigint[], t.id)]), t.run_at),
+set run_at = coalesce($3::timestamptz + make_interval(secs => s.later), t.run_at),
     priority = coalesce($4::int2, t.priority), updated_at = now(), route = null, gate = null
-where t.id = any($1::bigint[]) and t.state::text in ('WAITING', 'SCHEDULED', 'ERROR') and t.claimed_at is null
+from (select * from unnest($1::bigint[], $2::float8[]) s (id, later) order by id) s
+where t.id = any(array[s.id]) and t.state::text in ('WAITING', 'SCHEDULED', 'ERROR') and t.claimed_at is null
 returning t.id;
 
 -- name: delete_settled_tasks

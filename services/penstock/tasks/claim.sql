@@ -57,11 +57,10 @@ turns as materialized (
         from turns u cross join lateral unnest(u.task_ids, u.run_ats) as e (id, run_at)) either
     order by priority desc, run_at, id limit (select $1::bigint)
 ), found as materialized (
-    select t.id, t.priority, t.run_at from penstock.task t
-    where t.id = any(array(select id from merged where turn is not null))
-      and t.state::text = 'WAITING' and t.claimed_at is null and t.ordering_key is not null
+    select t.id, t.priority, t.run_at from merged m join penstock.task t on t.id = any(array[m.id])
+    where m.turn is not null and t.state::text = 'WAITING' and t.claimed_at is null and t.ordering_key is not null
       and (t.expires_at is null or t.expires_at > coalesce($2::timestamptz, now()))
-    for update skip locked
+    for update of t skip locked
 ), taken as materialized (
     select id, turn from merged
     where turn is not null
@@ -93,7 +92,7 @@ not exists (select from penstock.action) and not exists (select from penstock.ro
 
 -- part: claimed
 -- Of the tasks in `due`. They are chosen in a materialised CTE: a plain subquery in FROM may be run again by some plans
--- and so exceed its LIMIT. The update goes by an array: as a join, a claim of 1000 scanned a table of 42,000 tasks whole.
+-- and so exceed its LIMIT. The update looks each id up (see settle.sql).
 -- All tasks of one claim share its token. The row in dispatch lives until the sending is confirmed; should this
 -- process die before, the supervisor finds it and gives exactly these claims back.
 noted as materialized (
@@ -104,8 +103,8 @@ noted as materialized (
     update penstock.task t
     set state = 'ACQUIRED', attempts = t.attempts + 1, claim = n.id,
         claimed_at = now(), heartbeat_at = null, worker = null, updated_at = now()
-    from noted n
-    where t.id = any(array(select id from due))
+    from noted n cross join due d
+    where t.id = any(array[d.id])
       and t.claim < n.id  -- another scheduler claimed it and lost it again, between our token and our lock
     returning t.id, t.claim, t.action, t.payload, t.timeout_seconds, t.priority, t.run_at, t.suspect, t.route, t.tenant,
               {trace}
@@ -152,15 +151,13 @@ case when exists (select from penstock.route where labels <> '{}') then coalesce
 -- Of the tasks in `sorted`: puts aside what goes by a route, or is of a limited action. From then on it stands in the
 -- index of its route or its gate, and in no other task's way; until it is claimed and given back, fails, or is moved in
 -- time, whereupon it begins here again. One that another scheduler has claimed meanwhile is left alone.
--- No join with `sorted`: it would be taken for a few rows and walked once for each task, a million steps for a thousand.
 aside as materialized (
     select id, is_limited, route from sorted where is_limited or route is not null
 ), diverted as (
     update penstock.task t
-    set route = (select jsonb_object_agg(id, route) from aside where not is_limited) ->> t.id::text,
-        gate = case when t.id in (select id from aside where is_limited) then
-                {gate_name} end
-    where t.id = any(array(select id from aside))
+    set route = case when not a.is_limited then a.route end, gate = case when a.is_limited then {gate_name} end
+    from aside a
+    where t.id = any(array[a.id])
       and t.state::text in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
     returning t.action, t.gate, t.tenant
 ), {opened}
@@ -258,8 +255,8 @@ with looked as materialized (
     set state = 'ACQUIRED', attempts = t.attempts + 1, claim = n.id,
         claimed_at = now(), heartbeat_at = null, worker = null, updated_at = now(),
         gate = case when t.id in (select id from admitted) then {gate_name} end
-    from noted n
-    where t.id = any(array(select id from due)) and t.claim < n.id
+    from noted n cross join due d
+    where t.id = any(array[d.id]) and t.claim < n.id
     returning t.id, t.claim, t.action, t.payload, t.timeout_seconds, t.priority, t.run_at, t.suspect, t.route, t.tenant,
               {trace}
 )
@@ -289,8 +286,8 @@ limit (select $1::bigint);
 -- $1 ids, locked before. Does with them what claim_tasks_by_rules would, for a caller who undoes it: to learn whether
 -- Postgres takes it.
 with looked as materialized (
-    select t.id, t.action, t.labels, t.tenant from penstock.task t
-    where t.id = any($1::bigint[]) and t.state::text in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
+    select t.id, t.action, t.labels, t.tenant from {asked} join penstock.task t on t.id = any(array[u.id])
+    where t.state::text in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
 ), {kinds}, admitted as (
     select null::bigint as id where false
 ), {sorted}, due as (
@@ -341,7 +338,8 @@ with looked as materialized (
 ), diverted as (
     update penstock.task t
     set route = null, gate = {gate_name}
-    where t.id = any(array(select id from limited))
+    from limited l
+    where t.id = any(array[l.id])
       and t.state::text in ('SCHEDULED', 'ERROR') and t.route = $2 and t.gate is null
     returning t.action, t.gate, t.tenant
 ), {opened}, {claimed}
@@ -374,8 +372,8 @@ with due as materialized (
         route = (select r.name from penstock.route r
                  where t.action like any(r.actions) and (r.labels = '{}' or t.labels @> r.labels)
                  order by r.position, r.name limit 1)
-    from noted n
-    where t.id = any(array(select id from due)) and t.claim < n.id
+    from noted n cross join due d
+    where t.id = any(array[d.id]) and t.claim < n.id
     returning t.id, t.claim, t.action, t.payload, t.timeout_seconds, t.priority, t.run_at, t.suspect, t.route, t.gate,
               t.tenant,
               {trace}
@@ -436,14 +434,14 @@ delete from penstock.dispatch where id = any($1::bigint[]);
 
 -- name: release_tasks
 -- $1 ids, $2 claims, $3 whether also those that a worker has reported. Back to the state it came from, its attempt given back.
--- Returns ids. The test of the pairs: see settle.sql.
-update penstock.task
-set state = case when attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
-    attempts = attempts - 1, claimed_at = null, heartbeat_at = null, updated_at = now(), route = null,
+-- Returns ids.
+update penstock.task t
+set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
+    attempts = t.attempts - 1, claimed_at = null, heartbeat_at = null, updated_at = now(), route = null,
     gate = null
-where id = any($1::bigint[]) and state::text = 'ACQUIRED' and ($3::bool or heartbeat_at is null)
-  and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
-returning id;
+from {pairs}
+where {held} and ($3::bool or t.heartbeat_at is null)
+returning t.id;
 
 -- name: count_in_flight
 -- $1 stop counting there, $2 claimed no earlier than this. How many are ACQUIRED that go by no route, how many of them

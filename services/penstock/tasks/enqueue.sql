@@ -136,8 +136,7 @@ order by place;
 -- name: find_queues
 -- $1 ids of tasks that wait. To which queue each would go now, for those that go by a route.
 select t.id, r.queue
-from penstock.task t
+from {asked} join penstock.task t on t.id = any(array[u.id])
 join lateral (select r.queue from penstock.route r
               where t.action like any(r.actions) and (r.labels = '{}' or t.labels @> r.labels)
-              order by r.position, r.name limit 1) r on true
-where t.id = any($1::bigint[]);
+              order by r.position, r.name limit 1) r on true;

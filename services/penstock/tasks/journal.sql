@@ -12,17 +12,17 @@ with given as materialized (
                          $8::float8[], $9::float8[], $10::int[], $11::text[])
         g (task_id, claim, name, repetition, position, entry, failed, began_at, seconds, tries, worker)
 ), held as materialized (
-    select id, claim, coalesce(journal, 0) as floor,
-           state::text = 'ACQUIRED' and case when (id, claim) in (select task_id, claim from given) then true else false end
+    select t.id, claim, coalesce(journal, 0) as floor,
+           state::text = 'ACQUIRED' and case when (t.id, claim) in (select task_id, claim from given) then true else false end
                as is_taken,
            journal is null as is_new, heartbeat_at is null as is_unseen
-    from penstock.task where id = any($1::bigint[])
+    from {asked} join penstock.task t on t.id = any(array[u.id])
 ), marked as (
     update penstock.task t
     set journal = coalesce(t.journal, 0), expires_at = null,
         heartbeat_at = case when h.is_taken and t.claim = h.claim then coalesce(t.heartbeat_at, now()) else t.heartbeat_at end
     from held h
-    where t.id = h.id and t.id = any(array(select id from held where is_new or is_taken and is_unseen))
+    where t.id = any(array[h.id]) and (h.is_new or h.is_taken and h.is_unseen)
 ), sizes as materialized (
     select task_id, count(*) as entries, sum(octet_length(entry)) as bytes from penstock.journal_entry
     where task_id = any($1::bigint[]) group by task_id
@@ -60,9 +60,7 @@ from penstock.journal_entry where task_id = any($1::bigint[]) order by task_id, 
 -- suspect yet: a message may come again though no worker has begun it.
 select t.id, t.claim,
        not t.suspect or exists (select from penstock.journal_entry j where j.task_id = t.id and j.claim = t.claim) as excused
-from penstock.task t
-where t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
-  and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end;
+from {pairs} join penstock.task t on {held};
 
 -- name: suspend_attempts
 -- $1 ids (distinct), $2 claims, $3 delays in seconds, $4 instants or null, which come first, $5 workers or null,
@@ -71,16 +69,15 @@ where t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
 -- unless its journal has grown: a worker that dies leaves many tasks that it has not even begun.
 update penstock.task t
 set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
-    attempts = t.attempts - 1, run_at = coalesce(p.until, now() + make_interval(secs => p.delay)), claimed_at = null,
+    attempts = t.attempts - 1, run_at = coalesce(r.until, now() + make_interval(secs => r.delay)), claimed_at = null,
     heartbeat_at = null, progress = null, updated_at = now(), route = null, gate = null,
-    worker = coalesce(p.worker, t.worker),
-    journal = case when p.suspect then coalesce(t.journal, 0) else t.journal end,
-    suspect = t.suspect or p.suspect and t.journal is not null and not exists (
+    worker = coalesce(r.worker, t.worker),
+    journal = case when r.suspect then coalesce(t.journal, 0) else t.journal end,
+    suspect = t.suspect or r.suspect and t.journal is not null and not exists (
         select from penstock.journal_entry j where j.task_id = t.id and j.claim = t.claim)
-from (select * from unnest($1::bigint[], $3::float8[], $4::timestamptz[], $5::text[], $6::bool[])
-          p (id, delay, until, worker, suspect)) p
-where t.id = p.id and t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
-  and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
+from (select * from unnest($1::bigint[], $2::bigint[], $3::float8[], $4::timestamptz[], $5::text[], $6::bool[])
+          r (id, claim, delay, until, worker, suspect) order by id) r
+where {held}
 returning t.id, t.action, t.state::text as state;
 
 -- name: rewind_journal

@@ -69,7 +69,6 @@ async def promote_overdue(
         sweeps.found(late_seconds)
     if not behind:
         return 0
-    await session.plan_for(len(behind))
     rows = await session.fetch("promote_tasks", list(behind))
     for task_id, _ in rows:
         del behind[task_id]

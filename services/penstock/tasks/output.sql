@@ -52,7 +52,7 @@ where before < $5::bigint order by claim, number;
 select t.id, row (t.state, t.claim, t.attempts, t.run_at, t.progress::text)::text as mark, null::float8 as settled_seconds,
        (select count(*) from penstock.task_output o where o.task_id = t.id) as parts,
        (select count(*) from penstock.journal_entry j where j.task_id = t.id) as steps
-from penstock.task t where t.id = any($1::bigint[])
+from {asked} join penstock.task t on t.id = any(array[u.id])
 union all
 select h.id, h.state::text, extract(epoch from now() - h.finished_at)::float8,
        (select count(*) from penstock.task_output o where o.task_id = h.id), 0

@@ -2,12 +2,12 @@
 
 -- name: read_tasks
 -- $1 ids. Live tasks and settled ones; at most one row an id, for a task is in one of the two tables.
-select id, state::text as state, action, payload::text as payload, priority, run_at, attempts, max_attempts, claim,
+select t.id, state::text as state, action, payload::text as payload, priority, run_at, attempts, max_attempts, claim,
        created_at, updated_at, unique_key, ordering_key, timeout_seconds, progress::text as progress,
        null::text as result, failures::text as failures, (failures -> -1 -> 'error')::text as error,
        labels::text as labels, expires_at, limit_key, tenant, null::text as reason, null::bool as payload_gone,
        null::bool as result_gone, trace, worker
-from penstock.task where id = any($1::bigint[])
+from {asked} join penstock.task t on t.id = any(array[u.id])
 union all
 select id, state::text, action, payload::text, priority, run_at, attempts, max_attempts, claim,
        created_at, updated_at, unique_key, ordering_key, timeout_seconds, progress::text,
@@ -19,12 +19,12 @@ from penstock.task_history where id = any($1::bigint[]);
 -- $1 ids, $2 whether with payloads and failures, $3 how many bytes of payloads, results, errors and failures; the rows
 -- behind them, by falling id, come without (the last one before may go beyond). As read_tasks, and is_cut.
 with found as (
-    select id, state::text as state, action, case when $2 then payload::text end as payload, priority, run_at, attempts,
+    select t.id, state::text as state, action, case when $2 then payload::text end as payload, priority, run_at, attempts,
            max_attempts, claim, created_at, updated_at, unique_key, ordering_key, timeout_seconds,
            progress::text as progress, null::text as result, case when $2 then failures::text end as failures,
            (failures -> -1 -> 'error')::text as error, labels::text as labels, expires_at, limit_key, tenant,
            null::text as reason, null::bool as payload_gone, null::bool as result_gone, trace, worker, claimed_at
-    from penstock.task where id = any($1::bigint[])
+    from {asked} join penstock.task t on t.id = any(array[u.id])
     union all
     select id, state::text, action, case when $2 then payload::text end, priority, run_at, attempts,
            max_attempts, claim, created_at, updated_at, unique_key, ordering_key, timeout_seconds,
@@ -48,7 +48,7 @@ from bounded;
 
 -- name: read_states
 -- $1 ids. As read_tasks, no more than (id, state), the tenant and whether the payload is gone.
-select id, state::text as state, null::bool as payload_gone, tenant from penstock.task where id = any($1::bigint[])
+select t.id, t.state::text as state, null::bool as payload_gone, t.tenant from {asked} join penstock.task t on t.id = any(array[u.id])
 union all
 select id, state::text, payload_gone, tenant from penstock.task_history where id = any($1::bigint[]);
 

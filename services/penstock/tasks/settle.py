@@ -21,9 +21,9 @@ async def finish(session: Session, results: dict[Pair, str], workers: Mapping[Pa
     """ACQUIRED to SUCCESS for each (id, claim) that still holds; returns how many. Ids are distinct."""
     if not results:
         return 0
+    results = dict(sorted(results.items()))
     ids, claims = columns(results)
     metrics.BATCH_SIZE.labels("finish").observe(len(ids))
-    await session.plan_for(len(ids))
     finished = 0
     given = ids, claims, list(results.values()), [*map((workers or {}).get, results)]
     rows = await session.fetch("finish_tasks", *given, PROMOTIONS_FROM)
@@ -42,6 +42,7 @@ async def finish(session: Session, results: dict[Pair, str], workers: Mapping[Pa
 
 async def finish_few(session: Session, results: dict[Pair, str], workers: Mapping[Pair, str | None]) -> set[int]:
     """As ``finish``, for a few tasks, outside a transaction; returns the ids: never of tasks with an ordering key."""
+    results = dict(sorted(results.items()))
     ids, claims = columns(results)
     metrics.BATCH_SIZE.labels("finish").observe(len(ids))
     finished: set[int] = set()
@@ -83,7 +84,6 @@ async def fail(session: Session, failures: Sequence[Failure], *, hold_keys: bool
     is promoted.
     """
     settled: set[int] = set()
-    await session.plan_for(len(failures))
     again = [f for f in failures if f.delay_seconds is not None]
     if again:
         rows = await session.fetch(
@@ -143,7 +143,6 @@ async def note_heartbeats(
 ) -> int:
     """Record heartbeats, with progress as JSON text and the worker if known; returns how many. Ids are distinct."""
     ids, claims = columns(beats)
-    await session.plan_for(len(ids))
     given = ids, claims, list(beats.values()), [*map((workers or {}).get, beats)]
     return len(await session.fetch("note_heartbeats", *given)) if ids else 0
 

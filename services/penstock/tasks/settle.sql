@@ -1,10 +1,11 @@
 -- Outcomes of claimed tasks. Every statement matches id, claim and state together; a row that does not
 -- match is a stale report, which is no error.
 --
--- Rows are found by `id = any`, never by a join with unnest: on a table that swings between empty and full the planner
--- turns such a join into a scan, at 400 us a task instead of 5. The pairs (id, claim) are tested inside a CASE,
--- which keeps the planner from making a join of that too; it hashes them once, where `claim = any` would walk the
--- whole array for every row. `state::text` keeps the planner from the partial indexes on state.
+-- Each row is looked up by `id = any(array[r.id])`. As `id = r.id`, a join that the planner may hash, it becomes a scan on a table that
+-- swings between empty and full, at 400 us a task instead of 5. As `id = any($1)`, each id would be looked up in every
+-- partition of a divided table. An array of one is neither: always a look at the primary key, of the id's partition alone.
+-- `state::text` keeps the planner from the partial indexes on state, and ids go in their order, so that two which lock the
+-- same rows do not deadlock.
 -- Whatever makes a task of a workflow final adds to workflow_event in the same statement: see workflows.sql.
 
 -- part: next
@@ -29,8 +30,8 @@ moved as (
         labels, expires_at, limit_key, tenant, workflow, trace, finished_at, result, worker)
     select g.id, 'SUCCESS', g.action, g.payload, g.priority, g.run_at, g.attempts, g.max_attempts, g.claim,
         g.claimed_at, g.created_at, now(), g.timeout_seconds, g.unique_key, g.ordering_key, g.progress, g.failures,
-        g.labels, g.expires_at, g.limit_key, g.tenant, g.workflow, g.trace, now(), r.result::json, coalesce(r.worker, g.worker)
-    from gone g join unnest($1::bigint[], $3::text[], $4::text[]) r (id, result, worker) on r.id = g.id
+        g.labels, g.expires_at, g.limit_key, g.tenant, g.workflow, g.trace, now(), g.result::json, coalesce(g.reporter, g.worker)
+    from gone g
 ), notified as (
     insert into penstock.workflow_event (workflow_id, task_id, claim, state)
     select workflow, id, claim, 'SUCCESS' from gone where workflow is not null
@@ -52,17 +53,16 @@ select pg_advisory_lock_shared(hashtext('penstock results'));
 -- $1 to $4 as finish_tasks, for those without an ordering key: a statement that is its own transaction, at half the cost for a
 -- single task. Returns (action, their ids, their workflows, whether a caller waits for results).
 with gone as (
-    delete from penstock.task
-    where id = any($1::bigint[]) and state::text = 'ACQUIRED' and ordering_key is null
-      and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
-    returning *
+    delete from penstock.task t using unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[]) r (id, claim, result, worker)
+    where {held} and t.ordering_key is null
+    returning t.*, r.result, r.worker as reporter
 ), {moved}
 select action, array_agg(id) as ids, array_agg(workflow) filter (where workflow is not null) as workflows,
        {is_awaited} as awaited
 from gone group by action;
 
 -- name: finish_tasks
--- $1 ids (distinct), $2 claims, $3 results as JSON text, $4 workers or null: the row may know it
+-- $1 ids (distinct, ascending), $2 claims, $3 results as JSON text, $4 workers or null: the row may know it
 -- by a heartbeat, $5 from how many on one row promotes them. ACQUIRED to SUCCESS: the row moves to the history.
 -- The next of each ordering key is promoted. Where they are many, of one priority and due, one row in `turn` promotes them instead:
 -- one row that names them all, by which the claim takes them unchanged (see turns in claim.sql). A row rewritten for each,
@@ -72,10 +72,9 @@ from gone group by action;
 -- meanwhile or is locked, or nothing was found. No lock is waited for but those of the tasks that settle: a program that
 -- replaces a task that waits holds its row, and may want others that are held here.
 with gone as (
-    delete from penstock.task
-    where id = any($1::bigint[]) and state::text = 'ACQUIRED'
-      and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
-    returning *
+    delete from penstock.task t using unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[]) r (id, claim, result, worker)
+    where {held}
+    returning t.*, r.result, r.worker as reporter
 ), {moved}, ended as (
     select ordering_key as key from gone where ordering_key is not null
 ), {next}, turned as (
@@ -91,11 +90,9 @@ with gone as (
     where id is null or run_at > now() or priority not in (select priority from turned)
 ), promoted as (
     update penstock.task t set state = 'SCHEDULED', updated_at = now()
-    where t.id = any(array(
-            select id from penstock.task
-            where id = any(array(select id from others)) and state::text = 'WAITING' and claimed_at is null
-            for update skip locked))
-      and t.state = 'WAITING' and t.claimed_at is null
+    from (select l.id from others n join penstock.task l on l.id = any(array[n.id])
+          where l.state::text = 'WAITING' and l.claimed_at is null for update of l skip locked) free
+    where t.id = any(array[free.id]) and t.state::text = 'WAITING' and t.claimed_at is null
     returning t.id, t.action
 )
 select action, count(*) as finished, count(workflow) as notified, 0 as promoted, null::text[] as keys,
@@ -109,35 +106,29 @@ where case when id in (select id from promoted) then false else true end having 
 
 -- name: read_attempts
 -- $1 ids, $2 claims. The attempts of claims that still hold their task, to decide what their failure means.
-select id, claim, action, attempts, max_attempts from penstock.task
-where id = any($1::bigint[]) and state::text = 'ACQUIRED'
-      and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end;
+select t.id, t.claim, t.action, t.attempts, t.max_attempts from {pairs} join penstock.task t on {held};
 
 -- name: find_claims_by_attempt
 -- $1 ids, $2 attempts: the older convention, in which a result names its attempt and not its claim.
-select t.id, t.attempts, t.claim from penstock.task t
-join unnest($1::bigint[], $2::int[]) r (id, attempt) on r.id = t.id and r.attempt = t.attempts
-where t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED';
+select t.id, t.attempts, t.claim from unnest($1::bigint[], $2::int[]) r (id, attempt)
+join penstock.task t on t.id = any(array[r.id]) and t.attempts = any(array[r.attempt]) and t.state::text = 'ACQUIRED';
 
 -- name: delay_tasks
 -- $1 ids (distinct), $2 claims, $3 errors as JSON text, $4 delays in seconds, $5 whether each is suspect from now on,
 -- $6 workers or null.
 -- ACQUIRED to ERROR, to run again later. Workflows are notified, by an event of no task: one that fails by now cancels what
 -- waits to be tried again.
-with failed as materialized (
-    select * from unnest($1::bigint[], $3::text[], $4::float8[], $5::bool[], $6::text[])
-        f (id, error, delay, suspect, worker)
-), changed as (
+with changed as (
     update penstock.task t
-    set state = 'ERROR', run_at = now() + make_interval(secs => f.delay), claimed_at = null, heartbeat_at = null,
-        progress = null, updated_at = now(), suspect = t.suspect or f.suspect, route = null, gate = null,
-        worker = coalesce(f.worker, t.worker),
+    set state = 'ERROR', run_at = now() + make_interval(secs => r.delay), claimed_at = null, heartbeat_at = null,
+        progress = null, updated_at = now(), suspect = t.suspect or r.suspect, route = null, gate = null,
+        worker = coalesce(r.worker, t.worker),
         failures = coalesce(t.failures, '[]') || jsonb_build_array(jsonb_build_object(
-            'attempt', t.attempts, 'claim', t.claim, 'at', now(), 'error', f.error::jsonb,
-            'worker', coalesce(f.worker, t.worker)))
-    from failed f
-    where t.id = f.id and t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
-      and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
+            'attempt', t.attempts, 'claim', t.claim, 'at', now(), 'error', r.error::jsonb,
+            'worker', coalesce(r.worker, t.worker)))
+    from (select * from unnest($1::bigint[], $2::bigint[], $3::text[], $4::float8[], $5::bool[], $6::text[])
+              r (id, claim, error, delay, suspect, worker) order by id) r
+    where {held}
     returning t.id, t.action, t.workflow
 ), notified as (
     insert into penstock.workflow_event (workflow_id, task_id, claim, state)
@@ -156,27 +147,24 @@ set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock
     attempts = t.attempts - 1, claimed_at = null, heartbeat_at = null, progress = null, updated_at = now(),
     suspect = true, route = null, gate = null,
     failures = coalesce(t.failures, '[]') || jsonb_build_array(jsonb_build_object(
-        'attempt', t.attempts, 'claim', t.claim, 'at', now(), 'error', f.error::jsonb, 'worker', t.worker))
-from (select * from unnest($1::bigint[], $3::text[]) f (id, error)) f
-where t.id = f.id and t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
-  and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
+        'attempt', t.attempts, 'claim', t.claim, 'at', now(), 'error', r.error::jsonb, 'worker', t.worker))
+from (select * from unnest($1::bigint[], $2::bigint[], $3::text[]) r (id, claim, error) order by id) r
+where {held}
 returning t.id;
 
 -- name: postpone_tasks
 -- $1 ids (distinct), $2 claims, $3 delays in seconds, $4 why, as progress in JSON text, $5 the reason: payload (it could not
 -- be had), snooze or unknown (the worker has no handler). ACQUIRED back to the state that the claim came from, the attempt
 -- given back. Noted beside the task, which is rare, and not in its row.
-with put_off as materialized (
-    select * from unnest($1::bigint[], $3::float8[], $4::text[], $5::text[]) p (id, delay, why, reason)
-), changed as (
+with changed as (
     update penstock.task t
     set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
-        attempts = t.attempts - 1, run_at = now() + make_interval(secs => p.delay), claimed_at = null,
-        heartbeat_at = null, progress = p.why::json, updated_at = now(), route = null, gate = null
-    from put_off p
-    where t.id = p.id and t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
-      and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
-    returning t.id, t.action, t.state::text as state, t.attempts, p.reason
+        attempts = t.attempts - 1, run_at = now() + make_interval(secs => r.delay), claimed_at = null,
+        heartbeat_at = null, progress = r.why::json, updated_at = now(), route = null, gate = null
+    from (select * from unnest($1::bigint[], $2::bigint[], $3::float8[], $4::text[], $5::text[])
+              r (id, claim, delay, why, reason) order by id) r
+    where {held}
+    returning t.id, t.action, t.state::text as state, t.attempts, r.reason
 ), noted as (
     insert into penstock.postponed as n (task_id, action, snoozes, attempts, unknown_since)
     select id, action, (reason = 'snooze')::int, attempts, case when reason = 'unknown' then now() end
@@ -196,9 +184,7 @@ select t.id, t.claim, coalesce(p.snoozes, 0) as snoozes,
        case when p.attempts = t.attempts - 1 then date_part('epoch', now() - p.unknown_since) end as unknown_seconds,
        exists (select from penstock.announced a
                where a.action = t.action and a.seen_at > now() - make_interval(secs => $3)) as is_announced
-from penstock.task t left join penstock.postponed p on p.task_id = t.id
-where t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
-  and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end;
+from {pairs} join penstock.task t on {held} left join penstock.postponed p on p.task_id = t.id;
 
 -- name: read_snoozes
 -- $1 ids. How often each was put off by its handler, of those that were.
@@ -207,10 +193,10 @@ select task_id, snoozes from penstock.postponed where task_id = any($1::bigint[]
 -- name: fail_tasks_permanently
 -- $1 ids (distinct), $2 claims, $3 errors as JSON text, $4 workers or null. ACQUIRED to CRITICAL_ERROR: the row moves to the history.
 with gone as (
-    delete from penstock.task
-    where id = any($1::bigint[]) and state::text = 'ACQUIRED'
-      and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
-    returning *
+    delete from penstock.task t
+    using (select * from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[]) r (id, claim, error, worker) order by id) r
+    where {held}
+    returning t.*, r.error, r.worker as reporter
 ), moved as (
     insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
         claimed_at, created_at, updated_at, timeout_seconds, unique_key, ordering_key, progress, failures,
@@ -218,10 +204,10 @@ with gone as (
     select g.id, 'CRITICAL_ERROR', g.action, g.payload, g.priority, g.run_at, g.attempts, g.max_attempts, g.claim,
         g.claimed_at, g.created_at, now(), g.timeout_seconds, g.unique_key, g.ordering_key, g.progress,
         coalesce(g.failures, '[]') || jsonb_build_array(jsonb_build_object(
-            'attempt', g.attempts, 'claim', g.claim, 'at', now(), 'error', f.error::jsonb,
-            'worker', coalesce(f.worker, g.worker))),
-        g.labels, g.expires_at, g.limit_key, g.tenant, g.workflow, g.trace, now(), coalesce(f.worker, g.worker)
-    from gone g join unnest($1::bigint[], $3::text[], $4::text[]) f (id, error, worker) on f.id = g.id
+            'attempt', g.attempts, 'claim', g.claim, 'at', now(), 'error', g.error::jsonb,
+            'worker', coalesce(g.reporter, g.worker))),
+        g.labels, g.expires_at, g.limit_key, g.tenant, g.workflow, g.trace, now(), coalesce(g.reporter, g.worker)
+    from gone g
 ), notified as (
     insert into penstock.workflow_event (workflow_id, task_id, claim, state)
     select workflow, id, claim, 'CRITICAL_ERROR' from gone where workflow is not null
@@ -234,11 +220,10 @@ select id, action, ordering_key, workflow from gone;
 -- name: note_heartbeats
 -- $1 ids (distinct), $2 claims, $3 progress as JSON text or null, $4 workers or null. Touches no indexed column, so the update is HOT.
 update penstock.task t
-set heartbeat_at = now(), updated_at = now(), progress = coalesce(p.detail::json, t.progress),
-    worker = coalesce(p.worker, t.worker)
-from (select * from unnest($1::bigint[], $3::text[], $4::text[]) p (id, detail, worker)) p
-where t.id = p.id and t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
-      and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
+set heartbeat_at = now(), updated_at = now(), progress = coalesce(r.detail::json, t.progress),
+    worker = coalesce(r.worker, t.worker)
+from (select * from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[]) r (id, claim, detail, worker) order by id) r
+where {held}
 returning t.id;
 
 -- name: cancel_tasks
@@ -246,9 +231,11 @@ returning t.id;
 -- whether each waited for an event, and its ordering key unless it waited behind another of that key. Rows are locked by
 -- id, the order of replace_tasks: a program that replaces the same tasks may hold one and want another.
 with gone as (
-    delete from penstock.task
-    where id = any(array(select id from penstock.task where id = any($1::bigint[]) order by id for update))
-    returning *
+    delete from penstock.task t using (
+        select l.id from {asked} join penstock.task l on l.id = any(array[u.id])
+        order by u.id for update of l) held
+    where t.id = any(array[held.id])
+    returning t.*
 ), moved as (
     insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
         claimed_at, created_at, updated_at, timeout_seconds, unique_key, ordering_key, progress, failures,
@@ -330,11 +317,12 @@ where t.id = $1 and k.task_id <> t.id;
 -- name: reschedule_tasks
 -- $1 ids, $2 run_at or null, $3 delay in seconds or null, $4 priority or null; what is null stays. A task that is
 -- claimed, which it also is while it waits for an event, or settled is left alone. A bounded claim finds what has come to stand before its bounds by its next sweep.
-update penstock.task
-set run_at = coalesce($2::timestamptz, now() + make_interval(secs => $3::float8), run_at),
-    priority = coalesce($4::int2, priority), updated_at = now(), route = null, gate = null
-where id = any($1::bigint[]) and state::text in ('WAITING', 'SCHEDULED', 'ERROR') and claimed_at is null
-returning id, state::text as state;
+update penstock.task t
+set run_at = coalesce($2::timestamptz, now() + make_interval(secs => $3::float8), t.run_at),
+    priority = coalesce($4::int2, t.priority), updated_at = now(), route = null, gate = null
+from {asked}
+where t.id = any(array[u.id]) and t.state::text in ('WAITING', 'SCHEDULED', 'ERROR') and t.claimed_at is null
+returning t.id, t.state::text as state;
 
 -- name: lock_ordering_heads
 -- $1 ordering keys. An enqueuer holds the head of its key until its task can be seen, so who holds it cannot miss one.
@@ -363,11 +351,9 @@ with ended as (
     select * from unnest($1::text[]) k (key)
 ), {next}, promoted as (
     update penstock.task t set state = 'SCHEDULED', updated_at = now()
-    where t.id = any(array(
-            select id from penstock.task
-            where id = any(array(select id from next)) and state::text = 'WAITING' and claimed_at is null
-            for update skip locked))
-      and t.state = 'WAITING' and t.claimed_at is null
+    from (select l.id from next n join penstock.task l on l.id = any(array[n.id])
+          where l.state::text = 'WAITING' and l.claimed_at is null for update of l skip locked) free
+    where t.id = any(array[free.id]) and t.state::text = 'WAITING' and t.claimed_at is null
     returning t.ordering_key, t.id, t.action
 )
 select ordering_key as key, id, action from promoted
@@ -390,11 +376,10 @@ returning task_ids, keys, extract(epoch from now() - ends_at)::float8 as late_se
 -- $1 ids whose turn was taken in this transaction. Returns (id, action); those that are missing were cancelled, or another
 -- transaction holds them. A step that has come back since, with its workflow, waits without its key.
 update penstock.task t set state = 'SCHEDULED', updated_at = now()
-where t.id = any(array(
-        select id from penstock.task
-        where id = any($1::bigint[]) and state::text = 'WAITING' and claimed_at is null and ordering_key is not null
-        for update skip locked))
-  and t.state::text = 'WAITING' and t.claimed_at is null and t.ordering_key is not null
+from (select l.id from {asked} join penstock.task l on l.id = any(array[u.id])
+      where l.state::text = 'WAITING' and l.claimed_at is null and l.ordering_key is not null
+      for update of l skip locked) free
+where t.id = any(array[free.id]) and t.state::text = 'WAITING' and t.claimed_at is null and t.ordering_key is not null
 returning t.id, t.action;
 
 -- name: forget_ordering_keys

@@ -100,10 +100,8 @@ select id, workflow_id, task_id, state::text as state, children from gone order 
 
 -- name: hold_spawners
 -- $1 ids, $2 claims. Tasks whose claim still holds, locked: their results will be accepted in this transaction.
-select id, claim, workflow, tenant, action, labels::text as labels from penstock.task
-where id = any($1::bigint[]) and state::text = 'ACQUIRED'
-      and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
-order by id for update;
+select t.id, t.claim, t.workflow, t.tenant, t.action, t.labels::text as labels from {pairs} join penstock.task t on {held}
+order by r.id for update of t;
 
 -- name: attach_children
 -- $1 workflows, $2 ids of tasks settled in this transaction, $3 claims, $4 the children that they ask for, as JSON text.
@@ -181,8 +179,8 @@ select {ready_step} from changed s where s.pending = 0;
 -- key that the task takes its place behind only now; a head is read as in restart_tasks. The rows are locked first: a key must not get a head that another process
 -- is just cancelling.
 with held as materialized (
-    select id, tenant from penstock.task
-    where id = any($1::bigint[]) and state::text = 'WAITING' and ordering_key is null order by id for update
+    select t.id, t.tenant from {asked} join penstock.task t on t.id = any(array[u.id])
+    where t.state::text = 'WAITING' and t.ordering_key is null order by u.id for update of t
 ), input as materialized (
     select i.id, coalesce(h.tenant || E'\x1f', '') || i.ordering_key as ordering_key, i.delay, i.expires_in, i.payload
     from unnest($1::bigint[], $2::text[], $3::float8[], $4::float8[], $5::text[])
@@ -202,7 +200,7 @@ set state = case when h.task_id <> t.id then 'WAITING' else 'SCHEDULED' end::pen
     run_at = greatest(t.run_at, now() + make_interval(secs => coalesce(i.delay, 0))),
     expires_at = coalesce(t.expires_at, now() + make_interval(secs => i.expires_in))
 from input i left join heads h on h.key = i.ordering_key
-where t.id = i.id and t.id = any($1::bigint[])
+where t.id = any(array[i.id])
 returning t.id, t.action, t.state::text as state;
 
 -- name: read_steps
@@ -231,7 +229,7 @@ from penstock.task_history where id = any($1::bigint[]) and state = 'SUCCESS';
 
 -- name: read_payloads
 -- $1 ids of tasks that wait.
-select id, payload::text as payload, tenant from penstock.task where id = any($1::bigint[]);
+select t.id, t.payload::text as payload, t.tenant from {asked} join penstock.task t on t.id = any(array[u.id]);
 
 -- name: read_flow_tenants
 -- $1 ids of workflows.
