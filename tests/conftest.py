@@ -57,6 +57,7 @@ from penstock.testing.plugin import penstock_pipeline as penstock_pipeline  # no
 from tests import postgres_versions  # noqa: E402
 from tests.claims import use_known_key  # noqa: E402
 from tests.kafka import kafka as kafka  # noqa: E402
+from tests.partitions import divide  # noqa: E402
 from tests.pgbouncer import pgbouncer as pgbouncer  # noqa: E402
 from tests.rabbitmq import rabbitmq as rabbitmq  # noqa: E402
 from tests.s3 import s3 as s3  # noqa: E402
@@ -69,6 +70,7 @@ if SCHEMA != DEFAULT:
     os.environ["PENSTOCK_DATABASE_SCHEMA"] = SCHEMA
     for _function in (Store.__init__, connect):
         _function.__kwdefaults__["schema"] = SCHEMA
+PARTITIONS = int(os.environ.get("TEST_PARTITIONS") or 1)  # of the table of live tasks, in every database of a test
 _ROOM_BYTES = 4 * 1024**3
 _numbers = itertools.count(1)
 
@@ -161,6 +163,8 @@ def template_database(postgres: EmbeddedPostgres) -> str:
 
     postgres.create_database(TEMPLATE)
     upgrade(postgres.dsn(TEMPLATE), schema=SCHEMA)
+    if PARTITIONS > 1:
+        divide(postgres, TEMPLATE, PARTITIONS, SCHEMA)
     use_known_key(postgres, TEMPLATE, SCHEMA)
     postgres.execute("revoke create on schema public from public", TEMPLATE)  # as every version from 15 on has it
     return TEMPLATE

@@ -16,7 +16,7 @@ create function public.strike() returns trigger language plpgsql as $$
 declare
     wanted text;
 begin
-    select code into wanted from public.fault where place = tg_argv[0] and tbl = tg_table_name and action is null;
+    select code into wanted from public.fault where place = tg_argv[0] and tbl = tg_argv[1] and action is null;
     if wanted = 'kill' then
         perform pg_terminate_backend(pg_backend_pid());
         perform pg_sleep(10);
@@ -30,7 +30,7 @@ declare
     wanted text;
     mine text := case tg_op when 'DELETE' then old.action else new.action end;
 begin
-    select code into wanted from public.fault where place = tg_argv[0] and tbl = tg_table_name and action = mine;
+    select code into wanted from public.fault where place = tg_argv[0] and tbl = tg_argv[1] and action = mine;
     if wanted is not null then
         raise exception 'made to fail' using errcode = wanted;
     end if;
@@ -53,19 +53,19 @@ class Refusals:
         for table in ("task", "dispatch"):
             await self._sql.execute(
                 f"create trigger a_statement before insert or update or delete on penstock.{table} "
-                "for each statement execute function public.strike('statement')"
+                "for each statement execute function public.strike('statement', '{table}')"
             )
             await self._sql.execute(
                 f"create constraint trigger a_commit after insert or update or delete on penstock.{table} "
-                "deferrable initially deferred for each row execute function public.strike('commit')"
+                "deferrable initially deferred for each row execute function public.strike('commit', '{table}')"
             )
         await self._sql.execute(
             "create trigger a_row before insert or update or delete on penstock.task "
-            "for each row execute function public.strike_row('statement')"
+            "for each row execute function public.strike_row('statement', 'task')"
         )
         await self._sql.execute(
             "create constraint trigger a_row_commit after insert or update or delete on penstock.task "
-            "deferrable initially deferred for each row execute function public.strike_row('commit')"
+            "deferrable initially deferred for each row execute function public.strike_row('commit', 'task')"
         )
 
     async def begin(self, code: str, place: str, *, table: str = "task", action: str | None = None) -> None:

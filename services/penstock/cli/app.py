@@ -28,7 +28,8 @@ MODULES = {
     "dlq": ("dlq",),
     "processes": (
         "submitter", "scheduler", "resulter", "supervisor", "api", "run", "worker",
-        "kafka-source", "clockwork-source", "migrate", "grants", "create-queues", "payload-key", "claim-key",
+        "kafka-source", "clockwork-source", "migrate", "partition-tasks", "grants", "create-queues", "payload-key",
+        "claim-key",
     ),
     "doctor.command": ("doctor",),
     "conformance.command": ("conformance",),

@@ -62,7 +62,7 @@ def add_to(app: typer.Typer) -> None:
         app.command(name, help=text, rich_help_panel="Processes")(_process_command(name))
     for process in (worker, kafka_source, clockwork_source):
         app.command(rich_help_panel="Processes")(process)
-    for command in (migrate, grants, create_queues, payload_key, expanded(claim_key)):
+    for command in (migrate, partition_tasks, grants, create_queues, payload_key, expanded(claim_key)):
         app.command(rich_help_panel="Set-up")(command)
 
 
@@ -235,6 +235,26 @@ def migrate(
     if grant is not None:
         asyncio.run(migrations.grant(url, grant, **options))
         typer.echo(f"role {grant} may do what the processes need")
+
+
+def partition_tasks(
+    partitions: Annotated[
+        int,
+        typer.Argument(metavar="PARTITIONS", min=1, max=32, help="In how many tables new tasks are stored; 1: one."),
+    ],
+    database_url: DatabaseUrlOption = None,
+) -> None:
+    """Divide the table of live tasks into hash partitions, or back, while everything runs. Safe to repeat.
+
+    As the owner of the schema. When it is worth it, and how it goes: docs/postgres.md.
+    """
+    from penstock.db.opening import connecting_options
+    from penstock.db.partitions import partition_tasks as divide
+    from penstock.settings.model import load_settings
+
+    settings = load_settings(**given(database_url=database_url))
+    url, options = settings.require_database_url, connecting_options(settings)
+    asyncio.run(divide(url, partitions, report=typer.echo, **options))
 
 
 def grants(

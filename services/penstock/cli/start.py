@@ -10,7 +10,7 @@ EXTRAS = {
     "worker": ("worker", "create-queues"),
     "server": (
         "submitter", "scheduler", "resulter", "supervisor", "api", "run", "kafka-source", "clockwork-source", "migrate",
-        "grants", "claim-key", "doctor", "keys", "credential",
+        "partition-tasks", "grants", "claim-key", "doctor", "keys", "credential",
     ),
 }  # fmt: skip
 HELP = Path(__file__).with_name("help.txt")  # `make reference` writes it: to load all commands takes most of a second

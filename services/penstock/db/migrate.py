@@ -26,6 +26,8 @@ TRIES = 30
 _LOCK_NOT_AVAILABLE = "55P03"
 _PACKAGE = Path(__file__).parents[1]
 _TABLES = "select, insert, update, delete"
+LOCK = "hashtext('penstock migrate')"
+"""The advisory lock of those that change tables."""
 # The locks of a migration and of the supervisor's upkeep, so that neither creates a table without its grants.
 _LOCK = "select pg_advisory_xact_lock(hashtext(name)) from unnest(array['penstock migrate', 'penstock upkeep']) name"
 _ROLE = """
@@ -81,7 +83,7 @@ def _migrate(
     what was migrated by then stays. Raises Unavailable after the last of them, and for a database at a revision that
     this version does not know.
     """
-    connect_to_it = _connector(database_url, passwords, schema)
+    connect_to_it = connector(database_url, passwords, schema)
     found = asyncio.run(_read_revision(connect_to_it))
     if found is not None and found not in revisions():
         raise Unavailable(
@@ -108,7 +110,9 @@ downgrade = partial(_migrate, command.downgrade)
 """Undoes migrations, with their tables."""
 
 
-def _connector(database_url: str, passwords: Passwords | None, schema: str) -> Callable[[], Awaitable[Any]]:
+def connector(
+    database_url: str, passwords: Passwords | None = None, schema: str = DEFAULT
+) -> Callable[[], Awaitable[Any]]:
     """Makes connections without named statements, so that a pooler may stand between."""
     return partial(connect, database_url, passwords=passwords, schema=schema, statement_cache_size=0)
 
@@ -145,7 +149,7 @@ async def grant(database_url: str, role: str, *, passwords: Passwords | None = N
     Raises Refused for an unknown role and for one with the rights of the schema's owner.
     """
     with Translated():
-        connection = await _connector(database_url, passwords, schema)()
+        connection = await connector(database_url, passwords, schema)()
         try:
             async with connection.transaction():
                 await _grant(connection, role)

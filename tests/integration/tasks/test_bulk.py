@@ -491,10 +491,11 @@ async def test_a_batch_reads_no_more_than_it_looks_at_whatever_the_statistics_sa
 
     def scans(node: dict[str, Any]) -> list[dict[str, Any]]:
         inner = [found for child in node.get("Plans", ()) for found in scans(child)]
-        return [node, *inner] if node.get("Relation Name") == "task" else inner
+        return [node, *inner] if node.get("Relation Name", "").startswith("task") else inner
 
-    (scan,) = scans(plan["Plan"])
-    assert (scan["Index Name"], scan["Actual Rows"]) == ("task_pkey", 300)
+    found = scans(plan["Plan"])
+    assert all(scan["Index Name"].endswith("_pkey") for scan in found)
+    assert 300 <= sum(scan["Actual Rows"] for scan in found) < 300 + len(found)  # a merge holds the next of each
 
 
 # Jobs

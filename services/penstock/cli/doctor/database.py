@@ -253,6 +253,14 @@ async def _examine_schema(session: Session, settings: Settings, report: Report) 
     else:
         seen = f"at {found}, which this version does not know; its newest is {head}"
         report("error", "schema", seen, "install the version of Penstock that made it, or a newer one")
+    if await session.fetch("drop_unfinished_division"):
+        seen = "`penstock partition-tasks` has not ended: from its bound of ids on, no task could be stored"
+        report("warning", "partitions", seen, "run it again, with 1 to take back what it has begun")
+    elif ranges := await session.fetch("list_ranges"):
+        older = sum(row["partitions"] for row in ranges[:-1])
+        report(
+            "ok", "partitions", f"new tasks go to {ranges[-1]['partitions']} tables, older ones are in {older} others"
+        )
 
 
 async def _examine_privileges(session: Session, report: Report) -> None:
