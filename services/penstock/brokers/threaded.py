@@ -1,9 +1,10 @@
 """A transport whose connection is served by a thread of its own, whatever blocks the event loop of its callers."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any, cast
 
-from penstock.brokers.base import Depth, Message, Outgoing, Queue, SendReport, Transport
+from penstock.brokers.base import Queue, Transport
 from penstock.runtime.loop_thread import LoopThread
 
 _CLOSE_SECONDS = 1.0
@@ -18,7 +19,7 @@ class ThreadedTransport:
         self._thread = LoopThread("broker")
 
     def queue(self, name: str, *, label: str) -> Queue:
-        return _ThreadedQueue(self._transport.queue(name, label=label), self._thread)
+        return cast(Queue, _ThreadedQueue(self._transport.queue(name, label=label), self._thread))
 
     async def make_queues(self, names: Mapping[str, str]) -> dict[str, str]:
         return await self._thread.call(self._transport.make_queues(names))
@@ -39,23 +40,12 @@ class _ThreadedQueue:
         self.label = queue.label
         self.limits = queue.limits
         self._queue = queue
-        self._call = thread.call
+        self._thread = thread
 
-    async def send(self, messages: Sequence[Outgoing]) -> SendReport:
-        return await self._call(self._queue.send(messages))
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self._queue, name)
 
-    async def receive(self, *, wait_seconds: int, visibility_seconds: int) -> list[Message]:
-        receive = self._queue.receive(wait_seconds=wait_seconds, visibility_seconds=visibility_seconds)
-        return await self._call(receive)
+        async def call(*arguments: Any, **named: Any) -> Any:
+            return await self._thread.call(operation(*arguments, **named))
 
-    async def delete(self, messages: Sequence[Message]) -> list[Message]:
-        return await self._call(self._queue.delete(messages))
-
-    async def extend(self, messages: Sequence[Message], seconds: int) -> list[Message]:
-        return await self._call(self._queue.extend(messages, seconds))
-
-    async def release(self, messages: Sequence[Message]) -> None:
-        await self._call(self._queue.release(messages))
-
-    async def depth(self) -> Depth:
-        return await self._call(self._queue.depth())
+        return call
