@@ -10,12 +10,12 @@ from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import pytest
 import structlog
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from penstock.client.async_client import AsyncClient
 from penstock.protocol.requests import ClaimId, parse_claim_id
 from penstock.settings.model import load_settings
 from penstock.worker.cancellation_poll import CancellationPoll
@@ -56,8 +56,8 @@ async def asking(api: Api, attempts: list[Any]) -> AsyncIterator[tuple[Any, list
     settings = load_settings(control_api_key="secret", cancel_poll_seconds=5.0)
     control = CancellationPoll(settings, str(server.make_url("/")), lambda: iter(attempts), lost.append)
     try:
-        async with aiohttp.ClientSession(headers=control._headers) as http:
-            yield lambda: control.poll_once(http), lost
+        async with AsyncClient(str(server.make_url("/")), "secret") as client:
+            yield lambda: control.poll_once(client), lost
     finally:
         await server.close()
 
@@ -98,15 +98,19 @@ async def test_more_claims_than_the_api_takes_go_in_several_calls(monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("status", "text"),
+    ("status", "text", "reason"),
     [
-        (401, '{"jsonrpc":"2.0","error":{"code":-32003,"message":"A valid API key is needed"},"id":null}'),
-        (502, "<html>bad gateway</html>"),
-        (200, '{"result":{"lost":[1]}}'),
+        (
+            401,
+            '{"jsonrpc":"2.0","error":{"code":-32003,"message":"A valid API key is needed"},"id":null}',
+            "valid API key",
+        ),
+        (502, "<html>bad gateway</html>", "502"),
+        (200, '{"result":{"lost":[1]}}', "not as a Penstock api"),
     ],
 )
 async def test_an_api_that_does_not_answer_costs_one_line_until_it_is_back(
-    monkeypatch: pytest.MonkeyPatch, status: int, text: str
+    monkeypatch: pytest.MonkeyPatch, status: int, text: str, reason: str
 ) -> None:
     capture = structlog.testing.LogCapture()
     monkeypatch.setattr("penstock.worker.cancellation_poll.log", structlog.wrap_logger(None, processors=[capture]))
@@ -118,7 +122,7 @@ async def test_an_api_that_does_not_answer_costs_one_line_until_it_is_back(
             await ask()
         assert lost == []
         assert [entry["event"] for entry in capture.entries] == ["control_away"]
-        assert str(status) in capture.entries[0]["reason"]
+        assert reason in capture.entries[0]["reason"]
         assert "secret" not in str(capture.entries)
         api.text, api.lost = None, ["1:1"]
         await ask()
@@ -130,8 +134,8 @@ async def test_an_api_that_cannot_be_reached_is_asked_ever_more_seldom() -> None
     settings = load_settings(cancel_poll_seconds=5.0)
     running = [attempt("1:1", 9)]
     control = CancellationPoll(settings, "http://127.0.0.1:1/rpc", lambda: iter(running), lambda lost: None)
-    async with aiohttp.ClientSession() as http:
-        seconds = [await control.poll_once(http) for _ in range(4)]
+    async with AsyncClient("http://127.0.0.1:1/rpc") as client:
+        seconds = [await control.poll_once(client) for _ in range(4)]
     assert 5 <= seconds[0] <= 10
     assert 30 <= seconds[-1] <= 60
 
