@@ -16,7 +16,7 @@ from penstock.worker.handlers.context import Cancellation, Context, Report
 from penstock.worker.handlers.steps import StepPort
 from penstock.worker.leases import Lease
 from penstock.worker.output import AttemptOutput
-from penstock.worker.processes.handle import Child, Ended
+from penstock.worker.processes.channel import Child, Ended
 from penstock.worker.threads import Call
 
 if TYPE_CHECKING:

@@ -28,10 +28,10 @@ from penstock.worker.handlers.steps import Suspend
 from penstock.worker.leases import Lease
 from penstock.worker.output import Outputs
 from penstock.worker.payload_io import needs_opening, open_params, store_result
-from penstock.worker.processes.handle import Child
+from penstock.worker.processes.channel import Child
 from penstock.worker.processes.pool import ProcessDied, ProcessKilled, ProcessPool
 from penstock.worker.result_sender import Timings
-from penstock.worker.steps import AttemptSteps, StepReporting, open_journal, sleep_entry
+from penstock.worker.steps import AttemptSteps, open_journal, sleep_entry
 from penstock.worker.threads import Threads
 
 _CANCEL_SECONDS = 5.0  # clean-up time of a cancelled handler before the task is answered without it
@@ -87,7 +87,7 @@ class Runner:
         self._spans = active.active()
         self._loop = asyncio.get_running_loop()
         self._recordings: set[asyncio.Task[None]] = set()
-        self._steps = StepReporting(settings, codec, send_step, self._loop)
+        self._steps = partial(AttemptSteps, settings, codec, send_step, self._loop)
         self._thread_id = threading.get_ident()
         self._held: dict[Attempt, None] = {}
         self._running: dict[Unit, None] = {}  # in the order in which they began
@@ -404,7 +404,7 @@ class Runner:
             self._refuse(attempt, exc)
 
     def _context(self, attempt: Attempt) -> Context:
-        return attempt.context(partial(self._on_loop, self._report, attempt), AttemptSteps(self._steps, attempt))
+        return attempt.context(partial(self._on_loop, self._report, attempt), self._steps(attempt))
 
     def _answer_to(self, attempt: Attempt, outcome: Any, errors: dict[int, responses.Error]) -> Answer:
         """The response to an outcome in a batch: a result, or an exception."""
@@ -491,7 +491,7 @@ class Runner:
     async def _keep_step(self, child: Child, attempt: Attempt, number: int, report: str) -> None:
         """Report a step that has finished in a child."""
         try:
-            await AttemptSteps(self._steps, attempt).keep(decode_entry(report))
+            await self._steps(attempt).keep(decode_entry(report))
         except responses.Refusal as exc:
             child.send("recorded", attempt.claim_id, number, [exc.kind, str(exc), exc.code, exc.is_final])
         except Suspend:

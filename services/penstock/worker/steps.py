@@ -22,24 +22,17 @@ from penstock.worker.responses import Unfit, encoded_error, encoded_result
 
 
 @dataclass(frozen=True, slots=True)
-class StepReporting:
-    """What all attempts of a worker share. send: done once an entry is in the results queue; raises Refusal."""
+class AttemptSteps:
+    """The steps of one attempt; a ``StepPort``. send: done once an entry is in the results queue; raises Refusal."""
 
     settings: Settings
     codec: PayloadCodec
     send: Callable[[Attempt, str], Awaitable[None]]
     loop: asyncio.AbstractEventLoop
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptSteps:
-    """The steps of one attempt; a ``StepPort``."""
-
-    shared: StepReporting
     attempt: Attempt
 
     def begin(self, steps: int) -> None:
-        attempt, limit = self.attempt, self.shared.settings.steps_limit
+        attempt, limit = self.attempt, self.settings.steps_limit
         if attempt.handler.batch is not None:
             raise RuntimeError("durable steps need a handler of single tasks; this one is batched")
         if attempt.is_lost:
@@ -56,11 +49,11 @@ class AttemptSteps:
         text = encoded_result(ran.result, "the step") if ran.error is None else encoded_error(ran.error)
         is_error = ran.error is not None
         entry = Entry.of(ran.place, text, is_error=is_error, at=ran.at, seconds=ran.seconds, tries=ran.tries)
-        return asyncio.run_coroutine_threadsafe(self.keep(entry), self.shared.loop)
+        return asyncio.run_coroutine_threadsafe(self.keep(entry), self.loop)
 
     async def keep(self, entry: Entry) -> str:
         """Report a finished step; returns its result or error once the report is sent. Raises Refusal, Suspend."""
-        attempt, codec, settings = self.attempt, self.shared.codec, self.shared.settings
+        attempt, codec, settings = self.attempt, self.codec, self.settings
         text = entry.value
         size, limit = utf8_size(text), settings.largest_result_bytes
         if size > limit:
@@ -77,7 +70,7 @@ class AttemptSteps:
             limited = f"{problem} {settings.steps_limit_bytes} (PENSTOCK_STEPS_LIMIT_BYTES)"
             raise Unfit("JournalTooLarge", limited, code=TOO_LARGE)
         attempt.reported.append(report)
-        await self.shared.send(attempt, report)
+        await self.send(attempt, report)
         if not attempt.lease.is_unbroken():
             raise Suspend(is_redelivered=True)  # the report may come too late for the attempt that follows
         return text

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -36,6 +36,7 @@ from penstock.worker.processes.channel import Channel
 from penstock.worker.responses import Refusal, Unfit
 from penstock.worker.result_sender import Timings
 from penstock.worker.runner import Answer, Runner, Unit
+from penstock.worker.steps import AttemptSteps
 from penstock.worker.threads import Threads
 
 _FLUSH_SECONDS = 0.05  # what a handler logs within it is lost when its process dies
@@ -117,7 +118,7 @@ class _ChildRunner(Runner):
         )  # fmt: skip
         self._outputs.flush_seconds = _FLUSH_SECONDS
         self._codec = PayloadCodec()  # the worker opens payloads, and stores results
-        self._steps = replace(self._steps, codec=self._codec)
+        self._steps = partial(AttemptSteps, settings, self._codec, self._send_step, self._loop)
         self._sent: dict[tuple[str, int], asyncio.Future[None]] = {}  # steps by claim id and number
         self._spans = None  # the worker's are the parents of the handler's own
         self._attempts: dict[str, Attempt] = {}

@@ -16,7 +16,7 @@ from penstock.runtime.periodic import Pauses
 from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.processes import channel
-from penstock.worker.processes.handle import Child, Ended
+from penstock.worker.processes.channel import Child, Ended
 from penstock.worker.responses import Refusal
 
 _TICK_SECONDS = 0.5  # between two looks whether claims and leases of running tasks are lost
