@@ -25,10 +25,9 @@ from penstock.protocol.reports import (
     BackoffHint,
     Hints,
     encode_error,
+    encode_notification,
     encode_progress,
     encode_result,
-    encode_run_times,
-    encode_wait,
 )
 from penstock.protocol.retry import Backoff
 from penstock.protocol.sealed import SEALED_ENCODING, Reference, Sealed, encode_reference, encode_sealed
@@ -103,8 +102,10 @@ async def test_run_times_are_added_up_for_the_scheduler_beside_the_results(
     await report(
         resulter,
         results,
-        join_batch([encode_result(name(task), "1"), encode_run_times({"a": (2, 0.5), "b": (1, 4.0)})]),
-        encode_run_times({"a": (2, 1.5)}),
+        join_batch(
+            [encode_result(name(task), "1"), encode_notification("run_times", actions={"a": (2, 0.5), "b": (1, 4.0)})]
+        ),
+        encode_notification("run_times", actions={"a": (2, 1.5)}),
     )
     assert (await task_of(task.id))["state"] == "SUCCESS"
     async with store.session() as session:
@@ -118,8 +119,8 @@ async def test_run_times_that_make_no_sense_are_kept_as_rejected_and_harm_nobody
     resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
 ) -> None:
     (task,) = await claimed(store, NewTask("a"))
-    junk = ['{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":[-1,2.0]}}}',
-            encode_run_times({"a": (2**63 - 1, 1.0)}), encode_run_times({"a": (1, 1e308)})]  # fmt: skip
+    times: list[tuple[int, float]] = [(-1, 2.0), (2**63 - 1, 1.0), (1, 1e308)]
+    junk = [encode_notification("run_times", actions={"a": one}) for one in times]
     await report(resulter, results, join_batch([*junk, encode_result(name(task), "1")]))
     assert (await task_of(task.id))["state"] == "SUCCESS"
     assert [body for _, body, _ in await rejected(store)] == junk
@@ -130,7 +131,9 @@ async def test_run_times_that_make_no_sense_are_kept_as_rejected_and_harm_nobody
 async def test_what_postgres_cannot_store_is_replaced_in_the_name_of_a_timed_action(
     resulter: Resulter, results: SqsQueue, store: Store
 ) -> None:
-    await report(resulter, results, encode_run_times({"a\0b": (1, 1.0), "half \ud800": (1, 1.0)}))
+    await report(
+        resulter, results, encode_notification("run_times", actions={"a\0b": (1, 1.0), "half \ud800": (1, 1.0)})
+    )
     async with store.session() as session:
         assert {pace.action for pace in await claims.read_throughput(session, 60)} == {"a\ufffdb", "half \ufffd"}
 
@@ -463,7 +466,7 @@ async def test_nothing_but_the_id_that_was_sent_out_settles_a_task(
         *(f'{{"jsonrpc":"2.0","result":1,{spawn},"id":"{made_up}"}}' for made_up in (plain, f"{plain}:{wrong}")),
         encode_error(plain, HANDLER_ERROR, "x", {"final": True}),
         encode_progress(plain, 99, "forged"),
-        encode_wait(plain, "t", timeout=3600),
+        encode_notification("wait", id=plain, token="t", timeout=3600),
     ]
     await report(resulter, results, *forged)
     rows = await sql.fetch("select state::text, heartbeat_at, progress from penstock.task where id = $1", task.id)

@@ -25,7 +25,7 @@ from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.journal import Entry, add_entries, encode_entry, encode_step
-from penstock.protocol.reports import Stepped, decode_reports, encode_error, encode_result, encode_suspend
+from penstock.protocol.reports import Stepped, decode_reports, encode_error, encode_notification, encode_result
 from penstock.protocol.retry import Backoff
 from penstock.protocol.sealed import SEALED_ENCODING, Reference, encode_reference
 from penstock.protocol.task import Claimed, NewTask
@@ -883,7 +883,7 @@ async def test_a_task_that_has_begun_its_journal_neither_expires_nor_is_replaced
     unique = NewTask("order", unique_key="k", expires_at=datetime.now(UTC) + LATER * 2)
     (task_id,) = await line.enqueue(unique)
     (task,) = await line.claim()
-    await line.apply(add_entries(encode_suspend(name(task), seconds=60), [entry("ctx.sleep", None)]))
+    await line.apply(add_entries(encode_notification("suspend", id=name(task), seconds=60), [entry("ctx.sleep", None)]))
     newer = NewTask("order", payload='{"new":true}', unique_key="k", unique="live", on_duplicate="replace")
     async with line.store.transaction() as session:
         (found,) = await enqueue.enqueue(session, [newer])

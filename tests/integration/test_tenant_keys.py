@@ -20,7 +20,7 @@ from penstock.db.pool import Store
 from penstock.protocol.api_key import Permission
 from penstock.protocol.method import Scope
 from penstock.protocol.method import method as declare
-from penstock.protocol.reports import decode_reports, encode_wait, make_token
+from penstock.protocol.reports import decode_reports, encode_notification, make_token
 from penstock.protocol.task import NewTask
 from penstock.results.apply import apply_reports
 from penstock.settings.model import Settings
@@ -422,7 +422,7 @@ async def _waiting(store: Store, settings: Settings, tenant: str | None, token: 
         assert dispatch is not None
         (claimed,) = dispatch.tasks
         token = make_token(claimed.id, claimed.claim) if token is None else token
-        report = encode_wait(f"{claimed.id}:{claimed.claim}", token, timeout=3600)
+        report = encode_notification("wait", id=f"{claimed.id}:{claimed.claim}", token=token, timeout=3600)
         applied = await apply_reports(session, decode_reports(report, batch_limit=10), settings)
     assert (claimed.id, applied.waiting) == (task.id, 1)
     return task.id, token

@@ -22,7 +22,7 @@ from penstock.methods.table import METHODS, read_command
 from penstock.protocol.api_key import Permission
 from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import AccessDenied, AnsweredAlready, RpcError, StateConflict, TaskNotFound
-from penstock.protocol.reports import decode_reports, encode_result, encode_wait, make_token
+from penstock.protocol.reports import decode_reports, encode_notification, encode_result, make_token
 from penstock.protocol.task import Claimed, Failure, NewTask, State
 from penstock.resulter import Resulter
 from penstock.results.apply import ApplySummary, apply_reports
@@ -60,7 +60,7 @@ class World:
             return await apply_reports(session, reports, self.settings.model_copy(update=changes))
 
     async def wait(self, task: Claimed, token: str, timeout: float | None = 3600, **more: Any) -> ApplySummary:
-        return await self.report(encode_wait(name(task), token, timeout=timeout, **more))
+        return await self.report(encode_notification("wait", id=name(task), token=token, timeout=timeout, **more))
 
     async def waiting(self, *tasks: NewTask, token: str = "t") -> Claimed:
         """The first of new tasks waits."""
@@ -127,7 +127,7 @@ async def test_no_limit_in_flight_counts_a_task_that_waits(
     await run_until_idle(scheduler)
     assert await held(world.store, "a") == 1
     claim_ = await sql.fetchval("select claim from penstock.task where id = $1", first)
-    await world.report(encode_wait(f"{first}:{claim_}", "t", timeout=60))
+    await world.report(encode_notification("wait", id=f"{first}:{claim_}", token="t", timeout=60))
     for _ in range(500):
         await run_until_idle(scheduler)
         if await held(world.store, "a"):
@@ -139,13 +139,13 @@ async def test_no_limit_in_flight_counts_a_task_that_waits(
 async def test_a_failed_event_is_a_failed_attempt_retried_as_the_action_says(world: World, task_of: TaskOf) -> None:
     (task,) = await claimed(world.store, NewTask("a"))
     backoff = {"base_seconds": 1000.0, "factor": 1.0, "cap_seconds": 1000.0, "jitter": 0.0}
-    await world.wait(task, "t", hints={"max_attempts": 2, "backoff": backoff})
+    await world.wait(task, "t", max_attempts=2, backoff=backoff)
     assert await world.answer("fail", error="no") == (task.id, "ERROR", False, False)
     seen = await task_of(task.id)
     assert json.loads(seen["error"]) == {"code": -32000, "message": "no"}
     assert 900 < (seen["run_at"] - seen["updated_at"]).total_seconds() <= 1001
     (again,) = await claim(world.store, now=IN_A_YEAR)
-    await world.wait(again, "t", hints={"max_attempts": 2})
+    await world.wait(again, "t", max_attempts=2)
     assert await world.answer("fail", error="no again") == (task.id, "CRITICAL_ERROR", False, False)
 
 
@@ -181,7 +181,7 @@ async def test_a_duplicate_of_a_wait_does_not_prolong_it(world: World, sql: Any)
 @pytest.mark.parametrize("together", [True, False])
 async def test_a_result_after_the_wait_of_its_claim_is_stale(world: World, task_of: TaskOf, together: bool) -> None:
     (task,) = await claimed(world.store, NewTask("a"))
-    texts = encode_wait(name(task), "t", timeout=60), encode_result(name(task), "1")
+    texts = encode_notification("wait", id=name(task), token="t", timeout=60), encode_result(name(task), "1")
     if together:
         applied = await world.report(*texts)
         assert (applied.waiting, applied.succeeded, applied.stale) == (1, 0, 1)
@@ -218,7 +218,9 @@ async def test_a_token_that_another_task_waits_for_is_refused_until_that_wait_is
     world: World, task_of: TaskOf
 ) -> None:
     one, two = await claimed(world.store, NewTask("a"), NewTask("a"))
-    applied = await world.report(*(encode_wait(name(task), "t", timeout=60) for task in (one, two)))
+    applied = await world.report(
+        *(encode_notification("wait", id=name(task), token="t", timeout=60) for task in (one, two))
+    )
     assert (applied.waiting, applied.failed) == (1, 1)
     refusal = json.loads((await task_of(two.id))["error"])
     assert (refusal["data"]["type"], refusal["data"]["holder"]) == ("TokenTaken", one.id)
@@ -285,7 +287,7 @@ async def test_an_event_that_comes_first_is_kept_and_settles_the_task_when_it_wa
 async def test_a_failure_that_comes_first_is_retried_as_the_action_says(world: World) -> None:
     (task,) = await claimed(world.store, NewTask("a"))
     await world.answer("fail", error="no")
-    assert (await world.wait(task, "t", hints={"max_attempts": 1})).failed == 1
+    assert (await world.wait(task, "t", max_attempts=1)).failed == 1
     assert (await world.answer("fail", error="no"))[1] == "CRITICAL_ERROR"
 
 
@@ -373,7 +375,7 @@ async def test_a_wait_that_dies_before_its_commit_has_not_been_and_nor_has_an_an
 
     with pytest.raises(Killed):
         async with world.store.transaction() as session:
-            reports = decode_reports(encode_wait(name(task), "t", timeout=60), batch_limit=10)
+            reports = decode_reports(encode_notification("wait", id=name(task), token="t", timeout=60), batch_limit=10)
             assert (await apply_reports(session, reports, world.settings)).waiting == 1
             raise Killed
     assert (await task_of(task.id))["state"] == "ACQUIRED"
@@ -409,14 +411,14 @@ async def test_a_wait_that_nobody_answers_is_a_failed_attempt_or_the_last_as_tol
 
 async def test_a_wait_without_a_time_has_that_of_the_settings(world: World, sql: Any) -> None:
     (task,) = await claimed(world.store, NewTask("a"))
-    await world.report(encode_wait(name(task), "t", timeout=None), wait_timeout_seconds=77)
+    await world.report(encode_notification("wait", id=name(task), token="t", timeout=None), wait_timeout_seconds=77)
     seconds = await sql.fetchval("select extract(epoch from deadline - updated_at) from penstock.wait")
     assert seconds == 77
 
 
 async def test_many_supervisors_end_each_wait_once(world: World, sql: Any) -> None:
     tasks = await claimed(world.store, *[NewTask("a", max_attempts=1)] * 60)
-    await world.report(*(encode_wait(name(task), name(task), timeout=1) for task in tasks))
+    await world.report(*(encode_notification("wait", id=name(task), token=name(task), timeout=1) for task in tasks))
 
     async def some() -> int:
         async with world.store.transaction() as session:
@@ -504,7 +506,10 @@ async def test_resulter_puts_to_wait_and_submitter_answers(
 ) -> None:
     one, two = await claimed(store, NewTask("a"), NewTask("a"))
     resulter = Resulter(store=store, results=results, settings=settings)
-    await put(results, join_batch([encode_wait(name(task), name(task), timeout=60) for task in (one, two)]))
+    await put(
+        results,
+        join_batch([encode_notification("wait", id=name(task), token=name(task), timeout=60) for task in (one, two)]),
+    )
     await drained(resulter)
     body = [
         {"jsonrpc": "2.0", "method": "task.complete", "params": {"token": name(one), "result": 1}},

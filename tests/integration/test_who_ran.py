@@ -15,7 +15,7 @@ from penstock.brokers.sqs import SqsQueue
 from penstock.db.pool import Store
 from penstock.protocol.batching import join_batch
 from penstock.protocol.message_attributes import WORKER_ATTRIBUTE
-from penstock.protocol.reports import decode_reports, encode_progress, encode_result, encode_wait
+from penstock.protocol.reports import decode_reports, encode_notification, encode_progress, encode_result
 from penstock.protocol.requests import encode_call
 from penstock.protocol.task import Claimed, Failure, NewTask
 from penstock.resulter import Resulter
@@ -120,7 +120,7 @@ async def test_a_task_that_waits_for_an_event_keeps_who_ran_it(
 ) -> None:
     (task,) = await claimed(store, NewTask("a"))
     async with store.transaction() as session:
-        texts = encode_wait(name(task), "t", timeout=60)
+        texts = encode_notification("wait", id=name(task), token="t", timeout=60)
         await apply_reports(session, decode_reports(texts, batch_limit=10, worker="one:7"), settings)
     assert (await task_of(task.id))["worker"] == "one:7"
     async with serving(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:

@@ -12,19 +12,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from penstock.protocol import json_text
 from penstock.protocol.checks import CONTROL
 from penstock.protocol.compression import Room, Unpackable, unpack_result
 from penstock.protocol.errors import HANDLER_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 from penstock.protocol.fence import Fence
 from penstock.protocol.journal import Entry, StepPlace, check_step_name, decode_entries, decode_entry
-from penstock.protocol.json_text import (
-    decode_any,
-    entry_text,
-    refuse_depth,
-    replace_unstorable,
-    short_reason,
-    text_of,
-)
+from penstock.protocol.json_text import decode_any, entry_text, replace_unstorable, short_reason, text_of
 from penstock.protocol.message_attributes import WORKER_NAME_MAX_CHARS
 from penstock.protocol.output import decode_part
 from penstock.protocol.requests import INT8_MAX, ClaimId, given, parse_claim_id, split_body
@@ -326,7 +320,7 @@ class _Decoder:
         try:
             if response is None:
                 if isinstance(entry, str):
-                    refuse_depth(entry)
+                    json_text.refuse_depth(entry)
                 response = _decode_response(entry)
             match response.method:
                 case None:
@@ -582,40 +576,7 @@ def encode_error(claim_id: str, code: int, message: str, data: Mapping[str, Any]
 
 def encode_progress(claim_id: str, percent: float | None = None, note: str | None = None) -> str:
     """Without percent and note, a heartbeat."""
-    return _encode_notification("progress", {"id": claim_id, "percent": percent, "note": note})
-
-
-def encode_wait(
-    claim_id: str,
-    token: str,
-    *,
-    timeout: float | None,
-    on_timeout: str = "retry",
-    hints: Mapping[str, Any] | None = None,
-    step: StepPlace | None = None,
-) -> str:
-    """hints: max_attempts and backoff of the action. step: the event of a durable step."""
-    params = {"id": claim_id, "token": token, "timeout": timeout, "on_timeout": on_timeout, **(hints or {})}
-    if step is not None:
-        params["step"] = msgspec.to_builtins(step)
-    return _encode_notification("wait", params)
-
-
-def encode_suspend(
-    claim_id: str, *, seconds: float | None = None, until: datetime | None = None, redelivered: bool | None = None
-) -> str:
-    instant = None if until is None else until.isoformat()
-    params = {"id": claim_id, "seconds": seconds, "until": instant, "redelivered": redelivered or None}
-    return _encode_notification("suspend", params)
-
-
-def encode_run_times(actions: Mapping[str, tuple[int, float]]) -> str:
-    return _encode_notification("run_times", {"actions": actions})
-
-
-def encode_announce(action: str, **about: Any) -> str:
-    """about: worker, version, description, params and result, as of ``Announced``, the schemas decoded."""
-    return _encode_notification("announce", {"action": action, **about})
+    return encode_notification("progress", id=claim_id, percent=percent, note=note)
 
 
 def add_trace(answer: str, trace: TraceContext) -> str:
@@ -623,7 +584,8 @@ def add_trace(answer: str, trace: TraceContext) -> str:
     return f"{answer[:-1]},{msgspec.json.encode(trace.headers).decode()[1:]}"
 
 
-def _encode_notification(method: str, params: Mapping[str, Any]) -> str:
+def encode_notification(method: str, /, **params: Any) -> str:
+    """A notification of the worker's; what is None is left out."""
     return f'{{"jsonrpc":"2.0","method":"{method}","params":{_dump(given(**params))}}}'
 
 

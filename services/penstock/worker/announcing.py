@@ -4,7 +4,7 @@ import asyncio
 import random
 from importlib import metadata
 
-from penstock.protocol.reports import encode_announce
+from penstock.protocol.reports import encode_notification
 from penstock.protocol.task import ANNOUNCE_SECONDS
 from penstock.worker.handlers.actions import Handler, Registry
 from penstock.worker.result_sender import ResultSender
@@ -26,9 +26,10 @@ def announcements(registry: Registry, version: str | None) -> list[str]:
     for handler in registry.values():
         params, result = handler.schemas
         text = (handler.function.__doc__ or "").strip().partition("\n\n")[0]
-        about = {"description": " ".join(text.split())[:_DESCRIPTION_CHARS], "params": params, "result": result}
-        known = {name: value for name, value in about.items() if value}
-        texts.append(encode_announce(handler.name, version=version or _installed_version(handler), **known))
+        description = " ".join(text.split())[:_DESCRIPTION_CHARS]
+        about = {"version": version or _installed_version(handler), "description": description}
+        known = {name: value for name, value in {**about, "params": params, "result": result}.items() if value}
+        texts.append(encode_notification("announce", action=handler.name, **known))
     return texts
 
 

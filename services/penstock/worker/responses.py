@@ -15,7 +15,7 @@ import msgspec
 from penstock.protocol.compression import ENCODING, pack_result
 from penstock.protocol.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE, RateLimited
 from penstock.protocol.json_text import MAX_DEPTH, dumps, escape_for_sqs, foreign, json_depth
-from penstock.protocol.reports import encode_error, encode_result, encode_suspend, encode_wait, error_text
+from penstock.protocol.reports import encode_error, encode_notification, encode_result, error_text
 from penstock.protocol.requests import Invalid, Request, given
 from penstock.protocol.spelling import nearest
 from penstock.protocol.task import BUILT_IN_ACTIONS
@@ -102,8 +102,7 @@ def answer_of(attempt: Attempt, result: Any, *, limit_bytes: int, compress_bytes
             raise Unfit("BadResult", problem)
         if attempt.claim != result.attempt:
             raise Unfit("BadResult", "the wait was made by the context of another attempt; return your own ctx.wait()")
-        hints = _hints(attempt.handler)
-        return encode_wait(claim_id, result.token, timeout=result.timeout, on_timeout=result.on_timeout, hints=hints)
+        return _wait(claim_id, attempt.handler, result.token, result.timeout, on_timeout=result.on_timeout)
     if spawned:
         size = sum(map(len, spawned)) + len(spawned) + 1  # it is ASCII
         if size > limit_bytes:
@@ -124,8 +123,18 @@ def answer_of(attempt: Attempt, result: Any, *, limit_bytes: int, compress_bytes
 def suspension(claim_id: str, handler: Handler, why: Suspend) -> str:
     """The notification of a task that goes on later."""
     if why.token is None:
-        return encode_suspend(claim_id, seconds=why.seconds, until=why.until, redelivered=why.is_redelivered)
-    return encode_wait(claim_id, why.token, timeout=why.timeout, hints=_hints(handler), step=why.place)
+        until, redelivered = why.until and why.until.isoformat(), why.is_redelivered or None
+        return encode_notification("suspend", id=claim_id, seconds=why.seconds, until=until, redelivered=redelivered)
+    return _wait(claim_id, handler, why.token, why.timeout, step=why.place and msgspec.to_builtins(why.place))
+
+
+def _wait(
+    claim_id: str, handler: Handler, token: str, timeout: float | None, *, on_timeout: str = "retry", step: Any = None
+) -> str:
+    hints = _hints(handler)
+    return encode_notification(
+        "wait", id=claim_id, token=token, timeout=timeout, on_timeout=on_timeout, **hints, step=step
+    )
 
 
 def _too_large(kind: str, what: str, size: int, limit_bytes: int) -> Unfit:

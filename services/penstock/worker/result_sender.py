@@ -11,7 +11,7 @@ from penstock.protocol.compression import PACKED_PER_MESSAGE, PACKED_PREFIX
 from penstock.protocol.errors import TOO_LARGE, Unavailable
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.message_attributes import WORKER_ATTRIBUTE
-from penstock.protocol.reports import encode_run_times
+from penstock.protocol.reports import encode_notification
 from penstock.runtime import metrics
 from penstock.runtime.linger import Linger, Pace
 from penstock.runtime.logs import log
@@ -68,7 +68,7 @@ class Timings:
         sent = dict(list(self._unsent.items())[:_MAX_ACTIONS])
         for action in sent:
             del self._unsent[action]
-        return encode_run_times(sent)
+        return encode_notification("run_times", actions=sent)
 
 
 class ResultSender:

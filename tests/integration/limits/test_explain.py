@@ -13,7 +13,7 @@ from penstock.db.pool import Store
 from penstock.limits.explain import Cause, Explanation, explain
 from penstock.limits.store import set_limits, set_tenant
 from penstock.protocol.errors import TaskNotFound
-from penstock.protocol.reports import decode_reports, encode_wait
+from penstock.protocol.reports import decode_reports, encode_notification
 from penstock.protocol.task import Failure, NewTask
 from penstock.results.apply import apply_reports
 from penstock.scheduler.process import Scheduler
@@ -144,7 +144,7 @@ async def test_a_suspended_task_names_its_token(
 ) -> None:
     (task,) = await enqueue(store, NewTask("ask"))
     assert await scheduler.run_once() == 1
-    text = encode_wait("{}:{}".format(*sent.pairs[0]), "order-7", timeout=60)
+    text = encode_notification("wait", id="{}:{}".format(*sent.pairs[0]), token="order-7", timeout=60)
     async with store.transaction() as session:
         await apply_reports(session, decode_reports(text, batch_limit=10, bare_ids=True), settings)
     found = await why(store, task)

@@ -30,9 +30,9 @@ from penstock.protocol.reports import (
     NO_HINTS,
     decode_reports,
     encode_error,
+    encode_notification,
     encode_progress,
     encode_result,
-    encode_wait,
 )
 from penstock.protocol.task import (
     EVERYTHING,
@@ -629,7 +629,7 @@ class Lives(RuleBasedStateMachine):
         if kind == "success":
             return encode_result(claim_id, json.dumps({"claim": pair[1]}))
         if kind.startswith("wait"):
-            return encode_wait(claim_id, kind[5:], timeout=LATER_SECONDS)
+            return encode_notification("wait", id=claim_id, token=kind[5:], timeout=LATER_SECONDS)
         if kind == "success_by_attempt":
             return encode_result(str(pair[0]), '{"claim":0,"attempt":"1"}')
         hints: dict[str, dict[str, Any]] = {

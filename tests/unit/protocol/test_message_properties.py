@@ -28,9 +28,9 @@ from penstock.protocol.reports import (
     Unreadable,
     decode_reports,
     encode_error,
+    encode_notification,
     encode_progress,
     encode_result,
-    encode_run_times,
 )
 from penstock.protocol.requests import Invalid, Request, _split_slowly, decode_body, encode_call, parse_claim_id
 from penstock.protocol.task import ACTION_MAX_CHARS
@@ -307,7 +307,7 @@ def test_packing_by_weight_fills_each_body_as_far_as_all_its_limits_allow(
 
 @given(actions=st.dictionaries(texts, st.tuples(st.integers(0, 10**9), st.floats(0, 1e12))))
 def test_run_times_read_back_as_they_were_told(actions: dict[str, tuple[int, float]]) -> None:
-    (report,) = decode_reports(encode_run_times(actions), batch_limit=1)
+    (report,) = decode_reports(encode_notification("run_times", actions=actions), batch_limit=1)
     if any(len(action) > ACTION_MAX_CHARS for action in actions):
         assert isinstance(report, Unreadable)
     else:

@@ -32,9 +32,9 @@ from penstock.protocol.reports import (
     Unreadable,
     decode_reports,
     encode_error,
+    encode_notification,
     encode_progress,
     encode_result,
-    encode_run_times,
 )
 from penstock.protocol.requests import ClaimId, Invalid, Request, decode_body, encode_call, parse_claim_id
 
@@ -586,7 +586,9 @@ def test_progress_tells_percent_and_note_and_a_bare_one_is_a_heartbeat() -> None
 
 
 def test_run_times_are_read_by_action_beside_results() -> None:
-    body = join_batch([encode_result("42:7", "1"), encode_run_times({"a": (3, 1.5), "b": (0, 0.0)})])
+    body = join_batch(
+        [encode_result("42:7", "1"), encode_notification("run_times", actions={"a": (3, 1.5), "b": (0, 0.0)})]
+    )
     assert decode_reports(body, batch_limit=10) == [
         Succeeded(42, 7, None, "1"),
         RunTimes({"a": (3, 1.5), "b": (0, 0.0)}),

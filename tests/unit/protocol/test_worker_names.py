@@ -20,10 +20,9 @@ from penstock.protocol.reports import (
     Waiting,
     decode_reports,
     encode_error,
+    encode_notification,
     encode_progress,
     encode_result,
-    encode_run_times,
-    encode_wait,
 )
 from penstock.settings.model import load_settings
 from penstock.worker.process import name_of_process
@@ -68,8 +67,8 @@ def test_every_report_of_a_message_carries_its_sender(room: int) -> None:
         (encode_result("1:2", "3", ['{"action":"b"}']), Succeeded),
         (encode_error("1:2", -1, "no", {}), Failed),
         (encode_progress("1:2"), Progress),
-        (encode_wait("1:2", "t", timeout=1), Waiting),
-        (encode_wait("1:2", "", timeout=1), Failed),
+        (encode_notification("wait", id="1:2", token="t", timeout=1), Waiting),
+        (encode_notification("wait", id="1:2", token="", timeout=1), Failed),
     ]:
         body = join_batch([text] * (room + 1))
         for worker in (None, "one:7"):
@@ -78,5 +77,7 @@ def test_every_report_of_a_message_carries_its_sender(room: int) -> None:
 
 
 def test_what_is_of_no_task_is_read_as_before() -> None:
-    told, junk = decode_reports(join_batch([encode_run_times({"a": (1, 1.0)}), "[]"]), batch_limit=10, worker="w")
+    told, junk = decode_reports(
+        join_batch([encode_notification("run_times", actions={"a": (1, 1.0)}), "[]"]), batch_limit=10, worker="w"
+    )
     assert (type(told), type(junk)) == (RunTimes, Unreadable)
