@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from inspect import signature
 from types import ModuleType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Self, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -33,39 +33,67 @@ class NoParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The parameters of a method that takes none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
-    """result: the return annotation. errors: beyond those of every method.
+def _itself(command: Any) -> Any:
+    return command
 
-    read: parameters and settings to the checked command; raises InvalidParams, TooLarge. narrow: limits a command to
-    the tenant and the actions of the caller's key; raises InvalidParams, AccessDenied. audited: who called it is
-    recorded. by_queue: the inbound queue takes it. dry: whether a command only looks: it is not audited, and the queue
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Method:
+    """Declares a method, as the decorator of a function of a context and a command, whose docstring is the summary.
+
+    errors: beyond those of every method. read: parameters, and settings if it takes them, to the checked command;
+    raises InvalidParams, TooLarge. The struct that it takes first is ``params``; without it they are the command. What
+    one parameter must be stands on its field, as ``Checked``. narrow: limits a command to the tenant and the actions of
+    the caller's key; raises InvalidParams, AccessDenied. audited: who called it is recorded, if the permission is
+    admin. by_queue: the inbound queue takes it. dry: whether a command only looks: it is not audited, and the queue
     takes none. savepoint: it may be refused after it has written something. together: the requests of one body are
-    carried out in one call. by_replica: it only reads, and its answer may be as old as a replica is. carry_out: given a
-    context and the command, or with ``together`` a list of commands and of the errors of those that could not be read,
-    to which it returns a list of outcomes in this order.
+    carried out in one call. by_replica: it only reads, and its answer may be as old as a replica is. result: the return
+    annotation. carry_out: given a context and the command, or with ``together`` a list of commands and of the errors of
+    those that could not be read, to which it returns a list of outcomes in this order.
     """
 
-    name: str
-    summary: str
-    params: type[msgspec.Struct]
-    result: Any
+    name: str = field(kw_only=False)
     permission: Permission
     scope: Scope
-    errors: tuple[type[RpcError], ...]
-    read: Callable[[Any, Any], Any]
-    narrow: Callable[[Any], Any]
-    audited: bool
-    by_queue: bool
-    dry: Callable[[Any], bool]
-    savepoint: bool
-    together: bool
-    by_replica: bool
-    carry_out: Callable[[Any, Any], Awaitable[Any]]
+    errors: tuple[type[RpcError], ...] = ()
+    read: Callable[..., Any] = _itself
+    narrow: Callable[[Any], Any] = _itself
+    audited: bool = True
+    by_queue: bool = False
+    dry: Callable[[Any], bool] = lambda _command: False
+    savepoint: bool = False
+    together: bool = False
+    by_replica: bool = False
+    summary: str = field(init=False)
+    params: type[msgspec.Struct] = field(init=False)
+    result: Any = field(init=False)
+    carry_out: Callable[[Any, Any], Awaitable[Any]] = field(init=False)
+
+    def __call__(self, function: Callable[[Any, Any], Awaitable[Any]]) -> Self:
+        hints = get_type_hints(function)
+        (returned,) = get_args(hints["return"]) if self.together else (hints["return"],)
+        outcomes = get_args(returned) if get_origin(returned) in (Union, UnionType) else (returned,)
+        results = tuple(one for one in outcomes if not (isinstance(one, type) and issubclass(one, Exception)))
+        taken = list(hints.values())[1]
+        read = self.read
+        if read is not _itself:  # settings are imported for type checkers alone where a program enqueues
+            taken = next(iter(get_type_hints(read, localns={"Settings": Any}).values()))
+        elif self.together:
+            taken, *_ = get_args(*get_args(taken))  # of a sequence of them and of errors
+        if len(signature(read).parameters) == 1:
+            self.read = lambda given, _settings: read(given)
+        self.audited = self.audited and self.permission is Permission.ADMIN
+        self.summary = " ".join((function.__doc__ or "").split())
+        self.params, self.carry_out = taken, function
+        self.result = Union[results]  # noqa: UP007 - of types that are known at run time only
+        return self
 
     def command(self, raw: bytes, settings: Any) -> Any:
         """Raw parameters as the checked command. Raises InvalidParams, TooLarge."""
         return self.read(decode(self.params, raw or b"{}"), settings)
+
+
+method = Method
 
 
 def decode(kind: type[msgspec.Struct], raw: bytes) -> Any:
@@ -102,51 +130,6 @@ def _mistake(text: str, names: Iterable[str]) -> InvalidParams:
         return InvalidParams(quoted[0], "is missing")
     said, _, at = text.rpartition(_PLACE) if _PLACE in text else (text, "", "")
     return InvalidParams(at.removeprefix(".").removesuffix("`") or "params", f"is wrong: {said[:_SHOWN_CHARS]}")
-
-
-def method(
-    name: str,
-    *,
-    permission: Permission,
-    scope: Scope,
-    errors: tuple[type[RpcError], ...] = (),
-    read: Callable[..., Any] | None = None,
-    narrow: Callable[[Any], Any] = lambda command: command,
-    audited: bool | None = None,
-    by_queue: bool = False,
-    dry: Callable[[Any], bool] = lambda _command: False,
-    savepoint: bool = False,
-    together: bool = False,
-    by_replica: bool = False,
-) -> Callable[[Callable[[Any, Any], Awaitable[Any]]], Method]:
-    """Declare a method: a function of a context and a command, whose docstring is the summary.
-
-    The parameters are the struct that ``read`` takes first, alone or before the settings; without ``read``, they are
-    the command. What one parameter must be stands on its field, as ``Checked``. audited: None for whether the
-    permission is admin. See ``Method`` for the others.
-    """
-
-    def declare(function: Callable[[Any, Any], Awaitable[Any]]) -> Method:
-        hints = get_type_hints(function)
-        (returned,) = get_args(hints["return"]) if together else (hints["return"],)
-        outcomes = get_args(returned) if get_origin(returned) in (Union, UnionType) else (returned,)
-        results = tuple(one for one in outcomes if not (isinstance(one, type) and issubclass(one, Exception)))
-        taken = list(hints.values())[1]
-        if read is not None:  # settings are imported for type checkers alone where a program enqueues
-            taken = next(iter(get_type_hints(read, localns={"Settings": Any}).values()))
-        elif together:
-            taken, *_ = get_args(*get_args(taken))  # of a sequence of them and of errors
-        checked: Callable[..., Any] = read or (lambda given: given)
-        takes_settings = len(signature(checked).parameters) > 1
-        is_audited = permission is Permission.ADMIN if audited is None else audited
-        return Method(
-            name, " ".join((function.__doc__ or "").split()), taken,
-            Union[results],  # noqa: UP007 - of types that are known at run time only
-            permission, scope, errors, checked if takes_settings else lambda given, _settings: checked(given),
-            narrow, is_audited, by_queue, dry, savepoint, together, by_replica, function,
-        )  # fmt: skip
-
-    return declare
 
 
 def by_name(*modules: ModuleType) -> dict[str, Method]:
