@@ -27,7 +27,7 @@ from penstock.runtime import metrics
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.supervisor.gauges import Gauges
-from penstock.worker.announcing import announcements
+from penstock.worker.announcing import announcements, schemas
 from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.context import Call, Context
 from penstock.worker.responses import unknown_action
@@ -233,7 +233,7 @@ async def test_payloads_are_checked_against_what_workers_announce_now(
 
     def newer(url: str, height: int) -> None: ...
 
-    schema = registry["resize"].schemas[0]
+    schema = schemas(registry["resize"])[0]
     strict = settings.model_copy(update={"check_payloads": True})
     submitter = Submitter(store=store, inbound=inbound, settings=strict)
     async with serving(store, strict) as api, AsyncClient(api.url) as client:
@@ -256,7 +256,7 @@ async def test_payloads_are_checked_against_what_workers_announce_now(
             reason.removeprefix("Invalid params: ").partition(", as workers")[0]: one for reason, one in kept.items()
         } == MISFITS
         action("resize", registry=(versions := Registry()))(newer)
-        await pump.world.report(announcement(worker="newer:1", params=versions["resize"].schemas[0]))
+        await pump.world.report(announcement(worker="newer:1", params=schemas(versions["resize"])[0]))
         await client.enqueue("resize", {"url": "u", "height": 3})  # a rolling deploy: both run
         await client.enqueue("resize", FITS)
         await pump.world.report(announcement(worker="broken:1", params={"$ref": "https://example.org/secret"}))

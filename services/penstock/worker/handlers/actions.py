@@ -22,7 +22,6 @@ from penstock.worker.handlers.context import Call, Context, Wait
 from penstock.worker.handlers.enqueueing import Action, ActionFunction
 from penstock.worker.handlers.outcomes import is_number
 from penstock.worker.handlers.parameters import Parameters, batch_fit, injected, place, result_converter
-from penstock.worker.handlers.schemas import schemas
 
 _MAX_BATCH = 10_000
 _MAX_LINGER_SECONDS = 60.0
@@ -101,19 +100,10 @@ class Handler:
         self.takes_context = parameters.takes_context
 
     def payload(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A call's arguments without the context as a payload; of a batched handler, the params of one of its calls.
-
-        Raises InvalidParams for what ``fit`` refuses, TypeError, ValueError for what cannot be written as JSON.
-        """
+        """A call's arguments without the context as a checked payload. Raises InvalidParams, TypeError, ValueError."""
         payload = to_builtins(self._payload(args, kwargs))
         self.fit(dumps(payload).encode())
         return payload
-
-    @property
-    def schemas(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """JSON Schemas of the payload and of the result."""
-        is_batched = self.batch is not None
-        return schemas(self.name, self.function, is_batched=is_batched, takes_context=self.takes_context)
 
     def read_result(self, task_id: int, result: Any) -> Any:
         """A task's result, decoded JSON, as the annotated type. Raises UnexpectedResult, SettingsError."""
