@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial
 from time import time
 from typing import Any, Generic, TextIO, TypeVar
@@ -36,21 +37,18 @@ _collecting: ContextVar[AttemptOutput[Any] | None] = ContextVar("output", defaul
 Owner = TypeVar("Owner")
 
 
+@dataclass(slots=True, eq=False)
 class AttemptOutput(Generic[Owner]):
     """Output of one attempt, its owner, which is added from any thread."""
 
-    __slots__ = ("_changed", "_entries", "_left_bytes", "_line", "dropped", "has_prints", "owner", "reported_dropped")
-
-    def __init__(
-        self, owner: Owner, limit_bytes: int, *, has_prints: bool, changed: Callable[[AttemptOutput[Owner]], None]
-    ) -> None:
-        self.owner = owner
-        self.has_prints = has_prints
-        self.dropped = self.reported_dropped = 0
-        self._left_bytes = limit_bytes
-        self._entries: list[OutputEntry] = []
-        self._line = ""
-        self._changed = changed
+    owner: Owner
+    left_bytes: int
+    has_prints: bool
+    changed: Callable[[AttemptOutput[Owner]], None]
+    dropped: int = 0
+    reported_dropped: int = 0
+    _entries: list[OutputEntry] = field(default_factory=list)
+    _line: str = ""
 
     def log(self, record: logging.LogRecord) -> None:
         text = message_of(record)
@@ -75,14 +73,14 @@ class AttemptOutput(Generic[Owner]):
 
     def add(self, size: int, entry: OutputEntry) -> None:
         size += _ENTRY_BYTES
-        if size > self._left_bytes:
+        if size > self.left_bytes:
             self.dropped += 1
             return
-        self._left_bytes -= size
+        self.left_bytes -= size
         entries = self._entries
         entries.append(entry)
         if len(entries) == 1:
-            self._changed(self)
+            self.changed(self)
 
     def end_line(self) -> None:
         if self._line:
@@ -132,7 +130,7 @@ class Outputs(Generic[Owner]):
         if not level:
             return None
         has_prints = level >= _PRINTS
-        output = AttemptOutput(owner, self._limit_bytes, has_prints=has_prints, changed=self._note_change)
+        output = AttemptOutput(owner, self._limit_bytes, has_prints, self._note_change)
         if is_alone and level >= _LOGS:
             _collect(prints=has_prints)
             _collecting.set(output)
