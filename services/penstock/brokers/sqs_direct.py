@@ -16,23 +16,13 @@ import re
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import parse_qs, quote, urlsplit
 
 import msgspec
+from botocore import exceptions
 from botocore.credentials import ReadOnlyCredentials
-from botocore.exceptions import (
-    ClientError,
-    ConnectionClosedError,
-    ConnectTimeoutError,
-    EndpointConnectionError,
-    HTTPClientError,
-    NoCredentialsError,
-    ReadTimeoutError,
-    SSLError,
-)
-from botocore.exceptions import ConnectionError as NotConnected
 from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies, normalize_url_path
 
@@ -64,10 +54,7 @@ async def open_direct(
     session: Any, client: Any, *, own_key: ReadOnlyCredentials | None, user_agent: str, connect_seconds: float,
     answer_seconds: float,
 ) -> DirectCalls | None:  # fmt: skip
-    """Calls as the client would make them; None where only the SDK can: behind an HTTP proxy.
-
-    own_key: None for the session's own chain. Raises botocore's errors when there are no credentials.
-    """
+    """Calls as the client makes them; None behind a proxy. own_key: None: of the session. Raises botocore's errors."""
     # What a client presigns shows the endpoint and the signing region that its rules come to.
     signed = urlsplit(await client.generate_presigned_url("list_queues"))
     endpoint_url = f"{signed.scheme}://{signed.netloc}{signed.path or '/'}"
@@ -91,20 +78,20 @@ def _credentials_of(session: Any, own_key: ReadOnlyCredentials | None) -> Creden
             return own_key
         found = await session.get_credentials()
         if found is None:
-            raise NoCredentialsError
+            raise exceptions.NoCredentialsError
         return cast(ReadOnlyCredentials, await found.get_frozen_credentials())
 
     return find
 
 
+@dataclass(frozen=True, slots=True)
 class DirectCalls:
     """See :func:`open_direct`. A failed call is tried once more if another may succeed, as by the SDK."""
 
-    def __init__(self, connections: Connections, signer: Signer, *, credentials: Credentials, user_agent: str) -> None:
-        self._connections = connections
-        self._signer = signer
-        self._credentials = credentials
-        self._user_agent = user_agent
+    connections: Connections
+    signer: Signer
+    credentials: Credentials
+    user_agent: str
 
     async def call(self, operation: str, **arguments: Any) -> Mapping[str, Any]:
         """Make one of OPERATIONS; returns the members of its answer. Raises botocore's errors."""
@@ -114,10 +101,10 @@ class DirectCalls:
         except UnicodeEncodeError:  # half of a surrogate pair: SQS is to refuse it, and no other message
             body = json.dumps(arguments).encode()
         for tries in range(1, _TRIES + 1):
-            headers = self._signer.sign(target, body, await self._credentials(), time.time())
+            headers = self.signer.sign(target, body, await self.credentials(), time.time())
             try:
-                answer = await self._connections.exchange(f"{headers}User-Agent: {self._user_agent}\r\n", body)
-            except (HTTPClientError, NotConnected) as exc:
+                answer = await self.connections.exchange(f"{headers}User-Agent: {self.user_agent}\r\n", body)
+            except (exceptions.HTTPClientError, exceptions.ConnectionError) as exc:
                 if tries == _TRIES:
                     raise
                 if isinstance(exc, _Dropped):
@@ -133,7 +120,7 @@ class DirectCalls:
         raise AssertionError("the last try returns or raises")
 
     def close(self) -> None:
-        self._connections.close()
+        self.connections.close()
 
 
 def _read_json(body: bytes) -> Mapping[str, Any]:
@@ -145,20 +132,20 @@ def _read_json(body: bytes) -> Mapping[str, Any]:
     except ValueError:
         read = None
     if not isinstance(read, dict):
-        raise HTTPClientError(error=f"the answer is not of SQS: {body[:200]!r}")
+        raise exceptions.HTTPClientError(error=f"the answer is not of SQS: {body[:200]!r}")
     return read
 
 
-def _error_of(answer: Answer, target: str) -> ClientError:
+def _error_of(answer: Answer, target: str) -> exceptions.ClientError:
     """The error as the SDK words it."""
     try:
         said = _read_json(answer.body)
-    except HTTPClientError:
+    except exceptions.HTTPClientError:
         said = {}
     given = answer.headers.get("x-amzn-query-error", "").partition(";")[0] or said.get("__type") or said.get("code")
     code = str(given or answer.status).rpartition("#")[2].partition(":")[0]
     message = said.get("message") or said.get("Message") or ""
-    return ClientError(
+    return exceptions.ClientError(
         {
             "Error": {"Code": code, "Message": str(message)},
             "ResponseMetadata": {"HTTPStatusCode": answer.status, "HTTPHeaders": dict(answer.headers)},
@@ -230,7 +217,7 @@ class Answer:
     body: bytes
 
 
-class _Dropped(ConnectionClosedError):  # type: ignore[misc]
+class _Dropped(exceptions.ConnectionClosedError):  # type: ignore[misc]
     """A connection that was used before is closed, without an answer: it may have been closed while it was idle."""
 
 
@@ -238,37 +225,33 @@ class _Unanswered(Exception):
     """No answer has come in time."""
 
 
+@dataclass(frozen=True, slots=True)
 class Connections:
     """Connections to one endpoint, used one request at a time and kept for the next."""
 
-    def __init__(
-        self, url: str, context: ssl.SSLContext | None, *, connect_seconds: float, answer_seconds: float
-    ) -> None:
-        parts = urlsplit(url)
-        self._url = url
-        self._address = parts.hostname or "", parts.port or (443 if context else 80)
-        self._context = context
-        self._connect_seconds = connect_seconds
-        self._answer_seconds = answer_seconds
-        self._room = asyncio.Semaphore(_CONNECTIONS)
-        self._idle: list[_Connection] = []
+    url: str
+    context: ssl.SSLContext | None
+    connect_seconds: float
+    answer_seconds: float
+    _room: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(_CONNECTIONS))
+    _idle: list[_Connection] = field(init=False, default_factory=list)
 
     async def exchange(self, head: str, body: bytes) -> Answer:
-        """Send a request; ``head`` lacks Content-Length. Raises HTTPClientError, NotConnected."""
+        """Send a request; ``head`` lacks Content-Length. Raises HTTPClientError, ConnectionError."""
         async with self._room:
             connection = self._take() or await self._connect()
             try:
                 request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-                answer = await connection.exchange(request, self._answer_seconds)
+                answer = await connection.exchange(request, self.answer_seconds)
             except _Unanswered as exc:
-                raise ReadTimeoutError(endpoint_url=self._url, error=exc) from exc
+                raise exceptions.ReadTimeoutError(endpoint_url=self.url, error=exc) from exc
             except OSError as exc:
                 if connection.is_used and not connection.has_begun:
                     self.close()  # the others may have been closed as well
-                    raise _Dropped(endpoint_url=self._url, error=exc) from exc
-                raise ConnectionClosedError(endpoint_url=self._url, error=exc) from exc
+                    raise _Dropped(endpoint_url=self.url, error=exc) from exc
+                raise exceptions.ConnectionClosedError(endpoint_url=self.url, error=exc) from exc
             except ValueError as exc:
-                raise HTTPClientError(error=f"the answer is not HTTP: {exc}") from exc
+                raise exceptions.HTTPClientError(error=f"the answer is not HTTP: {exc}") from exc
             finally:
                 connection.release(self._idle)
         return answer
@@ -282,18 +265,19 @@ class Connections:
         return None
 
     async def _connect(self) -> _Connection:
-        host, port = self._address
+        parts = urlsplit(self.url)
+        host, port = parts.hostname or "", parts.port or (443 if self.context else 80)
         try:
-            async with asyncio.timeout(self._connect_seconds):
+            async with asyncio.timeout(self.connect_seconds):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    _Connection, host, port, ssl=self._context, server_hostname=host if self._context else None
+                    _Connection, host, port, ssl=self.context, server_hostname=host if self.context else None
                 )
         except TimeoutError as exc:
-            raise ConnectTimeoutError(endpoint_url=self._url, error=exc) from exc
+            raise exceptions.ConnectTimeoutError(endpoint_url=self.url, error=exc) from exc
         except ssl.SSLError as exc:
-            raise SSLError(endpoint_url=self._url, error=exc) from exc
+            raise exceptions.SSLError(endpoint_url=self.url, error=exc) from exc
         except OSError as exc:
-            raise EndpointConnectionError(endpoint_url=self._url, error=exc) from exc
+            raise exceptions.EndpointConnectionError(endpoint_url=self.url, error=exc) from exc
         return connection
 
     def close(self) -> None:
