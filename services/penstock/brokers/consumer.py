@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
@@ -13,6 +12,7 @@ from penstock.brokers.receiver import Receiver
 from penstock.protocol.errors import Locked, PenstockError, TooSlow, Unavailable
 from penstock.runtime.logs import log
 from penstock.runtime.loop import Service, SideTask
+from penstock.runtime.periodic import ends_within
 from penstock.settings.model import Settings
 
 _LOCKED_AT_ONCE = 10  # tried again in one pass
@@ -165,9 +165,7 @@ class Consumer(Service):
 
     async def drain(self, seconds: float) -> None:
         """Delete what is stored, and give back kept messages; the passes have ended."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds / 2):
-                await self._deleter.flush()
+        await ends_within(seconds / 2, self._deleter.flush())
         for messages in (*self._kept, self._locked):
             if messages:
                 self.forget(messages)

@@ -11,10 +11,7 @@ _REPORTED_EVERY = 10
 
 
 class Pauses:
-    """Random pauses, each at least half of a bound that doubles from ``first_seconds`` to ``longest_seconds``.
-
-    failures: how many pauses were given since the start, or since the last success.
-    """
+    """Random pauses, of at least half of a bound that doubles. failures: pauses since the start or last success."""
 
     def __init__(self, first_seconds: float = 0.2, longest_seconds: float = 10.0) -> None:
         self._first_seconds = first_seconds
@@ -60,11 +57,17 @@ async def repeat(duty: str, work: Callable[[], Awaitable[float]]) -> None:
 
 async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
     """Wait for an event at most that long; returns whether it is set."""
+    return await ends_within(seconds, event.wait())
+
+
+async def ends_within(seconds: float, awaited: Awaitable[object]) -> bool:
+    """Whether it ends within so many seconds; else it is cancelled."""
     try:
         async with asyncio.timeout(seconds):
-            return await event.wait()
+            await awaited
     except TimeoutError:
         return False
+    return True
 
 
 async def in_batches(work: Callable[[], Awaitable[int]], *, full: int, most: int) -> int:

@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -22,6 +22,7 @@ from penstock.protocol.journal import add_entries
 from penstock.protocol.reports import encode_progress
 from penstock.runtime.logs import log
 from penstock.runtime.loop_thread import LoopThread
+from penstock.runtime.periodic import ends_within
 from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.leases import Leases
@@ -40,10 +41,7 @@ OpenQueues = Callable[[AsyncExitStack], Mapping[str, Queue]]
 
 @dataclass(slots=True)
 class LeaseThread:
-    """The thread of one worker; :meth:`run` is a side task. open_queues: called in the thread, once.
-
-    :meth:`receive` waits until the thread runs.
-    """
+    """The thread of one worker; :meth:`run` is a side task. open_queues: called in the thread, once."""
 
     open_queues: OpenQueues
     settings: Settings
@@ -68,7 +66,7 @@ class LeaseThread:
             await asyncio.to_thread(thread.stop, _CLOSE_SECONDS)
 
     async def receive(self, *, wait_seconds: int, visibility_seconds: int) -> list[Message]:
-        """Receive in the thread; the messages are leased until they are taken."""
+        """Receive in the thread, once it runs; the messages are leased until they are taken."""
         if not self._opened.done():
             await asyncio.wait([self._opened])
         thread, outbound = self._opened.result()
@@ -91,10 +89,7 @@ class LeaseThread:
             group.create_task(self._watch(sender, outbound))
 
     async def _heartbeat(self, sender: ResultSender) -> None:
-        """Send heartbeats, and the responses that wait while the event loop is blocked, which sends them once more.
-
-        Their tasks have no heartbeats any more, so they would count as silent.
-        """
+        """Send heartbeats, and responses that a blocked event loop holds up: their tasks would count as silent."""
         interval = self.settings.heartbeat_seconds
         turned = threading.Event()
         turned.set()
@@ -108,10 +103,8 @@ class LeaseThread:
                 self._loop.call_soon_threadsafe(turned.set)
             else:
                 texts += [text for text in self.sender.unsent()[0] if text not in sent]
-            with suppress(TimeoutError):  # the next round sends newer ones
-                async with asyncio.timeout(interval):
-                    await sender.send_now(texts)
-                    sent.update(texts)
+            if await ends_within(interval, sender.send_now(texts)):  # else the next round sends newer ones
+                sent.update(texts)
 
     # A stuck worker
 

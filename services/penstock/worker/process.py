@@ -10,7 +10,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -27,6 +27,7 @@ from penstock.protocol.reports import encode_progress
 from penstock.protocol.requests import ClaimId, Invalid, Request, decode_body, parse_claim_id
 from penstock.runtime.logs import log
 from penstock.runtime.loop import Service, SideTask
+from penstock.runtime.periodic import ends_within
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.worker.announcing import announce
@@ -174,7 +175,7 @@ class Worker(Service):
         """Start attempts beside others. ``alone``: of one suspect, once the others have ended and been answered."""
         async with self._starting:
             if alone:
-                await _within(_ALONE_SECONDS, self._wait_clear())
+                await ends_within(_ALONE_SECONDS, self._wait_clear())
             if self._stopping:
                 self._runner.drop(attempts)
                 leases = {attempt.lease: None for attempt in attempts if not attempt.lease.begun}
@@ -188,7 +189,7 @@ class Worker(Service):
                 )  # fmt: skip
             self._runner.add(attempts, alone=alone)
             if alone:
-                await _within(_ALONE_SECONDS, self._wait_clear())
+                await ends_within(_ALONE_SECONDS, self._wait_clear())
 
     def run_until(self, at: float) -> asyncio.TimerHandle:
         """Stop every call at this time of the monotonic clock; none starts after it, unless the handle is cancelled."""
@@ -341,11 +342,11 @@ class Worker(Service):
         if self._releasing is None:
             self.stop_taking()
         asyncio.get_running_loop().call_later(seconds / 2, self._runner.stop_starting)
-        if not await _within(max(0.0, seconds - min(_LAST_SECONDS, seconds / 4)), self.settle()):
+        if not await ends_within(max(0.0, seconds - min(_LAST_SECONDS, seconds / 4)), self.settle()):
             cut = await self._runner.cut(min(_LAST_SECONDS, seconds / 4) / 2)
             if cut:
                 log.warning("tasks_cut", tasks=cut, hint="they run again elsewhere; PENSTOCK_GRACE_SECONDS is the time")
-        if not await _within(max(0.1, deadline - time.monotonic()), self._wait_saved()):
+        if not await ends_within(max(0.1, deadline - time.monotonic()), self._wait_saved()):
             log.warning("answers_not_saved", hint="their messages come again after the visibility timeout")
         unfinished = self._leases.unfinished()
         if unfinished:
@@ -361,16 +362,6 @@ class Worker(Service):
         self._threads.close()
         await self._resources.close()
         await self._codec.close()
-
-
-async def _within(seconds: float, awaited: Awaitable[None]) -> bool:
-    """Whether it ends within so many seconds; else it is cancelled."""
-    try:
-        async with asyncio.timeout(seconds):
-            await awaited
-    except TimeoutError:
-        return False
-    return True
 
 
 def _claim_of(entry: Request | Invalid) -> tuple[str, ClaimId | None]:

@@ -12,7 +12,7 @@ from subprocess import PIPE
 
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
-from penstock.runtime.periodic import Pauses
+from penstock.runtime.periodic import Pauses, ends_within
 from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.processes import channel
@@ -200,9 +200,7 @@ class ProcessPool:
             self._forking.clear()
             for child in left:
                 self._has_ended(child, Ended())
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_STOP_SECONDS):
-                    await server.wait()
+            await ends_within(_STOP_SECONDS, server.wait())
 
     async def _note(self, kind: str, pid: int, code: int = 0, peak_bytes: int = 0) -> None:
         if kind == "forked":
@@ -255,9 +253,7 @@ class ProcessPool:
         for child in self._children.values():
             child.send("stop")
         if self._children or self._forking:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_STOP_SECONDS):
-                    await self._gone.wait()
+            await ends_within(_STOP_SECONDS, self._gone.wait())
 
 
 def task_of(attempt: Attempt) -> tuple[str, bytes, str | None, bool, str, float]:
