@@ -86,10 +86,7 @@ Unsent = tuple[str, bool]  # the reason, and whether the broker will never take 
 
 @dataclass(frozen=True, slots=True)
 class SendReport:
-    """Positions of the messages that were not sent, and one reason for an operator (None when all were).
-
-    refused: those among ``failed`` that the queue will never take, such as one above its limit of bytes.
-    """
+    """Positions not sent, and one reason (None: all were). refused: those that the queue never takes, as too large."""
 
     failed: list[int]
     reason: str | None
@@ -117,10 +114,7 @@ class Depth:
 
 
 class Queue(Protocol):
-    """One queue. Every operation takes any number of messages, cuts them into calls and survives partial failure.
-
-    Raises Unavailable only where nothing at all could be done. label: inbound, outbound or results.
-    """
+    """One queue. Operations take any number of messages. Raises Unavailable where nothing at all could be done."""
 
     label: str
     limits: Limits

@@ -90,10 +90,7 @@ class Reader(Protocol):
 
 
 class LeasingTransport:
-    """The transport of such a broker; see :class:`penstock.brokers.base.Transport` for the contract.
-
-    broker, sending: names of the broker and of its sends in metrics. header_bytes: of each, beside name and value.
-    """
+    """The transport of such a broker. broker, sending: names in metrics. header_bytes: beside name and value."""
 
     broker: ClassVar[str]
     sending: ClassVar[str]

@@ -8,10 +8,7 @@ from penstock.settings.model import Settings
 
 
 def open_transport(settings: Settings, *, makes_queues: bool = True) -> Transport:
-    """The transport of PENSTOCK_TRANSPORT_URL, which connects when it is first used.
-
-    makes_queues: missing ones, when first used. Raises SettingsError when the broker's library is not installed.
-    """
+    """The transport of PENSTOCK_TRANSPORT_URL. makes_queues: missing ones, when first used. Raises SettingsError."""
     kind = settings.transport.kind
     if kind == "sqs":
         with needing("SQS", "worker"):
@@ -34,10 +31,7 @@ def queue_names(settings: Settings) -> Mapping[str, str]:
 
 
 async def create_queues(settings: Settings, *, more: Sequence[str] = ()) -> dict[str, str]:
-    """Make the three queues, each with its dead-letter queue, and return where they are by label.
-
-    more: queues of routes, their names being their labels. On AWS terraform/ makes queues instead. Raises Unavailable.
-    """
+    """Make the three queues, those in ``more`` and dead-letter queues; returns where each is. Raises Unavailable."""
     transport = open_transport(settings)
     try:
         return await transport.make_queues({**queue_names(settings), **{name: name for name in more}})

@@ -192,10 +192,7 @@ class SqsTransport:
         return made
 
     async def renew_credentials(self, refused: Any) -> None:
-        """Have the next call use other credentials than the refused client's, if the SDK's own chain finds any now.
-
-        A client renews a role's, and keeps those that it found in the environment or in a file.
-        """
+        """Look for others in the SDK's chain once these are refused; a client keeps those of environment and files."""
         has_own_key = self._client_options["aws_access_key_id"] is not None
         if refused is not self._client or has_own_key or monotonic() < self._look_for_credentials_at:
             return

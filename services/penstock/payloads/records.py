@@ -82,10 +82,7 @@ async def load_outcome(codec: PayloadCodec, row: Row) -> Row:
 async def shown_rows(
     codec: PayloadCodec, rows: Sequence[Row], *, room_bytes: int, payload: bool = False
 ) -> Sequence[Row]:
-    """Decode rows of ``show_tasks`` for display; ``payload_unread`` and ``result_unread`` say why a text is missing.
-
-    room_bytes: of objects, over all rows. payload: whether to decode the payloads too.
-    """
+    """Rows of ``show_tasks`` decoded, ``*_unread`` saying why one is not. room_bytes: of objects, over all rows."""
     found = []
     for row in rows:
         encoded = (row["result"], row["error"], row.get("payload"), row.get("failures"), row.get("progress"))

@@ -17,10 +17,7 @@ def pack(
     max_items: int,
     max_weight: float = math.inf,
 ) -> Iterator[tuple[int, int]]:
-    """Divide entries of these UTF-8 sizes into bodies: (start, end) slices, in order.
-
-    Each body, including brackets and commas, stays within the limits; an entry that exceeds one gets a body of its own.
-    """
+    """Slices (start, end) of entries of these UTF-8 sizes, each a body within the limits; one too large is alone."""
     start, used, carried = 0, 1, 0.0  # one: two brackets, and the first entry has no comma before it
     for position, size in enumerate(sizes):
         weight = weights[position] if weights is not None else 0.0

@@ -19,10 +19,7 @@ StepKey = tuple[str, int]
 
 
 class StepPlace(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A step in its task. repetition: how many steps of its name came before it, position: how many of any name.
-
-    parallel: other steps ran meanwhile, so its position may change.
-    """
+    """A step. repetition: of its name; position: of all steps. parallel: others ran meanwhile, so it may change."""
 
     name: str
     repetition: Count = 0

@@ -1,7 +1,4 @@
-"""JSON as text: its size, its depth, the escapes that Postgres or SQS cannot store; and any value as JSON.
-
-Values are encoded by msgspec, or by pydantic for types that msgspec does not know.
-"""
+"""JSON as text: size, depth, escapes that Postgres or SQS cannot store; any value as JSON, by msgspec or pydantic."""
 
 import json
 import re
@@ -103,10 +100,7 @@ def _is_deeper(raw: str, depth: int) -> bool:
 
 
 def check_payload(raw: str, field: str = "payload") -> None:
-    """Check that JSON text can be stored, sent and read by any worker. Raises InvalidParams.
-
-    Does not build its values, which take up to fifty times its memory.
-    """
+    """Check that JSON text can be stored, sent and read by any worker, without its values. Raises InvalidParams."""
     check_json(raw, field)
     first = raw.lstrip()[0]
     if first not in "{[":

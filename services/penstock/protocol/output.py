@@ -32,10 +32,7 @@ class OutputEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True,
 
 
 class OutputPart(msgspec.Struct, frozen=True, gc=False):
-    """What one notification carries. number: of the part in its attempt. entries: JSON text of a list, or sealed.
-
-    dropped: how many entries of the attempt were dropped before the end of this part.
-    """
+    """A notification's part. number: in its attempt. entries: JSON text of a list, or sealed. dropped: before it."""
 
     id: str
     number: Count

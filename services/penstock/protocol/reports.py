@@ -118,10 +118,7 @@ class Progress(msgspec.Struct, frozen=True, gc=False):
 
 
 class Waiting(msgspec.Struct, frozen=True, gc=False):
-    """A handler has ended, and its task waits for an outside event. timeout: seconds; None for the setting.
-
-    policy: how a failure of the wait is retried; ``final`` applies only to a timeout.
-    """
+    """A task waits for an event. timeout: seconds; None: the setting. policy: of a failure, ``final`` of a timeout."""
 
     task_id: int
     claim: int
@@ -142,10 +139,7 @@ class Stepped(msgspec.Struct, frozen=True, gc=False):
 
 
 class Suspended(msgspec.Struct, frozen=True, gc=False):
-    """A handler has ended, and its task goes on later, in another attempt: after ``seconds`` or at ``until``.
-
-    is_redelivered: steps of an earlier delivery of its message may be on their way; the task waits for those.
-    """
+    """A task goes on later: after ``seconds`` or at ``until``. is_redelivered: earlier steps may be on their way."""
 
     task_id: int
     claim: int
@@ -553,10 +547,7 @@ def _trace(response: _Response) -> TraceContext | None:
 
 
 def encode_result(claim_id: str, result: str, spawn: Sequence[str] | str = (), *, encoding: str | None = None) -> str:
-    """The response of a success. spawn: JSON text of each spawned task, or of all of them sealed.
-
-    result: JSON text; with an encoding, of what ``pack_result`` made or of a sealed result.
-    """
+    """The response of a success. result: JSON text, or as ``encoding`` says. spawn: texts of tasks, or all sealed."""
     encoded = f',"encoding":"{encoding}"' if encoding else ""
     children = spawn if isinstance(spawn, str) else f"[{','.join(spawn)}]"
     spawned = f',"spawn":{children}' if spawn else ""

@@ -60,10 +60,7 @@ _STRUCTURE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[][{},]', re.DOTALL
 
 
 def split_body(body: bytes | str, *, batch_limit: int) -> tuple[bool, list[str | msgspec.Raw]]:
-    """Split a body: whether it is a batch, and its undecoded entries.
-
-    Raises ParseError (not JSON, too deep) or InvalidRequest (an empty batch, or one above ``batch_limit``).
-    """
+    """Whether a body is a batch, and its undecoded entries. Raises ParseError; InvalidRequest: empty or too long."""
     text = text_of(body)
     if not text.lstrip(_WHITESPACE).startswith("["):
         return False, [text]
@@ -112,10 +109,7 @@ def _split_slowly(text: str) -> list[str]:
 
 
 def decode_body(body: bytes | str, *, batch_limit: int, may_be_sealed: bool = False) -> Body:
-    """Decode a body of requests; an entry that is no request becomes an Invalid. Raises as ``split_body``.
-
-    may_be_sealed: it comes from the scheduler, so params may be a sealed payload.
-    """
+    """Requests, each Invalid for an entry that is none. Raises as ``split_body``. may_be_sealed: by the scheduler."""
     text = text_of(body)
     if text.startswith("["):
         with suppress(ValueError, RecursionError):

@@ -1,7 +1,4 @@
-"""Sealed texts, which replace a payload, a result or an error that is encrypted, or stored as an object in a bucket.
-
-Each is a JSON string that begins with a mark; a result or an error that begins with it is escaped on arrival.
-"""
+"""Sealed texts: JSON strings with a mark, for what is encrypted or an object; others that begin so are escaped."""
 
 import re
 from typing import NamedTuple
@@ -26,10 +23,7 @@ class Sealed(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """An object in the bucket. name: without bucket and prefix. key_id: None if it is not encrypted.
-
-    size: bytes of the text. digest: SHA-256 of the object, in hexadecimal.
-    """
+    """An object of the bucket. key_id: None if it is not encrypted. size: bytes of the text. digest: its SHA-256."""
 
     name: str
     key_id: str | None

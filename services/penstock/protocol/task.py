@@ -138,10 +138,7 @@ EVERYTHING = (Stretch(PRIORITY_MIN, PRIORITY_MAX, BEGINNING),)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed attempt to record. error: JSON text. delay_seconds: until the next attempt; None: CRITICAL_ERROR.
-
-    suspect: a worker stopped heartbeating while running it; it is isolated from now on. worker: that reported it.
-    """
+    """A failed attempt. error: JSON text. delay_seconds: None: CRITICAL_ERROR. suspect: isolated from now on."""
 
     id: int
     claim: int

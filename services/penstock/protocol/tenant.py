@@ -1,7 +1,4 @@
-"""Names of tenants. Keys of a tenant's tasks and workflows are stored with its name before them.
-
-Statements add the name, and ``own_key`` removes it.
-"""
+"""Names of tenants. Statements put them before the stored keys of their tasks and workflows."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -39,10 +39,7 @@ class Budget:
 
 
 class Load:
-    """The memory of one request. caller: who sent it, as its rate is counted, where API keys distinguish callers.
-
-    age_seconds: of the oldest data that its answer was read from; None for what the primary has now.
-    """
+    """The memory of one request. caller: whose rate counts. age_seconds: of the oldest data read; None: no replica."""
 
     __slots__ = ("_budget", "_counted", "age_seconds", "answered", "caller", "held", "ids")
 

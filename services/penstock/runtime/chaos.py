@@ -1,7 +1,4 @@
-"""Fault injection: ``PENSTOCK_CHAOS_*`` settings make any edge fail with a given probability.
-
-While every setting is 0, the default, no edge is wrapped, so that fault injection costs nothing.
-"""
+"""Fault injection: ``PENSTOCK_CHAOS_*`` make edges fail by chance. At 0, the default, no edge is wrapped."""
 
 import asyncio
 import random
@@ -18,10 +15,7 @@ EDGES: tuple[Edge, ...] = get_args(Edge)
 
 
 class Faults:
-    """Draws the faults of one process: chances by edge, 0 to 1; each call waits a random time up to delay_seconds.
-
-    seed: the same one draws the same series in a process of the same name; None draws another each time.
-    """
+    """Draws faults by chances of edges, and delays up to delay_seconds. seed: for the same series in this process."""
 
     def __init__(
         self, process: str, chances: Mapping[Edge, float], *, delay_seconds: float = 0, seed: int | None = None

@@ -8,10 +8,7 @@ _SHARING = 12  # items of a send: with more, its calls cost next to nothing
 
 
 class Linger:
-    """An adaptive batching delay (Kafka's linger), which grows with the rate of items; none below a certain rate.
-
-    full: items in a call worth waiting for. longest_seconds: the wait at the rate that brings ``full`` items within it.
-    """
+    """Kafka's linger: a delay that grows with the rate, to longest_seconds where that brings ``full`` items."""
 
     def __init__(self, full: int, *, longest_seconds: float) -> None:
         self._full = full
@@ -40,10 +37,7 @@ class Linger:
 
 
 class Pace:
-    """The time between two sends, which grows with the rate of items; none below a certain rate, or far above it.
-
-    longest_seconds: at the rate that brings a dozen items within it. At higher rates it is the time of a dozen.
-    """
+    """The time between two sends: that of a dozen items, at most longest_seconds, and none at a low rate."""
 
     def __init__(self, longest_seconds: float) -> None:
         self._linger = Linger(_SHARING, longest_seconds=longest_seconds)

@@ -137,10 +137,7 @@ class Batch(HandlerCall):
 
 
 class OpenBatches:
-    """Batches that are not full and not started, one for each handler and time limit.
-
-    queue: called once with each batch, when it is full or its first attempt has waited for the batching delay.
-    """
+    """Batches that are not full, by handler and limit. queue: called once with each, full or after its delay."""
 
     def __init__(self, queue: Callable[[Batch], None]) -> None:
         self._queue = queue

@@ -1,7 +1,4 @@
-"""Responses to what handlers return or raise, as JSON-RPC, of bounded size and in characters that SQS accepts.
-
-Making one raises nothing unforeseen: a task without a response would run again and again.
-"""
+"""Responses to what handlers return or raise. Making one raises nothing, or its task would run again and again."""
 
 import json
 import traceback
@@ -89,10 +86,7 @@ class Problem(NamedTuple):
 
 
 def answer_of(attempt: Attempt, result: Any, *, limit_bytes: int, compress_bytes: int | None = None) -> str:
-    """The response of a handler that returned: a result, packed over ``compress_bytes``, or a wait. Raises Refusal.
-
-    It is empty where the handler has recorded the result itself, by `penstock.settle`.
-    """
+    """The response to what a handler returned, packed over ``compress_bytes``; empty if settled. Raises Refusal."""
     if attempt.cancellation.is_settled:
         return ""
     claim_id, spawned = attempt.claim_id, attempt.spawned

@@ -125,10 +125,7 @@ class Runner:
 
     @property
     def has_room(self) -> bool:
-        """Whether to fetch more: a slot is free, or tasks are short and few wait.
-
-        Long tasks are never fetched ahead: they would wait here while other workers are idle.
-        """
+        """Whether a slot is free, or tasks are short and few wait: a long one would wait here, and others be idle."""
         waiting = sum(map(len, self._queues))
         if not waiting:
             return len(self._running) < self._concurrency

@@ -115,10 +115,7 @@ def message_of(received: Received, receipt: str, times_before: int) -> Message:
 
 
 def _message_id(received: Received) -> str:
-    """The id that stays when the message is written again; without one of ours, its first place and time.
-
-    A topic that was made again begins at offset 0 too: the time distinguishes its records from those before.
-    """
+    """The id of its first writing, or topic, place and time: a topic that is made again begins at offset 0 too."""
     given = (dict(received.headers).get(ID_HEADER) or b"").decode("ascii", "replace")
     if MESSAGE_ID.fullmatch(given):
         return given

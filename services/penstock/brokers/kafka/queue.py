@@ -37,10 +37,7 @@ LIMITS = Limits(
 
 
 class KafkaTransport(LeasingTransport):
-    """One producer, and a consumer for each queue that is received from.
-
-    makes_queues: make missing topics when first used. Raises SettingsError when confluent-kafka is not installed.
-    """
+    """One producer, and a consumer for each queue that is received from. makes_queues: missing topics, at first use."""
 
     broker, sending, header_bytes = "kafka", "produce", 8
 

@@ -177,10 +177,7 @@ class Spans:
     def lost(
         self, action: str, task_id: int, claim: int, carried: CarriedTrace, *, worker: str | None, held_seconds: float
     ) -> AttemptSpan:
-        """A span for an attempt whose end is never reported, so that its own span never comes.
-
-        It is internal, and so on no map of services. worker: the one that had it, if known.
-        """
+        """An internal span, on no map of services, of an attempt whose end is never reported. worker: if known."""
         attributes = {**_about("lost", "process", action, task_id), "penstock.claim": claim}
         if worker is not None:
             attributes["penstock.worker"] = worker

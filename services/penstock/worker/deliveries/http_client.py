@@ -51,10 +51,7 @@ class AddressRefused(Undeliverable):
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer. body: its first bytes, as many as were asked for. is_whole: that was all of it.
-
-    url: where it came from, without query and fragment. redirects: how many were followed.
-    """
+    """An answer. body: its first bytes; is_whole: all. url: without query and fragment. redirects: followed ones."""
 
     status: int
     headers: CIMultiDict[str]
@@ -84,10 +81,7 @@ class HttpClient:
         redirects: int = 0,
         limit_bytes: int = 65_536,
     ) -> Response:
-        """One request and its answer, whatever its status. Raises Undeliverable, NotDelivered.
-
-        timeout_seconds: redirects and body included. redirects: how many are followed; 0 returns one as the answer.
-        """
+        """One request and its answer, of any status. timeout_seconds: of it all. Raises Undeliverable, NotDelivered."""
         target, sent = read_url(url), _headers(headers or {})
         if not _METHOD.fullmatch(method) or method in ("CONNECT", "TRACE"):
             raise Undeliverable(f"method {method!r} cannot be sent: take one such as GET, POST, PUT, PATCH or DELETE")

@@ -23,10 +23,7 @@ EXTRAS: dict[str, str] = {"amqp.publish": "rabbitmq", "kafka.publish": "kafka"}
 
 
 class Deliveries:
-    """The deliveries of one worker: those that PENSTOCK_DELIVERIES names, added to the registry when this is made.
-
-    modules: of actions of other packages, by action. Raises SettingsError.
-    """
+    """What PENSTOCK_DELIVERIES names, added to the registry. modules: of other packages. Raises SettingsError."""
 
     def __init__(self, settings: Settings, registry: Registry, modules: Mapping[str, str] | None = None) -> None:
         self.settings = settings

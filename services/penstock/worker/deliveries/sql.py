@@ -1,7 +1,4 @@
-"""sql.execute: a statement that the operator has named, with the payload's parameters, in one transaction.
-
-It has a pool for each database and shares nothing with Penstock's storage, which workers do not reach.
-"""
+"""sql.execute: a named statement of the operator's, in one transaction; it shares nothing with Penstock's storage."""
 
 from __future__ import annotations
 

@@ -23,10 +23,7 @@ _PYDANTIC = frozenset(("pydantic", "pydantic_core", "annotated_types"))
 
 
 class Parameters:
-    """The parameters of a handler after the context, which it may do without.
-
-    Raises SettingsError for an unusable signature or annotation.
-    """
+    """The parameters of a handler after the context. Raises SettingsError for an unusable signature or annotation."""
 
     def __init__(self, action: str, function: Callable[..., Any]) -> None:
         self._action = action
@@ -89,10 +86,7 @@ class Parameters:
         return value, {}
 
     def payload(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A call's arguments as a payload, which ``fit`` has yet to check: an object wherever possible.
-
-        Raises TypeError for an argument that is given twice.
-        """
+        """Arguments as a payload that ``fit`` has yet to check, if possible an object. Raises TypeError: one twice."""
         if args and (self._only_position or len(args) > len(self._positions)):
             if kwargs:
                 raise TypeError(f"{self._action} takes these arguments by position alone, or by name alone")
@@ -178,10 +172,7 @@ def batch_params(action: str, function: Callable[..., Any]) -> Any:
 
 
 def result_converter(action: str, function: Callable[..., Any], *, is_batched: bool) -> Callable[[Any], Any]:
-    """Converts a result, decoded JSON, to the annotated type of the handler, or raises msgspec.ValidationError.
-
-    A wait stands for the result that it is answered with, which may be anything. Raises SettingsError.
-    """
+    """Converts decoded JSON to the result's annotated type. Raises SettingsError; what it returns, ValidationError."""
     try:
         convert = converter(result_type(function, is_batched=is_batched))
     except Exception as exc:

@@ -1,7 +1,4 @@
-"""Durable steps on the handler's side: which of them are finished, and running the others.
-
-What the worker does for them, checks and reports, is behind a ``StepPort``: a handler may run in another process.
-"""
+"""Durable steps on the handler's side. The worker's is behind a ``StepPort``: a handler may run in a child process."""
 
 import asyncio
 import contextvars

@@ -92,10 +92,7 @@ class Ended:
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """A child; it has a process id, reader and writer once it is forked. reason: why it is to end.
-
-    is_ready: its lifespans are open.
-    """
+    """A child; forked, it has pid, reader and writer. reason: of its end. is_ready: its lifespans are open."""
 
     connection: socket.socket
     ended: asyncio.Future[Ended]

@@ -182,10 +182,7 @@ class _ChildRunner(Runner):
         await sent
 
     def recorded(self, claim_id: str, number: int, problem: Sequence[Any] | None) -> None:
-        """The report of a step is in the results queue, or is refused: kind, text, code, and whether that is final.
-
-        An empty problem: the lease of the message has ended meanwhile.
-        """
+        """A report is in the results queue or refused. problem: kind, text, code, is final; empty: the lease ended."""
         sent = self._sent.pop((claim_id, number))
         if sent.done():
             return
