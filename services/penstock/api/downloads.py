@@ -14,7 +14,7 @@ from penstock.api.dispatch import Methods
 from penstock.api.http import refusal
 from penstock.api.rpc import error_body, masked
 from penstock.payloads.cipher import TenantAad
-from penstock.payloads.codec import payload_aad, task_aad
+from penstock.payloads.codec import aad_of, payload_aad
 from penstock.protocol import errors
 from penstock.protocol.caller import bind, seen
 from penstock.protocol.checks import read_id
@@ -33,7 +33,7 @@ _STATUSES = {errors.RateLimited: 429, errors.TooManyWaits: 503}
 
 _AADS: dict[str, Callable[[Any], str | TenantAad]] = {
     "payload": lambda row: payload_aad(row["action"], row["tenant"]),
-    "result": lambda row: task_aad("result", row["id"]),
+    "result": lambda row: aad_of("result", row["id"]),
 }
 
 

@@ -37,24 +37,13 @@ def offered_aad(action: str, tenant: str | None) -> str:
     return f"offered\0{tenant or ''}\0{action}"
 
 
-def options_aad(workflow_id: int, number: int) -> str:
-    """Of the options that a workflow step keeps for its children."""
-    return f"options\0{workflow_id}\0{number}"
+def aad_of(kind: Literal["result", "error", "output", "spawn", "step", "options", "answer"], *of: int | str) -> str:
+    """Associated data of what a task gives out, by its id; error: of a progress note, too.
 
-
-def task_aad(kind: Literal["result", "error", "output", "spawn"], task_id: int) -> str:
-    """Of what a task gives out. error: of a progress note, too. output: what its handler logs and emits."""
-    return f"{kind}\0{task_id}"
-
-
-def step_aad(task_id: int, key: tuple[str, int]) -> str:
-    """Of a durable step's result or error. key: its name and repetition."""
-    return f"step\0{task_id}\0{key[0]}\0{key[1]}"
-
-
-def answer_aad(token: str) -> str:
-    """Of an answer that came before its task waits."""
-    return f"answer\0{token}"
+    step: a durable step's result or error, by task, name and repetition. options: those that a workflow's step, by
+    workflow and number, keeps for its children. answer: one that came before its task waits, by token.
+    """
+    return "\0".join([kind, *map(str, of)])
 
 
 class PayloadCodec:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.payloads.cipher import TenantAad
-from penstock.payloads.codec import PayloadCodec, payload_aad, task_aad
+from penstock.payloads.codec import PayloadCodec, aad_of, payload_aad
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.json_text import decode_any
 from penstock.protocol.sealed import MARK, is_sealed, reference_of
@@ -33,7 +33,7 @@ def encrypt_error(codec: PayloadCodec, task_id: int, error: str) -> str:
     if _sealed_in(decoded) is not None or data.get("not_begun") is True:
         return error
     kept = {name: data[name] for name in _CLEAR if name in data}
-    kept["sealed"] = json.loads(codec.encode(error, task_aad("error", task_id)))
+    kept["sealed"] = json.loads(codec.encode(error, aad_of("error", task_id)))
     return json.dumps({"code": decoded.get("code", 0), "message": "encrypted", "data": kept})
 
 
@@ -49,7 +49,7 @@ def encrypt_note(codec: PayloadCodec, task_id: int, note: str | None) -> str | N
     """Encrypt the note of a progress report; one that is already encrypted is returned unchanged."""
     if note is None or not codec.encrypts:
         return note
-    sealed: str = json.loads(codec.encode(json.dumps(note), task_aad("error", task_id)))
+    sealed: str = json.loads(codec.encode(json.dumps(note), aad_of("error", task_id)))
     return sealed
 
 
@@ -64,7 +64,7 @@ def encrypt_progress(codec: PayloadCodec, task_id: int, detail: str | None) -> s
 def decrypt_error(codec: PayloadCodec, task_id: int, error: str) -> str:
     """Decrypt an error object, as JSON text. Raises PayloadUnavailable, PayloadLost."""
     sealed = _sealed_in(decode_any(error)) if '"penstock+sealed:' in error else None
-    return error if sealed is None else codec.decode_inline(sealed, task_aad("error", task_id))
+    return error if sealed is None else codec.decode_inline(sealed, aad_of("error", task_id))
 
 
 async def load_outcome(codec: PayloadCodec, row: Row) -> Row:
@@ -73,7 +73,7 @@ async def load_outcome(codec: PayloadCodec, row: Row) -> Row:
     if is_sealed(opened.get("payload")):
         opened["payload"] = await codec.load(opened["payload"], payload_aad(row["action"], row["tenant"]))
     if is_sealed(opened.get("result")):
-        opened["result"] = await codec.load(opened["result"], task_aad("result", row["id"]))
+        opened["result"] = await codec.load(opened["result"], aad_of("result", row["id"]))
     if opened.get("error") is not None:
         opened["error"] = decrypt_error(codec, row["id"], opened["error"])
     return opened
@@ -92,7 +92,7 @@ async def shown_rows(
         task_id = row["id"]
         changes: dict[str, Any] = {"payload_unread": None}
         changes["result"], changes["result_unread"] = await _shown(
-            codec, row["result"], task_aad("result", task_id), room_bytes
+            codec, row["result"], aad_of("result", task_id), room_bytes
         )
         if payload:
             changes["payload"], changes["payload_unread"] = await _shown(
@@ -143,7 +143,7 @@ def _shown_progress(codec: PayloadCodec, task_id: int, progress: str) -> str:
     if not is_sealed(note):
         return progress
     try:
-        decoded["note"] = msgspec.json.decode(codec.decode_inline(note, task_aad("error", task_id)))
+        decoded["note"] = msgspec.json.decode(codec.decode_inline(note, aad_of("error", task_id)))
     except (PayloadUnavailable, PayloadLost) as exc:
         decoded["note"] = f"not shown: {exc}"
     return json.dumps(decoded)

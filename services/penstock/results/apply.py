@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.db.session import Session
 from penstock.limits import announced, holds
-from penstock.payloads.codec import task_aad
+from penstock.payloads.codec import aad_of
 from penstock.payloads.records import encrypt_error, encrypt_progress
 from penstock.protocol import reports
 from penstock.protocol.errors import HANDLER_ERROR, TOO_LARGE, PayloadLost, PayloadUnavailable, RpcError, SettingsError
@@ -164,7 +164,7 @@ async def _settle(
         try:
             problem = _check_size(report, settings)
             if problem is None and report.spawn:
-                opened = session.codec.decode_inline(report.spawn, task_aad("spawn", task_id))
+                opened = session.codec.decode_inline(report.spawn, aad_of("spawn", task_id))
                 spawners[pair] = read_spawner(opened, settings, report.trace)
         except RpcError as exc:
             problem = _bad_children(report, exc)
@@ -193,7 +193,7 @@ async def _settle(
     codec = session.codec
     results = {pair: report.result for pair, report in succeeded.items()}
     if codec.encrypts:
-        results = {pair: codec.encode(result, task_aad("result", pair[0])) for pair, result in results.items()}
+        results = {pair: codec.encode(result, aad_of("result", pair[0])) for pair, result in results.items()}
     workers = {pair: report.worker for pair, report in succeeded.items()}
     summary.succeeded = await settle.finish(session, results, workers)
     sealed = [(result, pair[0]) for pair, result in results.items() if result.startswith(MARK)]

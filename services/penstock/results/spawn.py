@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from penstock.db.session import Session
-from penstock.payloads.codec import task_aad
+from penstock.payloads.codec import aad_of
 from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.task import NewTask
@@ -92,7 +92,7 @@ async def spawn_children(session: Session, spawners: Mapping[Pair, Spawner], hel
     if steps:
         await session.fetch(
             "attach_children", list(steps.values()), *columns(steps),
-            [session.codec.encode(spawners[pair].text, task_aad("spawn", pair[0])) for pair in steps],
+            [session.codec.encode(spawners[pair].text, aad_of("spawn", pair[0])) for pair in steps],
         )  # fmt: skip
     plain = [
         replace(task, tenant=parent.tenant)

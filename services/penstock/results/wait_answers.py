@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.db.session import Session
-from penstock.payloads.codec import answer_aad
+from penstock.payloads.codec import aad_of
 from penstock.protocol.errors import TASK_TIMEOUT, AnsweredAlready, RpcError, StateConflict, TaskNotFound
 from penstock.protocol.reports import Failed, claim_of_token, error_text, stored_token
 from penstock.protocol.task import State
@@ -57,7 +57,7 @@ async def answer_wait(session: Session, command: AnswerWait, settings: Settings)
 
 async def _answer(session: Session, command: AnswerWait, settings: Settings) -> Answered:
     kept = await _kept(session, command)
-    answer = session.codec.encode(command.answer, answer_aad(kept))
+    answer = session.codec.encode(command.answer, aad_of("answer", kept))
     (row,) = await session.fetch("keep_answers", [kept], [answer], [command.digest])
     token = waits.read_token(row)
     made_for = claim_of_token(command.token)

@@ -7,7 +7,7 @@ import asyncpg
 import msgspec
 
 from penstock.db.session import Session
-from penstock.payloads.codec import answer_aad
+from penstock.payloads.codec import aad_of
 from penstock.protocol.errors import STATE_CONFLICT, PayloadLost, PayloadUnavailable
 from penstock.protocol.journal import Entry, StepPlace
 from penstock.protocol.reports import (
@@ -104,7 +104,7 @@ async def _settle_others(
         token, policy = known[name], by_pair[pair].policy
         if token.answer is not None:
             try:
-                answers[pair] = session.codec.decode_inline(token.answer, answer_aad(name))
+                answers[pair] = session.codec.decode_inline(token.answer, aad_of("answer", name))
             except (PayloadUnavailable, PayloadLost) as exc:
                 # The answer stays, for the next attempt that waits for its token.
                 problem = f"the answer that came before it waited cannot be read: {exc}"

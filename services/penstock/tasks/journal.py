@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import asyncpg
 
 from penstock.db.session import Session
-from penstock.payloads.codec import PayloadCodec, step_aad
+from penstock.payloads.codec import PayloadCodec, aad_of
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.journal import StepKey, StepPlace, carried, decode_entry
 from penstock.protocol.reports import Stepped
@@ -44,7 +44,7 @@ async def record(session: Session, steps: Sequence[Stepped], *, most: int, most_
     # In the order of the index, so that no two resulters deadlock.
     given = [newest[key] for key in sorted(newest) if key not in stolen]
     entries = [step.entry for step in given]
-    texts = [carried(e.with_value(session.codec.encode(e.value, step_aad(s.task_id, e.key)), None))
+    texts = [carried(e.with_value(session.codec.encode(e.value, aad_of("step", s.task_id, *e.key)), None))
              for s, e in zip(given, entries, strict=True)]  # fmt: skip
     rows = await session.fetch(
         "record_entries", *columns((step.task_id, step.claim) for step in given),
@@ -111,7 +111,7 @@ def shown(codec: PayloadCodec, row: asyncpg.Record) -> views.FinishedStep:
     else:
         entry = decode_entry(row["entry"])
         try:
-            text = codec.decode_inline(entry.value, step_aad(row["task_id"], entry.key))
+            text = codec.decode_inline(entry.value, aad_of("step", row["task_id"], *entry.key))
         except (PayloadUnavailable, PayloadLost) as exc:
             unread = str(exc)
     members = ("error", "result") if row["failed"] else ("result", "error")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from penstock.db.session import Session
-from penstock.payloads.codec import task_aad
+from penstock.payloads.codec import aad_of
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.output import Seen, Shown, decode_entries
 from penstock.protocol.reports import Output
@@ -17,7 +17,7 @@ async def record(session: Session, given: Sequence[Output], *, limit_bytes: int)
     encode = session.codec.encode
     parts = {(one.task_id, one.claim, one.number): one for one in given}
     rows = [
-        (*key, encode(one.entries, task_aad("output", one.task_id)), one.dropped, one.worker)
+        (*key, encode(one.entries, aad_of("output", one.task_id)), one.dropped, one.worker)
         for key, one in sorted(parts.items())  # so that no two resulters deadlock
     ]
     ((stored, full),) = await session.fetch("record_output", *map(list, zip(*rows, strict=True)), limit_bytes * _SEALED)
@@ -34,7 +34,7 @@ async def read(session: Session, task_id: int, seen: Seen, *, room_bytes: int) -
     for row in rows:
         unread = None
         try:
-            entries = decode_entries(session.codec.decode_inline(row["entries"], task_aad("output", task_id)))
+            entries = decode_entries(session.codec.decode_inline(row["entries"], aad_of("output", task_id)))
         except (PayloadUnavailable, PayloadLost, ValueError) as exc:
             entries, unread = [], str(exc)
         shown.append(Shown(row["claim"], row["number"], entries, row["dropped"], unread))

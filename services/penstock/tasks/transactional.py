@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Unpack
 import msgspec
 
 from penstock.client.records import Accepted
-from penstock.payloads.codec import PayloadCodec, task_aad
+from penstock.payloads.codec import PayloadCodec, aad_of
 from penstock.protocol import in_process, trace_context
 from penstock.protocol.errors import DuplicateTask, InvalidParams, TooLarge
 from penstock.protocol.json_text import dumps
@@ -177,7 +177,7 @@ def _settling(ctx: Attempt, result: Any, settings: Settings) -> tuple[str, str]:
     if len(text) > settings.result_limit_bytes:
         raise TooLarge("the result", len(text), settings.result_limit_bytes)
     if settings.payload_keys:
-        text = PayloadCodec(settings).encode(text, task_aad("result", ctx.task_id))
+        text = PayloadCodec(settings).encode(text, aad_of("result", ctx.task_id))
     return f"{ctx.task_id}:{ctx.claim}", text
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.payloads.codec import PayloadCodec, payload_aad, task_aad
+from penstock.payloads.codec import PayloadCodec, aad_of, payload_aad
 from penstock.payloads.records import encrypt_error
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.reports import add_trace, encode_result
@@ -56,7 +56,7 @@ async def store_result(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
     result = bytes(decoded.result).decode()
     if not result or not codec.is_large(result):
         return answer
-    kept = await kept_object(codec, claim, result, task_aad("result", claim.task_id))
+    kept = await kept_object(codec, claim, result, aad_of("result", claim.task_id))
     return encode_result(decoded.id, kept, bytes(decoded.spawn).decode(), encoding=SEALED_ENCODING)
 
 
@@ -85,8 +85,8 @@ def encrypt_answer(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
     else:
         result, spawn = bytes(decoded.result).decode(), bytes(decoded.spawn).decode()
         if decoded.encoding is None:
-            result = codec.encode(escape_plain(result), task_aad("result", claim.task_id))
-        spawned = spawn and codec.encode(spawn, task_aad("spawn", claim.task_id))
+            result = codec.encode(escape_plain(result), aad_of("result", claim.task_id))
+        spawned = spawn and codec.encode(spawn, aad_of("spawn", claim.task_id))
         sealed = encode_result(decoded.id, result, spawned, encoding=SEALED_ENCODING)
     trace = of_headers({"traceparent": decoded.traceparent, "tracestate": decoded.tracestate})
     return sealed if trace is None else add_trace(sealed, trace)

@@ -17,7 +17,7 @@ from itertools import chain
 
 from penstock.brokers.base import Message, Queue
 from penstock.brokers.receiver import Receiver
-from penstock.payloads.codec import PayloadCodec, task_aad
+from penstock.payloads.codec import PayloadCodec, aad_of
 from penstock.payloads.records import encrypt_note
 from penstock.protocol import message_attributes
 from penstock.protocol.errors import InvalidRequest, RpcError
@@ -297,7 +297,7 @@ class Worker(Service):
         attempt.output_parts += 1
         # A message that comes again is another run of the same claim, which may add to what the first one gave out.
         run = min(attempt.lease.message.receive_count, _MOST_RUNS)
-        sealed = self._codec.encode(entries, task_aad("output", attempt.claim.task_id))
+        sealed = self._codec.encode(entries, aad_of("output", attempt.claim.task_id))
         number = run * _PARTS_OF_RUN + attempt.output_parts
         self._sender.output(encode_output(attempt.claim_id, number, sealed, dropped))
 

@@ -8,7 +8,7 @@ from time import time
 
 import msgspec
 
-from penstock.payloads.codec import PayloadCodec, step_aad
+from penstock.payloads.codec import PayloadCodec, aad_of
 from penstock.protocol.errors import TOO_LARGE
 from penstock.protocol.journal import Entry, decode_entries, encode_entry
 from penstock.protocol.json_text import utf8_size
@@ -60,7 +60,7 @@ class AttemptSteps:
             problem = f"the result of step {entry.label!r} is {size} bytes; the limit is {limit}"
             raise Unfit("BadResult", f"{problem} (PENSTOCK_RESULT_LIMIT_BYTES)", code=TOO_LARGE)
         if codec.is_on:
-            aad = step_aad(attempt.claim.task_id, entry.key)
+            aad = aad_of("step", attempt.claim.task_id, *entry.key)
             sealed = await kept_object(codec, attempt.claim, escape_plain(text), aad)
             entry = entry.with_value(sealed, SEALED_ENCODING)
         report = encode_entry(entry)
@@ -90,6 +90,6 @@ async def open_journal(codec: PayloadCodec, attempt: Attempt) -> None:
         return
     entries, task_id = decode_entries(attempt.journal), attempt.claim.task_id
     with needed(attempt, "the result of a step"):
-        values = await asyncio.gather(*(codec.load(entry.value, step_aad(task_id, entry.key)) for entry in entries))
+        values = await asyncio.gather(*(codec.load(e.value, aad_of("step", task_id, *e.key)) for e in entries))
     opened = [entry.with_value(value, None) for entry, value in zip(entries, values, strict=True)]
     attempt.journal = msgspec.json.encode(opened).decode()

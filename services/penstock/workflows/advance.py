@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from penstock.db.session import Session
-from penstock.payloads.codec import options_aad, payload_aad, task_aad
+from penstock.payloads.codec import aad_of, payload_aad
 from penstock.protocol import trace_context
 from penstock.protocol.errors import PayloadLost, RpcError
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
@@ -202,7 +202,7 @@ class WorkflowRun:
         text = step["options"]
         if text is None:
             return StepOptions()
-        aad = options_aad(step["workflow_id"], step["number"])
+        aad = aad_of("options", step["workflow_id"], step["number"])
         return _decode_options(self._session.codec.decode_inline(text, aad))
 
     async def _start(self, ready: Sequence[Any]) -> list[Any]:
@@ -356,7 +356,7 @@ class WorkflowRun:
         for step in steps:
             task_id: int = step["task_id"]
             try:
-                text = self._session.codec.decode_inline(asked[task_id] or "[]", task_aad("spawn", task_id))
+                text = self._session.codec.decode_inline(asked[task_id] or "[]", aad_of("spawn", task_id))
                 made.append((step, read_children(text, self._settings)))
             except (RpcError, PayloadLost) as exc:
                 reasons[task_id] = f"its children were refused: {exc}"[:_REASON_CHARS]
@@ -461,7 +461,7 @@ async def insert_steps(session: Session, rows: Sequence[StepRow], *, start: Iter
         if step.options != NO_OPTIONS:
             options = msgspec.json.encode(step.options).decode()
             if step.options.template is not None:  # it holds payloads
-                options = session.codec.encode(options, options_aad(workflow, number))
+                options = session.codec.encode(options, aad_of("options", workflow, number))
         at_once = workflow in starting and step.kind == StepKind.TASK and not step.after and options is None
         started += at_once
         columns.append((

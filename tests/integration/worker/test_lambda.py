@@ -15,7 +15,7 @@ import botocore.session
 import pytest
 
 import penstock
-from penstock.payloads.codec import PayloadCodec, payload_aad, task_aad
+from penstock.payloads.codec import PayloadCodec, aad_of, payload_aad
 from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import TASK_TIMEOUT, Unavailable
 from penstock.protocol.message_attributes import TIMEOUT_ATTRIBUTE, encode_tenants
@@ -224,7 +224,7 @@ def test_sealed_payloads_are_opened_and_steps_reported(function: Function, monke
     assert function.invoke(call(7, "secret", sealed), **{TIMEOUT_ATTRIBUTE: "20"}) == []
     outcome = function.outcomes()[7]
     assert isinstance(outcome, Succeeded)
-    assert codec.decode_inline(outcome.result, task_aad("result", 7)) == '"HUSH"'
+    assert codec.decode_inline(outcome.result, aad_of("result", 7)) == '"HUSH"'
     assert any(isinstance(report, Stepped) for report in function.reports)
 
 

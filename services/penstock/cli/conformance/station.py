@@ -16,7 +16,7 @@ from penstock.brokers.sqs import SqsTransport
 from penstock.cli.conformance.endpoint import Endpoint, Reported
 from penstock.local.service import die_with_parent, open_log
 from penstock.local.sqs import REGION
-from penstock.payloads.codec import PayloadCodec, task_aad
+from penstock.payloads.codec import PayloadCodec, aad_of
 from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import METHOD_NOT_FOUND, PayloadLost, StackError
 from penstock.protocol.reports import Failed, Succeeded, Suspended, Waiting
@@ -207,7 +207,7 @@ class Station:
         """Raises Broken for another result, Unsupported for an action that the program does not have."""
         succeeded = self.succeeded(reported)
         try:
-            value = json.loads(await self.codec.load(succeeded.result, task_aad("result", succeeded.task_id)))
+            value = json.loads(await self.codec.load(succeeded.result, aad_of("result", succeeded.task_id)))
         except PayloadLost as exc:
             raise Broken(f"the result cannot be decrypted: {exc}") from None
         if value != wanted:
