@@ -3,12 +3,14 @@
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
+@dataclass(slots=True, eq=False)
 class Batcher(Generic[Item, Answer]):
     """Gathers single items into batches. One that finds nothing under way goes at once, later ones form the next batch.
 
@@ -17,20 +19,13 @@ class Batcher(Generic[Item, Answer]):
     max_items: maximum items in one batch. max_parallel: maximum batches under way.
     """
 
-    def __init__(
-        self,
-        run: Callable[[Sequence[Item]], Awaitable[Sequence[Answer | Exception]]],
-        *,
-        max_items: int = 1000,
-        max_parallel: int = 1,
-    ) -> None:
-        self._run = run
-        self._max_items = max_items
-        self._max_parallel = max_parallel
-        self._waiting: list[tuple[Item, asyncio.Future[Answer]]] = []
-        self._running: set[asyncio.Task[None]] = set()
-        self._scheduled = False
-        self._context = contextvars.copy_context()
+    run: Callable[[Sequence[Item]], Awaitable[Sequence[Answer | Exception]]]
+    max_items: int = field(default=1000, kw_only=True)
+    max_parallel: int = field(default=1, kw_only=True)
+    _waiting: list[tuple[Item, asyncio.Future[Answer]]] = field(init=False, default_factory=list)
+    _running: set[asyncio.Task[None]] = field(init=False, default_factory=set)
+    _scheduled: bool = field(init=False, default=False)
+    _context: contextvars.Context = field(init=False, default_factory=contextvars.copy_context)
 
     async def submit(self, item: Item) -> Answer:
         return await self.submit_soon(item)
@@ -55,9 +50,9 @@ class Batcher(Generic[Item, Answer]):
 
     def _start(self) -> None:
         self._scheduled = False
-        while self._waiting and len(self._running) < self._max_parallel:
-            batch = self._waiting[: self._max_items]
-            del self._waiting[: self._max_items]
+        while self._waiting and len(self._running) < self.max_parallel:
+            batch = self._waiting[: self.max_items]
+            del self._waiting[: self.max_items]
             # It is of many callers, so it belongs to the span and the log fields of none.
             context = self._context.copy()
             task = asyncio.get_running_loop().create_task(self._run_batch(batch), name="batch", context=context)
@@ -72,7 +67,7 @@ class Batcher(Generic[Item, Answer]):
     async def _run_batch(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
         raised: BaseException | None = None
         try:
-            answers: Sequence[Answer | BaseException] = await self._run([item for item, _ in batch])
+            answers: Sequence[Answer | BaseException] = await self.run([item for item, _ in batch])
             if len(answers) != len(batch):
                 raise RuntimeError(f"{len(batch)} items got {len(answers)} answers")
         except BaseException as exc:
