@@ -61,19 +61,8 @@ async def open_direct(
     if get_environ_proxies(endpoint_url):
         return None
     _, _, region, service, _ = parse_qs(signed.query)["X-Amz-Credential"][0].rsplit("/", 4)
-    context = None
-    if signed.scheme == "https":
-        authorities = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
-        context = ssl.create_default_context(cafile=authorities or get_cert_path(True))
-    return DirectCalls(
-        Connections(endpoint_url, context, connect_seconds=connect_seconds, answer_seconds=answer_seconds),
-        Signer(endpoint_url, region, service),
-        credentials=_credentials_of(session, own_key), user_agent=user_agent,
-    )  # fmt: skip
 
-
-def _credentials_of(session: Any, own_key: ReadOnlyCredentials | None) -> Credentials:
-    async def find() -> ReadOnlyCredentials:
+    async def find_credentials() -> ReadOnlyCredentials:
         if own_key is not None:
             return own_key
         found = await session.get_credentials()
@@ -81,7 +70,15 @@ def _credentials_of(session: Any, own_key: ReadOnlyCredentials | None) -> Creden
             raise exceptions.NoCredentialsError
         return cast(ReadOnlyCredentials, await found.get_frozen_credentials())
 
-    return find
+    context = None
+    if signed.scheme == "https":
+        authorities = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
+        context = ssl.create_default_context(cafile=authorities or get_cert_path(True))
+    return DirectCalls(
+        Connections(endpoint_url, context, connect_seconds=connect_seconds, answer_seconds=answer_seconds),
+        Signer(endpoint_url, region, service),
+        credentials=find_credentials, user_agent=user_agent,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +159,9 @@ class Signer:
 
     def __init__(self, endpoint_url: str, region: str, service: str) -> None:
         parts = urlsplit(endpoint_url)
-        self.host = host_of(endpoint_url)
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
+        has_own_port = parts.port not in (None, {"http": 80, "https": 443}[parts.scheme])
+        self.host = f"{host}:{parts.port}" if has_own_port else host
         self._path = quote(normalize_url_path(parts.path), safe="/~")
         self._region, self._service = region, service
         self._key: tuple[str, str, bytes] = ("", "", b"")  # of a day and a secret
@@ -195,14 +194,6 @@ class Signer:
                 key = hmac.digest(key, part.encode(), "sha256")
             self._key = day, secret, key
         return self._key[2]
-
-
-def host_of(url: str) -> str:
-    """The Host header: without a user, and without the port of the scheme."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    host = f"[{host}]" if ":" in host else host
-    return host if parts.port in (None, {"http": 80, "https": 443}[parts.scheme]) else f"{host}:{parts.port}"
 
 
 # HTTP/1.1

@@ -57,10 +57,8 @@ def encode_entries(entries: Sequence[OutputEntry]) -> str:
 
 
 def _cleaned(entry: OutputEntry) -> OutputEntry:
-    def clean(text: str | None) -> str | None:
-        return None if text is None else text.encode("utf-8", "replace").decode()
-
-    return msgspec.structs.replace(entry, text=clean(entry.text), logger=clean(entry.logger))
+    text, logger = (given and given.encode("utf-8", "replace").decode() for given in (entry.text, entry.logger))
+    return msgspec.structs.replace(entry, text=text, logger=logger)
 
 
 def encode_output(claim_id: str, number: int, entries: str, dropped: int) -> str:

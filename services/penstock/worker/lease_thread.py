@@ -52,10 +52,7 @@ class LeaseThread:
     worker: str
     _loop: asyncio.AbstractEventLoop = field(init=False, default_factory=asyncio.get_running_loop)
     _loop_thread: int = field(init=False, default_factory=threading.get_ident)
-    _opened: asyncio.Future[tuple[LoopThread, Queue]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._opened = self._loop.create_future()
+    _opened: asyncio.Future[tuple[LoopThread, Queue]] = field(init=False, default_factory=asyncio.Future)
 
     async def run(self) -> None:
         """Start the thread, and stop it when cancelled; raises what ended it before."""

@@ -140,8 +140,7 @@ class Outputs(Generic[Owner]):
         """Send what is left of an attempt's output."""
         if output is not None:
             self._changed.pop(output, None)
-            if output.has_prints:
-                output.end_line()
+            output.end_line()
             self._flush(output)
 
     def _later(self, output: AttemptOutput[Owner]) -> None:

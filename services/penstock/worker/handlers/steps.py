@@ -118,19 +118,16 @@ class Journal:
         """The entry of the next step of that name, or its place if it has to run. Raises StepChanged."""
         place = StepPlace(name=name, repetition=self._repetitions[name], position=self.asked)
         known = self._not_asked.pop(place.key, None)
-        if known is None and not self.under_way:
-            self._check_order(place)
-        self._repetitions[name] += 1
-        self.asked += 1
-        return place if known is None else known
-
-    def _check_order(self, place: StepPlace) -> None:
-        for entry in self._not_asked.values():
+        expected = () if known is not None or self.under_way else self._not_asked.values()
+        for entry in expected:
             if not entry.parallel:
                 raise StepChanged(
                     f"the handler calls its step {place.label!r}, but the journal of the task has {entry.label!r} "
                     "next: it was changed while the task was under way; restore its steps, or give it a new action"
                 )
+        self._repetitions[name] += 1
+        self.asked += 1
+        return place if known is None else known
 
     def check_all_asked(self) -> None:
         """Raises StepChanged when the handler has ended without asking for a finished step."""
