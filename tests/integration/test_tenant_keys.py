@@ -456,16 +456,6 @@ async def test_a_token_of_another_tenants_task_is_answered_as_that_of_none(
     assert (await stand.admin.ask("task.complete", token=token, result=3))["id"] == second
 
 
-async def test_a_wait_that_began_before_tokens_had_tenants_is_still_answered(
-    stand: Stand, store: Store, settings: Settings, sql: Any
-) -> None:
-    first, _ = await _waiting(store, settings, "acme", "old")
-    await sql.execute("update penstock.wait set token = 'old'")
-    second, _ = await _waiting(store, settings, "other", "old")
-    assert (await stand.other.ask("task.complete", token="old"))["id"] == second
-    assert (await stand.acme.ask("task.complete", token="old"))["id"] == first
-
-
 async def test_an_admin_sees_and_filters_by_tenant(stand: Stand) -> None:
     for holder in (stand.acme, stand.other, stand.admin):
         await holder.ask("enqueue", action="a", unique_key="u")

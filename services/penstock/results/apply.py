@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any, get_args
 
 import msgspec
 
@@ -43,6 +45,7 @@ _FEW = 10  # results of a message or ten, one each
 _FINAL = reports.Hints(final=True)  # the handler has done its work and would return the same again
 
 Outcome = reports.Succeeded | reports.Failed | reports.Waiting | reports.Suspended
+_KINDS: dict[Any, Any] = dict.fromkeys(get_args(Outcome), "outcome")  # of any other report: its type
 
 
 class _Head(msgspec.Struct):
@@ -91,31 +94,12 @@ def plain_results(
 
 async def apply_reports(session: Session, received: Sequence[reports.Report], settings: Settings) -> ApplySummary:
     """Record reports, inside a transaction; the caller keeps ``unreadable`` as rejected."""
-    summary = ApplySummary()
-    given: list[Outcome] = []
-    heartbeats: list[reports.Progress] = []
-    run_times: dict[str, tuple[int, float]] = {}
-    announcements: list[reports.Announced] = []
-    steps: list[reports.Stepped] = []
-    given_out: list[reports.Output] = []
+    kinds: defaultdict[Any, list[Any]] = defaultdict(list)
     for report in received:
-        match report:
-            case reports.Succeeded() | reports.Failed() | reports.Suspended() | reports.Waiting():
-                given.append(report)
-            case reports.Progress():
-                heartbeats.append(report)
-            case reports.RunTimes():
-                for action, (count, seconds) in report.actions.items():
-                    before = run_times.get(action, (0, 0.0))
-                    run_times[action] = before[0] + count, before[1] + seconds
-            case reports.Announced():
-                announcements.append(report)
-            case reports.Unreadable():
-                summary.unreadable.append(report)
-            case reports.Output():
-                given_out.append(report)
-            case reports.Stepped():
-                steps.append(report)
+        kinds[_KINDS.get(type(report), type(report))].append(report)
+    summary = ApplySummary(unreadable=kinds[reports.Unreadable])
+    given: list[Outcome] = kinds["outcome"]
+    steps: list[reports.Stepped] = kinds[reports.Stepped]
     for outcome in given:
         if outcome.steps and outcome.claim is not None:
             steps += [reports.Stepped(outcome.task_id, outcome.claim, one, outcome.worker) for one in outcome.steps]
@@ -124,8 +108,8 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
         await holds.hold(session, held)
     if steps:  # also of claims that hold no more: the steps have run
         await _record_steps(session, steps, summary, settings)
-    if given_out:
-        summary.output = await output.record(session, given_out, limit_bytes=settings.output_limit_bytes)
+    if parts := kinds[reports.Output]:
+        summary.output = await output.record(session, parts, limit_bytes=settings.output_limit_bytes)
     outcomes = await _newest_outcomes(session, given, summary)
     if waits := [report for _, report in outcomes.values() if type(report) is reports.Waiting]:
         summary.waiting, answered = await begin_waits(session, waits, settings.wait_timeout_seconds)
@@ -136,10 +120,10 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
             await _record_steps(session, finished, summary, settings)
     await _settle(session, outcomes, summary, settings)
     summary.stale += len(outcomes) - summary.settled - summary.waiting - summary.postponed - summary.suspended
-    if heartbeats:
+    if heartbeats := kinds[reports.Progress]:
         summary.alive = await _note_heartbeats(session, heartbeats, outcomes)
-    await settle.note_run_times(session, run_times)
-    if announcements:
+    await settle.note_run_times(session, *(report.actions for report in kinds[reports.RunTimes]))
+    if announcements := kinds[reports.Announced]:
         await announced.record(session, announcements)
     if summary.stale:
         metrics.STALE_RESULTS.inc(summary.stale)

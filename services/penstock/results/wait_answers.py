@@ -56,7 +56,7 @@ async def answer_wait(session: Session, command: AnswerWait, settings: Settings)
 
 
 async def _answer(session: Session, command: AnswerWait, settings: Settings) -> Answered:
-    kept = await _kept(session, command)
+    kept = stored_token(command.token, command.tenant)
     answer = session.codec.encode(command.answer, aad_of("answer", kept))
     (row,) = await session.fetch("keep_answers", [kept], [answer], [command.digest])
     token = waits.read_token(row)
@@ -93,18 +93,6 @@ async def _answer(session: Session, command: AnswerWait, settings: Settings) -> 
     # The attempt that waited is over and another is to come, which may wait for the same token.
     await session.fetch("keep_next_answers", [kept], [answer], [command.digest])
     return _KEPT
-
-
-async def _kept(session: Session, command: AnswerWait) -> str:
-    """The token as it is stored. A wait that began under an earlier version has no tenant before its token."""
-    kept = stored_token(command.token, command.tenant)
-    if kept != command.token:
-        known = (await waits.read_tokens(session, [command.token])).get(command.token)
-        if known is not None and known.active and known.pair is not None:
-            rows = await session.fetch("read_states", [known.pair[0]])
-            if rows and rows[0]["tenant"] == command.tenant:
-                return command.token
-    return kept
 
 
 async def _state_of(session: Session, task_id: int) -> State | None:

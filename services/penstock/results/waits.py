@@ -97,7 +97,8 @@ async def _settle_others(
 ) -> list[Ended]:
     """The outcomes of waits whose token has an answer or a task already."""
     tokens = {pair: row["token"] for pair, row in others.items()}
-    known = await read_tokens(session, list(tokens.values()))  # they are locked, so all are there
+    rows = await session.fetch("read_tokens", list(tokens.values()))
+    known = {row["token"]: read_token(row) for row in rows}  # they are locked, so all are there
     settled: list[Ended] = []
     answers: dict[Pair, str] = {}
     for pair, name in tokens.items():
@@ -162,11 +163,6 @@ async def note_answers(session: Session, answered: Sequence[tuple[str, Pair, byt
         "note_answers", [token for token, _, _ in answered], ids, claims, [digest for _, _, digest in answered]
     )
     await session.fetch("end_waits_of", ids)
-
-
-async def read_tokens(session: Session, tokens: Sequence[str]) -> dict[str, Token]:
-    """The known ones of these tokens."""
-    return {row["token"]: read_token(row) for row in await session.fetch("read_tokens", list(tokens))}
 
 
 def read_token(row: asyncpg.Record) -> Token:

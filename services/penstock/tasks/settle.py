@@ -55,11 +55,11 @@ async def finish_few(session: Session, results: dict[Pair, str], workers: Mappin
     return finished
 
 
-async def note_run_times(session: Session, times: Mapping[str, tuple[int, float]]) -> None:
+async def note_run_times(session: Session, *times: Mapping[str, tuple[int, float]]) -> None:
     """Add run times that workers report: by action, the number of attempts and their total seconds."""
-    if times:
-        counts, seconds = zip(*times.values(), strict=True)
-        await session.fetch("note_run_times", list(times), list(counts), list(seconds))
+    rows = [(action, *ran) for one in times for action, ran in one.items()]
+    if rows:
+        await session.fetch("note_run_times", *map(list, zip(*rows, strict=True)))
 
 
 async def read_attempts(session: Session, pairs: Iterable[Pair]) -> dict[Pair, tuple[int, int]]:

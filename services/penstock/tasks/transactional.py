@@ -100,9 +100,7 @@ async def enqueue_many(
     settings = settings or _settings()
     read, arguments = _read(tasks, settings)
     rows = _substituted(arguments)
-    if rows is not None:
-        return _answers(read, rows)
-    return _answers(read, await _ask(connection, _ENQUEUE.of(settings), arguments))
+    return _answers(read, await _ask(connection, _ENQUEUE.of(settings), arguments) if rows is None else rows)
 
 
 def enqueue_sync(
@@ -121,9 +119,7 @@ def enqueue_many_sync(
     settings = settings or _settings()
     read, arguments = _read(tasks, settings)
     rows = _substituted(arguments)
-    if rows is not None:
-        return _answers(read, rows)
-    return _answers(read, _ask_sync(connection, _ENQUEUE.of(settings), arguments))
+    return _answers(read, _ask_sync(connection, _ENQUEUE.of(settings), arguments) if rows is None else rows)
 
 
 async def settle(connection: Any, ctx: Attempt, result: Any = None, *, settings: Settings | None = None) -> bool:
@@ -289,27 +285,18 @@ def _read(tasks: Iterable[Mapping[str, Any]], settings: Settings) -> tuple[list[
     headers = {} if trace is None else trace.headers
     read, entries = [], []
     for given in tasks:
-        task = new_task(decode(EnqueueParams, dumps(prepared(given)).encode()), settings)
+        params: EnqueueParams = decode(EnqueueParams, dumps(prepared(given)).encode())
+        task = new_task(params, settings)
         if task.offered is not None:
             raise InvalidParams("sealed_payload", "cannot be taken in a transaction of yours: give the payload itself")
-        entry = {
-            "action": task.action,
-            "payload": msgspec.Raw(task.payload.encode()),
+        entry = msgspec.structs.asdict(params) | {
             "max_attempts": task.max_attempts,
             "run_at": task.run_at,
-            "delay": task.delay_seconds,
-            "priority": task.priority if task.priority or task.replaces_priority else None,
-            "unique_key": task.unique_key,
-            "ordering_key": task.ordering_key,
-            "timeout": task.timeout_seconds,
-            "labels": None if task.labels is None else msgspec.Raw(task.labels.encode()),
+            "labels": params.labels or None,
             "expires_at": task.expires_at,
-            "expires_in": task.expires_in_seconds,
-            "limit_key": task.limit_key,
             "unique": None if task.unique == "retained" else task.unique,
             # "error" is raised here: by the database, it would end the caller's transaction.
             "on_duplicate": "replace" if task.on_duplicate == "replace" else None,
-            "tenant": task.tenant,
         }
         read.append(task)
         entries.append({name: value for name, value in entry.items() if value is not None} | headers)
