@@ -12,7 +12,7 @@ from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.methods.table import read_command
 from penstock.protocol.reports import NO_HINTS, Failed, Hints, Report, Succeeded
-from penstock.protocol.task import Claimed
+from penstock.protocol.task import Claimed, State
 from penstock.results.apply import apply_reports
 from penstock.settings.model import Settings
 from penstock.tasks import claim as claims
@@ -21,7 +21,6 @@ from penstock.workflows.advancer import advance_workflows, find_pending
 from penstock.workflows.model import Step, Workflow, WorkflowAccepted, WorkflowChanged
 from penstock.workflows.store import (
     cancel_workflow,
-    count_steps,
     create_workflow,
     read_steps,
     read_workflow,
@@ -136,4 +135,4 @@ class Lives:
 
     async def counts(self, workflow_id: int) -> dict[str, int]:
         async with self.store.session() as session:
-            return await count_steps(session, workflow_id)
+            return {State(row["state"]): row["count"] for row in await session.fetch("count_steps", workflow_id)}

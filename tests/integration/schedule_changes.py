@@ -15,7 +15,7 @@ async def change_schedule(session: Session, method: str, params: bytes, settings
     command = read_command(method, params, settings)
     match method:
         case "schedule.create":
-            return await store.create_schedule(session, command.schedule, replace_existing=command.replace)
+            return await store.write_schedule(session, command.schedule, replace_existing=command.replace)
         case "schedule.update":
             return await store.update_schedule(session, command)
         case "schedule.delete":

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from penstock.db.context import Context
-from penstock.db.session import OpenSession
+from penstock.db.session import OpenSession, Session
 from penstock.methods.audit import AuditEntry, begin_audit, end_audit, shown_params
 from penstock.protocol.api_key import Permission
 from penstock.protocol.checks import LIMIT, MAX_LIST, NUMBERED, read_cursor
@@ -50,10 +49,9 @@ class AuditListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @method("audit.list", permission=Permission.ADMIN, scope=Scope.CLOSED, audited=False)
-async def list_(context: Context, page: AuditListParams) -> AuditPage:
+async def list_(session: Session, page: AuditListParams) -> AuditPage:
     """List what was changed by hand and by whom, newest first."""
-    async with context.session() as session:
-        rows = await session.fetch("list_audit", read_cursor(page.cursor), page.limit)
+    rows = await session.fetch("list_audit", read_cursor(page.cursor), page.limit)
     records = [view_of(Audited, row) for row in rows]
     return AuditPage(records, str(records[-1].id) if len(records) == page.limit else None)
 
@@ -98,7 +96,6 @@ class Audit:
             self._end.submit_soon((recorded, outcome)).add_done_callback(_warn_of_loss)
 
     async def drain(self) -> None:
-        """Wait until every outcome is recorded."""
         await self._end.drain()
 
     async def _begin_many(self, entries: Sequence[AuditEntry]) -> list[int]:

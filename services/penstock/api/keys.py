@@ -12,7 +12,6 @@ from typing import Annotated
 import msgspec
 
 from penstock.api.context import ApiContext
-from penstock.db.context import Context
 from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.protocol import api_key
@@ -111,7 +110,6 @@ async def revoke_key(session: Session, key_id: int) -> Key | None:
 
 
 async def active_keys(session: Session) -> list[ApiKey]:
-    """The keys that are accepted now."""
     return [
         ApiKey(
             row["name"], bytes(row["hash"]), api_key.implied(row["permissions"]), row["id"], row["tenant"],
@@ -150,10 +148,9 @@ async def create(context: ApiContext, command: CreateKey) -> NewKey:
 
 
 @method("keys.list", permission=Permission.ADMIN, scope=Scope.CLOSED, audited=False)
-async def list_(context: Context, page: KeysListParams) -> KeyPage:
+async def list_(session: Session, page: KeysListParams) -> KeyPage:
     """List API keys, newest first, without the keys themselves."""
-    async with context.session() as session:
-        keys = await list_keys(session, page)
+    keys = await list_keys(session, page)
     return KeyPage(keys, str(keys[-1].id) if len(keys) == page.limit else None)
 
 

@@ -67,19 +67,18 @@ class ListRejected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @method("rejected.list", permission=Permission.READ, scope=Scope.CLOSED)
-async def list_(context: Context, command: ListRejected) -> RejectedPage:
+async def list_(session: Session, command: ListRejected) -> RejectedPage:
     """List messages of the queues that could not be understood, newest first."""
     page: list[Rejected] = []
     before, size = read_cursor(command.cursor), 0
-    async with context.session() as session:
-        while len(page) < command.limit and size < REJECTED_PAGE_BYTES:
-            at_once = min(_REJECTED_AT_ONCE, command.limit - len(page))
-            rows = await session.fetch("list_rejected", before, at_once, command.source)
-            page += map(_shown, rows)
-            size += sum(len(row["body"]) for row in rows)
-            if len(rows) < at_once:
-                return RejectedPage(page, None)
-            before = rows[-1]["id"]
+    while len(page) < command.limit and size < REJECTED_PAGE_BYTES:
+        at_once = min(_REJECTED_AT_ONCE, command.limit - len(page))
+        rows = await session.fetch("list_rejected", before, at_once, command.source)
+        page += map(_shown, rows)
+        size += sum(len(row["body"]) for row in rows)
+        if len(rows) < at_once:
+            return RejectedPage(page, None)
+        before = rows[-1]["id"]
     return RejectedPage(page, str(before))
 
 
@@ -88,13 +87,11 @@ class RejectedShowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 @method("rejected.show", permission=Permission.READ, scope=Scope.CLOSED, errors=(MessageNotFound,))
-async def show(context: Context, given: RejectedShowParams) -> Rejected:
+async def show(session: Session, given: RejectedShowParams) -> Rejected:
     """Show one of them."""
-    rejected_id = int(given.id)
-    async with context.session() as session:
-        rows = await session.fetch("read_rejected", rejected_id)
+    rows = await session.fetch("read_rejected", int(given.id))
     if not rows:
-        raise MessageNotFound(rejected_id, " among the rejected")
+        raise MessageNotFound(int(given.id), " among the rejected")
     return _shown(rows[0])
 
 

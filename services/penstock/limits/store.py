@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.db.session import Session
-from penstock.limits.model import Action, Route, RouteSetParams, Tenant, TenantDetail, TenantListParams
+from penstock.limits.model import Action, Route, RouteSetParams, TenantDetail
 from penstock.limits.token_bucket import Limits
 from penstock.protocol.checks import like_pattern
 from penstock.protocol.errors import InvalidParams
@@ -21,8 +21,8 @@ _NAMES = Limits.__slots__
 _OF_TENANT = ("max_in_flight", "rate", "burst")
 
 
-async def set_limits(session: Session, action: str, change: Mapping[str, Any]) -> None:
-    """Change the given limits of an action, inside a transaction."""
+async def set_limits(session: Session, action: str, change: Mapping[str, Any]) -> Action:
+    """Change the given limits of an action, inside a transaction; returns all of them."""
     await lock_rules(session)
     before = await read_action(session, action)
     limits = {name: change.get(name, getattr(before, name)) for name in _NAMES}
@@ -32,6 +32,7 @@ async def set_limits(session: Session, action: str, change: Mapping[str, Any]) -
         await session.fetch("set_action", action, *limits.values())
         await session.fetch("adopt_in_flight", action)
     await session.fetch("open_gates", action)
+    return await read_action(session, action)
 
 
 async def read_action(session: Session, action: str) -> Action:
@@ -41,7 +42,6 @@ async def read_action(session: Session, action: str) -> Action:
 
 
 async def list_actions(session: Session) -> list[Action]:
-    """The limited and paused actions, by name."""
     return [view_of(Action, row) for row in await session.fetch("read_actions", None)]
 
 
@@ -66,7 +66,7 @@ async def list_routes(session: Session) -> list[Route]:
     ]
 
 
-async def set_tenant(session: Session, tenant: str, change: Mapping[str, Any]) -> None:
+async def set_tenant(session: Session, tenant: str, change: Mapping[str, Any]) -> TenantDetail:
     """Change the given limits of a tenant, or of ``*``, or pause or resume it, inside a transaction."""
     await lock_rules(session)
     before = await read_tenant_limits(session, tenant)
@@ -78,33 +78,28 @@ async def set_tenant(session: Session, tenant: str, change: Mapping[str, Any]) -
         await session.fetch("set_tenant", tenant, paused, own, *limits)
     else:
         await session.fetch("forget_tenant", tenant)
-    await _open_tenant(session, tenant)
+    return await _open_tenant(session, tenant)
 
 
-async def delete_tenant(session: Session, tenant: str) -> None:
+async def delete_tenant(session: Session, tenant: str) -> TenantDetail:
     """Remove a tenant's own limits and its pause, inside a transaction. Raises InvalidParams if it has none."""
     await lock_rules(session)
     if await session.value("forget_tenant", tenant) is None:
         raise InvalidParams("tenant", f"has no rule of its own: {tenant!r}")
-    await _open_tenant(session, tenant)
+    return await _open_tenant(session, tenant)
 
 
-async def _open_tenant(session: Session, tenant: str) -> None:
+async def _open_tenant(session: Session, tenant: str) -> TenantDetail:
     every = None if tenant == EVERY_TENANT else tenant
     await session.fetch("adopt_in_flight_of_tenants", every)
     await session.fetch("open_gates_of_tenant", every)
+    return await read_tenant_limits(session, tenant)
 
 
 async def read_tenant_limits(session: Session, tenant: str) -> TenantDetail:
     """The limits in effect for a tenant, its own or the default."""
     (row,) = await session.fetch("read_tenant", tenant)
     return view_of(TenantDetail, row)
-
-
-async def list_tenants(session: Session, wanted: TenantListParams) -> list[Tenant]:
-    """A page of the tenants with limits of their own, by name, the default first."""
-    rows = await session.fetch("list_tenants", wanted.cursor, wanted.limit)
-    return [view_of(Tenant, row) for row in rows]
 
 
 async def lock_rules(session: Session) -> None:

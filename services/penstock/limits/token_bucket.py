@@ -11,16 +11,12 @@ BUSY_SECONDS = 0.05  # until a limit of tasks in flight is looked at again; sett
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of an action. None: unlimited.
-
-    rate: tasks per second. burst: tasks at once after a pause; None for a second's worth of the rate, at least one.
-    key_*: the same for each limit key.
-    """
+    """Limits of an action, None for unlimited; ``key_*``: the same for each limit key."""
 
     paused: bool = False
     max_in_flight: int | None = None
-    rate: float | None = None
-    burst: int | None = None
+    rate: float | None = None  # tasks per second
+    burst: int | None = None  # tasks at once after a pause; None for a second's worth of the rate, at least one
     key_max_in_flight: int | None = None
     key_rate: float | None = None
     key_burst: int | None = None
@@ -35,7 +31,6 @@ class Allowance:
     tokens: float | None
 
     def spent(self, tasks: int) -> float | None:
-        """The tokens left after so many tasks."""
         return None if self.tokens is None else self.tokens - tasks
 
 

@@ -55,15 +55,12 @@ def _is_allowed(method: str, patterns: tuple[str, ...]) -> bool:
 
 @dataclass(slots=True)
 class Inbound:
-    """What a body of the inbound queue asks for: tasks, changes with their text, and what is refused with why.
-
-    texts: of each task, empty for one that nothing can refuse any more. See ``take_in`` for large payloads.
-    """
+    """What a body of the inbound queue asks for. See ``take_in`` for large payloads."""
 
     tasks: list[NewTask] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)  # of each task, empty for one that nothing can refuse any more
     changes: list[Wanted] = field(default_factory=list)
-    refused: list[tuple[str, str]] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)  # texts, with the reason
 
 
 def is_change(method: str, command: Any) -> bool:

@@ -1,7 +1,7 @@
 """What a JSON-RPC method is: one decorated function declares it, and all else is derived; how parameters are read."""
 
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -39,7 +39,10 @@ def _itself(command: Any) -> Any:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Method:
-    """Declares a method, as the decorator of a function of a context and a command, whose docstring is the summary.
+    """Declares a method, as the decorator of a function of a context, or a session, and a command.
+
+    Its docstring is the summary. It is given a session if its first parameter has that name: to read, or a transaction
+    if the permission is another one; then the settings, too, if it takes them. wakes: schedulers, after the commit.
 
     errors: beyond those of every method. read: parameters, and settings if it takes them, to the checked command;
     raises InvalidParams, TooLarge. The struct that it takes first is ``params``; without it they are the command. What
@@ -64,12 +67,13 @@ class Method:
     savepoint: bool = False
     together: bool = False
     by_replica: bool = False
+    wakes: bool = False
     summary: str = field(init=False)
     params: type[msgspec.Struct] = field(init=False)
     result: Any = field(init=False)
     carry_out: Callable[[Any, Any], Awaitable[Any]] = field(init=False)
 
-    def __call__(self, function: Callable[[Any, Any], Awaitable[Any]]) -> Self:
+    def __call__(self, function: Callable[..., Awaitable[Any]]) -> Self:
         hints = get_type_hints(function)
         (returned,) = get_args(hints["return"]) if self.together else (hints["return"],)
         outcomes = get_args(returned) if get_origin(returned) in (Union, UnionType) else (returned,)
@@ -84,9 +88,22 @@ class Method:
             self.read = lambda given, _settings: read(given)
         self.audited = self.audited and self.permission is Permission.ADMIN
         self.summary = " ".join((function.__doc__ or "").split())
-        self.params, self.carry_out = taken, function
+        self.params = taken
+        self.carry_out = self._in_session(function, hints) if next(iter(hints)) == "session" else function
         self.result = Union[results]  # noqa: UP007 - of types that are known at run time only
         return self
+
+    def _in_session(
+        self, function: Callable[..., Awaitable[Any]], hints: Mapping[str, Any]
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def carry_out(context: Any, command: Any) -> Any:
+            async with context.session() if self.permission is Permission.READ else context.transaction() as session:
+                answer = await function(session, command, *([context.settings] if "settings" in hints else []))
+            if self.wakes:
+                context.wake()
+            return answer
+
+        return carry_out
 
     def command(self, raw: bytes, settings: Any) -> Any:
         """Raw parameters as the checked command. Raises InvalidParams, TooLarge."""

@@ -8,19 +8,10 @@ import msgspec
 
 from penstock.db.session import Session
 from penstock.payloads.codec import aad_of
+from penstock.protocol import reports
 from penstock.protocol.errors import STATE_CONFLICT, PayloadLost, PayloadUnavailable
 from penstock.protocol.journal import Entry, StepPlace
-from penstock.protocol.reports import (
-    Failed,
-    Hints,
-    Succeeded,
-    Suspended,
-    Waiting,
-    WaitPolicy,
-    claim_of_token,
-    decode_report,
-    error_text,
-)
+from penstock.protocol.reports import Failed, Hints, Succeeded, Suspended, Waiting, WaitPolicy
 from penstock.protocol.task import State
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
@@ -65,7 +56,7 @@ async def begin_waits(session: Session, waits: Sequence[Waiting], default_second
             "note_waits", [w.task_id for w in part.values()], [w.claim for w in part.values()], list(part),
             [default_seconds if w.timeout is None else w.timeout for w in part.values()],
             [msgspec.json.encode(w.policy).decode() for w in part.values()],
-            [claim_of_token(token) is None for token in part],
+            [reports.claim_of_token(token) is None for token in part],
         )  # fmt: skip
         waiting = {(row["id"], row["claim"]): row for row in rows if row["noted"]}
         held = await _suspend(session, waiting, by_pair)
@@ -129,13 +120,13 @@ async def _settle_others(
 
 
 def _failed(pair: Pair, policy: Hints, problem: str, **data: object) -> Failed:
-    error = error_text(STATE_CONFLICT, problem, **data, message=problem)
+    error = reports.error_text(STATE_CONFLICT, problem, **data, message=problem)
     return Failed(*pair, None, error, Hints(None, False, policy.max_attempts, policy.backoff))
 
 
 def read_answer(answer: str, pair: Pair, policy: WaitPolicy) -> Ended:
     """An answer, a member of a JSON-RPC response, as if the worker of that claim had given it."""
-    report = decode_report(f'{{"jsonrpc":"2.0",{answer},"id":"{pair[0]}:{pair[1]}"}}')
+    report = reports.decode_report(f'{{"jsonrpc":"2.0",{answer},"id":"{pair[0]}:{pair[1]}"}}')
     if isinstance(report, Failed) and policy.step is not None:
         return resumed(pair, policy.step, error=report.error)
     if isinstance(report, Failed):

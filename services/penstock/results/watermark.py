@@ -34,7 +34,6 @@ class ReadingNote:
 
     @contextmanager
     def recording(self, messages: Sequence[Message]) -> Iterator[None]:
-        """While the block runs, the messages are in hand."""
         self._in_hand.append(messages)
         try:
             yield

@@ -95,20 +95,15 @@ class Cron:
             expression.startswith(ROBFIG) or minute.startswith("*") or hour.startswith("*")
             or len(self._matches.minutes) == 60 or len(self._matches.hours) == 24
         )  # fmt: skip
-        self._found: dict[datetime, datetime | None] = {}
+        # Thousands of schedules share an expression, and ask the same.
+        self.next_after = lru_cache(_REMEMBERED)(self._next_after)
 
-    def next_after(self, instant: datetime) -> datetime | None:
+    def _next_after(self, instant: datetime) -> datetime | None:
         after = instant.astimezone(UTC).replace(microsecond=0)
-        if after in self._found:
-            return self._found[after]  # thousands of schedules share an expression, and ask the same
-        if len(self._found) >= _REMEMBERED:
-            self._found.clear()
         try:
-            found = self._next_running(after) if self._running else self._next_fixed(after)
+            return self._next_running(after) if self._running else self._next_fixed(after)
         except OverflowError:  # the end of the calendar
-            found = None
-        self._found[after] = found
-        return found
+            return None
 
     def _next_running(self, after: datetime) -> datetime | None:
         """Search from one change of the zone's offset to the next."""

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from penstock.db.context import Context
 from penstock.db.session import Session
 from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import actions_of_caller, bound_to, check_actions, narrow_tenant
@@ -51,13 +50,12 @@ def _narrow_create(command: CreateSchedule) -> CreateSchedule:
     "schedule.create", permission=Permission.ADMIN, scope=Scope.OWN, errors=(TooLarge,), read=_read_create,
     narrow=_narrow_create, by_queue=True,
 )  # fmt: skip
-async def create(context: Context, command: CreateSchedule) -> model.ScheduleDetail:
+async def create(session: Session, command: CreateSchedule) -> model.ScheduleDetail:
     """Have a task made by the clock, again and again."""
-    async with context.transaction() as session:
-        name = await _name_of_callers(session, command.schedule.name, lock=True, is_new=True)
-        schedule = replace(command.schedule, name=name)
-        created = await store.create_schedule(session, schedule, replace_existing=command.replace)
-    return _detail(created)
+    name = await _name_of_callers(session, command.schedule.name, lock=True, is_new=True)
+    schedule = replace(command.schedule, name=name)
+    model.check_not_a_jobs(schedule.own_name)
+    return _detail(await store.write_schedule(session, schedule, replace_existing=command.replace))
 
 
 def _read_update(given: model.ScheduleUpdateParams, settings: Settings) -> UpdateSchedule:  # type: ignore[valid-type]
@@ -83,76 +81,65 @@ def _narrow_update(command: UpdateSchedule) -> UpdateSchedule:
     "schedule.update", permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound, TooLarge),
     read=_read_update, narrow=_narrow_update, by_queue=True,
 )  # fmt: skip
-async def update(context: Context, command: UpdateSchedule) -> model.ScheduleDetail:
+async def update(session: Session, command: UpdateSchedule) -> model.ScheduleDetail:
     """Change what is named of a schedule and leave the rest."""
-    async with context.transaction() as session:
-        name = await _name_of_callers(session, command.name, lock=True)
-        updated = await store.update_schedule(session, UpdateSchedule(name, command.given, command.check))
-    return _detail(updated)
+    name = await _name_of_callers(session, command.name, lock=True)
+    return _detail(await store.update_schedule(session, UpdateSchedule(name, command.given, command.check)))
 
 
 _change = partial(method, permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound,), by_queue=True)
 
 
 @method("schedule.get", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,))
-async def get(context: Context, given: model.ScheduleName) -> model.ScheduleDetail:
+async def get(session: Session, given: model.ScheduleName) -> model.ScheduleDetail:
     """Show a schedule, with its payload and the next few instants."""
-    async with context.session() as session:
-        return _detail(await store.read_schedule(session, await _name_of_callers(session, given.name)))
+    return _detail(await store.read_schedule(session, await _name_of_callers(session, given.name)))
 
 
 @method("schedule.list", permission=Permission.READ, scope=Scope.OWN, narrow=narrow_tenant)
-async def list_schedules(context: Context, given: model.ScheduleListParams) -> model.SchedulePage:
+async def list_schedules(session: Session, given: model.ScheduleListParams) -> model.SchedulePage:
     """List schedules, newest first, without their payloads."""
-    async with context.session() as session:
-        records = await store.list_schedules(session, given)
+    records = await store.list_schedules(session, given)
     cursor = str(records[-1].id) if len(records) == given.limit else None
     return model.SchedulePage([view_of(model.Schedule, _members(record)) for record in records], cursor)
 
 
 @_change("schedule.delete")
-async def delete(context: Context, given: model.ScheduleName) -> model.ScheduleDeleted:
+async def delete(session: Session, given: model.ScheduleName) -> model.ScheduleDeleted:
     """Delete a schedule; tasks that it created stay."""
-    async with context.transaction() as session:
-        deleted = await store.delete_schedule(session, await _name_of_callers(session, given.name, lock=True))
+    deleted = await store.delete_schedule(session, await _name_of_callers(session, given.name, lock=True))
     return model.ScheduleDeleted(deleted.id, _members(deleted)["name"])
 
 
 @_change("schedule.pause")
-async def pause(context: Context, given: model.ScheduleName) -> model.ScheduleDetail:
+async def pause(session: Session, given: model.ScheduleName) -> model.ScheduleDetail:
     """Stop a schedule; the instants of the pause are not made up for."""
-    return await _pause(context, given, paused=True)
+    return await _pause(session, given, paused=True)
 
 
 @_change("schedule.resume")
-async def resume(context: Context, given: model.ScheduleName) -> model.ScheduleDetail:
+async def resume(session: Session, given: model.ScheduleName) -> model.ScheduleDetail:
     """Let a schedule go on, from now."""
-    return await _pause(context, given, paused=False)
+    return await _pause(session, given, paused=False)
 
 
-async def _pause(context: Context, given: model.ScheduleName, *, paused: bool) -> model.ScheduleDetail:
-    async with context.transaction() as session:
-        name = await _name_of_callers(session, given.name, lock=True)
-        record = await store.pause_schedule(session, name, paused=paused)
-    return _detail(record)
+async def _pause(session: Session, given: model.ScheduleName, *, paused: bool) -> model.ScheduleDetail:
+    name = await _name_of_callers(session, given.name, lock=True)
+    return _detail(await store.pause_schedule(session, name, paused=paused))
 
 
-@_change("schedule.run_now")
-async def run_now(context: Context, given: model.ScheduleName) -> model.ScheduleRun:
+@_change("schedule.run_now", wakes=True)
+async def run_now(session: Session, given: model.ScheduleName, settings: Settings) -> model.ScheduleRun:
     """Run a schedule once, beside its clock, also when it is paused."""
-    async with context.transaction() as session:
-        name = await _name_of_callers(session, given.name, lock=True)
-        run = await store.run_schedule(session, name, max_attempts=context.settings.max_attempts)
-    context.wake()
-    return run
+    name = await _name_of_callers(session, given.name, lock=True)
+    return await store.run_schedule(session, name, max_attempts=settings.max_attempts)
 
 
 @method("schedule.runs", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,))
-async def list_runs(context: Context, given: model.ScheduleRunsParams) -> model.SchedulePageOfRuns:
+async def list_runs(session: Session, given: model.ScheduleRunsParams) -> model.SchedulePageOfRuns:
     """List the runs of a schedule, newest first."""
-    async with context.session() as session:
-        name = await _name_of_callers(session, given.name)
-        runs = await store.list_runs(session, name, before=read_cursor(given.cursor), limit=given.limit)
+    name = await _name_of_callers(session, given.name)
+    runs = await store.list_runs(session, name, before=read_cursor(given.cursor), limit=given.limit)
     cursor = store.run_cursor(runs[-1]) if len(runs) == given.limit else None
     return model.SchedulePageOfRuns(runs, cursor)
 
@@ -165,20 +152,17 @@ def _narrow_many(given: model.ScheduleCreateManyParams) -> model.ScheduleCreateM
 
 # The supervisor writes an import later, entry by entry, without a caller to limit it to a tenant.
 @method("schedule.create_many", permission=Permission.ADMIN, scope=Scope.CLOSED, narrow=_narrow_many)
-async def create_many(context: Context, given: model.ScheduleCreateManyParams) -> model.ImportStarted:
+async def create_many(session: Session, given: model.ScheduleCreateManyParams) -> model.ImportStarted:
     """Import many schedules in the background; schedule.import_status shows the progress."""
-    entries = given.schedules
-    parts = model.import_parts(entries)
-    async with context.transaction() as session:
-        import_id = await store.start_import(session, parts, total=len(entries), replaces=given.replace)
-    return model.ImportStarted(import_id, len(entries))
+    parts, total = model.import_parts(given.schedules), len(given.schedules)
+    import_id = await store.start_import(session, parts, total=total, replaces=given.replace)
+    return model.ImportStarted(import_id, total)
 
 
 @method("schedule.import_status", permission=Permission.READ, scope=Scope.CLOSED, errors=(ScheduleNotFound,))
-async def import_status(context: Context, given: model.ScheduleImportStatusParams) -> model.ImportStatus:
+async def import_status(session: Session, given: model.ScheduleImportStatusParams) -> model.ImportStatus:
     """Show how far a schedule.create_many has come."""
-    async with context.session() as session:
-        row = await store.read_import(session, int(given.id))
+    row = await store.read_import(session, int(given.id))
     state = "RUNNING" if row["finished_at"] is None else "DONE"
     return view_of(model.ImportStatus, row, state=state, errors=msgspec.json.decode(row["errors"]))
 

@@ -242,10 +242,7 @@ class NewSchedule(
     kw_only=True,
     rename={"jitter_seconds": "jitter", "max_lateness_seconds": "max_lateness", "timeout_seconds": "timeout"},
 ):
-    """A checked schedule: columns by the names of the statements, encoded by the names of `schedule.create`.
-
-    max_attempts: None for the setting's at the time of each fire. paused: None to keep it, false for a new one.
-    """
+    """A checked schedule: columns by the names of the statements, encoded by the names of `schedule.create`."""
 
     name: str
     expression: str
@@ -260,11 +257,11 @@ class NewSchedule(
     action: str
     payload: str
     priority: int
-    max_attempts: int | None
+    max_attempts: int | None  # None for the setting's at the time of each fire
     timeout_seconds: float | None
     ordering_key: str | None
     labels: Labels
-    paused: bool | None
+    paused: bool | None  # None to keep it, false for a new one
     tenant: str | None
 
     @property

@@ -90,10 +90,7 @@ class Plan(NamedTuple):
 
 
 def plan(rule: Rule, next_at: datetime, now: datetime, grace_seconds: float) -> Plan:
-    """Decide about a schedule whose ``next_at`` is due by ``now``.
-
-    grace_seconds: an instant that is no later runs, whatever the policy for missed ones.
-    """
+    """Decide about a schedule whose ``next_at`` is due by ``now``. grace_seconds: what is no later is not missed."""
     tolerance = grace_seconds
     if rule.max_lateness_seconds is not None:
         tolerance = min(grace_seconds, rule.max_lateness_seconds)

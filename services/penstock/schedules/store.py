@@ -28,14 +28,6 @@ _ERRORS_KEPT = 100
 _MICROSECOND = timedelta(microseconds=1)
 
 
-async def create_schedule(
-    session: Session, schedule: model.NewSchedule, *, replace_existing: bool
-) -> model.ScheduleRecord:
-    """Raises InvalidParams."""
-    model.check_not_a_jobs(schedule.own_name)
-    return await _write(session, schedule, replace_existing=replace_existing)
-
-
 async def update_schedule(session: Session, command: model.UpdateSchedule) -> model.ScheduleRecord:
     """Raises InvalidParams, ScheduleNotFound."""
     current = await read_schedule(session, command.name, lock=True)
@@ -63,10 +55,13 @@ async def delete_schedule(session: Session, name: str) -> model.ScheduleRecord:
 async def _rewrite(session: Session, current: model.ScheduleRecord, changed: model.NewSchedule) -> model.ScheduleRecord:
     if changed == current.schedule and current.problem is None:
         return current
-    return await _write(session, changed, replace_existing=True)
+    return await write_schedule(session, changed, replace_existing=True)
 
 
-async def _write(session: Session, schedule: model.NewSchedule, *, replace_existing: bool) -> model.ScheduleRecord:
+async def write_schedule(
+    session: Session, schedule: model.NewSchedule, *, replace_existing: bool
+) -> model.ScheduleRecord:
+    """Create or replace a schedule. Raises InvalidParams."""
     (outcome,) = await create_batch(session, [schedule], replace_existing=replace_existing)
     if isinstance(outcome, InvalidParams):
         raise outcome
@@ -172,7 +167,6 @@ async def read_schedule(session: Session, name: str, *, lock: bool = False) -> m
 
 
 async def list_schedules(session: Session, wanted: model.ScheduleListParams) -> list[model.ScheduleRecord]:
-    """A page, newest first; without payloads."""
     labels = None if wanted.labels is None else json.dumps(wanted.labels)
     before = read_cursor(wanted.cursor)
     rows = await session.fetch(

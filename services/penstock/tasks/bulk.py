@@ -49,17 +49,14 @@ STATES: Mapping[Operation, tuple[State, ...]] = {
 
 
 class Selection(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A filter whose conditions must all match. action: exact, or a pattern with ``*``. labels: among the task's.
-
-    older_than, newer_than: seconds from the task's creation to the job's. ids_from, ids_to: inclusive.
-    """
+    """A filter whose conditions must all match."""
 
     states: tuple[State, ...]
-    action: str | None = None
-    labels: dict[str, str] | None = None
-    older_than: float | None = None
+    action: str | None = None  # exact, or a pattern with ``*``
+    labels: dict[str, str] | None = None  # among the task's
+    older_than: float | None = None  # seconds from the task's creation to the job's
     newer_than: float | None = None
-    ids_from: int | None = None
+    ids_from: int | None = None  # inclusive, as is the next
     ids_to: int | None = None
     tenant: str | None = None
 

@@ -1,7 +1,4 @@
-"""Bulk jobs: work on many records that a supervisor does in batches.
-
-Each commits a bounded part of the work with the next cursor, so a kill at any point neither loses nor repeats anything.
-"""
+"""Bulk jobs: work on many records, in batches that commit with the next cursor, so that a kill repeats nothing."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,20 +23,15 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BulkJob:
-    """cursor: the position, as defined by its kind; None before the first batch. total: how many records match.
-
-    seen: records looked at. refused: those that could not be changed; the first of them are in ``errors``.
-    """
-
     id: int
     kind: str
     params: Mapping[str, Any]
     state: JobState
-    cursor: Mapping[str, Any] | None
-    total: int | None
-    seen: int
+    cursor: Mapping[str, Any] | None  # the position, as defined by its kind; None before the first batch
+    total: int | None  # how many records match
+    seen: int  # records looked at
     changed: int
-    refused: int
+    refused: int  # those that could not be changed; the first of them are in ``errors``
     errors: Sequence[Mapping[str, Any]]
     created_at: datetime
     updated_at: datetime
@@ -48,19 +40,14 @@ class BulkJob:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What one batch did, and where the next one begins. total: how many records match, if it has counted.
-
-    rest_seconds: until the next batch, because another transaction holds the records.
-    """
-
-    cursor: Mapping[str, Any]
+    cursor: Mapping[str, Any]  # where the next one begins
     seen: int = 0
     changed: int = 0
     refused: int = 0
     errors: Sequence[Mapping[str, Any]] = ()
-    total: int | None = None
+    total: int | None = None  # how many records match, if it has counted
     done: bool = False
-    rest_seconds: float = 0.0
+    rest_seconds: float = 0.0  # until the next batch, because another transaction holds the records
 
 
 Batch = Callable[[Session, BulkJob], Awaitable[BatchResult]]  # inside a transaction that its caller commits

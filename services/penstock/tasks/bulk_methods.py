@@ -144,18 +144,16 @@ async def _own_job(session: Session, given: JobId) -> bulk_jobs.BulkJob:
 
 
 @method("job.get", permission=Permission.READ, scope=Scope.OWN, errors=(JobNotFound,))
-async def get_job(context: Context, given: JobId) -> Job:
+async def get_job(session: Session, given: JobId) -> Job:
     """Show a job: how far it is, and what it could not do."""
-    async with context.transaction() as session:
-        return _shown(await _own_job(session, given))
+    return _shown(await _own_job(session, given))
 
 
 @method("job.list", permission=Permission.READ, scope=Scope.OWN)
-async def list_jobs(context: Context, page: JobListParams) -> JobPage:
+async def list_jobs(session: Session, page: JobListParams) -> JobPage:
     """List jobs, newest first."""
-    async with context.transaction() as session:
-        before = checks.read_cursor(page.cursor)
-        jobs = await bulk_jobs.list_jobs(session, before=before, limit=page.limit, tenant=bound_to())
+    before = checks.read_cursor(page.cursor)
+    jobs = await bulk_jobs.list_jobs(session, before=before, limit=page.limit, tenant=bound_to())
     cursor = str(jobs[-1].id) if len(jobs) == page.limit else None
     return JobPage([_shown(job) for job in jobs], cursor)
 

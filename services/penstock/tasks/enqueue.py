@@ -128,7 +128,6 @@ async def _enqueue_keyed(session: Session, tasks: Sequence[NewTask]) -> list[Acc
 
 
 async def _replace(session: Session, tasks: Mapping[int, NewTask]) -> dict[int, str]:
-    """Replace the tasks of those ids; returns the states of those that waited."""
     if not tasks:
         return {}
     given = tasks.values()

@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import Sequence
-from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -102,8 +101,7 @@ async def list_tasks(context: Context, given: ListParams) -> views.TaskPage:
     served = given.action is None and (given.state is None or given.state in FINAL_STATES)
     covered = SCAN_TASKS if given.text is None else TEXT_TASKS
     scan = given.limit if served and not is_search else max(given.limit, covered)
-    first, late_ids = 0, list[int]()
-    load = in_hand()
+    first, load = 0, in_hand()
     async with context.session() as session:
         if until is not None:
             before = min(before, await session.value("find_first_id", until))
@@ -126,19 +124,18 @@ async def list_tasks(context: Context, given: ListParams) -> views.TaskPage:
                 f"was looked for in {scan:,} tasks for {TEXT_SECONDS:g} s: name an action, a state or a time too",
             ) from None
         ids: list[int] = page["ids"]
+        asked = [*ids]
         if given.key is not None and given.cursor is None and given.text is None:
             kept = stored_key(given.tenant, given.key)
-            found = {row["id"] for row in await session.fetch("find_by_key", kept, given.limit)}
-            late_ids = sorted(found - set(ids), reverse=True)
-        asked = ids + late_ids
+            found = {row["id"] for row in await session.fetch("find_by_key", kept, given.limit)}.difference(ids)
+            # What has no room on the page stands on a later one, for it is among those that were not looked at yet.
+            room = given.limit - len(ids)
+            late = await session.fetch("keep_fitting", before, list(found), room, *arguments[3:9], given.state)
+            asked += [row["id"] for row in late]
         rows: Sequence[Any] = await session.fetch("show_tasks", asked, False, load.room_bytes) if asked else []
         load.hold(sum(map(views.task_bytes, rows)))
         rows = await shown_rows(session.codec, rows, room_bytes=0)
-    fitting = (row for row in rows if row["id"] in late_ids and _fits(row, given, since, until))
-    late = sorted(fitting, key=_id_of, reverse=True)
-    # What has no room on the page stands on a later one, for it is among those that were not looked at yet.
-    shown = [row for row in rows if row["id"] not in late_ids] + late[: given.limit - len(ids)]
-    tasks = [views.task(row) for row in sorted(shown, key=_id_of, reverse=True)]
+    tasks = [views.task(row) for row in sorted(rows, key=itemgetter("id"), reverse=True)]
     # The next page begins behind the last task of a full page, else behind the last one looked at.
     last = page["last"]
     end = ids[-1] if len(ids) >= given.limit else last
@@ -151,19 +148,3 @@ def _patterns(text: str | None) -> list[str] | None:
         return None
     inside = msgspec.json.encode(text).decode("utf-8")[1:-1]
     return [f"%{_WILDCARD.sub(_ESCAPED, one)}%" for one in (text, inside)]
-
-
-_id_of = itemgetter("id")
-
-
-def _fits(row: Any, given: ListParams, since: datetime | None, until: datetime | None) -> bool:
-    """Whether a task that was found by its key fits the rest of a search."""
-    labels = msgspec.json.decode(row["labels"] or "{}")
-    return (
-        (given.state is None or row["state"] == given.state)
-        and (given.action is None or row["action"] == given.action)
-        and (given.tenant is None or row["tenant"] == given.tenant)
-        and all(labels.get(name) == value for name, value in (given.labels or {}).items())
-        and (since is None or row["created_at"] >= since)
-        and (until is None or row["created_at"] < until)
-    )

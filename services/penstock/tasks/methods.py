@@ -79,34 +79,30 @@ def _within_limit(commands: Sequence[Command | RpcError]) -> list[Command | RpcE
     return checked
 
 
-@_change("cancel")
-async def cancel(context: Context, given: params.CancelParams) -> views.Changed:
+@_change("cancel", wakes=True)
+async def cancel(session: Session, given: params.CancelParams) -> views.Changed:
     """Cancel a task that is not settled; a result that comes later is ignored."""
     task_id = int(given.id)
-    async with context.transaction() as session:
-        await check_own_task(session, task_id)
-        if not await settle.cancel(session, [task_id], given.reason):
-            raise await rescheduling.why_unchanged(session, task_id, "cancelled")
-    context.wake()
+    await check_own_task(session, task_id)
+    if not await settle.cancel(session, [task_id], given.reason):
+        raise await rescheduling.why_unchanged(session, task_id, "cancelled")
     return views.Changed(task_id, State.CANCELLED)
 
 
-@_change("retry")
-async def retry(context: Context, given: params.RetryParams) -> views.Changed:
+@_change("retry", wakes=True)
+async def retry(session: Session, given: params.RetryParams) -> views.Changed:
     """Re-run a CRITICAL_ERROR or CANCELLED task with a fresh attempt counter, and its failed durable steps."""
     task_id = int(given.id)
-    async with context.transaction() as session:
-        await check_own_task(session, task_id)
-        known = [] if given.from_step is None else await journal.rewind(session, task_id, given.from_step)
-        states = await rescheduling.restart(session, [task_id])
-        if not states:
-            raise await rescheduling.why_unchanged(session, task_id, "retried")
-        if given.from_step is not None:
-            if given.from_step not in known:
-                shown = f"it has {', '.join(known[:20])}" if known else "it has none"
-                raise InvalidParams("from_step", f"names no durable step of task {task_id}: {shown}")
-            await session.fetch("raise_journal_floor", task_id)
-    context.wake()
+    await check_own_task(session, task_id)
+    known = [] if given.from_step is None else await journal.rewind(session, task_id, given.from_step)
+    states = await rescheduling.restart(session, [task_id])
+    if not states:
+        raise await rescheduling.why_unchanged(session, task_id, "retried")
+    if given.from_step is not None:
+        if given.from_step not in known:
+            shown = f"it has {', '.join(known[:20])}" if known else "it has none"
+            raise InvalidParams("from_step", f"names no durable step of task {task_id}: {shown}")
+        await session.fetch("raise_journal_floor", task_id)
     return views.Changed(task_id, states[task_id])
 
 
@@ -117,18 +113,16 @@ def _check_reschedule(given: params.RescheduleParams) -> params.RescheduleParams
     return given
 
 
-@_change("reschedule", read=_check_reschedule)
-async def reschedule(context: Context, given: params.RescheduleParams) -> views.Changed:
+@_change("reschedule", read=_check_reschedule, wakes=True)
+async def reschedule(session: Session, given: params.RescheduleParams) -> views.Changed:
     """Move a task that waits (WAITING, SCHEDULED, ERROR) to another time or priority."""
     task_id, run_at = int(given.id), checks.read_instant(given.run_at)
-    async with context.transaction() as session:
-        await check_own_task(session, task_id)
-        states = await rescheduling.reschedule(
-            session, [task_id], run_at=run_at, delay_seconds=given.delay, priority=given.priority
-        )
-        if not states:
-            raise await rescheduling.why_unchanged(session, task_id, "rescheduled")
-    context.wake()
+    await check_own_task(session, task_id)
+    states = await rescheduling.reschedule(
+        session, [task_id], run_at=run_at, delay_seconds=given.delay, priority=given.priority
+    )
+    if not states:
+        raise await rescheduling.why_unchanged(session, task_id, "rescheduled")
     return views.Changed(task_id, states[task_id])
 
 
@@ -201,10 +195,9 @@ class HeldKeys(msgspec.Struct, frozen=True):
 
 
 @method("ordering.list", permission=Permission.READ, scope=Scope.CLOSED)
-async def list_held_keys(context: Context, page: params.OrderingListParams) -> HeldKeys:
+async def list_held_keys(session: Session, page: params.OrderingListParams) -> HeldKeys:
     """List ordering keys that a task in CRITICAL_ERROR holds, by key."""
-    async with context.session() as session:
-        keys = await ordering.list_held_keys(session, page.limit, page.cursor)
+    keys = await ordering.list_held_keys(session, page.limit, page.cursor)
     return HeldKeys(keys, stored_key(keys[-1].tenant, keys[-1].key) if len(keys) == page.limit else None)
 
 
@@ -214,13 +207,11 @@ class ReleasedKey(msgspec.Struct, frozen=True):
     next: Annotated[int | None, about("The task that waited longest and may run now; null when none did.")]
 
 
-@method("ordering.release", permission=Permission.ADMIN, scope=Scope.CLOSED)
-async def release_key(context: Context, given: params.OrderingReleaseParams) -> ReleasedKey:
+@method("ordering.release", permission=Permission.ADMIN, scope=Scope.CLOSED, wakes=True)
+async def release_key(session: Session, given: params.OrderingReleaseParams) -> ReleasedKey:
     """Let a held ordering key go: the next task of the key may run."""
     key = stored_key(given.tenant, given.key)
-    async with context.transaction() as session:
-        released = await ordering.release_keys(session, [key])
-    context.wake()
+    released = await ordering.release_keys(session, [key])
     return ReleasedKey(given.key, key in released, released.get(key))
 
 
@@ -244,8 +235,7 @@ def _read_claims(given: params.ClaimsCheckParams) -> dict[str, ClaimId]:
 
 
 @method("claims.check", permission=Permission.WORKER, scope=Scope.CLOSED, read=_read_claims)
-async def check_claims(context: Context, claims: dict[str, ClaimId]) -> CheckedClaims:
+async def check_claims(session: Session, claims: dict[str, ClaimId]) -> CheckedClaims:
     """Return which of a worker's claims no longer hold their task."""
-    async with context.session() as session:
-        held = await settle.read_attempts(session, claims.values())
+    held = await settle.read_attempts(session, claims.values())
     return CheckedClaims([text for text, claim in claims.items() if claim not in held])

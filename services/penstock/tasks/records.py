@@ -37,10 +37,7 @@ class ActionThroughput(NamedTuple):
 
 
 class StaleTask(NamedTuple):
-    """An ACQUIRED task without a recent heartbeat. held_seconds: since its claim. taken: a worker has reported it.
-
-    silent_seconds: since its last heartbeat, or its claim. suspect: it travelled alone. trace: see ``read_carried``.
-    """
+    """An ACQUIRED task without a recent heartbeat."""
 
     id: int
     claim: int
@@ -48,13 +45,13 @@ class StaleTask(NamedTuple):
     attempts: int
     max_attempts: int
     claimed_at: datetime
-    taken: bool
-    suspect: bool
-    held_seconds: float
-    silent_seconds: float
+    taken: bool  # a worker has reported it
+    suspect: bool  # it travelled alone
+    held_seconds: float  # since its claim
+    silent_seconds: float  # since its last heartbeat, or its claim
     route: str | None
     worker: str | None
-    trace: str | None
+    trace: str | None  # see ``read_carried``
 
 
 def columns(pairs: Iterable[Pair]) -> tuple[list[int], list[int]]:

@@ -37,7 +37,6 @@ class _Function(NamedTuple):
 
     verb: str
     statement: str
-    types: tuple[str, str]
     granted: str
 
     def of(self, settings: Settings) -> _Function:
@@ -45,16 +44,16 @@ class _Function(NamedTuple):
         statement, granted = (renamed(text, settings.database_schema) for text in (self.statement, self.granted))
         return self._replace(statement=statement, granted=granted)
 
-    def text(self, first: str, second: str) -> str:
-        """The statement with these placeholders."""
-        return self.statement.format(f"{first}::{self.types[0]}", f"{second}::{self.types[1]}")
-
 
 _ENQUEUE = _Function(
-    "enqueue", "select id, state, duplicate, replaced from public.penstock_enqueue_many({}, {}) order by place",
-    ("text", "int"), "penstock_enqueue, penstock_enqueue_many",
-)  # fmt: skip
-_SETTLE = _Function("settle", "select public.penstock_settle({}, {}::json)", ("text", "text"), "penstock_settle")
+    "enqueue",
+    "select id, state, duplicate, replaced "
+    "from public.penstock_enqueue_many(cast({} as text), cast({} as int)) order by place",
+    "penstock_enqueue, penstock_enqueue_many",
+)
+_SETTLE = _Function(
+    "settle", "select public.penstock_settle(cast({} as text), cast(cast({} as text) as json))", "penstock_settle"
+)
 _ASYNC = "asyncpg Connection, SQLAlchemy AsyncConnection or AsyncSession, psycopg AsyncConnection or AsyncCursor"
 _SYNC = "SQLAlchemy Connection or Session, psycopg Connection or Cursor, connection of Django"
 _ASYNC_CLASSES = {
@@ -178,16 +177,15 @@ def _settling(ctx: Attempt, result: Any, settings: Settings) -> tuple[str, str]:
 
 
 async def _ask(connection: Any, function: _Function, arguments: Sequence[Any]) -> Sequence[Any]:
-    """The rows of a function, of a connection for asyncio."""
     with _advice(function):
         match _driver(connection, _ASYNC_CLASSES):
             case "asyncpg":
-                rows: Sequence[Any] = await connection.fetch(function.text("$1", "$2"), *arguments)
+                rows: Sequence[Any] = await connection.fetch(function.statement.format("$1", "$2"), *arguments)
             case "sqlalchemy":
                 rows = (await connection.execute(*_for_sqlalchemy(connection, function, arguments))).all()
             case "psycopg":
                 async with _psycopg_cursor(connection) as cursor:
-                    await cursor.execute(function.text("%s", "%s"), arguments)
+                    await cursor.execute(function.statement.format("%s", "%s"), arguments)
                     rows = await cursor.fetchall()
             case _:
                 raise _wrong(connection, _ASYNC, f"{function.verb}_sync", _SYNC)
@@ -201,13 +199,13 @@ def _ask_sync(connection: Any, function: _Function, arguments: Sequence[Any]) ->
                 rows: Sequence[Any] = connection.execute(*_for_sqlalchemy(connection, function, arguments)).all()
             case "psycopg":
                 with _psycopg_cursor(connection) as cursor:
-                    cursor.execute(function.text("%s", "%s"), arguments)
+                    cursor.execute(function.statement.format("%s", "%s"), arguments)
                     rows = cursor.fetchall()
             case "django":
                 if connection.vendor != "postgresql":
                     raise _elsewhere(connection, connection.vendor)
                 with connection.cursor() as cursor:
-                    cursor.execute(function.text("%s", "%s"), arguments)
+                    cursor.execute(function.statement.format("%s", "%s"), arguments)
                     rows = cursor.fetchall()
             case _:
                 raise _wrong(connection, _SYNC, function.verb, _ASYNC)
@@ -255,7 +253,7 @@ def _for_sqlalchemy(connection: Any, function: _Function, arguments: Sequence[An
     dialect = (connection if hasattr(connection, "dialect") else connection.get_bind()).dialect.name
     if dialect != "postgresql":
         raise _elsewhere(connection, dialect)
-    statement = function.statement.format(f"cast(:a as {function.types[0]})", f"cast(:b as {function.types[1]})")
+    statement = function.statement.format(":a", ":b")
     return sys.modules["sqlalchemy"].text(statement), dict(zip("ab", arguments, strict=True))
 
 

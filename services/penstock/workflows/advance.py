@@ -24,15 +24,7 @@ from penstock.settings.model import Settings
 from penstock.tasks import settle
 from penstock.tasks.enqueue import queues_of_tasks, reference_objects
 from penstock.workflows.definition import fallback_of, policy_of, read_children, step_task
-from penstock.workflows.model import (
-    MAX_CHILDREN,
-    NO_OPTIONS,
-    ChildParams,
-    NewStep,
-    StepKind,
-    StepOptions,
-    WorkflowState,
-)
+from penstock.workflows.model import MAX_CHILDREN, ChildParams, NewStep, StepKind, StepOptions, WorkflowState
 from penstock.workflows.step_inputs import StepInputs, compensation_payload, list_result, read_inputs
 
 EVENTS_AT_ONCE = 5000
@@ -149,7 +141,6 @@ class WorkflowRun:
             await self._ended(await self._settle_nodes(ended))
 
     async def start(self, ready: Sequence[Any]) -> None:
-        """Start ready steps, given as rows."""
         await self._ended(await self._start(ready))
 
     # Effects of ended steps
@@ -458,7 +449,7 @@ async def insert_steps(session: Session, rows: Sequence[StepRow], *, start: Iter
         task, payload, options = step.task or _WITHOUT_TASK, None, None
         if step.task is not None:
             payload = session.codec.encode(task.payload, payload_aad(task.action, tenants.get(workflow)))
-        if step.options != NO_OPTIONS:
+        if step.options != StepOptions():
             options = msgspec.json.encode(step.options).decode()
             if step.options.template is not None:  # it holds payloads
                 options = session.codec.encode(options, aad_of("options", workflow, number))
@@ -512,5 +503,4 @@ def _merged(payload: str, step: Any, inputs: StepInputs) -> str:
 
 
 def _columns(steps: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """The workflows and the numbers of steps, given as rows."""
     return [step["workflow_id"] for step in steps], [step["number"] for step in steps]

@@ -16,26 +16,14 @@ from penstock.protocol.tenant import read_tenant
 from penstock.settings.model import Settings
 from penstock.tasks.new_task import new_task
 from penstock.tasks.params import EnqueueParams
-from penstock.workflows.model import (
-    MAX_CHILDREN,
-    MAX_EDGES,
-    MAX_STEPS,
-    NAME_MAX_CHARS,
-    ChildParams,
-    Compensate,
-    CreateWorkflow,
-    NewStep,
-    StepKind,
-    StepOptions,
-    StepParams,
-    WorkflowCreateParams,
-)
+from penstock.workflows import model
+from penstock.workflows.model import ChildParams, Compensate, CreateWorkflow, NewStep, StepKind, StepOptions, StepParams
 
 _OF_A_TASK = tuple(name for name in EnqueueParams.__struct_fields__ if name in ChildParams.__struct_fields__)
 _decode_children = msgspec.json.Decoder(list[ChildParams]).decode
 
 
-def read_create(given: WorkflowCreateParams, settings: Settings) -> CreateWorkflow:
+def read_create(given: model.WorkflowCreateParams, settings: Settings) -> CreateWorkflow:
     """Raises InvalidParams, naming the step, and TooLarge."""
     if (given.steps is None) == (given.chain is None):
         raise InvalidParams("steps", "or chain must be given, not both")
@@ -43,20 +31,22 @@ def read_create(given: WorkflowCreateParams, settings: Settings) -> CreateWorkfl
         listed, field = given.steps, "steps"
     else:
         listed, field = linked_steps(given.chain or []), "chain"
-    if not 1 <= len(listed) <= MAX_STEPS:
-        raise InvalidParams(field, f"must hold 1 to {MAX_STEPS} steps, not {len(listed)}")
+    if not 1 <= len(listed) <= model.MAX_STEPS:
+        raise InvalidParams(field, f"must hold 1 to {model.MAX_STEPS} steps, not {len(listed)}")
     numbers = number_steps(listed, field)
     checked = [new_step(step, f"{field}[{place}]", numbers, settings) for place, step in enumerate(listed)]
     edges = sum(len(step.after) for step in checked)
-    if edges > MAX_EDGES:
+    if edges > model.MAX_EDGES:
         raise InvalidParams(
             field,
-            f"follow each other {edges} times; the limit is {MAX_EDGES}. Between two wide groups put a step without "
-            "an action, which waits for the one and is waited for by the other",
+            f"follow each other {edges} times; the limit is {model.MAX_EDGES}. Between two wide groups put a step "
+            "without an action, which waits for the one and is waited for by the other",
         )
     check_order(checked, field)
-    if len(given.name) > NAME_MAX_CHARS or CONTROL.search(given.name):
-        raise InvalidParams("name", f"must have at most {NAME_MAX_CHARS} characters, none of them a control character")
+    if len(given.name) > model.NAME_MAX_CHARS or CONTROL.search(given.name):
+        raise InvalidParams(
+            "name", f"must have at most {model.NAME_MAX_CHARS} characters, none of them a control character"
+        )
     encoded = msgspec.json.encode([given.name, given.steps, given.chain])
     try:
         plain = msgspec.json.decode(encoded)
@@ -72,8 +62,8 @@ def read_children(text: str, settings: Settings) -> list[tuple[ChildParams, NewT
         children = _decode_children(text)
     except (ValueError, RecursionError) as exc:
         raise InvalidParams("spawn", f"is wrong: {str(exc)[:200]}") from None
-    if len(children) > MAX_CHILDREN:
-        raise InvalidParams("spawn", f"holds {len(children)} children; the limit is {MAX_CHILDREN}")
+    if len(children) > model.MAX_CHILDREN:
+        raise InvalidParams("spawn", f"holds {len(children)} children; the limit is {model.MAX_CHILDREN}")
     names: set[str] = set()
     made = []
     for place, child in enumerate(children):
@@ -165,8 +155,8 @@ def _map(
             raise InvalidParams(f"{at}.{member}", "does not go with over: its tasks are given the items")
     item_as = "item" if step.item_as is None else step.item_as
     _check_member(item_as, "item_as", step, at)
-    if isinstance(step.over, list) and len(step.over) > MAX_CHILDREN:
-        raise InvalidParams(f"{at}.over", f"holds {len(step.over)} items; the limit is {MAX_CHILDREN}")
+    if isinstance(step.over, list) and len(step.over) > model.MAX_CHILDREN:
+        raise InvalidParams(f"{at}.over", f"holds {len(step.over)} items; the limit is {model.MAX_CHILDREN}")
     over = numbers[step.over] if isinstance(step.over, str) else None
     items = step.over if isinstance(step.over, list) else None
     common = {f.name: getattr(step, f.name) for f in msgspec.structs.fields(ChildParams) if f.name != "name"}
@@ -177,8 +167,10 @@ def _map(
 def _check_member(member: str | None, field: str, step: StepParams, at: str) -> None:
     if member is None:
         return
-    if not 1 <= len(member) <= NAME_MAX_CHARS or CONTROL.search(member):
-        raise InvalidParams(f"{at}.{field}", f"must have 1 to {NAME_MAX_CHARS} characters, none of them a control one")
+    if not 1 <= len(member) <= model.NAME_MAX_CHARS or CONTROL.search(member):
+        raise InvalidParams(
+            f"{at}.{field}", f"must have 1 to {model.NAME_MAX_CHARS} characters, none of them a control one"
+        )
     payload = bytes(step.payload)
     if not payload.lstrip().startswith(b"{"):
         raise InvalidParams(f"{at}.{field}", "adds a member to the payload, which must be an object")
@@ -254,8 +246,8 @@ def linked_steps(chain: list[StepParams | list[StepParams]]) -> list[StepParams]
 
 def check_name(name: str, at: str) -> None:
     """Raises InvalidParams."""
-    if not 1 <= len(name) <= NAME_MAX_CHARS:
-        raise InvalidParams(f"{at}.name", f"must have 1 to {NAME_MAX_CHARS} characters, not {len(name)}")
+    if not 1 <= len(name) <= model.NAME_MAX_CHARS:
+        raise InvalidParams(f"{at}.name", f"must have 1 to {model.NAME_MAX_CHARS} characters, not {len(name)}")
     if CONTROL.search(name):
         raise InvalidParams(f"{at}.name", "holds a control character")
     if "/" in name:
@@ -264,8 +256,8 @@ def check_name(name: str, at: str) -> None:
 
 def check_action(action: str | None, field: str) -> None:
     """Check an action that undoes a step. Raises InvalidParams."""
-    if action is not None and (not 1 <= len(action) <= NAME_MAX_CHARS or CONTROL.search(action)):
-        raise InvalidParams(field, f"must be an action's name, of 1 to {NAME_MAX_CHARS} characters")
+    if action is not None and (not 1 <= len(action) <= model.NAME_MAX_CHARS or CONTROL.search(action)):
+        raise InvalidParams(field, f"must be an action's name, of 1 to {model.NAME_MAX_CHARS} characters")
 
 
 def name_of(step: ChildParams) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -234,23 +234,16 @@ class WorkflowDetail(Workflow, frozen=True, kw_only=True):
 
 
 class StepOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Options that are stored with a step until it starts.
-
-    ordering_key, delay, expires_in: of its task. over: the step whose result is the list, items: the list itself.
-    template: of the children of a map. refused: requested children that could not be created, as JSON.
-    """
+    """Options that are stored with a step until it starts: of its task, or of its children."""
 
     ordering_key: str | None = None
     delay: float | None = None
     expires_in: float | None = None
-    over: int | None = None
-    items: list[msgspec.Raw] | None = None
+    over: int | None = None  # the step whose result is the list
+    items: list[msgspec.Raw] | None = None  # the list itself
     item_as: str | None = None
-    template: ChildParams | None = None
-    refused: str | None = None
-
-
-NO_OPTIONS = StepOptions()
+    template: ChildParams | None = None  # of the children of a map
+    refused: str | None = None  # requested children that could not be created, as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +259,7 @@ class NewStep:
     undo: str | None = None
     results_as: str | None = None
     errors_as: str | None = None
-    options: StepOptions = NO_OPTIONS
+    options: StepOptions = field(default_factory=StepOptions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,28 +27,20 @@ Node = tuple[int, int]  # (workflow, number of the step)
 
 @dataclass(slots=True)
 class StepInputs:
-    """JSON objects by the names of steps. problem: why they are unavailable, if they are."""
+    """The inputs of one step, as JSON objects by the names of steps."""
 
+    sources: list[tuple[str, list[Any], bool]]  # name, rows of steps, whether their results form an array
+    size: int = 0  # in bytes
+    problem: str | None = None  # why they are unavailable
     results: str = "{}"
     errors: str = "{}"
-    problem: str | None = None
-
-
-@dataclass(slots=True)
-class _Sources:
-    """Sources of the inputs of one step: (name, rows of steps, whether their results form an array). size: in bytes."""
-
-    sources: list[tuple[str, list[Any], bool]] = field(default_factory=list)
-    size: int = 0
-    problem: str | None = None
 
 
 async def read_inputs(session: Session, steps: Sequence[Any], *, limit_bytes: int) -> list[StepInputs]:
-    """The inputs of each of these ready steps."""
     known = await _with_relatives(session, ((s["workflow_id"], n) for s in steps for n in s["after"]))
-    by_step = [_sources_of(step, known) for step in steps]
-    outcomes = await _read(session, by_step, limit_bytes)
-    return [_written(one, outcomes) for one in by_step]
+    inputs = [StepInputs(_sources_of(step, known)) for step in steps]
+    await _read(session, inputs, limit_bytes)
+    return inputs
 
 
 async def list_result(
@@ -57,12 +49,11 @@ async def list_result(
     """The result of the predecessor of number ``over`` as a list, or None and the reason."""
     known = await _with_relatives(session, [(step["workflow_id"], over)])
     source = known.steps[step["workflow_id"], over]
-    one = _Sources(_sources_of_one(source, known)[:1])
-    outcomes = await _read(session, [one], limit_bytes)
-    written = _written(one, outcomes)
-    if written.problem is not None:
-        return None, written.problem
-    text = msgspec.json.decode(written.results, type=dict[str, msgspec.Raw]).get(source["name"])
+    one = StepInputs(_sources_of_one(source, known)[:1])
+    await _read(session, [one], limit_bytes)
+    if one.problem is not None:
+        return None, one.problem
+    text = msgspec.json.decode(one.results, type=dict[str, msgspec.Raw]).get(source["name"])
     if text is None:
         return None, f"{source['name']} has no result to fan out over: it is {source['state']}"
     try:
@@ -111,8 +102,8 @@ async def _with_relatives(session: Session, nodes: Iterable[Node]) -> _Steps:
     return known
 
 
-def _sources_of(step: Any, known: _Steps) -> _Sources:
-    found = _Sources()
+def _sources_of(step: Any, known: _Steps) -> list[tuple[str, list[Any], bool]]:
+    found: list[tuple[str, list[Any], bool]] = []
     seen: set[int] = set()
     stack = list(reversed(step["after"]))
     while stack:
@@ -124,7 +115,7 @@ def _sources_of(step: Any, known: _Steps) -> _Sources:
         if source["kind"] == StepKind.JOIN:
             stack += reversed(source["after"])
         else:
-            found.sources += _sources_of_one(source, known)
+            found += _sources_of_one(source, known)
     return found
 
 
@@ -141,10 +132,10 @@ def _sources_of_one(source: Any, known: _Steps) -> list[tuple[str, list[Any], bo
     return found
 
 
-async def _read(session: Session, by_step: Sequence[_Sources], limit_bytes: int) -> dict[int, Any]:
-    """The outcomes of the sources' tasks, without those of steps whose inputs exceed the limit."""
-    takers: dict[int, list[_Sources]] = {}
-    for one in by_step:
+async def _read(session: Session, inputs: Sequence[StepInputs], limit_bytes: int) -> None:
+    """Fill in the inputs from the outcomes of the sources' tasks; those that exceed the limit are not read."""
+    takers: dict[int, list[StepInputs]] = {}
+    for one in inputs:
         for _, sources, _ in one.sources:
             for source in sources:
                 if source["task_id"] is not None:
@@ -170,12 +161,12 @@ async def _read(session: Session, by_step: Sequence[_Sources], limit_bytes: int)
             except PayloadLost as exc:
                 for one in taken:
                     one.problem = one.problem or f"the result of a predecessor, task {stored['id']}, is lost: {exc}"
-    return outcomes
+    for one in inputs:
+        if one.problem is None:
+            _write(one, outcomes)
 
 
-def _written(one: _Sources, outcomes: dict[int, Any]) -> StepInputs:
-    if one.problem is not None:
-        return StepInputs(problem=one.problem)
+def _write(one: StepInputs, outcomes: dict[int, Any]) -> None:
     results: list[str] = []
     errors: list[str] = []
     for name, sources, is_array in one.sources:
@@ -184,7 +175,8 @@ def _written(one: _Sources, outcomes: dict[int, Any]) -> StepInputs:
             row = outcomes.get(source["task_id"])
             if source["state"] == State.SUCCESS:
                 if row is None or row["result"] is None:
-                    return StepInputs(problem=f"the result of {source['name']} is no longer kept")
+                    one.problem = f"the result of {source['name']} is no longer kept"
+                    return
                 texts.append(row["result"])
                 continue
             texts.append("null")
@@ -197,4 +189,4 @@ def _written(one: _Sources, outcomes: dict[int, Any]) -> StepInputs:
             results.append(f"{json.dumps(name)}:[{','.join(texts)}]")
         elif sources[0]["state"] == State.SUCCESS:
             results.append(f"{json.dumps(name)}:{texts[0]}")
-    return StepInputs("{" + ",".join(results) + "}", "{" + ",".join(errors) + "}")
+    one.results, one.errors = "{" + ",".join(results) + "}", "{" + ",".join(errors) + "}"

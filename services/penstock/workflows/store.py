@@ -3,6 +3,7 @@
 from typing import Any
 
 from penstock.db.session import Session
+from penstock.protocol.caller import seen
 from penstock.protocol.checks import read_cursor
 from penstock.protocol.errors import WorkflowConflict, WorkflowNotFound
 from penstock.protocol.task import State
@@ -107,24 +108,24 @@ async def retry_workflow(
 
 async def _hold(session: Session, which: model.Which, settings: Settings) -> WorkflowRun:
     """Lock a workflow and apply its events. Raises WorkflowNotFound."""
-    workflow_id = which.id
-    if workflow_id is None:
-        rows = await session.fetch("find_workflow", which.key, which.tenant)
-        workflow_id = rows[0]["id"] if rows else None
-    held = await session.fetch("hold_workflow", workflow_id) if workflow_id is not None else []
+    held = await session.fetch("hold_workflow", (await read_workflow(session, which)).id)
     if not held:
-        raise WorkflowNotFound(which.key or "" if which.id is None else which.id)
+        raise _unknown(which)
     run = WorkflowRun(session, held, settings)
     await run.advance()
     return run
 
 
 async def read_workflow(session: Session, which: model.Which) -> model.Workflow:
-    """Raises WorkflowNotFound."""
-    rows = await session.fetch("read_workflow", which.id, which.key, which.tenant)
+    """Raises WorkflowNotFound, also for a workflow of a tenant that the caller may not see."""
+    rows = seen(await session.fetch("read_workflow", which.id, which.key, which.tenant))
     if not rows:
-        raise WorkflowNotFound(which.key or "" if which.id is None else which.id)
+        raise _unknown(which)
     return _workflow(rows[0])
+
+
+def _unknown(which: model.Which) -> WorkflowNotFound:
+    return WorkflowNotFound(which.key or "" if which.id is None else which.id)
 
 
 async def read_steps(session: Session, workflow_id: int, *, after: int, limit: int) -> list[model.Step]:
@@ -133,12 +134,7 @@ async def read_steps(session: Session, workflow_id: int, *, after: int, limit: i
     return [view_of(model.Step, row, kind=model.StepKind(row["kind"]), state=State(row["state"])) for row in rows]
 
 
-async def count_steps(session: Session, workflow_id: int) -> dict[State, int]:
-    return {State(row["state"]): row["count"] for row in await session.fetch("count_steps", workflow_id)}
-
-
 async def list_workflows(session: Session, wanted: model.WorkflowListParams) -> list[model.Workflow]:
-    """A page, newest first."""
     before = read_cursor(wanted.cursor)
     rows = await session.fetch("list_workflows", before, wanted.limit, wanted.state, wanted.tenant)
     return [_workflow(row) for row in rows]

@@ -149,6 +149,16 @@ with seen as materialized (
 select array(select id from seen where fits order by id desc limit $2) as ids,
        (select min(id) from seen) as last, (select count(*) from seen) as count;
 
+-- name: keep_fitting
+-- $1 before this id, $2 ids, $3 how many, $4 to $9 as search_tasks, $10 a state or null. Those of the ids that the search fits, newest first.
+select id from (
+    select id from penstock.task
+    where id = any($2::bigint[]) and id < $1 and id >= $5 and ($10::text is null or state::text = $10) and {fits}
+    union all
+    select id from penstock.task_history
+    where id = any($2::bigint[]) and id < $1 and id >= $5 and ($10::text is null or state::text = $10) and {fits}
+) both_tables order by id desc limit $3;
+
 -- name: find_by_key
 -- $1 a key, behind the name of its tenant if it has one, $2 how many. Tasks that have it as their unique key, of whichever action, and live ones
 -- that have it as their ordering key; each by an index, however old. The actions of unique keys are found one by one
