@@ -10,7 +10,8 @@ from typing import Any
 import asyncpg
 
 from penstock.api.process import Api
-from penstock.compat.http import OlderApis
+from penstock.compat.clockwork.http import Clockwork
+from penstock.compat.scheduler0.http.routes import Scheduler0
 from penstock.db.pool import Store
 from penstock.runtime.loop import Loop
 from penstock.settings.model import Settings
@@ -62,7 +63,9 @@ class Stand:
         settings = self._settings
         store = Store(settings.require_database_url, application_name="penstock-api@demo:4711")
         transport, queues, dead_letters = queues_of(settings)
-        api = Api(store=store, settings=settings, queues=queues, dead_letters=dead_letters, additions=[OlderApis])
+        api = Api(
+            store=store, settings=settings, queues=queues, dead_letters=dead_letters, additions=[Scheduler0, Clockwork]
+        )
         self.sql = await asyncpg.connect(settings.require_database_url)
         self.call = caller_of(api._methods)
         self.ids = await fill(self.sql, self.call)

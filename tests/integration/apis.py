@@ -13,7 +13,8 @@ import structlog
 from penstock.api.process import Api
 from penstock.brokers.base import Queue, Transport
 from penstock.brokers.opening import open_transport, queue_names
-from penstock.compat.http import OlderApis
+from penstock.compat.clockwork.http import Clockwork
+from penstock.compat.scheduler0.http.routes import Scheduler0
 from penstock.db.pool import Store
 from penstock.runtime.loop import Loop
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
@@ -39,7 +40,9 @@ def queues_of(settings: Settings) -> tuple[Transport, dict[str, Queue], dict[str
 async def running(store: Store, settings: Settings) -> AsyncIterator[Api]:
     """The api, listening; stopped in order at the end."""
     transport, queues, dead_letters = queues_of(settings)
-    api = Api(store=store, settings=settings, queues=queues, dead_letters=dead_letters, additions=[OlderApis])
+    api = Api(
+        store=store, settings=settings, queues=queues, dead_letters=dead_letters, additions=[Scheduler0, Clockwork]
+    )
     loop = Loop(api, passes=1, grace_seconds=settings.grace_seconds)
     running = asyncio.create_task(loop.run(), name="api")
     listening = asyncio.create_task(api.listening.wait())

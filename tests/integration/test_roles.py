@@ -28,7 +28,7 @@ _BEGINNINGS = {
         "penstock.compat.delayed_records",
         "penstock.compat.scheduler0.store",
     ],
-    "api": ["penstock.api.process", "penstock.compat.http"],
+    "api": ["penstock.api.process", "penstock.compat.clockwork.http", "penstock.compat.scheduler0.http.routes"],
     "kafka-source": ["penstock.compat.topics.process", "penstock.compat.topics.feeds"],
 }
 _LETTERS = {privilege: letter for letter, privilege in PRIVILEGES.items()}

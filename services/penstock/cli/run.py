@@ -127,10 +127,13 @@ def _over_postgres(name: str, settings: Settings, store: Store, open_queue: Open
     queues = _queues(settings, open_queue)
     if name == "api":
         from penstock.api.process import Api
-        from penstock.compat.http import OlderApis
+        from penstock.compat.clockwork.http import Clockwork
+        from penstock.compat.scheduler0.http.routes import Scheduler0
 
         dead_letters = _queues(settings, open_queue, suffix=DEAD_LETTER_SUFFIX)
-        return Api(store=store, settings=settings, queues=queues, dead_letters=dead_letters, additions=[OlderApis])
+        return Api(
+            store=store, settings=settings, queues=queues, dead_letters=dead_letters, additions=[Scheduler0, Clockwork]
+        )
     if name == "submitter":
         from penstock.submitter import Submitter
 

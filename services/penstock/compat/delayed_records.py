@@ -45,22 +45,17 @@ _COUNT_REST = 50
 
 
 class DelayedRecord(NamedTuple):
-    """A delayed record to store; its fields are the columns of put_delayed_records.
-
-    key: unique in its source, from :func:`key_of`. record, last: JSON of records for kafka.publish, published in this
-    order. variant: distinguishes several records of one key. partition: of the topic it was read from. held: that
-    partition has not been read to its end.
-    """
+    """A delayed record to store; its fields are the columns of put_delayed_records."""
 
     source: str
-    key: bytes
+    key: bytes  # unique in its source, from :func:`key_of`
     due_at: datetime
     ordering_key: str
-    record: str
-    last: str | None = None
-    variant: bytes = b""
-    partition: int | None = None
-    held: bool = False
+    record: str  # JSON of a record for kafka.publish
+    last: str | None = None  # JSON of another one, published after it
+    variant: bytes = b""  # distinguishes several records of one key
+    partition: int | None = None  # of the topic it was read from
+    held: bool = False  # that partition has not been read to its end
 
 
 def key_of(given: bytes) -> bytes:

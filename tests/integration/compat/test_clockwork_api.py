@@ -14,7 +14,8 @@ from pydantic import SecretStr
 
 from penstock.api.process import Api
 from penstock.compat import delayed_records
-from penstock.compat.http import OlderApis
+from penstock.compat.clockwork.http import Clockwork
+from penstock.compat.scheduler0.http.routes import Scheduler0
 from penstock.db.pool import Store
 from penstock.protocol.errors import SettingsError
 from penstock.settings.model import Settings, load_settings
@@ -239,7 +240,9 @@ async def test_a_port_that_is_taken_is_told_by_its_setting(store: Store, clockwo
         taken.listen()
         port = taken.getsockname()[1]
         api = Api(
-            store=store, settings=clockwork_settings.model_copy(update={"clockwork_port": port}), additions=[OlderApis]
+            store=store,
+            settings=clockwork_settings.model_copy(update={"clockwork_port": port}),
+            additions=[Scheduler0, Clockwork],
         )
         with pytest.raises(SettingsError, match=f"{port} .*set PENSTOCK_CLOCKWORK_PORT to a free port"):
             await api.open()

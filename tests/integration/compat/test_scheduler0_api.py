@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from penstock.api.process import Api
 from penstock.compat.scheduler0 import store as scheduler0store
-from penstock.compat.scheduler0.http.tasks import AsyncTasks, Progress
+from penstock.compat.scheduler0.http.jobs import AsyncTasks, Progress
 from penstock.compat.scheduler0.jobs import ACTION
 from penstock.compat.scheduler0.store import names_of_import
 from penstock.db.notify import Notifier

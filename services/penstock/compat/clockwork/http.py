@@ -5,12 +5,15 @@ PENSTOCK_CLOCKWORK_NETWORKS need none.
 """
 
 import ipaddress
+from collections.abc import Mapping
 from time import perf_counter
 
+from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from penstock.api.access import address_of
 from penstock.api.http import read_body, refusal
@@ -18,21 +21,30 @@ from penstock.api.http_limits import ADMITTED
 from penstock.api.process import Parts
 from penstock.compat.clockwork import schedules
 from penstock.compat.delayed_records import cancel
-from penstock.db.notify import Notifier
+from penstock.db.notify import DELAYED_RECORDS, Notifier
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import Refused, RpcError
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
+from penstock.runtime.loop import SideTask
 
 
 class Clockwork:
-    """notifier: wakes the supervisors for new delayed records."""
+    """An addition to the api process, as the settings enable it: beside the others, or on a port of its own."""
 
-    def __init__(self, parts: Parts, notifier: Notifier) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._store, self._settings, self._authenticator = parts.store, parts.settings, parts.authenticator
-        self._notifier = notifier
+        self._notifier = Notifier(parts.store, DELAYED_RECORDS)  # wakes the supervisors for new delayed records
         self._networks = [ipaddress.ip_network(network) for network in parts.settings.clockwork_networks]
-        self.routes: list[BaseRoute] = [Route("/schedule", self._answer, methods=["POST", "DELETE"])]
+        route, port = Route("/schedule", self._answer, methods=["POST", "DELETE"]), parts.settings.clockwork_port
+        self.routes: list[BaseRoute] = [route] if parts.settings.clockwork_api else []
+        self.apps: dict[str, tuple[int, ASGIApp]] = {}
+        if port is not None:
+            self.apps["clockwork"] = port, Starlette(routes=[route])
+        self.side_tasks: Mapping[str, SideTask] = {"notify-delayed-records": self._notifier.run}
+
+    def stop(self) -> None:
+        """No request runs long."""
 
     async def _answer(self, request: Request) -> Response:
         """Every failure is 400, as clockwork's clients expect; refused access is answered as everywhere in Penstock."""

@@ -28,10 +28,7 @@ def add_to(deliveries: Deliveries) -> None:
 
 
 class Callbacks:
-    """The handler; each chunk of a URL has an outcome of its own.
-
-    longest_seconds: of a batch whose jobs all have different URLs that do not respond.
-    """
+    """The handler; each chunk of a URL has an outcome of its own."""
 
     def __init__(self, client: HttpClient, settings: Settings) -> None:
         self._client = client
@@ -39,6 +36,7 @@ class Callbacks:
         # Of all batches together, because waiting for a connection counts towards a request's timeout.
         urls_at_once = max(1, settings.http_max_connections // 2)
         self._url_slots = asyncio.Semaphore(urls_at_once)
+        # Of a batch whose jobs all have different URLs that do not respond.
         self.longest_seconds = min(_LONGEST_SECONDS, settings.scheduler0_timeout_seconds * (BATCH / urls_at_once + 10))
 
     async def send(self, calls: list[Call[Callback]]) -> list[object]:

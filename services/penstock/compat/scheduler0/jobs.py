@@ -145,7 +145,6 @@ def _in_utc(instant: datetime | None) -> datetime:
 
 
 def schedule_name(job_id: int) -> str:
-    """The name of the schedule that fires a job."""
     return f"{JOB_PREFIX}{job_id}"
 
 

@@ -23,14 +23,9 @@ REJECTED_SOURCE = "kafka-source"  # of rejected messages that were records of a 
 
 
 class SourceRecord(NamedTuple):
-    """A record of a topic of schedules.
-
-    behind: this process has not read its partition to the end yet. is_first_read: nor has any process before.
-    """
-
     record: Received
-    behind: bool
-    is_first_read: bool
+    behind: bool  # this process has not read its partition to the end yet
+    is_first_read: bool  # nor has any process before
 
 
 class ScheduleFeed:

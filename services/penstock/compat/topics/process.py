@@ -32,18 +32,14 @@ _RELEASED_AT_ONCE = 5000
 
 @dataclass(slots=True)
 class PartitionState:
-    """What this process expects of a partition that it owns.
+    """What this process expects of a partition that it owns."""
 
-    next: offset of the next record. complete: it was read to its end once, by any process. caught_up: by this one.
-    is_aligned: the consumer is there too. is_at_end: it has received all records. is_committed: Kafka knows ``next``.
-    """
-
-    next: int
-    complete: bool
-    caught_up: bool = False
-    is_aligned: bool = False
-    is_at_end: bool = False
-    is_committed: bool = True
+    next: int  # offset of the next record
+    complete: bool  # it was read to its end once, by any process
+    caught_up: bool = False  # by this one
+    is_aligned: bool = False  # the consumer is there too
+    is_at_end: bool = False  # it has received all records
+    is_committed: bool = True  # Kafka knows ``next``
 
 
 class Source(Service):

@@ -1,9 +1,12 @@
 """Jobs: created by the thousand in one call, by an import of their schedules; listed, changed, deleted; their runs."""
 
 import asyncio
+import json
 import re
 import uuid
 from collections.abc import Sequence
+from enum import IntEnum
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -17,11 +20,13 @@ from penstock.compat.scheduler0.http import messages
 from penstock.compat.scheduler0.http.messages import Problem, answer, decode, nothing, number, path_id
 from penstock.compat.scheduler0.http.records import Records
 from penstock.compat.scheduler0.jobs import BadJob, Job, JobGiven
+from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.methods.table import read_command
 from penstock.protocol.errors import Refused, ScheduleNotFound
 from penstock.protocol.task import State
 from penstock.runtime.logs import log
+from penstock.runtime.periodic import is_set_within
 from penstock.schedules.cron import CronError, timing
 from penstock.schedules.model import import_parts
 from penstock.schedules.policy import run_name
@@ -30,6 +35,9 @@ from penstock.schedules.store import pause_schedule, start_import, update_schedu
 from penstock.settings.model import Settings
 
 JOBS_A_STATEMENT = 5000
+LOOK_SECONDS = 0.25
+LONGEST_SECONDS = 25.0  # of a long poll, less than most proxies wait
+WAITS_LIMIT = 200  # at once; further requests are answered without waiting
 _COLUMNS = (
     "id", "project_id", "spec", "timezone", "timezone_offset", "callback_url", "data", "execution_type", "start_date",
     "end_date",
@@ -195,3 +203,72 @@ def _execution(row: Any) -> dict[str, Any]:
         "dateCreated": row["fired_at"],
         "dateModified": None if is_live else row["updated_at"],
     }
+
+
+class Progress(IntEnum):
+    NOT_STARTED = 0
+    IN_PROGRESS = 1
+    SUCCESS = 2
+    FAILED = 3
+
+
+class AsyncTasks:
+    """The requests that create jobs, with long polls for their progress."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._stopping = asyncio.Event()
+        self._waits = 0
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def get(self, request: Request, body: bytes) -> Response:
+        """Answer at once if it has succeeded or failed, else at its next change."""
+        request_id = request.path_params["id"].replace("\0", "")
+        if request_id.isascii() and request_id.isdigit() and len(request_id) < 19:
+            # Its number, with which POST /jobs answers.
+            request_id = (await self._row("find_request_name", int(request_id)))["request_id"]
+        progress = await self._wait(request, request_id)
+        row = await self._row("read_request", request_id)
+        output = ""
+        if progress is Progress.SUCCESS:
+            output = row["output"]
+        elif progress is Progress.FAILED:
+            errors = msgspec.json.decode(row["errors"]) if row["errors"] else []
+            what = "; ".join(f"{error.get('name')}: {error.get('message')}" for error in errors[:5])
+            output = json.dumps({"Message": f"failed to create jobs: {what or 'see the log'}", "Type": 500})
+        return answer({
+            "id": row["id"], "requestId": request_id, "input": row["input"], "output": output, "service": "create_job",
+            "state": progress, "dateCreated": row["created_at"],
+        })  # fmt: skip
+
+    async def _row(self, statement: str, argument: int | str) -> Any:
+        """The row that a statement returns. Raises Problem, 404."""
+        rows = await self._store.fetch(statement, argument)
+        if not rows:
+            raise Problem(404, "message: task doesn't exist, code: 404")
+        return rows[0]
+
+    async def _wait(self, request: Request, request_id: str) -> Progress:
+        began, first = monotonic(), await self._look(request_id)
+        if first >= Progress.SUCCESS or self._waits >= WAITS_LIMIT:
+            return first
+        self._waits += 1
+        try:
+            while not self._stopping.is_set() and monotonic() - began < LONGEST_SECONDS:
+                await is_set_within(self._stopping, LOOK_SECONDS)
+                now = await self._look(request_id)
+                if now != first or await request.is_disconnected():
+                    return now
+            return first
+        finally:
+            self._waits -= 1
+
+    async def _look(self, request_id: str) -> Progress:
+        row = await self._row("find_request", request_id)
+        if not row["known"]:  # a deleted import had finished
+            return Progress.SUCCESS
+        if row["finished"]:
+            return Progress.FAILED if row["refused"] else Progress.SUCCESS
+        return Progress.IN_PROGRESS if row["seen"] else Progress.NOT_STARTED

@@ -20,21 +20,14 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 class Records(Generic[Record]):
-    """A kind of record: a page of them, and one by its id.
-
-    plural: the member of a page. unknown: status and text for an unknown id. none: text of the 404 when there are no
-    records at all, None: an empty page. list_statement, count_statement: have the arguments of ``scope`` first.
-    clamps_offset: an offset past the end becomes the total.
-    """
-
     record: type[Record]
-    plural: ClassVar[str]
-    unknown: ClassVar[tuple[int, str]]
-    none: ClassVar[str | None] = None
+    plural: ClassVar[str]  # the member of a page
+    unknown: ClassVar[tuple[int, str]]  # status and text for an unknown id
+    none: ClassVar[str | None] = None  # text of the 404 when there are no records at all; None: an empty page
     read_statement: ClassVar[str]
-    list_statement: ClassVar[str]
+    list_statement: ClassVar[str]  # it has the arguments of ``scope`` first, as has the next
     count_statement: ClassVar[str]
-    clamps_offset: ClassVar[bool] = False
+    clamps_offset: ClassVar[bool] = False  # an offset past the end becomes the total
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store

@@ -1,37 +1,88 @@
-"""scheduler0's API, served beside JSON-RPC under ``/v1`` and ``/api/v1``."""
+"""scheduler0's API, served beside JSON-RPC under ``/v1`` and ``/api/v1``: access and routes."""
 
+import base64
+import hashlib
+import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import ASGIApp
 
 from penstock.api.access import address_of
 from penstock.api.audit import set_actor
 from penstock.api.http import read_body, refusal
 from penstock.api.http_limits import ADMITTED
 from penstock.api.process import Parts
-from penstock.compat.scheduler0.http.access import UNAUTHORIZED, CredentialAuthenticator
-from penstock.compat.scheduler0.http.jobs import Jobs
+from penstock.api.rates import Lookups
+from penstock.compat.scheduler0.http.jobs import AsyncTasks, Jobs
 from penstock.compat.scheduler0.http.messages import Problem, answer
 from penstock.compat.scheduler0.http.records import Credentials, Projects
-from penstock.compat.scheduler0.http.tasks import AsyncTasks
+from penstock.compat.scheduler0.store import find_credential
 from penstock.protocol.errors import AccessDenied, Refused, RpcError, TooSlow, Unavailable
 from penstock.runtime.logs import log
+from penstock.runtime.loop import SideTask
 
 NOT_READY = "peer cannot accept requests"
+UNAUTHORIZED = "unauthorized requests"
+_PEERS = frozenset({"cmd", "peer"})  # the command line's peer mode
+_MAX_CHARS = 512  # of a key or a secret that is looked up
 Handle = Callable[[Request, bytes], Awaitable[Response]]
 _CHANGES = frozenset({"POST", "PUT", "DELETE"})
 # Members of a body that the audit shows: no secret, and no data or URL of a job, which may hold a token.
 _AUDITED = ("name", "archived", "projectId", "spec", "executionType")
 
 
+class CredentialAuthenticator:
+    """Checks the headers of a request in Postgres, so that an archived credential is refused at once."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._store, self._rates, settings = parts.store, parts.rates, parts.settings
+        self._lookups = Lookups()
+        self._peer: bytes | None = None
+        password = settings.scheduler0_auth_password
+        if settings.scheduler0_auth_username is not None and password is not None:
+            peer = f"{settings.scheduler0_auth_username}:{password.get_secret_value()}"
+            self._peer = base64.b64encode(peer.encode())
+
+    async def admit(self, headers: Headers, address: str) -> str:
+        """``scheduler0:`` and the number of the caller's credential, or ``peer``. Raises AccessDenied, RateLimited."""
+        name = await self._name_of(headers, address)
+        if name is None:
+            raise AccessDenied(401, UNAUTHORIZED)
+        if self._rates is not None:
+            self._rates.charge(name, 1)
+        return name
+
+    async def _name_of(self, headers: Headers, address: str) -> str | None:
+        api_key = headers.get("x-api-key", "")
+        secret = headers.get("x-secret-key") or headers.get("x-api-secret", "")
+        if api_key and secret:
+            if max(len(api_key), len(secret)) > _MAX_CHARS or "\0" in api_key:
+                return None
+            digest = hashlib.sha256(f"{api_key}\0{secret}".encode()).digest()
+
+            async def find() -> int | None:
+                async with self._store.session() as session:
+                    return await find_credential(session, api_key, secret)
+
+            found = await self._lookups.find(digest, address, find)
+            return None if found is None else f"scheduler0:{found}"
+        if self._peer is not None and headers.get("x-peer") in _PEERS:
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            if scheme.lower() == "basic" and hmac.compare_digest(given.strip().encode(), self._peer):
+                return "scheduler0:peer"
+        return None
+
+
 class Scheduler0:
-    """The routes and their resources."""
+    """An addition to the api process, without routes unless the settings enable it."""
 
     def __init__(self, parts: Parts) -> None:
         store, settings = parts.store, parts.settings
@@ -60,7 +111,10 @@ class Scheduler0:
         ]  # fmt: skip
         app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
         # Both prefixes are used by scheduler0's clients.
-        self.routes: list[BaseRoute] = [Mount("/v1", app=app), Mount("/api/v1", app=app)]
+        mounts = [Mount("/v1", app=app), Mount("/api/v1", app=app)]
+        self.routes: list[BaseRoute] = [*mounts] if settings.scheduler0 else []
+        self.apps: dict[str, tuple[int, ASGIApp]] = {}
+        self.side_tasks: Mapping[str, SideTask] = {}
 
     async def _health(self, request: Request, body: bytes) -> Response:
         """Every api is the leader of a cluster without peers. Raises Unavailable."""
