@@ -19,18 +19,12 @@ _HOW = "set PENSTOCK_API_KEYS, or PENSTOCK_API_REQUIRE_KEYS=true"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a request.
-
-    name: by which the rate is counted: of the key, or the address. rates: None for any rate. key: the key's name, empty
-    without one. tenant: to which the key is bound. actions: patterns of those that it may enqueue; None: the default.
-    """
-
-    name: str
+    name: str  # by which the rate is counted: of the key, or the address
     permissions: frozenset[Permission]
-    rates: Rates | None
-    key: str = ""
-    tenant: str | None = None
-    actions: tuple[str, ...] | None = None
+    rates: Rates | None  # None for any rate
+    key: str = ""  # its name, empty without one
+    tenant: str | None = None  # to which the key is bound
+    actions: tuple[str, ...] | None = None  # patterns of those that it may enqueue; None: the default
     digest: bytes = field(default=b"", repr=False)
 
     def check_method(self, method: str) -> None:

@@ -11,12 +11,7 @@ from penstock.db.pool import Store
 
 @dataclass(frozen=True, slots=True)
 class ApiContext(ServingContext):
-    """store: for transactions of one record each, begun while one of ``turns`` is held, or that must not wait.
-
-    queues: by label, dead-letter queues too. keys_changed: called after a key was made or revoked.
-    """
-
-    store: Store
+    store: Store  # for transactions of one record each, begun while one of ``turns`` is held, or that must not wait
     turns: asyncio.Semaphore
-    queues: Mapping[str, Queue]
-    keys_changed: Callable[[], Awaitable[None]] | None
+    queues: Mapping[str, Queue]  # by label, dead-letter queues too
+    keys_changed: Callable[[], Awaitable[None]] | None  # called after a key was made or revoked

@@ -25,19 +25,13 @@ _KINDS = {Succeeded: "result", Failed: "error", Progress: "progress", Waiting: "
 
 @dataclass(slots=True)
 class Entry:
-    """One entry. ``what``: action, method or kind of report. ``key``: action and unique key of a task to be added.
-
-    attempt: instead of the claim, in the legacy result id. problem: why it is of no use, or None. current: whether its
-    claim or attempt holds its task now; None if it names none.
-    """
-
-    what: str
+    what: str  # action, method or kind of report
     task_id: int | None = None
     claim: int | None = None
-    attempt: int | None = None
-    key: tuple[str, str] | None = None
-    problem: str | None = None
-    current: bool | None = None
+    attempt: int | None = None  # instead of the claim, in the legacy result id
+    key: tuple[str, str] | None = None  # action and unique key of a task to be added
+    problem: str | None = None  # why it is of no use
+    current: bool | None = None  # whether its claim or attempt holds its task now; None if it names none
 
     @property
     def shown(self) -> str:

@@ -23,7 +23,6 @@ _RESULT_NAMES = {"status": "tasks", "result": "outcome", "rpc.discover": "docume
 
 
 def describe(methods: Mapping[str, Method]) -> dict[str, Any]:
-    """The OpenRPC document."""
     shown = sorted(methods.values(), key=lambda method: method.name.rpartition(".")[0])  # of one family in their order
     raised: list[type[errors.RpcError]] = [*_OF_BODIES, *_ALWAYS, *(one for method in shown for one in method.errors)]
     kinds = dict.fromkeys(

@@ -50,12 +50,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 def error_body(error: RpcError, request_id: bytes = b"null") -> bytes:
-    """An error response as JSON."""
     return _encode(_Response(error=_error_object(error), id=msgspec.Raw(request_id)))
 
 
 def result_body(result: Any, request_id: bytes) -> bytes:
-    """A response with a result, as JSON."""
     return _encode(_Response(result=result, id=msgspec.Raw(request_id)))
 
 

@@ -2,21 +2,24 @@
 
 import asyncio
 import logging
+import os
 import socket
+import ssl
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
 
-from penstock.api.certificate import Certificate
 from penstock.api.http_limits import HEAD_BYTES, LimitedProtocol
 from penstock.protocol.errors import SettingsError
+from penstock.runtime.logs import log
 from penstock.runtime.periodic import is_set_within, repeat
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
 
 _BACKLOG = 2048
+CERTIFICATE_LOOK_SECONDS = 10.0
 # On every answer, those included that uvicorn gives itself.
 _HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
@@ -24,6 +27,36 @@ _HEADERS = [
     ("Referrer-Policy", "no-referrer"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
 ]
+
+
+class Certificate:
+    """A context for servers that shows the newest pair of files which fit together. Raises SettingsError at first."""
+
+    def __init__(self, cert: str, key: str) -> None:
+        self._files = (cert, key)
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._seen = self._state()
+        try:
+            self.context.load_cert_chain(*self._files)
+        except (OSError, ssl.SSLError) as exc:
+            raise SettingsError(f"{PREFIX}HTTP_TLS_CERT and _KEY cannot be used: {exc}") from exc
+
+    def _state(self) -> list[tuple[int, int, int]]:
+        """Differs once a file is replaced, also by a link to another."""
+        found = [os.stat(file) for file in self._files]
+        return [(stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in found]
+
+    async def look(self) -> float:
+        """Take replaced files for new connections if they fit together; returns seconds until the next look."""
+        try:
+            if (state := self._state()) != self._seen:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)  # raises before anything changes
+                self.context.load_cert_chain(*self._files)
+                self._seen = state
+                log.info("certificate_loaded", file=self._files[0])
+        except (OSError, ssl.SSLError) as exc:
+            log.warning("certificate_not_loaded", file=self._files[0], reason=str(exc))
+        return CERTIFICATE_LOOK_SECONDS
 
 
 class HttpServer:
@@ -112,7 +145,6 @@ class HttpServer:
                 looks.cancel()
 
     def stop(self) -> None:
-        """Accept no more requests."""
         self._server.should_exit = True
 
     async def wait_ended(self, seconds: float) -> bool:

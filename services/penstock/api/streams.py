@@ -5,13 +5,21 @@ sse-starlette would add its own pings and shutdown; these streams end when the a
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
+
+import msgspec
+
+from penstock.runtime.budget import in_hand
+from penstock.runtime.periodic import is_set_within
 
 STREAMS = 100  # at once
 STREAMS_OF_ONE = 20  # of one caller, so that one key leaves streams to the others
 PING_SECONDS = 15.0
 PING = b": still here\n\n"
+EVERY_SECONDS = 2.0  # between two renderings of a page
+SHARE_OF_TIME = 0.1  # a page that is expensive to render is rendered less often
 
 
 class Streams:
@@ -37,3 +45,34 @@ class Streams:
         finally:
             self._open[name] -= 1
             self._open += Counter()  # drops names without streams
+
+
+class Expired(Exception):
+    """The request that began a stream no longer identifies its user; a new one may."""
+
+
+async def follow(streams: Streams, name: str, render: Callable[[], Awaitable[str | None]]) -> AsyncIterator[bytes]:
+    """Events with each new result of ``render``, until it returns None or raises Expired, or streams stop."""
+    with streams.counted(name):
+        sent: str | None = None
+        quiet_since = perf_counter()
+        yield b"retry: 2000\n\n"
+        while not streams.stopping.is_set():
+            started = perf_counter()
+            in_hand().renew()
+            try:
+                rendered = await render()
+            except Expired:
+                return
+            if rendered is None:
+                yield b"event: over\ndata: {}\n\n"
+                return
+            now = perf_counter()
+            if rendered != sent:
+                sent, quiet_since = rendered, now
+                yield b"data: " + msgspec.json.encode({"html": rendered}) + b"\n\n"
+            elif now - quiet_since > PING_SECONDS:
+                quiet_since = now
+                yield PING
+            pause = max(EVERY_SECONDS, (now - started) / SHARE_OF_TIME)
+            await is_set_within(streams.stopping, pause)

@@ -59,7 +59,6 @@ class _Stream:
         return self.settled_seconds is not None and self.settled_seconds >= _LATE_SECONDS
 
     def note(self, row: Any) -> None:
-        """Note what a look has found."""
         task = row["mark"], row["steps"]
         self.is_task_new = self.is_task_new or task != self.task
         self.is_output_new = self.is_output_new or row["parts"] != self.parts
@@ -68,7 +67,6 @@ class _Stream:
             self.changed.set()
 
     def of_task(self, task: TaskDetail) -> Iterator[bytes]:
-        """Events of what has changed."""
         state = {name: getattr(task, name) for name in _STATE}
         self.outcome = _encode({name: getattr(task, name) for name in _OUTCOME})
         given = [("state", "state", _encode(state)), ("progress", "progress", _encode(task.progress))]

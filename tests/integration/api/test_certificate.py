@@ -11,8 +11,8 @@ import httpx
 import pytest
 import trustme
 
-from penstock.api import certificate
-from penstock.api.certificate import Certificate
+from penstock.api import server
+from penstock.api.server import Certificate
 from penstock.db.pool import Store
 from penstock.protocol.errors import SettingsError
 from penstock.settings.model import Settings, load_settings
@@ -44,7 +44,7 @@ async def index(url: str, context: ssl.SSLContext) -> int:
 async def test_a_renewed_certificate_is_shown_without_a_restart(
     store: Store, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certificate, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(server, "CERTIFICATE_LOOK_SECONDS", 0.02)
     old, new = trustme.CA(), trustme.CA()
     given = settings.model_copy(update=write(tmp_path, old))
     async with running(store, given) as api:

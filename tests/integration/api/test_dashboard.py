@@ -18,12 +18,11 @@ import pytest
 from penstock.api import keys as api_keys
 from penstock.api.dashboard import overview
 from penstock.api.dashboard.form_actions import FORM_ACTIONS
-from penstock.api.dashboard.live import follow
 from penstock.api.dashboard.overview import ProcessProbe
 from penstock.api.dashboard.pages import PAGES
 from penstock.api.keys import CreateKey, create_key
 from penstock.api.process import Api
-from penstock.api.streams import STREAMS_OF_ONE, Streams
+from penstock.api.streams import STREAMS_OF_ONE, Streams, follow
 from penstock.api.table import METHODS
 from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsQueue, SqsTransport

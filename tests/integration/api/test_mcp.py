@@ -350,7 +350,7 @@ async def test_a_confirmation_is_for_the_same_key_tool_arguments_and_some_minute
         True,
     ):
         assert "confirm" in await admin.refused("cancel", id=one, confirm=forged)
-    monkeypatch.setattr("penstock.api.mcp.confirmations.time.time", lambda: float(until) + 1)
+    monkeypatch.setattr("penstock.api.mcp.tools.time.time", lambda: float(until) + 1)
     assert "older than 300 s" in await admin.refused("cancel", id=one, confirm=confirm)
     monkeypatch.undo()
     assert (await admin.call("status", id=one))["state"] == "SCHEDULED"

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from penstock.api.dashboard import form_actions, formats, graph, overview
 from penstock.api.dashboard.browser_sessions import local_path
-from penstock.api.dashboard.failures import grouped
 from penstock.api.dashboard.page_request import cleaned, labels_of, utc
+from penstock.api.dashboard.pages import grouped
 from penstock.api.dashboard.routes import _templates
 from penstock.api.dashboard.timeline import timeline
 from penstock.protocol.errors import InvalidParams

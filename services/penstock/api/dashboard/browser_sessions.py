@@ -39,16 +39,11 @@ SIGNED_OUT = Caller("", frozenset(), None)
 
 @dataclass(frozen=True, slots=True)
 class BrowserSession:
-    """caller: SIGNED_OUT before the sign-in. token: of the cookie. signs_in: whether keys are required.
-
-    by_proxy: a load balancer has signed the user in, with each request.
-    """
-
-    caller: Caller
-    token: str
+    caller: Caller  # SIGNED_OUT before the sign-in
+    token: str  # of the cookie
     address: str
-    signs_in: bool
-    by_proxy: bool = False
+    signs_in: bool  # whether keys are required
+    by_proxy: bool = False  # a load balancer has signed the user in, with each request
 
     @property
     def csrf(self) -> str:

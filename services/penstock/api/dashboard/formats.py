@@ -127,7 +127,6 @@ def query(values: dict[str, Any] | None = None, **more: Any) -> str:
 
 
 def segment(value: str) -> str:
-    """A value as a segment of a path."""
     return quote(str(value), safe="")
 
 
@@ -137,7 +136,6 @@ def word(value: str) -> str:
 
 
 def badge(state: str | None) -> Markup:
-    """A state as coloured text."""
     if state is None:
         return Markup("")
     name = str(state)

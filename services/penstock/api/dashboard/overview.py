@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from penstock.api.dashboard.failures import grouped
 from penstock.api.dashboard.page_request import PageRequest
-from penstock.api.dashboard.pages import load_tenant
+from penstock.api.dashboard.pages import grouped, load_tenant
 from penstock.protocol.task import State
 from penstock.runtime.budget import in_hand
 from penstock.settings.model import Settings
@@ -177,10 +176,7 @@ def nice_top(value: float) -> float:
 
 
 def _latency(rows: Sequence[Any]) -> list[dict[str, Any]]:
-    """Percentiles of the newest successes in seconds: of all, then of the most frequent actions.
-
-    waited_at, took_at: their places on the logarithmic scale of the column, from 1 to 98.
-    """
+    """Percentiles of the newest successes in seconds: of all, then of the most frequent actions."""
     by_action: dict[str, list[Any]] = defaultdict(list)
     for row in rows:
         by_action[row["action"]].append(row)
@@ -195,7 +191,7 @@ def _latency(rows: Sequence[Any]) -> list[dict[str, Any]]:
         logarithms = [[math.log(max(value, 0.001)) for value in entry[measure]] for entry in found]
         low, top = min(map(min, logarithms), default=0), max(map(max, logarithms), default=0)
         for entry, places in zip(found, logarithms, strict=True):
-            entry[f"{measure}_at"] = [
+            entry[f"{measure}_at"] = [  # their places on the logarithmic scale of the column
                 max(1.0, (place - low) / (top - low) * 98) if top > low else 50 for place in places
             ]
     return found

@@ -22,17 +22,12 @@ class Values(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """One rendering of a page. path: parameters of its path; query: of its query or form, without empty ones.
-
-    is_stream: the page is kept up to date, and so can wait for values that are expensive to read.
-    """
-
     browser: BrowserSession
-    path: Mapping[str, str]
-    query: Values
+    path: Mapping[str, str]  # parameters of its path
+    query: Values  # of its query or form, without empty ones
     methods: Methods = field(repr=False)
     settings: Settings = field(repr=False)
-    is_stream: bool = False
+    is_stream: bool = False  # the page is kept up to date, and so can wait for values that are expensive to read
 
     async def call(self, method: str, **params: Any) -> Any:
         """Call a method with the rights of the browser, leaving out what is None. Raises its errors, AccessDenied."""
@@ -42,17 +37,13 @@ class PageRequest:
 
 
 class Page(NamedTuple):
-    """method: a caller that may call it may see the page. live: kept up to date.
-
-    ``load`` may return another ``template``, or a ``redirect``. What no method answers is read for callers that are
-    bound to no tenant.
-    """
+    """A page. What no method answers is read for callers that are bound to no tenant."""
 
     path: str
     template: str
-    load: Callable[[PageRequest], Awaitable[dict[str, Any]]]
-    method: str = "stats"
-    live: bool = True
+    load: Callable[[PageRequest], Awaitable[dict[str, Any]]]  # it may return another ``template``, or a ``redirect``
+    method: str = "stats"  # a caller that may call it may see the page
+    live: bool = True  # kept up to date
 
 
 def cleaned(values: Mapping[str, str]) -> Values:

@@ -1,13 +1,15 @@
 """What each page but the overview reads: the answers of JSON-RPC methods, and the instants of a task."""
 
 import asyncio
+import hashlib
+import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
 
 from penstock.api.dashboard import graph
-from penstock.api.dashboard.failures import grouped
 from penstock.api.dashboard.form_actions import EDIT_FIELDS, bulk_params
 from penstock.api.dashboard.formats import indented, plain, query, segment, word
 from penstock.api.dashboard.page_request import PAGE_ROWS, Page, PageRequest, labels_of, utc
@@ -33,6 +35,7 @@ FAILURE_GROUPS = 100
 NAMED = 1000  # of the newest schedules and workflows, for a search by name
 HITS = 20  # of each kind
 _FLAGS = {"yes": True, "no": False}
+_VARYING = re.compile(r"\b[0-9a-f]{8,}(?:-[0-9a-f]{4,})*\b|\d+", re.IGNORECASE)
 
 
 def record_page(path: str, template: str, method: str, name: str, *, live: bool = True) -> Page:
@@ -84,6 +87,32 @@ async def load_tasks(request: PageRequest) -> dict[str, Any]:
         "full": len(found.tasks) >= PAGE_ROWS,
         "covered": SCAN_TASKS if filters["text"] is None else TEXT_TASKS,
     }
+
+
+class FailureGroup(NamedTuple):
+    """Permanent failures of one action and kind of error, whose messages differ by numbers alone."""
+
+    fingerprint: str
+    action: str
+    kind: str | None
+    message: str  # of the newest
+    first: datetime
+    last: datetime
+    ids: list[int]  # newest first
+
+
+def grouped(rows: Iterable[Any]) -> list[FailureGroup]:
+    """Groups of rows of ``read_recent_failures``, newest first; those with the most failures first."""
+    groups: dict[str, FailureGroup] = {}
+    for row in rows:
+        kind, at = row["kind"], row["finished_at"]
+        message = (row["message"] or "no message").removeprefix(f"{kind}: ")
+        mark = "\0".join((row["action"], kind or "", _VARYING.sub("0", message)))
+        fingerprint = hashlib.sha256(mark.encode("utf-8", "replace")).hexdigest()[:12]
+        group = groups.get(fingerprint) or FailureGroup(fingerprint, row["action"], kind, message, at, at, [])
+        group.ids.append(row["id"])
+        groups[fingerprint] = group._replace(first=min(group.first, at), last=max(group.last, at))
+    return sorted(groups.values(), key=lambda group: -len(group.ids))
 
 
 async def load_failures(request: PageRequest) -> dict[str, Any]:
@@ -199,7 +228,6 @@ def _cause(found: Explanation, task: TaskDetail, life: Any) -> CauseLink | None:
 
 
 async def load_edit(request: PageRequest) -> dict[str, Any]:
-    """A form with everything that a task was enqueued with."""
     task = await request.call("status", id=request.path["id"], detail=True)
     values = {name: getattr(task, name, None) for name in EDIT_FIELDS} | {
         "labels": msgspec.json.encode(plain(task.labels) or {}).decode("utf-8"),
@@ -240,7 +268,6 @@ async def load_workflow(request: PageRequest) -> dict[str, Any]:
 
 
 async def load_queues(request: PageRequest) -> dict[str, Any]:
-    """The depth of each queue, and the newest rejected messages."""
     depths, dead, rejected = await asyncio.gather(
         request.methods.depths(), request.call("dlq.stats"), request.call("rejected.list", limit=10)
     )

@@ -17,13 +17,12 @@ from penstock.api.access import Authenticator
 from penstock.api.audit import set_actor
 from penstock.api.dashboard import browser_sessions, form_actions, formats, overview
 from penstock.api.dashboard.browser_sessions import SESSION_COOKIE, BrowserSession, local_path
-from penstock.api.dashboard.live import Expired, follow
 from penstock.api.dashboard.page_request import Page, PageRequest, cleaned
 from penstock.api.dashboard.pages import PAGES
 from penstock.api.dispatch import Methods
 from penstock.api.http import read_body
 from penstock.api.rpc import masked
-from penstock.api.streams import Streams
+from penstock.api.streams import Expired, Streams, follow
 from penstock.protocol import errors
 from penstock.protocol.caller import bind
 from penstock.protocol.version import __version__
@@ -55,8 +54,6 @@ _STATUSES: dict[type[Exception], int] = {
 
 
 class Dashboard:
-    """Serves the pages; ``routes`` are for a Starlette application."""
-
     def __init__(self, methods: Methods, authenticator: Authenticator, settings: Settings) -> None:
         self._methods = methods
         self._settings = settings

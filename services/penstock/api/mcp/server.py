@@ -15,8 +15,8 @@ from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
 
 from penstock.api.access import Caller, is_of_another_origin
-from penstock.api.mcp.confirmations import check_confirmation, confirmation
-from penstock.api.mcp.tools import CONFIRM, CONFIRM_SECONDS, TOOLS, has_dry_run, listed, needs_confirmation
+from penstock.api.mcp import tools
+from penstock.api.mcp.tools import CONFIRM, CONFIRM_SECONDS, TOOLS, has_dry_run
 from penstock.api.rpc import Dispatcher, error_body, result_body
 from penstock.protocol.errors import AccessDenied, InvalidParams, InvalidRequest, MethodNotFound, NotFound, RpcError
 from penstock.protocol.method import Method, decode
@@ -109,7 +109,7 @@ class McpServer:
             case "tools/call", _:
                 return await self._call(params, caller)
             case "tools/list", _:
-                return {"tools": listed(caller)} | kept
+                return {"tools": tools.listed(caller)} | kept
             case "server/discover", True:
                 about = {"capabilities": _CAPABILITIES, "instructions": _INSTRUCTIONS}
                 return {"supportedVersions": [VERSION, *EARLIER]} | about | kept
@@ -140,7 +140,7 @@ class McpServer:
 
     async def _carry_out(self, method: Method, arguments: Mapping[str, msgspec.Raw], caller: Caller) -> Any:
         """Raises RpcError."""
-        if not needs_confirmation(method):
+        if not tools.needs_confirmation(method):
             return await self._dispatcher.call(method.name, _encode(arguments), caller)
         caller.check_method(method.name)
         given = {name: value for name, value in arguments.items() if name != CONFIRM}
@@ -151,7 +151,7 @@ class McpServer:
             confirmed = msgspec.json.decode(arguments[CONFIRM], type=str)
         except msgspec.DecodeError:
             raise InvalidParams(CONFIRM, "must be the text of the first answer") from None
-        count = check_confirmation(caller, method.name, given, confirmed)
+        count = tools.check_confirmation(caller, method.name, given, confirmed)
         if has_dry_run(method) and (now := (await self._preview(method, given, caller)).estimate) > count * 1.1:
             raise InvalidParams(
                 CONFIRM,
@@ -170,7 +170,7 @@ class McpServer:
         return {
             "changed": False,
             "next": f"Call again with the same arguments and this {CONFIRM} value to make the change.",
-            CONFIRM: confirmation(caller, method.name, given, count),
+            CONFIRM: tools.confirmation(caller, method.name, given, count),
             "valid_until": until.isoformat(timespec="seconds"),
             "about": shown,
         }
