@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
+from starlette.datastructures import ImmutableMultiDict
 
 from penstock.api.dashboard.page_request import PageRequest, cleaned, labels_of, utc
 from penstock.methods.table import read_command
@@ -25,18 +26,8 @@ _EDIT_NUMBERS: dict[str, type[int] | type[float]] = {
 EDIT_FIELDS = ("id", "payload", "labels", *_EDIT_TEXTS, *_EDIT_NUMBERS)
 
 
-class Form:
-    """values: the first value of each field, since a page's own hidden fields come first."""
-
-    def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
-        self._pairs = pairs
-        self.values = dict(reversed(pairs))
-
-    def text(self, name: str) -> str:
-        return self.values.get(name, "")
-
-    def all(self, name: str) -> list[str]:
-        return [value for field_name, value in self._pairs if field_name == name]
+Form = ImmutableMultiDict[str, str]
+"""The fields of a form, the first one last: it is what ``get`` gives, as a page's own hidden fields come first."""
 
 
 class FormOutcome(NamedTuple):
@@ -66,13 +57,13 @@ class FormAction(NamedTuple):
 
 async def carry_out(request: PageRequest, form: Form) -> FormOutcome | ResultPage:
     """Call the method that a form names. Raises RpcError, Unavailable."""
-    method = form.text("method")
+    method = form.get("method", "")
     match method:
         case "enqueue":
             try:
                 return await _run_again(request, form)
             except RpcError as exc:
-                again = {name: form.text(name) for name in EDIT_FIELDS} | {"cancel": bool(form.text("cancel"))}
+                again = {name: form.get(name, "") for name in EDIT_FIELDS} | {"cancel": bool(form.get("cancel"))}
                 return ResultPage("edit.html", {"values": again, "problem": exc.message}, 422)
         case "keys.create":
             return await _create_key(request, form)
@@ -90,10 +81,10 @@ async def carry_out(request: PageRequest, form: Form) -> FormOutcome | ResultPag
 async def _run_again(request: PageRequest, form: Form) -> FormOutcome:
     """Enqueue an edited copy of a task, cancelling that task first if requested."""
     # Payloads may be longer than other fields, and are not cleaned.
-    values = {name: value for name, value in cleaned(form.values).items() if name != "payload"}
+    values = {name: value for name, value in cleaned(form).items() if name != "payload"}
     params: dict[str, Any] = {name: values[name] for name in _EDIT_TEXTS if name in values}
     params |= {name: _number(values[name], name, kind) for name, kind in _EDIT_NUMBERS.items() if name in values}
-    params["payload"] = msgspec.Raw(_json(form.text("payload") or "{}", "payload"))
+    params["payload"] = msgspec.Raw(_json(form.get("payload") or "{}", "payload"))
     params["labels"] = msgspec.json.decode(_json(values.get("labels", "{}"), "labels"))
     if "unique_key" in params:
         params["unique"] = "live"  # the old task keeps its record, and the new one takes over the key
@@ -118,13 +109,13 @@ async def _create_key(request: PageRequest, form: Form) -> ResultPage:
         params["expires_in"] = _number(request.query["days"], "days", float) * _DAY
     if "actions" in request.query:
         params["actions"] = [one.strip() for one in request.query["actions"].split(",")]
-    key = await request.call("keys.create", **params, permissions=form.all("permission"))
+    key = await request.call("keys.create", **params, permissions=form.getlist("permission"))
     return ResultPage("new_key.html", {"key": key})
 
 
 async def _change_selected(request: PageRequest, method: str, form: Form) -> FormOutcome:
     """One call for each selected task; a refused one does not stop the others."""
-    ids = form.all("ids")[:MAX_IDS]
+    ids = form.getlist("ids")[::-1][:MAX_IDS]
     if not ids:
         raise InvalidParams("ids", "must not be empty: select tasks first")
     more = {"delay": 0} if method == "reschedule" else {}

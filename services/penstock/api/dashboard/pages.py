@@ -11,10 +11,9 @@ import msgspec
 
 from penstock.api.dashboard import graph
 from penstock.api.dashboard.form_actions import EDIT_FIELDS, bulk_params
-from penstock.api.dashboard.formats import indented, plain, query, segment, word
+from penstock.api.dashboard.formats import indented, plain, segment
 from penstock.api.dashboard.page_request import PAGE_ROWS, Page, PageRequest, labels_of, utc
 from penstock.api.dashboard.timeline import timeline, waterfall
-from penstock.limits.explain import Cause, Explanation
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import InvalidParams, NotFound, QueueAway
 from penstock.protocol.output import Seen
@@ -23,7 +22,6 @@ from penstock.protocol.tenant import EVERY_TENANT
 from penstock.tasks import output
 from penstock.tasks.bulk import COUNTED, Operation
 from penstock.tasks.list import SCAN_TASKS, TEXT_TASKS
-from penstock.tasks.views import TaskDetail
 from penstock.workflows.model import WorkflowState
 
 GRAPH_STEPS = 150
@@ -33,7 +31,7 @@ DEAD_SHOWN = 20
 FAILURES = 5000  # of the newest, to be grouped
 FAILURE_GROUPS = 100
 NAMED = 1000  # of the newest schedules and workflows, for a search by name
-HITS = 20  # of each kind
+HITS = 20  # of each kind of task
 _FLAGS = {"yes": True, "no": False}
 _VARYING = re.compile(r"\b[0-9a-f]{8,}(?:-[0-9a-f]{4,})*\b|\d+", re.IGNORECASE)
 
@@ -130,7 +128,7 @@ async def load_failures(request: PageRequest) -> dict[str, Any]:
 async def load_search(request: PageRequest) -> dict[str, Any]:
     """What has an id, key or label, or a name that contains the text. The id of a task leads to its page."""
     wanted = request.query["q"]
-    page = {"wanted": wanted, "found": [], "named": NAMED}
+    page = {"wanted": wanted, "named": NAMED}
     if wanted is None:
         return page
     if wanted.isascii() and wanted.isdigit() and len(wanted) < 19:
@@ -141,33 +139,23 @@ async def load_search(request: PageRequest) -> dict[str, Any]:
         else:
             return {"redirect": f"/tasks/{wanted}"}
 
-    async def tasks(**filters: Any) -> list[tuple[str, str, State]]:
-        found = await request.call("list", limit=HITS, **filters)
-        return [(f"/tasks/{task.id}", f"{task.id} {task.action}", task.state) for task in found.tasks]
-
     name = wanted.casefold()
     by_key, by_label, stats, schedules, workflows = await asyncio.gather(
-        tasks(key=wanted[:KEY_MAX_CHARS]),
-        tasks(labels=labels_of(wanted)) if "=" in wanted else asyncio.sleep(0, []),
+        request.call("list", limit=HITS, key=wanted[:KEY_MAX_CHARS]),
+        request.call("list", limit=HITS, labels=labels_of(wanted)) if "=" in wanted else asyncio.sleep(0),
         request.call("stats"),
         request.call("schedule.list", limit=NAMED),
         request.call("workflow.list", limit=NAMED),
     )
-    found = (
-        ("Tasks by key", by_key),
-        ("Tasks by label", by_label),
-        ("Actions", [(f"/tasks{query(action=one)}", one, None) for one in stats.actions if name in one.casefold()]),
-        ("Schedules", [
-            (f"/schedules/{segment(one.name)}", one.name, one.state)
-            for one in schedules.schedules if name in one.name.casefold()
-        ]),
-        ("Workflows", [
-            (f"/workflows/{one.id}", f"{one.id} {one.name}", one.state)
-            for one in workflows.workflows
-            if name in one.name.casefold() or wanted in (one.key, str(one.id))
-        ]),
-    )  # fmt: skip
-    return page | {"found": [(kind, hits[:HITS]) for kind, hits in found if hits]}
+    return page | {
+        "by_key": by_key.tasks,
+        "by_label": by_label.tasks if by_label else [],
+        "actions": [one for one in stats.actions if name in one.casefold()],
+        "schedules": [one for one in schedules.schedules if name in one.name.casefold()],
+        "workflows": [
+            one for one in workflows.workflows if name in one.name.casefold() or wanted in (one.key, str(one.id))
+        ],
+    }
 
 
 async def load_task(request: PageRequest) -> dict[str, Any]:
@@ -182,49 +170,12 @@ async def load_task(request: PageRequest) -> dict[str, Any]:
         "task": task,
         "life": life,
         "explanation": explanation,
-        "cause": explanation and _cause(explanation, task, life),
         "trace_url": trace_url and task.trace_id and trace_url.replace("{trace_id}", task.trace_id),
         "events": timeline(task, life, datetime.now(UTC)),
         "steps": waterfall(task),
         "output": [(part.claim, entry) for part in parts for entry in part.entries][-_OUTPUT_ENTRIES:],
         "dropped": sum({part.claim: part.dropped for part in parts}.values()),
     }
-
-
-class CauseLink(NamedTuple):
-    """method: that the page needs. state: of the task that is in the way."""
-
-    method: str
-    path: str
-    text: str
-    state: State | None = None
-
-
-def _cause(found: Explanation, task: TaskDetail, life: Any) -> CauseLink | None:
-    """The page about what keeps a task from running, if there is one."""
-    match found.cause:
-        case Cause.ORDERING_KEY if found.task is not None:
-            return CauseLink("status", f"/tasks/{found.task}", f"Task {found.task}", found.task_state)
-        case Cause.STEPS:
-            return CauseLink("workflow.status", f"/workflows/{found.workflow}", f"Workflow {found.workflow}")
-        case Cause.PAUSED | Cause.LIMIT if found.tenant is not None:
-            return CauseLink("tenant.get", f"/tenants/{segment(found.tenant)}", f"Limits of tenant {found.tenant}")
-        case Cause.PAUSED | Cause.LIMIT:
-            return CauseLink("action.get", f"/actions/{segment(task.action)}", f"Limits of {task.action}")
-        case Cause.UNKNOWN_ACTION:
-            return CauseLink("action.list", "/actions", "Actions and their workers")
-        case Cause.SENT if life is not None and life["route"]:
-            return CauseLink("action.list", "/actions", "Routes and actions")
-        case Cause.SENT:
-            return CauseLink("dlq.stats", "/queues", "Queues")
-        case Cause.BACKLOG:
-            return CauseLink("list", "/tasks?state=ACQUIRED", "Tasks in flight")
-        case Cause.NO_SCHEDULER:
-            return CauseLink("stats", "/", "Processes")
-        case Cause.NOT_DUE:
-            path = "/tasks" + query(state=task.state, action=task.action)
-            return CauseLink("list", path, f"{word(task.state).capitalize()} tasks of {task.action}")
-    return None
 
 
 async def load_edit(request: PageRequest) -> dict[str, Any]:

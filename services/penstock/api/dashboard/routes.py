@@ -168,8 +168,8 @@ class Dashboard:
         if not browser.is_signed_in:
             return RedirectResponse("/login", 303)
         form = await self._form(request, browser, FORM_LIMIT_BYTES)
-        page_request = PageRequest(browser, {}, cleaned(form.values), self._methods, self._settings)
-        back = local_path(form.text("back"))
+        page_request = PageRequest(browser, {}, cleaned(form), self._methods, self._settings)
+        back = local_path(form.get("back", ""))
         try:
             outcome = await form_actions.carry_out(page_request, form)
         except errors.RpcError as exc:
@@ -186,8 +186,8 @@ class Dashboard:
 
     async def _login(self, request: Request, browser: BrowserSession) -> Response:
         form = await self._form(request, browser, SIGN_IN_BYTES)
-        next_path = local_path(form.text("next"))
-        entered = await self._sessions.sign_in(form.text("key").strip()) if browser.signs_in else None
+        next_path = local_path(form.get("next", ""))
+        entered = await self._sessions.sign_in(form.get("key", "").strip()) if browser.signs_in else None
         problem = "This key is not valid: it may be misspelt, revoked or expired."
         if entered is not None:
             caller, token = entered
@@ -225,8 +225,8 @@ class Dashboard:
             pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=2000)
         except ValueError as exc:
             raise errors.InvalidParams("form", f"cannot be read: {exc}") from None
-        form = form_actions.Form(pairs)
-        browser_sessions.check_form(request, browser, form.text("csrf"))
+        form = form_actions.Form(pairs[::-1])
+        browser_sessions.check_form(request, browser, form.get("csrf", ""))
         return form
 
     def _page_request(self, request: Request, browser: BrowserSession, *, is_stream: bool = False) -> PageRequest:
