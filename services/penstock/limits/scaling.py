@@ -1,9 +1,7 @@
 """The load of each route, and the number of handlers that it needs, for autoscaling of workers."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.db.session import Session
 
@@ -12,7 +10,7 @@ COUNTED = 50_000  # counting stops there
 DRAIN_SECONDS = 60.0  # default time to drain a backlog
 _LEVELS = 100
 _LOOK_BACK_SECONDS = 60.0
-_ROUNDS = 10  # if fewer attempts ended within the look back, tasks in flight are the better estimate
+_ROUNDS = 10.0  # if fewer attempts ended within the look back, tasks in flight are the better estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,29 +73,8 @@ class RouteLoad:
 async def read_route_loads(session: Session) -> list[RouteLoad]:
     """The outbound queue first, then routes by name."""
     names = [row["name"] for row in await session.fetch("list_route_names")]
-    counted: list[Any] = await session.fetch("read_lanes", COUNTED, _LEVELS)
-    timed = {row["action"]: row for row in await session.fetch("read_run_times", _LOOK_BACK_SECONDS)}
-    tasks: Counter[str] = Counter()
-    for row in counted:
-        tasks[row["action"]] += row["waiting"] + row["in_flight"]
-    # Those that run, but have no task at this instant.
-    counted += [
-        {"action": action, "route": row["route"], "waiting": 0, "in_flight": 0, "oldest_seconds": None}
-        for action, row in timed.items()
-        if action not in tasks and row["seconds"]
-    ]
     loads: dict[str | None, list[ActionLoad]] = {route: [] for route in (None, *names)}
-    for row in counted:
-        action, waiting, in_flight = row["action"], row["waiting"], row["in_flight"]
-        run_seconds, running = None, 0.0
-        if action in timed:
-            # Of the action's attempts, this route has its share of the tasks.
-            share = (waiting + in_flight) / tasks[action] if action in tasks else 1.0
-            run_seconds = timed[action]["mean_seconds"]
-            running = share * timed[action]["seconds"] / _LOOK_BACK_SECONDS
-            if run_seconds * _ROUNDS > _LOOK_BACK_SECONDS:
-                running = min(running, in_flight)
+    for route, *load in await session.fetch("read_lanes", COUNTED, _LEVELS, _LOOK_BACK_SECONDS, _ROUNDS):
         # A route may just have been deleted; its tasks are routed again.
-        load = loads.get(row["route"], loads[None])
-        load.append(ActionLoad(action, waiting, in_flight, row["oldest_seconds"] or 0.0, running, run_seconds))
+        loads.get(route, loads[None]).append(ActionLoad(*load))
     return [RouteLoad(OUTBOUND if route is None else route, actions) for route, actions in loads.items()]

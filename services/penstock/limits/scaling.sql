@@ -2,8 +2,9 @@
 
 -- name: read_lanes
 -- $1 stop counting there, in each route and for each count; $2 how many priorities are looked at, the highest. By route
--- (null: the outbound queue) and action: how many tasks wait for a worker, since when the oldest of them does, how many
--- are in flight.
+-- (null: the outbound queue) and action: how many tasks wait for a worker, how many are in flight, for how long the
+-- oldest waits, how many handlers ran at once within the last $3 seconds, and for how long each on average. If fewer than
+-- $4 attempts can end in that time, tasks in flight are the better estimate.
 -- Tasks of limited and paused actions wait for their limit and not for workers, so they count from their claim on.
 -- Tasks that no claim has routed yet are routed here, as claim_tasks_by_rules will, once for each kind of
 -- task; the highest priorities come first, so that a count that stops has left the others out.
@@ -58,24 +59,36 @@ with recursive step as (
         select t.action from penstock.task t
         where t.state = 'ACQUIRED' and t.route = r.name order by t.claimed_at limit (select $1::bigint)
     ) held group by r.name, held.action
+), lanes as materialized (
+    select route, action, sum(waiting)::bigint as waiting, sum(in_flight)::bigint as in_flight,
+           greatest(0, date_part('epoch', now() - min(oldest))) as oldest_seconds
+    from counted group by route, action
+), timed as materialized (
+    -- The seconds that attempts of an action ran which ended lately, the mean of their run times or, when none ended, of
+    -- all that ever did; and the route that takes all its tasks, whatever their labels.
+    select p.action, p.seconds, p.mean_seconds,
+           (select r.name from penstock.route r where p.action like any(r.actions) and r.labels = '{}'
+            order by r.position, r.name limit 1) as route
+    from (
+        select action, coalesce(sum(seconds) filter (where at > now() - make_interval(secs => $3)), 0) as seconds,
+               coalesce(sum(seconds) filter (where at > now() - make_interval(secs => $3))
+                            / nullif(sum(count) filter (where at > now() - make_interval(secs => $3)), 0),
+                        sum(seconds) / sum(count))::float8 as mean_seconds
+        from penstock.tally where event = 'RAN' and count > 0 group by action
+    ) p
+), loads as (
+    -- Of the action's attempts, a route has its share of the tasks.
+    select *, (waiting + in_flight)::float8 / nullif(sum(waiting + in_flight) over (partition by action), 0) as share
+    from lanes
+    union all  -- those that run, but have no task at this instant
+    select t.route, t.action, 0, 0, 0, 1 from timed t
+    where t.seconds > 0 and not exists (select from lanes where lanes.action = t.action)
 )
-select route, action, sum(waiting)::bigint as waiting, sum(in_flight)::bigint as in_flight,
-       greatest(0, date_part('epoch', now() - min(oldest))) as oldest_seconds
-from counted group by route, action;
-
--- name: read_run_times
--- $1 seconds to look back. By action: the seconds that its attempts ran which ended since, the mean of their run times
--- or, when none ended, of all that ever did; and the route that takes all its tasks, whatever their labels.
-select p.action, p.seconds, p.mean_seconds,
-       (select r.name from penstock.route r where p.action like any(r.actions) and r.labels = '{}'
-        order by r.position, r.name limit 1) as route
-from (
-    select action, coalesce(sum(seconds) filter (where at > now() - make_interval(secs => $1)), 0) as seconds,
-           coalesce(sum(seconds) filter (where at > now() - make_interval(secs => $1))
-                        / nullif(sum(count) filter (where at > now() - make_interval(secs => $1)), 0),
-                    sum(seconds) / sum(count))::float8 as mean_seconds
-    from penstock.tally where event = 'RAN' and count > 0 group by action
-) p;
+select l.route, l.action, l.waiting, l.in_flight, coalesce(l.oldest_seconds, 0) as oldest_seconds,
+       coalesce(least(l.share * t.seconds / $3::float8,
+                      case when t.mean_seconds * $4::float8 > $3::float8 then l.in_flight end), 0) as running,
+       t.mean_seconds as run_seconds
+from loads l left join timed t on t.action = l.action;
 
 -- name: list_route_names
 select name from penstock.route order by name;

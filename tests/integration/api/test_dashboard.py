@@ -1099,10 +1099,29 @@ async def test_the_first_id_of_an_instant_is_found_in_both_tables_and_beyond_the
     assert await sql.fetchval(SQL["find_first_id"], base + timedelta(days=9)) > ids[-1]
 
 
+async def test_latency_is_told_by_percentiles_of_the_newest_successes(store: Store, sql: Any) -> None:
+    assert await sql.fetch(SQL["read_latency"], 1000, 12) == []
+    ids = await enqueue(store, *(NewTask("a") for _ in range(100)), NewTask("b"))
+    async with store.transaction() as session:
+        batch = await claim.claim(session, 200)
+        assert batch is not None
+        assert await settle.finish(session, {(task.id, task.claim): "1" for task in batch.tasks}) == 101
+    await sql.execute(
+        "update penstock.task_history set claimed_at = finished_at - make_interval(secs => id - $1), "
+        "run_at = finished_at - make_interval(secs => id - $1 + 7), created_at = finished_at - interval '1 day'",
+        ids[0],
+    )
+    rows = await sql.fetch(SQL["read_latency"], 1000, 12)
+    assert [(row["action"], row["count"], row["took"], row["waited"]) for row in rows] == [
+        (None, 101, [50, 95, 99], [7, 7, 7]), ("a", 100, [49, 94, 98], [7, 7, 7]), ("b", 1, [100, 100, 100], [7, 7, 7]),
+    ]  # fmt: skip
+    assert [row["count"] for row in await sql.fetch(SQL["read_latency"], 10, 2)] == [10, 9]
+
+
 @pytest.mark.parametrize("name", [
-    "list_audit", "read_session", "read_history", "read_recent_successes", "read_recent_failures", "read_in_flight",
+    "list_audit", "read_session", "read_history", "read_latency", "read_recent_failures", "read_in_flight",
     "read_life", "read_failed_steps", "find_first_id", "search_tasks", "search_settled_tasks", "search_live_tasks",
-    "count_live_of_tenant", "count_settled_of_tenant",
+    "keep_fitting", "count_live_of_tenant", "count_settled_of_tenant",
 ])  # fmt: skip
 async def test_a_statement_of_the_dashboard_goes_by_an_index(sql: Any, name: str) -> None:
     """Whatever its arguments, and over tables that are empty, for which a scan would look cheaper."""

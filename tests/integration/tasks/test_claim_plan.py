@@ -284,7 +284,7 @@ def expect_lanes_plan(plan: Node) -> None:
 
 
 async def test_lanes_are_counted_in_the_indexes_of_what_is_due_and_claimed(seeded: Any) -> None:
-    plan = await explain(seeded, SQL["read_lanes"], 5000, 100, analyze=True)
+    plan = await explain(seeded, SQL["read_lanes"], 5000, 100, 60.0, 10.0, analyze=True)
     expect_lanes_plan(plan)
     expect_lanes_plan(await explain_generic(seeded, "read_lanes"))
     read = [node for node in nodes(plan) if node.get("Index Name") == "task_ready" and node.get("Actual Rows")]

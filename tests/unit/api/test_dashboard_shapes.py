@@ -86,13 +86,6 @@ def test_the_top_of_an_axis_is_above_the_highest_value_and_not_far(value: float)
     assert value * 0.999 <= top <= value * 2.01
 
 
-def test_percentiles_are_of_the_values_and_of_none_nothing() -> None:
-    ordered = list(map(float, range(100)))
-    assert [overview.percentile(ordered, share) for share in (0.5, 0.95, 0.99)] == [50, 95, 99]
-    assert overview.percentile([], 0.5) == 0
-    assert overview.percentile([3.0], 0.99) == 3
-
-
 def step(number: int, name: str, *after: str, state: State = State.WAITING, parent: str | None = None) -> Step:
     return Step(
         number=number, name=name, kind=StepKind.TASK, state=state, after=list(after), parent=parent, task_id=number

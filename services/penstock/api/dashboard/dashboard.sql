@@ -45,12 +45,20 @@ from penstock.tally
 where at > now() - make_interval(secs => $1) and count > 0
 group by 1, 2, 3;
 
--- name: read_recent_successes
--- $1 how many. The newest by id, along the index of each partition: how long they waited from due to claimed and how
--- long it took from there to the result, in seconds.
-select action, greatest(0, extract(epoch from claimed_at - greatest(run_at, created_at)))::float8 as waited,
-       greatest(0, extract(epoch from finished_at - claimed_at))::float8 as took
-from penstock.task_history where state = 'SUCCESS' order by id desc limit $1;
+-- name: read_latency
+-- $1 how many successes, $2 how many rows. Of the newest by id, along the index of each partition: percentiles of how long
+-- they waited from due to claimed and of how long it took from there to the result, in seconds. Of all, its action being
+-- null, then of the most frequent actions.
+with newest as materialized (
+    select action, greatest(0, extract(epoch from claimed_at - greatest(run_at, created_at)))::float8 as waited,
+           greatest(0, extract(epoch from finished_at - claimed_at))::float8 as took
+    from penstock.task_history where state = 'SUCCESS' order by id desc limit $1
+)
+select action, count(*) as count,
+       percentile_disc(array[0.5, 0.95, 0.99]) within group (order by waited) as waited,
+       percentile_disc(array[0.5, 0.95, 0.99]) within group (order by took) as took
+from newest group by grouping sets ((), (action)) having count(*) > 0
+order by grouping(action) desc, count(*) desc limit $2;
 
 -- name: read_recent_failures
 -- $1 how many to look at, $2 tenant or null. The newest permanent failures by id, with their errors.

@@ -125,16 +125,16 @@ class Overview:
         """Values that are more expensive to read and change slowly; cached for some seconds."""
         if self._history is not None and monotonic() - self._history_at < HISTORY_CACHE_SECONDS:
             return self._history
-        hour, successes, failures = await request.methods.fetch(
+        hour, latency, failures = await request.methods.fetch(
             ("read_history", HOUR_SECONDS, MINUTE_SECONDS),
-            ("read_recent_successes", SAMPLE),
+            ("read_latency", SAMPLE, _MAX_ACTIONS),
             ("read_recent_failures", FAILURES, None),
         )
         self._history_at = monotonic()
         self._history = {
             "throughput": _throughput(hour),
-            "latency": _latency(successes),
-            "sample": len(successes),
+            "latency": _latency(latency),
+            "sample": latency[0]["count"] if latency else 0,
             **_by_action(hour),
             "groups": grouped(failures)[:_MAX_GROUPS],
             "failures": len(failures),
@@ -176,18 +176,10 @@ def nice_top(value: float) -> float:
 
 
 def _latency(rows: Sequence[Any]) -> list[dict[str, Any]]:
-    """Percentiles of the newest successes in seconds: of all, then of the most frequent actions."""
-    by_action: dict[str, list[Any]] = defaultdict(list)
-    for row in rows:
-        by_action[row["action"]].append(row)
-    groups = sorted(by_action.items(), key=lambda item: -len(item[1]))[: _MAX_ACTIONS - 1]
-    if len(groups) > 1:
-        groups.insert(0, ("all", list(rows)))
-    found: list[dict[str, Any]] = [{"action": name} for name, _ in groups]
+    """Percentiles of the newest successes in seconds: of all, unless there is one action, then of actions."""
+    shown = rows[1:] if len(rows) == 2 else rows
+    found = [{"action": row["action"] or "all", "waited": row["waited"], "took": row["took"]} for row in shown]
     for measure in ("waited", "took"):
-        for entry, (_, group) in zip(found, groups, strict=True):
-            ordered = sorted(row[measure] for row in group)
-            entry[measure] = [percentile(ordered, share) for share in (0.5, 0.95, 0.99)]
         logarithms = [[math.log(max(value, 0.001)) for value in entry[measure]] for entry in found]
         low, top = min(map(min, logarithms), default=0), max(map(max, logarithms), default=0)
         for entry, places in zip(found, logarithms, strict=True):
@@ -195,11 +187,6 @@ def _latency(rows: Sequence[Any]) -> list[dict[str, Any]]:
                 max(1.0, (place - low) / (top - low) * 98) if top > low else 50 for place in places
             ]
     return found
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """ordered: ascending; 0 if empty."""
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 def _by_action(rows: Iterable[Any]) -> dict[str, Any]:
