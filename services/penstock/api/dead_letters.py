@@ -1,11 +1,8 @@
 """Dead-letter queues: counted, looked at, sent again, emptied.
 
-A message leaves its dead-letter queue only after it was sent again, so a replay that is cut off is repeated in part,
-and a repeated replay is harmless:
-
-- inbound: the message carries its first id, by whose receipt the submitter knows it;
-- outbound: what still has its claim is sent again, what has not is dropped, since its results would be ignored;
-- results: the claim, once more, decides.
+A message leaves its dead-letter queue only after it was sent again, and a repeated replay is harmless: an inbound
+message carries its first id, by whose receipt the submitter knows it; of outbound messages and results the claim
+decides. What no longer has its claim is not sent, since its results would be ignored.
 """
 
 from collections import Counter

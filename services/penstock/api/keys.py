@@ -1,7 +1,4 @@
-"""API keys: created, listed, revoked, and found by the api among those of the settings and of Postgres.
-
-The secret is shown once, when the key is created, and never stored.
-"""
+"""API keys: created, listed, revoked, and found among those of the settings and of Postgres. No secret is stored."""
 
 import asyncio
 import hmac

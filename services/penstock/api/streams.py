@@ -1,7 +1,4 @@
-"""Streams of server-sent events: how many are open, and their end when the api stops.
-
-sse-starlette would add its own pings and shutdown; these streams end when the api stops taking requests.
-"""
+"""Streams of server-sent events: how many are open, and their end when the api stops taking requests."""
 
 import asyncio
 from collections import Counter

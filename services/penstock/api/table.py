@@ -8,7 +8,6 @@ import msgspec
 from penstock.api import audit, dead_letters, keys, rejected
 from penstock.api.openrpc import describe
 from penstock.methods import table
-from penstock.methods.table import SUBMIT_PREFIX
 from penstock.protocol.api_key import Permission
 from penstock.protocol.method import Method, NoParams, Scope, by_name, method
 
@@ -29,4 +28,4 @@ def _document() -> msgspec.Raw:
 
 def method_of(name: str) -> Method | None:
     """The method of that name, ``submit:<action>`` included; None for an unknown one."""
-    return METHODS.get("enqueue" if name.startswith(SUBMIT_PREFIX) else name)
+    return METHODS.get("enqueue" if name.startswith(table.SUBMIT_PREFIX) else name)

@@ -25,7 +25,6 @@ from penstock.protocol.task import NewTask
 from penstock.runtime import metrics
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue
-from penstock.tasks.enqueue import queues_of_kinds
 from penstock.tasks.views import Accepted
 
 _ONLY_ANSWERS = "{method} only answers, and a queue has no way back: ask over HTTP"
@@ -148,7 +147,7 @@ async def take_in_tasks(
     if not large:
         return taken
     async with open_session() as session:
-        queues = await queues_of_kinds(session, {(task.action, task.labels) for task in large.values()})
+        queues = await enqueue.queues_of_kinds(session, {(task.action, task.labels) for task in large.values()})
     stored = await asyncio.gather(
         *(_take_in_task(task, codec, settings, queues[task.action, task.labels], schemas) for task in large.values()),
         return_exceptions=True,
@@ -177,10 +176,7 @@ async def _take_in_task(
 
 
 async def accept_inbound(session: Session, inbound: Inbound, settings: Settings, *, source: str) -> list[Accepted]:
-    """Carry out what a body asked for, inside a transaction; ``inbound.refused`` gains what could not be done.
-
-    Raises Refused when Postgres will not have the values.
-    """
+    """Carry out a body, inside a transaction; ``inbound.refused`` gains what could not be done. Raises Refused."""
     enqueued = await enqueue.enqueue(session, inbound.tasks)
     count_enqueued(inbound.tasks, enqueued, source=source)
     for task, text, answer in zip(inbound.tasks, inbound.texts, enqueued, strict=True):

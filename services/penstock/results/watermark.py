@@ -71,10 +71,7 @@ class ReadingNote:
 
 
 async def seconds_on_the_way(store: Store, results: Queue, hold_seconds: float) -> float:
-    """How long a report may take to be recorded; infinite while unknown.
-
-    hold_seconds: for how long a resulter that died keeps its messages from others.
-    """
+    """How long a report may take to be recorded; infinite while unknown. hold_seconds: as of ``ReadingNote``."""
     ((known, is_established, lag_seconds, has_times),) = await store.fetch("read_watermark", hold_seconds)
     if (known and not is_established) or (not (known and has_times) and (await results.depth()).total):
         return math.inf

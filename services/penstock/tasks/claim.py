@@ -38,10 +38,7 @@ async def claim(
 async def claim_ready(
     session: Session, limit: int, *, stretches: Sequence[Stretch], due_seconds: float, sent: Sequence[int]
 ) -> ClaimBatch | None:
-    """As ``claim``, but it finds nothing while there are tasks promoted many at a time; cheaper.
-
-    sent: earlier batches, all of whose tasks were sent; this confirms them.
-    """
+    """As ``claim``, at less cost, but nothing while tasks are promoted many at a time. sent: batches to confirm."""
     columns_of = _columns_of(stretches)
     rows = await session.fetch("claim_ready_tasks", limit, None, *columns_of, due_seconds, list(sent))
     return await _batch(session, rows)
@@ -73,9 +70,9 @@ async def find_candidates(session: Session, limit: int, stretches: Sequence[Stre
 async def put_aside(
     session: Session, limit: int, priority: int, after: Position, spared: Sequence[str] = ()
 ) -> tuple[int, int, Position | None]:
-    """Divert tasks of limited actions, but those spared, and of routes, among due tasks of a priority after a position.
+    """Divert limited and routed tasks among ``limit`` due ones; returns how many it saw and diverted, and the last.
 
-    Looks at ``limit`` tasks. Returns how many were looked at, how many diverted, and the last position.
+    spared: limited actions whose tasks stay.
     """
     args = (limit, priority, *after, list(spared))
     ((looked, diverted, run_at, task_id),) = await session.fetch("put_tasks_aside", *args)

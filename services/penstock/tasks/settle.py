@@ -157,10 +157,7 @@ async def cancel(session: Session, ids: Sequence[int], reason: str | None = None
 
 
 async def _settle(session: Session, name: str, *args: Any, into: State, hold_keys: bool = False) -> list[Any]:
-    """Run a statement that makes tasks final, then promote the next tasks of their ordering keys, or hold the keys.
-
-    Must run inside a transaction: a crash between the two would block a key.
-    """
+    """Make tasks final, then promote the next tasks of their ordering keys, or hold the keys; inside a transaction."""
     rows = await session.fetch(name, *args)
     session.settled_steps |= any(row["workflow"] is not None for row in rows)
     # One task of a key runs at a time, so keys are distinct.

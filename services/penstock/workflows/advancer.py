@@ -87,11 +87,6 @@ class WorkflowAdvancer:
             return None
         return self._advanced(parts, started)
 
-    async def advance(self, workflows: Sequence[int]) -> AdvanceSummary:
-        """Advance these, but for those that another process has. Raises Unavailable, Refused."""
-        started = monotonic()
-        return self._advanced([await self._advance(workflows, False)], started)
-
     def _advanced(self, parts: Sequence[AdvanceSummary], started: float) -> AdvanceSummary:
         advanced = AdvanceSummary(
             sum(part.events for part in parts),
@@ -122,13 +117,11 @@ class WorkflowAdvancer:
         return AdvanceSummary()
 
 
-class Successors:
+class Successors(WorkflowAdvancer):
     """Starts what follows the steps that this process has settled, right after its commit; ``run`` is a side task."""
 
     def __init__(self, *, store: Store, notifier: Notifier, settings: Settings) -> None:
-        self._store = store
-        self._notifier = notifier
-        self._advancer = WorkflowAdvancer(store=store, notifier=notifier, settings=settings)
+        super().__init__(store=store, notifier=notifier, settings=settings)
         self._workflows: list[int] = []
         self._settled = asyncio.Event()
 
@@ -144,7 +137,8 @@ class Successors:
             self._settled.clear()
             workflows, self._workflows = self._workflows, []
             try:
-                advanced = await self._advancer.advance(sorted(set(workflows)))
+                started = monotonic()
+                advanced = self._advanced([await self._advance(sorted(set(workflows)), False)], started)
                 is_done = advanced.events >= len(workflows)
             except Exception as exc:  # the supervisor reports it, if it fails there too
                 log.info("steps_left_to_supervisor", steps=len(workflows), reason=str(exc) or repr(exc))

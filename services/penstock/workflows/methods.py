@@ -14,12 +14,11 @@ from penstock.protocol.method import Scope, method
 from penstock.protocol.task import State
 from penstock.settings.model import Settings
 from penstock.workflows import definition, model, store
-from penstock.workflows.model import CreateWorkflow
 
 Which = TypeVar("Which", model.WorkflowStatusParams, model.WorkflowCancelParams, model.WorkflowRetryParams)
 
 
-def _narrow_create(command: CreateWorkflow) -> CreateWorkflow:
+def _narrow_create(command: model.CreateWorkflow) -> model.CreateWorkflow:
     actions = set()
     for step in command.steps:
         template = step.options.template  # of a map step's children
@@ -32,7 +31,7 @@ def _narrow_create(command: CreateWorkflow) -> CreateWorkflow:
     "workflow.create", permission=Permission.ENQUEUE, scope=Scope.OWN, errors=(WorkflowConflict, TooLarge),
     read=definition.read_create, narrow=_narrow_create, by_queue=True, savepoint=True, wakes=True,
 )  # fmt: skip
-async def create(session: Session, command: CreateWorkflow, settings: Settings) -> model.WorkflowAccepted:
+async def create(session: Session, command: model.CreateWorkflow, settings: Settings) -> model.WorkflowAccepted:
     """Make tasks that wait for each other; all of them are stored when the answer comes."""
     return await store.create_workflow(session, command, settings)
 

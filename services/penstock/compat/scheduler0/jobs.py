@@ -78,10 +78,7 @@ _SNAKE = re.compile("|".join(f'"{name}"' for name in _CAMEL).encode())
 
 
 def read(body: bytes, *, type: Any) -> Any:
-    """Decode a job or jobs, with members in camelCase, or in snake_case as in scheduler0's documentation.
-
-    Raises msgspec.DecodeError.
-    """
+    """Decode a job or jobs, in camelCase, or in snake_case as scheduler0's documentation has. Raises DecodeError."""
     if not _SNAKE.search(body):
         return msgspec.json.decode(body, type=type)
     given = msgspec.json.decode(body)
@@ -163,10 +160,7 @@ def payload_of(job: Job) -> bytes:
 
 
 def schedule_of(job: Job, settings: Settings) -> dict[str, Any]:
-    """Parameters of schedule.create. All jobs of one call fire together, counted from their creation.
-
-    Raises BadJob for a callback that would be too large.
-    """
+    """Parameters of schedule.create; all jobs of one call fire together. Raises BadJob for a too large callback."""
     payload, limit = payload_of(job), settings.payload_limit_bytes
     if len(payload) + 100 > limit:  # placeholders grow when filled in
         raise BadJob(f"job data of {len(job.data)} characters is too large for a callback of {limit} bytes")
