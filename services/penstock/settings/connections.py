@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 from urllib.parse import urlencode, urlsplit
 
-from pydantic import SecretStr
+from pydantic import Field, SecretStr
 
 from penstock.protocol.errors import SettingsError
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX, BrokerUrl, parse_broker_url
@@ -25,7 +25,6 @@ from penstock.settings.values import (
     Seconds,
     checked,
     query_of,
-    setting,
 )
 
 _SCHEMAS_OF_POSTGRES = ("public", "information_schema")
@@ -50,59 +49,42 @@ def _schema_name(name: str) -> None:
 
 
 class DatabaseSettings(Group):
-    database_url: OrUnset[DatabaseUrl] = setting(
-        None,
-        "Postgres that stores the tasks, `postgresql://user:password@host:port/name`, directly or through a pooler; of "
-        "several hosts (`host:port,host:port`) the one that takes writes is used; workers need none.",
-    )
-    database_schema: Annotated[str, checked(_schema_name)] = setting(
-        "penstock", "Schema of Penstock's tables; two installations in one database have a schema each."
-    )
-    database_pool_size: int = setting(8, "Maximum number of connections of one process.", ge=2, le=200)
-    database_pooler: OrUnset[Literal["transaction", "session"]] = setting(
-        None,
-        "Mode of a pooler before Postgres, `transaction` or `session`; unset finds a pooler, and whether it keeps "
-        "prepared statements, and works as in transaction mode, which suits both.",
-    )
-    database_listen_url: OrUnset[DatabaseUrl] = setting(
-        None,
-        "Postgres itself, past a pooler in transaction mode, for one connection of each process that listens for "
-        "wake-ups; unset: through such a pooler, processes poll.",
-    )
-    database_read_url: OrUnset[DatabaseUrl] = setting(
-        None,
-        "A streaming replica, from which the api answers lists, counts, the overview and long polls while it is young "
-        "enough; several replicas may share a name.",
-    )
-    database_read_max_age_seconds: float = setting(
-        10, "With an older replica, the api reads from the primary.", ge=2, le=3600
-    )
-    statement_timeout_seconds: PositiveSeconds = setting(
-        30, "Postgres cancels a statement that runs longer, and it is tried again."
-    )
+    database_url: OrUnset[DatabaseUrl] = None
+    """Postgres that stores the tasks, `postgresql://user:password@host:port/name`, directly or through a pooler; of
+    several hosts (`host:port,host:port`) the one that takes writes is used; workers need none."""
+    database_schema: Annotated[str, checked(_schema_name)] = "penstock"
+    """Schema of Penstock's tables; two installations in one database have a schema each."""
+    database_pool_size: Annotated[int, Field(ge=2, le=200)] = 8
+    """Maximum number of connections of one process."""
+    database_pooler: OrUnset[Literal["transaction", "session"]] = None
+    """Mode of a pooler before Postgres, `transaction` or `session`; unset finds a pooler, and whether it keeps prepared
+    statements, and works as in transaction mode, which suits both."""
+    database_listen_url: OrUnset[DatabaseUrl] = None
+    """Postgres itself, past a pooler in transaction mode, for one connection of each process that listens for wake-ups;
+    unset: through such a pooler, processes poll."""
+    database_read_url: OrUnset[DatabaseUrl] = None
+    """A streaming replica, from which the api answers lists, counts, the overview and long polls while it is young
+    enough; several replicas may share a name."""
+    database_read_max_age_seconds: Annotated[float, Field(ge=2, le=3600)] = 10
+    """With an older replica, the api reads from the primary."""
+    statement_timeout_seconds: PositiveSeconds = 30
+    """Postgres cancels a statement that runs longer, and it is tried again."""
 
-    database_password_file: OrUnset[ReadableFile] = setting(
-        None, "File that holds the password alone, read for each new connection, so that it may be replaced."
-    )
-    database_password_command: OrUnset[Annotated[str, checked(_command)]] = setting(
-        None,
-        "Command that prints the password within 10 s, run without a shell for each new connection; it is no secret.",
-    )
-    database_iam: bool = setting(
-        False, "Connect to RDS with IAM tokens, signed for each new connection with the AWS credentials of the process."
-    )
-    database_ssl_mode: OrUnset[Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]] = setting(
-        None,
-        "TLS to Postgres, as libpq's sslmode; `verify-full` is safe on any network, unset uses TLS if the server "
-        "offers it and checks no certificate.",
-    )
-    database_ssl_root_cert: OrUnset[ReadableFile] = setting(
-        None, "File of the authorities that the server's certificate is checked against; unset: the system's."
-    )
-    database_ssl_cert: OrUnset[ReadableFile] = setting(
-        None, "Client certificate, if the server requires one; read for each new connection."
-    )
-    database_ssl_key: OrUnset[ReadableFile] = setting(None, "Its key, without a passphrase.")
+    database_password_file: OrUnset[ReadableFile] = None
+    """File that holds the password alone, read for each new connection, so that it may be replaced."""
+    database_password_command: OrUnset[Annotated[str, checked(_command)]] = None
+    """Command that prints the password within 10 s, run without a shell for each new connection; it is no secret."""
+    database_iam: bool = False
+    """Connect to RDS with IAM tokens, signed for each new connection with the AWS credentials of the process."""
+    database_ssl_mode: OrUnset[Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]] = None
+    """TLS to Postgres, as libpq's sslmode; `verify-full` is safe on any network, unset uses TLS if the server offers it
+    and checks no certificate."""
+    database_ssl_root_cert: OrUnset[ReadableFile] = None
+    """File of the authorities that the server's certificate is checked against; unset: the system's."""
+    database_ssl_cert: OrUnset[ReadableFile] = None
+    """Client certificate, if the server requires one; read for each new connection."""
+    database_ssl_key: OrUnset[ReadableFile] = None
+    """Its key, without a passphrase."""
 
     @property
     def require_database_url(self) -> str:
@@ -185,72 +167,49 @@ def _id_and_secret(key: str) -> None:
 
 
 class QueueSettings(Group):
-    transport_url: OrUnset[Annotated[SecretStr, checked(parse_broker_url)]] = setting(
-        None,
-        "Transport between the processes: `sqs://`, also the meaning of unset, "
-        "`amqp://user:password@host:port/vhost` (or `amqps://`) for RabbitMQ, or `kafka://host:port,host:port`.",
-    )
-    sqs_endpoint_url: OrUnset[HttpUrl] = setting(None, "SQS endpoint; unset means AWS.")
-    sqs_access_key: OrUnset[Annotated[SecretStr, checked(_id_and_secret)]] = setting(
-        None,
-        "An AWS access key for SQS alone, as `ID:SECRET`; unset means the SDK's own chain. The embedded SQS of "
-        "`penstock up` accepts the key that `penstock env` prints.",
-    )
-    sqs_client: Literal["direct", "sdk"] = setting(
-        "direct",
-        "`direct` makes the calls that tasks need (receive, send, delete, extend) without the layers of the AWS SDK, "
-        "at a fifth of its CPU; `sdk` makes all by it, as is always done through an HTTP proxy.",
-    )
-    aws_region: OrUnset[str] = setting(None, "AWS region; unset means the SDK's own chain.")
-    inbound_queue: Name = setting("penstock-inbound", "Name or URL: producers to submitter.")
-    outbound_queue: Name = setting("penstock-outbound", "Name or URL: scheduler to workers.")
-    results_queue: Name = setting("penstock-results", "Name or URL: workers to resulter.")
-    inbound_methods: Names = setting(
-        ("enqueue", "submit:*", "workflow.create", "task.complete", "task.fail"),
-        "Comma-separated methods that are accepted from the inbound queue, `*` standing for anything; others are "
-        "stored as rejected messages.",
-    )
-    results_bare_ids: bool = setting(
-        False,
-        "Also accept results of sqs-scheduler's workers, a bare task id with `attempt`, which every sender to the "
-        "results queue can forge.",
-    )
-    receive_wait_seconds: int = setting(
-        20,
-        "Long poll of a receive; a longer one makes fewer empty calls, and a stop does not wait for it.",
-        ge=0,
-        le=20,
-    )
-    visibility_timeout_seconds: int = setting(
-        60, "A received message reappears after this long unless deleted or extended.", ge=3, le=43200
-    )
-    billed_call_wait_seconds: Seconds = setting(
-        1,
-        "On SQS, deletes and reports of progress, which no caller waits for, wait up to this long to share a call, at "
-        "most a tenth of the visibility timeout; a process that is killed leaves up to nine finished messages to be "
-        "delivered again. 0: at once.",
-        le=60,
-    )
-    hop_wait_seconds: Seconds = setting(
-        0.025,
-        "On SQS, the time between two sends of a scheduler, or of a worker's results, grows with their rate up to "
-        "this, so that about a dozen tasks share the calls of a hop: milliseconds for money. 0: each is sent at once.",
-        le=60,
-    )
-    amqp_consumer_timeout_seconds: float = setting(
-        1800,
-        "The broker's consumer_timeout: a message held for nearly as long is deleted, and from then on the "
-        "heartbeats of its tasks replace it.",
-        ge=10,
-    )
-    kafka_partitions: Count = setting(
-        12,
-        "Partitions of topics that are created for queues; at most this many workers take tasks from one.",
-        le=10_000,
-    )
-    kafka_replication: int = setting(
-        -1, "Copies of topics that are created for queues; -1 leaves it to the brokers.", ge=-1, le=100
-    )
+    transport_url: OrUnset[Annotated[SecretStr, checked(parse_broker_url)]] = None
+    """Transport between the processes: `sqs://`, also the meaning of unset, `amqp://user:password@host:port/vhost` (or
+    `amqps://`) for RabbitMQ, or `kafka://host:port,host:port`."""
+    sqs_endpoint_url: OrUnset[HttpUrl] = None
+    """SQS endpoint; unset means AWS."""
+    sqs_access_key: OrUnset[Annotated[SecretStr, checked(_id_and_secret)]] = None
+    """An AWS access key for SQS alone, as `ID:SECRET`; unset means the SDK's own chain. The embedded SQS of `penstock
+    up` accepts the key that `penstock env` prints."""
+    sqs_client: Literal["direct", "sdk"] = "direct"
+    """`direct` makes the calls that tasks need (receive, send, delete, extend) without the layers of the AWS SDK, at a
+    fifth of its CPU; `sdk` makes all by it, as is always done through an HTTP proxy."""
+    aws_region: OrUnset[str] = None
+    """AWS region; unset means the SDK's own chain."""
+    inbound_queue: Name = "penstock-inbound"
+    """Name or URL: producers to submitter."""
+    outbound_queue: Name = "penstock-outbound"
+    """Name or URL: scheduler to workers."""
+    results_queue: Name = "penstock-results"
+    """Name or URL: workers to resulter."""
+    inbound_methods: Names = ("enqueue", "submit:*", "workflow.create", "task.complete", "task.fail")
+    """Comma-separated methods that are accepted from the inbound queue, `*` standing for anything; others are stored as
+    rejected messages."""
+    results_bare_ids: bool = False
+    """Also accept results of sqs-scheduler's workers, a bare task id with `attempt`, which every sender to the results
+    queue can forge."""
+    receive_wait_seconds: Annotated[int, Field(ge=0, le=20)] = 20
+    """Long poll of a receive; a longer one makes fewer empty calls, and a stop does not wait for it."""
+    visibility_timeout_seconds: Annotated[int, Field(ge=3, le=43200)] = 60
+    """A received message reappears after this long unless deleted or extended."""
+    billed_call_wait_seconds: Annotated[Seconds, Field(le=60)] = 1
+    """On SQS, deletes and reports of progress, which no caller waits for, wait up to this long to share a call, at most
+    a tenth of the visibility timeout; a process that is killed leaves up to nine finished messages to be delivered
+    again. 0: at once."""
+    hop_wait_seconds: Annotated[Seconds, Field(le=60)] = 0.025
+    """On SQS, the time between two sends of a scheduler, or of a worker's results, grows with their rate up to this, so
+    that about a dozen tasks share the calls of a hop: milliseconds for money. 0: each is sent at once."""
+    amqp_consumer_timeout_seconds: Annotated[float, Field(ge=10)] = 1800
+    """The broker's consumer_timeout: a message held for nearly as long is deleted, and from then on the heartbeats of
+    its tasks replace it."""
+    kafka_partitions: Annotated[Count, Field(le=10_000)] = 12
+    """Partitions of topics that are created for queues; at most this many workers take tasks from one."""
+    kafka_replication: Annotated[int, Field(ge=-1, le=100)] = -1
+    """Copies of topics that are created for queues; -1 leaves it to the brokers."""
 
     @property
     def transport(self) -> BrokerUrl:
@@ -273,35 +232,33 @@ class QueueSettings(Group):
 
 
 class KafkaSettings(Group):
-    kafka_brokers: OrUnset[str] = setting(None, "Kafka's bootstrap brokers, `host:port,host:port`; unset: no Kafka.")
-    kafka_security_protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = setting(
-        "plaintext", "Protocol to the brokers; `sasl_ssl` and `ssl` are safe on any network."
-    )
-    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = setting(
-        "SCRAM-SHA-512", "SASL mechanism for the user and the password."
-    )
-    kafka_sasl_username: OrUnset[str] = setting(None, "The user, for `sasl_plaintext` and `sasl_ssl`.")
-    kafka_sasl_password: OrUnset[SecretStr] = setting(None, "The password of that user.")
-    kafka_ssl_ca_file: OrUnset[ReadableFile] = setting(
-        None, "File of the authorities that the brokers' certificates are checked against; unset: the system's."
-    )
-    kafka_ssl_certificate_file: OrUnset[ReadableFile] = setting(None, "Client certificate, if the brokers require one.")
-    kafka_ssl_key_file: OrUnset[ReadableFile] = setting(None, "Its key.")
-    kafka_ssl_key_password: OrUnset[SecretStr] = setting(None, "Password of that file.")
-    kafka_compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = setting(
-        "none", "Compression of published records; their readers must support it."
-    )
-    kafka_publish_topics: Names = setting(
-        (),
-        "Comma-separated topics (`orders,mail.*`) that `kafka.publish` and schedules may publish to; unset: all but "
-        "Kafka's own and the pipeline's.",
-    )
-    kafka_delivery_timeout_seconds: float = setting(
-        30, "A record that the brokers have not accepted by then counts as not published.", ge=1, le=3600
-    )
-    kafka_session_timeout_seconds: float = setting(
-        45, "Partitions of a dead process are assigned to others after this.", ge=1, le=1800
-    )
+    kafka_brokers: OrUnset[str] = None
+    """Kafka's bootstrap brokers, `host:port,host:port`; unset: no Kafka."""
+    kafka_security_protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
+    """Protocol to the brokers; `sasl_ssl` and `ssl` are safe on any network."""
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    """SASL mechanism for the user and the password."""
+    kafka_sasl_username: OrUnset[str] = None
+    """The user, for `sasl_plaintext` and `sasl_ssl`."""
+    kafka_sasl_password: OrUnset[SecretStr] = None
+    """The password of that user."""
+    kafka_ssl_ca_file: OrUnset[ReadableFile] = None
+    """File of the authorities that the brokers' certificates are checked against; unset: the system's."""
+    kafka_ssl_certificate_file: OrUnset[ReadableFile] = None
+    """Client certificate, if the brokers require one."""
+    kafka_ssl_key_file: OrUnset[ReadableFile] = None
+    """Its key."""
+    kafka_ssl_key_password: OrUnset[SecretStr] = None
+    """Password of that file."""
+    kafka_compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
+    """Compression of published records; their readers must support it."""
+    kafka_publish_topics: Names = ()
+    """Comma-separated topics (`orders,mail.*`) that `kafka.publish` and schedules may publish to; unset: all but
+    Kafka's own and the pipeline's."""
+    kafka_delivery_timeout_seconds: Annotated[float, Field(ge=1, le=3600)] = 30
+    """A record that the brokers have not accepted by then counts as not published."""
+    kafka_session_timeout_seconds: Annotated[float, Field(ge=1, le=1800)] = 45
+    """Partitions of a dead process are assigned to others after this."""
 
     @property
     def require_kafka_brokers(self) -> str:

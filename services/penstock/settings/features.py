@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
 from penstock.protocol.webhook_signatures import signing_key
 from penstock.settings.address_policy import AddressPolicy
@@ -29,7 +29,6 @@ from penstock.settings.values import (
     Secrets,
     Table,
     checked,
-    setting,
 )
 
 LONGEST_SEALED_BYTES = 700_000  # of a text: encrypted and in base64 it still fits a message
@@ -40,68 +39,52 @@ _PACKED_LIMIT = 10_000  # above what schedulers and workers pack into one messag
 class PayloadSettings(Group):
     """The sections Limits on input and Large and encrypted payloads of docs/configuration.md."""
 
-    payload_limit_bytes: int = setting(262144, "Maximum payload of a task as JSON, UTF-8 bytes.", ge=2, le=900_000)
-    result_limit_bytes: int = setting(262144, "Maximum result of a task as JSON, UTF-8 bytes.", ge=2, le=900_000)
-    request_limit_bytes: int = setting(16 * 1024 * 1024, "Maximum body of one HTTP request.", ge=1024)
-    batch_limit: Count = setting(10000, "Maximum number of requests in one JSON-RPC batch of a caller.")
+    payload_limit_bytes: Annotated[int, Field(ge=2, le=900_000)] = 262144
+    """Maximum payload of a task as JSON, UTF-8 bytes."""
+    result_limit_bytes: Annotated[int, Field(ge=2, le=900_000)] = 262144
+    """Maximum result of a task as JSON, UTF-8 bytes."""
+    request_limit_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024 * 1024
+    """Maximum body of one HTTP request."""
+    batch_limit: Count = 10000
+    """Maximum number of requests in one JSON-RPC batch of a caller."""
 
-    check_payloads: bool = setting(
-        False,
-        "Refuse tasks, at the api and from the inbound queue, whose payload does not fit the parameters that workers "
-        "announce for their action.",
-    )
-    snooze_limit: Count = setting(
-        1000, "Times that handlers may put one task off without spending an attempt; then it has failed."
-    )
-    unknown_action_seconds: PositiveSeconds = setting(
-        DAY, "How long a task waits for a worker that runs its action, once a worker without it has received it."
-    )
-    steps_limit: Count = setting(1000, "Maximum number of durable steps of a task, sleeps and events included.")
-    steps_limit_bytes: int = setting(
-        262144,
-        "Maximum size of a task's journal: the results of its durable steps as JSON, which travel with its payload in "
-        "one message, UTF-8 bytes.",
-        ge=1024, le=900_000,
-    )  # fmt: skip
+    check_payloads: bool = False
+    """Refuse tasks, at the api and from the inbound queue, whose payload does not fit the parameters that workers
+    announce for their action."""
+    snooze_limit: Count = 1000
+    """Times that handlers may put one task off without spending an attempt; then it has failed."""
+    unknown_action_seconds: PositiveSeconds = DAY
+    """How long a task waits for a worker that runs its action, once a worker without it has received it."""
+    steps_limit: Count = 1000
+    """Maximum number of durable steps of a task, sleeps and events included."""
+    steps_limit_bytes: Annotated[int, Field(ge=1024, le=900_000)] = 262144
+    """Maximum size of a task's journal: the results of its durable steps as JSON, which travel with its payload in one
+    message, UTF-8 bytes."""
 
-    output_limit_bytes: int = setting(
-        65_536,
-        "Maximum output of one attempt; what is above is dropped and counted. A task keeps that of its newest "
-        "attempts, up to ten times as much.",
-        ge=1024, le=16 * 1024 * 1024,
-    )  # fmt: skip
+    output_limit_bytes: Annotated[int, Field(ge=1024, le=16 * 1024 * 1024)] = 65_536
+    """Maximum output of one attempt; what is above is dropped and counted. A task keeps that of its newest attempts, up
+    to ten times as much."""
 
-    payload_bucket: OrUnset[Annotated[str, checked(parse_bucket_url)]] = setting(
-        None,
-        "Payloads and results over the threshold are stored as objects here, `s3://bucket/prefix`; unset: everything "
-        "stays in Postgres and the queues.",
-    )
-    payload_s3_endpoint_url: OrUnset[str] = setting(None, "Endpoint of that bucket; unset means AWS.")
-    payload_threshold_bytes: int = setting(
-        131_072, "Larger payloads and results become objects; JSON, UTF-8 bytes.", ge=1024, le=LONGEST_SEALED_BYTES
-    )
-    payload_max_bytes: int = setting(
-        64 * 1024 * 1024, "Maximum size of a payload or result that becomes an object.", ge=1024, le=1024**3
-    )
-    payload_sweep_seconds: Seconds = setting(
-        3600, "Interval at which each object is checked for a task that still references it."
-    )
-    payload_orphan_seconds: float = setting(
-        45 * DAY,
-        "Unreferenced objects are deleted after this; longer than messages, dead letters and rejected messages are "
-        "kept.",
-        ge=DAY,
-    )
-    payload_keys: Listed[Annotated[SecretStr, checked(read_key)]] = setting(
-        (),
-        "Comma-separated keys of `penstock payload-key`: payloads, results and errors are encrypted with the first, "
-        "and decrypted with any; none: they are stored unencrypted.",
-    )
-    payload_bind_tenants: bool = setting(
-        True,
-        "An encrypted payload of a tenant can be decrypted for tasks of that tenant only; false while workers run "
-        "that do not know the tenant, of an earlier version or in other languages.",
-    )
+    payload_bucket: OrUnset[Annotated[str, checked(parse_bucket_url)]] = None
+    """Payloads and results over the threshold are stored as objects here, `s3://bucket/prefix`; unset: everything stays
+    in Postgres and the queues."""
+    payload_s3_endpoint_url: OrUnset[str] = None
+    """Endpoint of that bucket; unset means AWS."""
+    payload_threshold_bytes: Annotated[int, Field(ge=1024, le=LONGEST_SEALED_BYTES)] = 131_072
+    """Larger payloads and results become objects; JSON, UTF-8 bytes."""
+    payload_max_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = 64 * 1024 * 1024
+    """Maximum size of a payload or result that becomes an object."""
+    payload_sweep_seconds: Seconds = 3600
+    """Interval at which each object is checked for a task that still references it."""
+    payload_orphan_seconds: Annotated[float, Field(ge=DAY)] = 45 * DAY
+    """Unreferenced objects are deleted after this; longer than messages, dead letters and rejected messages are
+    kept."""
+    payload_keys: Listed[Annotated[SecretStr, checked(read_key)]] = ()
+    """Comma-separated keys of `penstock payload-key`: payloads, results and errors are encrypted with the first, and
+    decrypted with any; none: they are stored unencrypted."""
+    payload_bind_tenants: bool = True
+    """An encrypted payload of a tenant can be decrypted for tasks of that tenant only; false while workers run that do
+    not know the tenant, of an earlier version or in other languages."""
 
     @property
     def packed_limit(self) -> int:
@@ -138,18 +121,19 @@ class NamedStatement(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    dsn: DatabaseUrl = setting(..., "Postgres, `postgresql://user:password@host:port/name`.")
-    statement: Name = setting(..., "One SQL statement, its parameters written as $1, $2 and so on.")
-    timeout_seconds: PositiveSeconds = setting(30, "The server stops it after this.", le=3600)
-    max_rows: int = setting(100, "Of its rows, so many are kept as the result.", ge=0, le=100_000)
-    with_tenant: bool = setting(
-        False,
-        "The tenant that the scheduler says the task is for, or null, is $1, or $2 behind the task's id; the "
-        "payload's parameters follow.",
-    )
-    with_task_id: bool = setting(
-        False, "$1 is the task's id, the same over its attempts; the payload's parameters follow."
-    )
+    dsn: DatabaseUrl
+    """Postgres, `postgresql://user:password@host:port/name`."""
+    statement: Name
+    """One SQL statement, its parameters written as $1, $2 and so on."""
+    timeout_seconds: Annotated[PositiveSeconds, Field(le=3600)] = 30
+    """The server stops it after this."""
+    max_rows: Annotated[int, Field(ge=0, le=100_000)] = 100
+    """Of its rows, so many are kept as the result."""
+    with_tenant: bool = False
+    """The tenant that the scheduler says the task is for, or null, is $1, or $2 behind the task's id; the payload's
+    parameters follow."""
+    with_task_id: bool = False
+    """$1 is the task's id, the same over its attempts; the payload's parameters follow."""
 
 
 _SECRET_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -189,48 +173,34 @@ def _by_name(entries: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 class DeliverySettings(Group):
-    deliveries: Names = setting(
-        (),
-        "Comma-separated built-in actions that workers run, such as `http.request`; none by default, because each "
-        "acts in the network on behalf of every caller that may enqueue.",
-    )
-    http_allow: Listed[Annotated[str, checked(_host_or_network)]] = setting(
-        (),
-        "Comma-separated networks, addresses and hosts (`10.1.0.0/16,billing.internal,*.svc.local`) that "
-        "`http.request` may reach although they are not public.",
-    )
-    http_timeout_seconds: PositiveSeconds = setting(
-        30, "Time for one HTTP request, including redirects and the answer, unless its task sets one.", le=3600
-    )
-    http_response_limit_bytes: int = setting(
-        65536, "Maximum part of an answer's body that is kept as the task's result.", ge=0, le=900_000
-    )
-    http_signing_secrets: Annotated[Secrets, AfterValidator(_named_secrets)] = setting(
-        (),
-        "Comma-separated `name:secret` with which `http.request` signs, for tasks that give the name; a name with "
-        "two secrets signs with both.",
-    )
-    http_signing_hosts: Listed[Annotated[str, checked(_named_host)]] = setting(
-        (),
-        "Comma-separated `name:host` (`billing:api.example.com,billing:*.example.org`): a secret listed here signs "
-        "requests to these hosts only, an unlisted one to all hosts.",
-    )
-    http_ca_file: OrUnset[ReadableFile] = setting(
-        None, "File of authorities, in addition to the system's, that HTTPS servers' certificates are checked against."
-    )
-    http_max_connections: Count = setting(
-        200, "Maximum number of HTTP connections of one worker, to all hosts together."
-    )
+    deliveries: Names = ()
+    """Comma-separated built-in actions that workers run, such as `http.request`; none by default, because each acts in
+    the network on behalf of every caller that may enqueue."""
+    http_allow: Listed[Annotated[str, checked(_host_or_network)]] = ()
+    """Comma-separated networks, addresses and hosts (`10.1.0.0/16,billing.internal,*.svc.local`) that `http.request`
+    may reach although they are not public."""
+    http_timeout_seconds: Annotated[PositiveSeconds, Field(le=3600)] = 30
+    """Time for one HTTP request, including redirects and the answer, unless its task sets one."""
+    http_response_limit_bytes: Annotated[int, Field(ge=0, le=900_000)] = 65536
+    """Maximum part of an answer's body that is kept as the task's result."""
+    http_signing_secrets: Annotated[Secrets, AfterValidator(_named_secrets)] = ()
+    """Comma-separated `name:secret` with which `http.request` signs, for tasks that give the name; a name with two
+    secrets signs with both."""
+    http_signing_hosts: Listed[Annotated[str, checked(_named_host)]] = ()
+    """Comma-separated `name:host` (`billing:api.example.com,billing:*.example.org`): a secret listed here signs
+    requests to these hosts only, an unlisted one to all hosts."""
+    http_ca_file: OrUnset[ReadableFile] = None
+    """File of authorities, in addition to the system's, that HTTPS servers' certificates are checked against."""
+    http_max_connections: Count = 200
+    """Maximum number of HTTP connections of one worker, to all hosts together."""
 
-    sqs_send_queues: Names = setting((), "Comma-separated names or URLs of queues that `sqs.send` may send to.")
-    amqp_publish_url: OrUnset[Annotated[SecretStr, checked(_rabbitmq_url)]] = setting(
-        None, "RabbitMQ that `amqp.publish` publishes to, `amqp://user:password@host:port/vhost`."
-    )
-    sql_statements: Table[NamedStatement] = setting(
-        {},
-        "Statements that `sql.execute` may run, by name, as JSON or a table of penstock.toml: dsn, statement, and "
-        "optionally timeout_seconds, max_rows, with_task_id, with_tenant.",
-    )
+    sqs_send_queues: Names = ()
+    """Comma-separated names or URLs of queues that `sqs.send` may send to."""
+    amqp_publish_url: OrUnset[Annotated[SecretStr, checked(_rabbitmq_url)]] = None
+    """RabbitMQ that `amqp.publish` publishes to, `amqp://user:password@host:port/vhost`."""
+    sql_statements: Table[NamedStatement] = Field({})
+    """Statements that `sql.execute` may run, by name, as JSON or a table of penstock.toml: dsn, statement, and
+    optionally timeout_seconds, max_rows, with_task_id, with_tenant."""
 
     @property
     def signing_hosts(self) -> dict[str, tuple[str, ...]]:
@@ -253,62 +223,52 @@ def _network(entry: str) -> None:
 class OlderSchedulerSettings(Group):
     """The section Schedules of older schedulers of docs/configuration.md: clockwork and kafka-message-scheduler."""
 
-    clockwork_api: bool = setting(False, "Serve clockwork's `POST` and `DELETE /schedule` on the api's port.")
-    clockwork_port: OrUnset[Port] = setting(
-        None, "Serve them on this port as well; clockwork's was 5000. Unset: no second port."
-    )
-    clockwork_networks: Listed[Annotated[str, checked(_network)]] = setting(
-        (),
-        "Comma-separated networks (`10.1.0.0/16`) whose clients need no API key for these endpoints; clockwork's own "
-        "clients send none.",
-    )
-    clockwork_same_key: Literal["keep", "reject"] = setting(
-        "keep",
-        "What happens to a schedule whose clientId and scheduleKey exist with other contents: `keep` stores it "
-        "beside the first, as clockwork does, `reject` refuses it.",
-    )
-    clockwork_create_topic: Name = setting(
-        "schedule-create", "Topic that `penstock clockwork-source` reads schedules from."
-    )
-    clockwork_group: Name = setting("clockwork-consumers", "Consumer group of `penstock clockwork-source`.")
-    kafka_source_json_topics: Names = setting(
-        (), "Comma-separated topics of JSON schedules that `penstock kafka-source` reads."
-    )
-    kafka_source_avro_topics: Names = setting((), "Comma-separated topics of Avro schedules that it reads.")
-    kafka_source_group: Name = setting("com.sky.kafka.scheduler", "Consumer group of `penstock kafka-source`.")
-    kafka_source_on_undecodable: Literal["cancel", "keep"] = setting(
-        "cancel", "What a record that cannot be read does to the delayed record under its key."
-    )
+    clockwork_api: bool = False
+    """Serve clockwork's `POST` and `DELETE /schedule` on the api's port."""
+    clockwork_port: OrUnset[Port] = None
+    """Serve them on this port as well; clockwork's was 5000. Unset: no second port."""
+    clockwork_networks: Listed[Annotated[str, checked(_network)]] = ()
+    """Comma-separated networks (`10.1.0.0/16`) whose clients need no API key for these endpoints; clockwork's own
+    clients send none."""
+    clockwork_same_key: Literal["keep", "reject"] = "keep"
+    """What happens to a schedule whose clientId and scheduleKey exist with other contents: `keep` stores it beside the
+    first, as clockwork does, `reject` refuses it."""
+    clockwork_create_topic: Name = "schedule-create"
+    """Topic that `penstock clockwork-source` reads schedules from."""
+    clockwork_group: Name = "clockwork-consumers"
+    """Consumer group of `penstock clockwork-source`."""
+    kafka_source_json_topics: Names = ()
+    """Comma-separated topics of JSON schedules that `penstock kafka-source` reads."""
+    kafka_source_avro_topics: Names = ()
+    """Comma-separated topics of Avro schedules that it reads."""
+    kafka_source_group: Name = "com.sky.kafka.scheduler"
+    """Consumer group of `penstock kafka-source`."""
+    kafka_source_on_undecodable: Literal["cancel", "keep"] = "cancel"
+    """What a record that cannot be read does to the delayed record under its key."""
 
 
 class Scheduler0Settings(Group):
     """The section scheduler0's API of docs/configuration.md."""
 
-    scheduler0: bool = setting(
-        False,
-        "The api also serves scheduler0's API, under /v1 and /api/v1, to clients with its credentials (`penstock "
-        "credential create`).",
-    )
-    scheduler0_auth_username: OrUnset[str] = setting(
-        None, "User of its peer mode (`x-peer: cmd` with Basic); unset: peer mode is off."
-    )
-    scheduler0_auth_password: OrUnset[SecretStr] = setting(None, "Password of that user.")
-    scheduler0_readable_secrets: bool = setting(
-        False, "Store secrets of new credentials in clear, so that they can be read again, as scheduler0 does."
-    )
-    scheduler0_retry_max: int = setting(5, "How often a failed callback is tried again; for new jobs.", ge=0, le=999)
-    scheduler0_retry_delay_seconds: OrUnset[Seconds] = setting(
-        None, "Delay before each retry; unset: as PENSTOCK_RETRY_BASE_SECONDS and the related settings say.", le=86_400
-    )
-    scheduler0_timeout_seconds: PositiveSeconds = setting(
-        30, "Time for one callback, including redirects and the answer.", le=3600
-    )
-    scheduler0_payload_limit_bytes: int = setting(
-        2_000_000, "Maximum body of one callback; larger sets of jobs are sent in several.", ge=1024, le=100_000_000
-    )
-    scheduler0_any_status: bool = setting(
-        False, "Accept any HTTP status of a callback as success, as scheduler0 does; otherwise only 2xx."
-    )
+    scheduler0: bool = False
+    """The api also serves scheduler0's API, under /v1 and /api/v1, to clients with its credentials (`penstock
+    credential create`)."""
+    scheduler0_auth_username: OrUnset[str] = None
+    """User of its peer mode (`x-peer: cmd` with Basic); unset: peer mode is off."""
+    scheduler0_auth_password: OrUnset[SecretStr] = None
+    """Password of that user."""
+    scheduler0_readable_secrets: bool = False
+    """Store secrets of new credentials in clear, so that they can be read again, as scheduler0 does."""
+    scheduler0_retry_max: Annotated[int, Field(ge=0, le=999)] = 5
+    """How often a failed callback is tried again; for new jobs."""
+    scheduler0_retry_delay_seconds: OrUnset[Annotated[Seconds, Field(le=86_400)]] = None
+    """Delay before each retry; unset: as PENSTOCK_RETRY_BASE_SECONDS and the related settings say."""
+    scheduler0_timeout_seconds: Annotated[PositiveSeconds, Field(le=3600)] = 30
+    """Time for one callback, including redirects and the answer."""
+    scheduler0_payload_limit_bytes: Annotated[int, Field(ge=1024, le=100_000_000)] = 2_000_000
+    """Maximum body of one callback; larger sets of jobs are sent in several."""
+    scheduler0_any_status: bool = False
+    """Accept any HTTP status of a callback as success, as scheduler0 does; otherwise only 2xx."""
 
     def _scheduler0_problems(self) -> Iterator[str]:
         if (self.scheduler0_auth_username is None) != (self.scheduler0_auth_password is None):

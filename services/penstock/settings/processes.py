@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 
 from penstock.protocol.api_key import ApiKey, Permission, parse_entries, parse_entry
 from penstock.protocol.message_attributes import check_worker_name
@@ -34,7 +34,6 @@ from penstock.settings.values import (
     Table,
     checked,
     named_url,
-    setting,
 )
 
 
@@ -46,173 +45,149 @@ def _trace_url(url: str) -> None:
 class ProcessSettings(Group):
     """The sections Running and Traces of docs/configuration.md."""
 
-    concurrency: Count = setting(2, "Concurrent receive loops of one process, unless `--loops` is given.", le=256)
-    grace_seconds: Seconds = setting(25, "Time to finish and hand back work after SIGTERM.")
-    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Lowest level that is logged.")
-    log_failure_details: bool = setting(
-        True,
-        "Log a failed attempt with the error's message and traceback, which may hold parts of a payload; false: only "
-        "its type, as always where payloads are encrypted.",
-    )
-    log_format: Literal["logfmt", "json"] = setting("logfmt", "Format of log lines.")
+    concurrency: Annotated[Count, Field(le=256)] = 2
+    """Concurrent receive loops of one process, unless `--loops` is given."""
+    grace_seconds: Seconds = 25
+    """Time to finish and hand back work after SIGTERM."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest level that is logged."""
+    log_failure_details: bool = True
+    """Log a failed attempt with the error's message and traceback, which may hold parts of a payload; false: only its
+    type, as always where payloads are encrypted."""
+    log_format: Literal["logfmt", "json"] = "logfmt"
+    """Format of log lines."""
 
-    traces: bool = setting(
-        False,
-        "Make OpenTelemetry spans, and pass trace contexts on; `OTEL_*` configures the export. Needs `penstock[otel]`.",
-    )
-    trace_url: OrUnset[Annotated[str, checked(_trace_url)]] = setting(
-        None, "The dashboard's link to a trace, `{trace_id}` standing for its id; unset: no link."
-    )
+    traces: bool = False
+    """Make OpenTelemetry spans, and pass trace contexts on; `OTEL_*` configures the export. Needs `penstock[otel]`."""
+    trace_url: OrUnset[Annotated[str, checked(_trace_url)]] = None
+    """The dashboard's link to a trace, `{trace_id}` standing for its id; unset: no link."""
 
 
 class SchedulerSettings(Group):
-    in_flight_seconds: PositiveSeconds = setting(
-        1,
-        "The window of claimed, unsettled tasks is the number settled in this time, plus the running ones; the rest "
-        "wait in Postgres by priority.",
-        le=600,
-    )
-    in_flight_floor: Count = setting(1000, "Smallest window.")
-    in_flight_limit: Count = setting(100_000, "Largest window.")
-    claim_batch_size: Count = setting(2000, "Maximum number of tasks claimed by one statement.", le=10000)
-    pack_max_tasks: Count = setting(500, "Maximum number of tasks in one outbound message.", le=1000)
-    pack_seconds: PositiveSeconds = setting(
-        1, "Maximum work in one outbound message, by the run times that workers report."
-    )
-    fair_queues: bool = setting(
-        True,
-        "On SQS, a message holds tasks of one tenant and carries its name as MessageGroupId, so that SQS keeps a "
-        "tenant with many messages from delaying others; false: tasks are packed regardless of their tenant.",
-    )
-    poll_seconds: PositiveSeconds = setting(0.2, "Interval of looks for due tasks when no wake-up comes.", le=60)
-    priority_ageing_seconds: Seconds = setting(
-        0,
-        "Tasks that higher priorities have kept waiting for this long get a tenth of each claim; 0: priorities are "
-        "strict.",
-    )
+    in_flight_seconds: Annotated[PositiveSeconds, Field(le=600)] = 1
+    """The window of claimed, unsettled tasks is the number settled in this time, plus the running ones; the rest wait
+    in Postgres by priority."""
+    in_flight_floor: Count = 1000
+    """Smallest window."""
+    in_flight_limit: Count = 100_000
+    """Largest window."""
+    claim_batch_size: Annotated[Count, Field(le=10000)] = 2000
+    """Maximum number of tasks claimed by one statement."""
+    pack_max_tasks: Annotated[Count, Field(le=1000)] = 500
+    """Maximum number of tasks in one outbound message."""
+    pack_seconds: PositiveSeconds = 1
+    """Maximum work in one outbound message, by the run times that workers report."""
+    fair_queues: bool = True
+    """On SQS, a message holds tasks of one tenant and carries its name as MessageGroupId, so that SQS keeps a tenant
+    with many messages from delaying others; false: tasks are packed regardless of their tenant."""
+    poll_seconds: Annotated[PositiveSeconds, Field(le=60)] = 0.2
+    """Interval of looks for due tasks when no wake-up comes."""
+    priority_ageing_seconds: Seconds = 0
+    """Tasks that higher priorities have kept waiting for this long get a tenth of each claim; 0: priorities are
+    strict."""
 
 
 class WorkerSettings(Group):
-    worker_concurrency: Count = setting(100, "Tasks that one worker process runs at once.")
-    worker_name: OrUnset[Annotated[str, checked(check_worker_name)]] = setting(
-        None, "Name of this worker in what is shown of its tasks; unset: `host:pid`."
-    )
-    worker_threads: Count = setting(16, "Threads for handlers that are plain functions.")
-    worker_processes: OrUnset[Count] = setting(
-        None, "Child processes for handlers with `process=True`, if there are any; unset: one for each CPU."
-    )
-    process_recycle_after: OrUnset[Count] = setting(
-        None, "Calls after which a child process is replaced; unset: never."
-    )
-    process_max_memory_bytes: OrUnset[int] = setting(
-        None,
-        "A child process with more memory than this finishes its task and is replaced; at twice as much, its "
-        "allocations fail. Unset: no limit.",
-        ge=64 * 1024 * 1024,
-    )
-    task_output: OutputMode = setting(
-        "off",
-        "What of the output of tasks is kept: `off`, `chunks` that handlers emit, `logs` too, or `prints` too, unless "
-        "an action sets it.",
-    )
-    task_timeout_seconds: PositiveSeconds = setting(
-        900, "Maximum run time of one attempt, unless the task or its action sets one."
-    )
+    worker_concurrency: Count = 100
+    """Tasks that one worker process runs at once."""
+    worker_name: OrUnset[Annotated[str, checked(check_worker_name)]] = None
+    """Name of this worker in what is shown of its tasks; unset: `host:pid`."""
+    worker_threads: Count = 16
+    """Threads for handlers that are plain functions."""
+    worker_processes: OrUnset[Count] = None
+    """Child processes for handlers with `process=True`, if there are any; unset: one for each CPU."""
+    process_recycle_after: OrUnset[Count] = None
+    """Calls after which a child process is replaced; unset: never."""
+    process_max_memory_bytes: OrUnset[Annotated[int, Field(ge=64 * 1024 * 1024)]] = None
+    """A child process with more memory than this finishes its task and is replaced; at twice as much, its allocations
+    fail. Unset: no limit."""
+    task_output: OutputMode = "off"
+    """What of the output of tasks is kept: `off`, `chunks` that handlers emit, `logs` too, or `prints` too, unless an
+    action sets it."""
+    task_timeout_seconds: PositiveSeconds = 900
+    """Maximum run time of one attempt, unless the task or its action sets one."""
 
-    bad_params_attempts: OrUnset[Count] = setting(
-        3,
-        "Attempts of a task whose parameters do not fit its handler, unless its action sets a number; unset: as many "
-        "as for any other error.",
-    )
+    bad_params_attempts: OrUnset[Count] = 3
+    """Attempts of a task whose parameters do not fit its handler, unless its action sets a number; unset: as many as
+    for any other error."""
 
-    announce_actions: bool = setting(
-        True,
-        "Whether the worker announces its actions, with the schemas of their parameters, at start and every minute.",
-    )
-    worker_version: OrUnset[str] = setting(
-        None, "Version in the announcements; unset: that of the installed package of each handler, if it has one."
-    )
+    announce_actions: bool = True
+    """Whether the worker announces its actions, with the schemas of their parameters, at start and every minute."""
+    worker_version: OrUnset[str] = None
+    """Version in the announcements; unset: that of the installed package of each handler, if it has one."""
 
-    control_url: OrUnset[HttpUrl] = setting(
-        None, "The api, which workers ask for cancelled tasks; unset: handlers do not learn of a cancellation."
-    )
-    control_api_key: OrUnset[SecretStr] = setting(None, "The API key for control_url; it needs `worker` or `read`.")
+    control_url: OrUnset[HttpUrl] = None
+    """The api, which workers ask for cancelled tasks; unset: handlers do not learn of a cancellation."""
+    control_api_key: OrUnset[SecretStr] = None
+    """The API key for control_url; it needs `worker` or `read`."""
 
-    result_compress_bytes: OrUnset[int] = setting(
-        65_536, "Results over this size are sent compressed if that makes them smaller; unset: never.", ge=1024
-    )
+    result_compress_bytes: OrUnset[Annotated[int, Field(ge=1024)]] = 65_536
+    """Results over this size are sent compressed if that makes them smaller; unset: never."""
 
-    wait_timeout_seconds: PositiveSeconds = setting(
-        7 * DAY, "How long a task waits for its event, unless its handler sets a time.", le=100 * 366 * DAY
-    )
+    wait_timeout_seconds: Annotated[PositiveSeconds, Field(le=100 * 366 * DAY)] = 7 * DAY
+    """How long a task waits for its event, unless its handler sets a time."""
 
 
 class SupervisorSettings(Group):
-    supervisor_interval_seconds: PositiveSeconds = setting(5, "Pause between two rounds of upkeep.")
-    retention_success_seconds: Seconds = setting(7 * DAY, "Retention of SUCCESS records.")
-    retention_critical_error_seconds: Seconds = setting(30 * DAY, "Retention of CRITICAL_ERROR records.")
-    retention_cancelled_seconds: Seconds = setting(7 * DAY, "Retention of CANCELLED records.")
-    retention_schedule_runs_seconds: Seconds = setting(7 * DAY, "Retention of the runs of schedules and of imports.")
-    schedule_batch_size: Count = setting(4000, "Maximum number of schedules fired in one transaction.", le=20_000)
-    schedule_grace_seconds: Seconds = setting(
-        60,
-        "A fire no later than this is on time; a later one is missed, and the policy for missed fires applies.",
-        le=86_400,
-    )
-    retention_rejected_seconds: Seconds = setting(30 * DAY, "Retention of rejected messages.")
-    payload_retention_seconds: OrUnset[Seconds] = setting(
-        None, "Retention of payloads of settled tasks; unset keeps them with the record."
-    )
-    result_retention_seconds: OrUnset[Seconds] = setting(
-        None, "Retention of results; unset keeps them with the record."
-    )
-    retention_waits_seconds: Seconds = setting(
-        DAY, "Retention of answers that came before their task waits, and of answered tokens."
-    )
-    retention_jobs_seconds: Seconds = setting(7 * DAY, "Retention of bulk jobs that have ended.")
-    retention_audit_seconds: Seconds = setting(90 * DAY, "Retention of the audit log.")
-    retention_receipts_seconds: Seconds = setting(
-        5 * DAY,
-        "Retention of the receipts of inbound messages, which make a redelivery harmless; longer than the inbound "
-        "queue keeps messages.",
-    )
+    supervisor_interval_seconds: PositiveSeconds = 5
+    """Pause between two rounds of upkeep."""
+    retention_success_seconds: Seconds = 7 * DAY
+    """Retention of SUCCESS records."""
+    retention_critical_error_seconds: Seconds = 30 * DAY
+    """Retention of CRITICAL_ERROR records."""
+    retention_cancelled_seconds: Seconds = 7 * DAY
+    """Retention of CANCELLED records."""
+    retention_schedule_runs_seconds: Seconds = 7 * DAY
+    """Retention of the runs of schedules and of imports."""
+    schedule_batch_size: Annotated[Count, Field(le=20_000)] = 4000
+    """Maximum number of schedules fired in one transaction."""
+    schedule_grace_seconds: Annotated[Seconds, Field(le=86_400)] = 60
+    """A fire no later than this is on time; a later one is missed, and the policy for missed fires applies."""
+    retention_rejected_seconds: Seconds = 30 * DAY
+    """Retention of rejected messages."""
+    payload_retention_seconds: OrUnset[Seconds] = None
+    """Retention of payloads of settled tasks; unset keeps them with the record."""
+    result_retention_seconds: OrUnset[Seconds] = None
+    """Retention of results; unset keeps them with the record."""
+    retention_waits_seconds: Seconds = DAY
+    """Retention of answers that came before their task waits, and of answered tokens."""
+    retention_jobs_seconds: Seconds = 7 * DAY
+    """Retention of bulk jobs that have ended."""
+    retention_audit_seconds: Seconds = 90 * DAY
+    """Retention of the audit log."""
+    retention_receipts_seconds: Seconds = 5 * DAY
+    """Retention of the receipts of inbound messages, which make a redelivery harmless; longer than the inbound queue
+    keeps messages."""
 
 
 class AttemptSettings(Group):
-    max_attempts: Count = setting(
-        10, "Attempts before CRITICAL_ERROR, for tasks that set no number of their own.", le=1000
-    )
-    retry_base_seconds: PositiveSeconds = setting(5, "Delay after the first failed attempt.")
-    retry_factor: float = setting(2, "Growth of the delay from one attempt to the next.", ge=1)
-    retry_cap_seconds: PositiveSeconds = setting(3600, "Longest delay.")
-    retry_jitter: Share = setting(0.2, "Share of each delay that is random, 0 to 1.")
-    spawn_actions: Names = setting(
-        (),
-        "Comma-separated actions (`mail.*`) that any task may spawn; others only if they have the same route as the "
-        "task that spawns them.",
-    )
-    heartbeat_seconds: PositiveSeconds = setting(
-        20, "Interval of the heartbeats that a worker sends for a task that runs longer than this."
-    )
-    cancel_poll_seconds: PositiveSeconds = setting(
-        5, "A worker asks this often whether longer running tasks are still its own, see control_url."
-    )
-    ordering_on_critical_error: Literal["release", "hold"] = setting(
-        "release",
-        "What a task in CRITICAL_ERROR does to its ordering key: `release` lets the next task run, `hold` keeps all "
-        "tasks behind it waiting until it is retried or an operator releases the key.",
-    )
-    stale_after_seconds: PositiveSeconds = setting(
-        120, "A task without a heartbeat for this long, plus the time that one may be in transit, is tried again."
-    )
-    unsent_after_seconds: PositiveSeconds = setting(
-        90,
-        "A claim whose sending was never confirmed (the scheduler died) is released after this; a send may take two "
-        "thirds of it.",
-    )
-    untaken_after_seconds: PositiveSeconds = setting(
-        6 * 3600, "A task without any heartbeat for this long is sent again even if its queue is busy."
-    )
+    max_attempts: Annotated[Count, Field(le=1000)] = 10
+    """Attempts before CRITICAL_ERROR, for tasks that set no number of their own."""
+    retry_base_seconds: PositiveSeconds = 5
+    """Delay after the first failed attempt."""
+    retry_factor: Annotated[float, Field(ge=1)] = 2
+    """Growth of the delay from one attempt to the next."""
+    retry_cap_seconds: PositiveSeconds = 3600
+    """Longest delay."""
+    retry_jitter: Share = 0.2
+    """Share of each delay that is random, 0 to 1."""
+    spawn_actions: Names = ()
+    """Comma-separated actions (`mail.*`) that any task may spawn; others only if they have the same route as the task
+    that spawns them."""
+    heartbeat_seconds: PositiveSeconds = 20
+    """Interval of the heartbeats that a worker sends for a task that runs longer than this."""
+    cancel_poll_seconds: PositiveSeconds = 5
+    """A worker asks this often whether longer running tasks are still its own, see control_url."""
+    ordering_on_critical_error: Literal["release", "hold"] = "release"
+    """What a task in CRITICAL_ERROR does to its ordering key: `release` lets the next task run, `hold` keeps all tasks
+    behind it waiting until it is retried or an operator releases the key."""
+    stale_after_seconds: PositiveSeconds = 120
+    """A task without a heartbeat for this long, plus the time that one may be in transit, is tried again."""
+    unsent_after_seconds: PositiveSeconds = 90
+    """A claim whose sending was never confirmed (the scheduler died) is released after this; a send may take two thirds
+    of it."""
+    untaken_after_seconds: PositiveSeconds = 6 * 3600
+    """A task without any heartbeat for this long is sent again even if its queue is busy."""
 
     @property
     def backoff(self) -> Backoff:
@@ -254,78 +229,63 @@ def _process_url(entry: str) -> str:
 
 
 class HttpSettings(Group):
-    http_host: str = setting("127.0.0.1", "Address of the api; an address other than loopback requires API keys.")
-    http_port: Port = setting(8080, "Port of the api; 0 takes a free one.")
-    http_tls_cert: OrUnset[ReadableFile] = setting(
-        None,
-        "File of the api's certificate, with its chain, for TLS on its ports; a replaced file is shown within 10 s; "
-        "unset: plain HTTP.",
-    )
-    http_tls_key: OrUnset[ReadableFile] = setting(None, "File of its key, without a passphrase.")
-    api_keys: Annotated[Secrets, AfterValidator(_readable_entries)] = setting(
-        (),
-        "Comma-separated keys of 16 characters or more with all permissions, or entries `name:permissions:sha256` "
-        "that hold only a key's digest, followed by `:tenant:actions` to bind one; none = loopback only.",
-    )
-    api_require_keys: bool = setting(
-        False, "Require a key even if none is set here: those created by `penstock keys create`."
-    )
-    api_rate_limit: OrUnset[float] = setting(
-        None, "Requests (entries of batches) per second for each key, or address; unset means no limit.", gt=0
-    )
-    api_rate_burst: OrUnset[Count] = setting(None, "Requests that may come at once; unset means those of one second.")
-    http_connections: Count = setting(
-        500, "Maximum number of connections of one api process; one more closes an idle one, or is answered with 503."
-    )
-    http_bytes_in_flight: int = setting(
-        64 * 1024 * 1024,
-        "Maximum bytes of bodies and answers that one api process holds at once, without the first 16 KiB of each "
-        "request; more are answered with 503. One request of the largest size and its answer always fit.",
-        ge=1024 * 1024,
-    )
-    result_waits_limit: Count = setting(
-        20_000, "Maximum number of tasks that one api process waits for at once, over all calls of `result`."
-    )
-    request_timeout_seconds: PositiveSeconds = setting(
-        30, "A request must have arrived within this; its first line and headers in 10 s.", le=3600
-    )
-    dashboard: bool = setting(True, "The api serves the dashboard at `/`, beside `/rpc`.")
-    mcp: bool = setting(True, "The api serves its methods as tools of the Model Context Protocol at `/mcp`.")
-    dashboard_session_seconds: float = setting(
-        12 * 3600, "Lifetime of a dashboard session that was opened with an API key.", ge=60, le=30 * DAY
-    )
-    dashboard_processes: Listed[Annotated[str, AfterValidator(_process_url)]] = setting(
-        (),
-        "Comma-separated base URLs of /readyz of processes, such as workers, whose state the dashboard shows; "
-        "`http://host:9464`, or `worker-1=http://host:9464` to name one.",
-    )
-    dashboard_alb_arn: OrUnset[Annotated[str, checked(_load_balancer)]] = setting(
-        None,
-        "ARN of the Application Load Balancer whose header `x-amzn-oidc-data` signs users in to the dashboard; unset: "
-        "the header is ignored. Needs `penstock[encryption]` and API keys for programs.",
-    )
-    dashboard_alb_groups: Table[Permission] = setting(
-        {},
-        'JSON object of the permission of each group of users that it signs in, `{"ops": "admin", "dev": "read"}`; '
-        "users without any of them are refused.",
-    )
-    dashboard_alb_groups_claim: Name = setting("groups", "The claim of its header that has the user's groups.")
-    dashboard_alb_client: OrUnset[str] = setting(
-        None, "Client id of the identity provider that its header must name; unset: any client of that load balancer."
-    )
-    dashboard_alb_keys_url: OrUnset[HttpUrl] = setting(
-        None,
-        "Base URL of its public keys; unset: that of AWS for the region of the ARN. Partitions other than `aws`, such "
-        "as GovCloud, have another.",
-    )
-    api_url: OrUnset[HttpUrl] = setting(
-        None, "The api's URL for commands such as `penstock task show` and for `Client()`."
-    )
-    api_key: OrUnset[SecretStr] = setting(None, "The API key that they send.")
-    metrics_host: str = setting("127.0.0.1", "Address of /metrics, /healthz and /readyz.")
-    metrics_port: OrUnset[Port] = setting(
-        None, "Their port; unset means 9464 or, if that is in use, a free one; 0 a free one."
-    )
+    http_host: str = "127.0.0.1"
+    """Address of the api; an address other than loopback requires API keys."""
+    http_port: Port = 8080
+    """Port of the api; 0 takes a free one."""
+    http_tls_cert: OrUnset[ReadableFile] = None
+    """File of the api's certificate, with its chain, for TLS on its ports; a replaced file is shown within 10 s; unset:
+    plain HTTP."""
+    http_tls_key: OrUnset[ReadableFile] = None
+    """File of its key, without a passphrase."""
+    api_keys: Annotated[Secrets, AfterValidator(_readable_entries)] = ()
+    """Comma-separated keys of 16 characters or more with all permissions, or entries `name:permissions:sha256` that
+    hold only a key's digest, followed by `:tenant:actions` to bind one; none = loopback only."""
+    api_require_keys: bool = False
+    """Require a key even if none is set here: those created by `penstock keys create`."""
+    api_rate_limit: OrUnset[Annotated[float, Field(gt=0)]] = None
+    """Requests (entries of batches) per second for each key, or address; unset means no limit."""
+    api_rate_burst: OrUnset[Count] = None
+    """Requests that may come at once; unset means those of one second."""
+    http_connections: Count = 500
+    """Maximum number of connections of one api process; one more closes an idle one, or is answered with 503."""
+    http_bytes_in_flight: Annotated[int, Field(ge=1024 * 1024)] = 64 * 1024 * 1024
+    """Maximum bytes of bodies and answers that one api process holds at once, without the first 16 KiB of each request;
+    more are answered with 503. One request of the largest size and its answer always fit."""
+    result_waits_limit: Count = 20_000
+    """Maximum number of tasks that one api process waits for at once, over all calls of `result`."""
+    request_timeout_seconds: Annotated[PositiveSeconds, Field(le=3600)] = 30
+    """A request must have arrived within this; its first line and headers in 10 s."""
+    dashboard: bool = True
+    """The api serves the dashboard at `/`, beside `/rpc`."""
+    mcp: bool = True
+    """The api serves its methods as tools of the Model Context Protocol at `/mcp`."""
+    dashboard_session_seconds: Annotated[float, Field(ge=60, le=30 * DAY)] = 12 * 3600
+    """Lifetime of a dashboard session that was opened with an API key."""
+    dashboard_processes: Listed[Annotated[str, AfterValidator(_process_url)]] = ()
+    """Comma-separated base URLs of /readyz of processes, such as workers, whose state the dashboard shows;
+    `http://host:9464`, or `worker-1=http://host:9464` to name one."""
+    dashboard_alb_arn: OrUnset[Annotated[str, checked(_load_balancer)]] = None
+    """ARN of the Application Load Balancer whose header `x-amzn-oidc-data` signs users in to the dashboard; unset: the
+    header is ignored. Needs `penstock[encryption]` and API keys for programs."""
+    dashboard_alb_groups: Table[Permission] = Field({})
+    """JSON object of the permission of each group of users that it signs in, `{"ops": "admin", "dev": "read"}`; users
+    without any of them are refused."""
+    dashboard_alb_groups_claim: Name = "groups"
+    """The claim of its header that has the user's groups."""
+    dashboard_alb_client: OrUnset[str] = None
+    """Client id of the identity provider that its header must name; unset: any client of that load balancer."""
+    dashboard_alb_keys_url: OrUnset[HttpUrl] = None
+    """Base URL of its public keys; unset: that of AWS for the region of the ARN. Partitions other than `aws`, such as
+    GovCloud, have another."""
+    api_url: OrUnset[HttpUrl] = None
+    """The api's URL for commands such as `penstock task show` and for `Client()`."""
+    api_key: OrUnset[SecretStr] = None
+    """The API key that they send."""
+    metrics_host: str = "127.0.0.1"
+    """Address of /metrics, /healthz and /readyz."""
+    metrics_port: OrUnset[Port] = None
+    """Their port; unset means 9464 or, if that is in use, a free one; 0 a free one."""
 
     @property
     def needs_keys(self) -> bool:
@@ -352,19 +312,23 @@ class HttpSettings(Group):
 
 
 class ChaosSettings(Group):
-    chaos_postgres: Share = setting(0, "Chance that a statement is refused before it runs.")
-    chaos_commit: Share = setting(0, "Chance that the reply is lost after a commit.")
-    chaos_send: Share = setting(
-        0, "Chance that a send fails, wholly or in part; half of the failed messages were sent all the same."
-    )
-    chaos_receive: Share = setting(0, "Chance that a receive fails, or that its reply is lost with the messages in it.")
-    chaos_delete: Share = setting(0, "Chance that a delete fails, wholly or in part.")
-    chaos_extend: Share = setting(0, "Chance that an extension or a release fails, wholly or in part.")
-    chaos_duplicate: Share = setting(0, "Chance that a call's messages are sent twice, or delivered twice.")
-    chaos_handler: Share = setting(0, "Chance that a handler raises, before or after its work.")
-    chaos_delay_seconds: Seconds = setting(
-        0, "Each statement and each call to SQS waits a random time up to this.", le=60
-    )
-    chaos_seed: OrUnset[int] = setting(
-        None, "The same seed gives the same faults in each process; unset: new ones at each start."
-    )
+    chaos_postgres: Share = 0
+    """Chance that a statement is refused before it runs."""
+    chaos_commit: Share = 0
+    """Chance that the reply is lost after a commit."""
+    chaos_send: Share = 0
+    """Chance that a send fails, wholly or in part; half of the failed messages were sent all the same."""
+    chaos_receive: Share = 0
+    """Chance that a receive fails, or that its reply is lost with the messages in it."""
+    chaos_delete: Share = 0
+    """Chance that a delete fails, wholly or in part."""
+    chaos_extend: Share = 0
+    """Chance that an extension or a release fails, wholly or in part."""
+    chaos_duplicate: Share = 0
+    """Chance that a call's messages are sent twice, or delivered twice."""
+    chaos_handler: Share = 0
+    """Chance that a handler raises, before or after its work."""
+    chaos_delay_seconds: Annotated[Seconds, Field(le=60)] = 0
+    """Each statement and each call to SQS waits a random time up to this."""
+    chaos_seed: OrUnset[int] = None
+    """The same seed gives the same faults in each process; unset: new ones at each start."""

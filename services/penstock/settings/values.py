@@ -26,11 +26,6 @@ class Group(BaseModel):
     model_config = ConfigDict(defer_build=True)  # only Settings is ever made, and to build each group too takes time
 
 
-def setting(default: Any, description: str, **bounds: Any) -> Any:
-    """A setting with its row of docs/configuration.md; bounds as of pydantic's ``Field``."""
-    return Field(default, description=description, **bounds)
-
-
 def checked(check: Callable[[str], object]) -> AfterValidator:
     """For a text or a secret: the check raises ValueError, which names no secret."""
 

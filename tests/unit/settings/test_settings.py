@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -209,10 +211,23 @@ def documented_rows() -> list[tuple[str, ...]]:
     return [tuple(match.groups()) for match in _ROW.finditer(text)]
 
 
+def descriptions() -> dict[str, str]:
+    """The text below each field of a group of settings."""
+    found = {}
+    for path in (REPOSITORY / "services" / "penstock" / "settings").glob("*.py"):
+        for group in ast.parse(path.read_text("utf-8")).body:
+            for field, text in pairwise(group.body if isinstance(group, ast.ClassDef) else ()):
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    assert isinstance(field.target, ast.Name)
+                    found[field.target.id] = " ".join(ast.literal_eval(text.value).split())
+    return found
+
+
 def expected_rows() -> list[tuple[str, ...]]:
     """The rows that the document must hold, made from the settings themselves."""
+    described = descriptions()
     return [
-        (f"PENSTOCK_{name.upper()}", shown_default(field.default), str(field.description))
+        (f"PENSTOCK_{name.upper()}", shown_default(field.default), described[name])
         for name, field in Settings.model_fields.items()
     ]
 
@@ -224,7 +239,8 @@ def shown_default(default: Any) -> str:
 
 
 def test_every_setting_has_a_description() -> None:
-    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+    described = descriptions()
+    assert [name for name in Settings.model_fields if not described.get(name)] == []
 
 
 def test_the_document_tables_every_setting_with_its_default_and_meaning() -> None:
