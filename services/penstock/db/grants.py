@@ -6,6 +6,7 @@ A worker needs none.
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from penstock.protocol.errors import Refused
 from penstock.protocol.schema import DEFAULT, renamed
@@ -13,56 +14,10 @@ from penstock.protocol.spelling import did_you_mean
 
 # By the letters of Postgres's own lists of rights.
 PRIVILEGES = {"r": "select", "a": "insert", "w": "update", "d": "delete", "U": "usage", "X": "execute"}
-_RIGHTS = {
-    "submitter": (
-        "action=arwd audit=arw claim_key=r dispatch=r gate=arw inbound_receipt=ar job=arw "
-        "journal_entry=arwd ordering_head=arwd payload_object=ar rejected=ar resulter=r route=arwd schedule=arwd "
-        "schedule_clock=arwd schedule_import=arw schedule_import_part=a schedule_run=ar tally=ar task=arwd "
-        "task_history=arwd task_output=ard tenant=arwd turn=arwd "
-        "unique_key=arwd wait=arwd workflow=arw workflow_edge=ar workflow_event=arwd workflow_step=arw "
-        "task_id_seq=rU turn_id_seq=U "
-        "announced=arw postponed=arwd"
-    ),
-    "scheduler": (
-        "action=rw claim_key=r dispatch=ard gate=arwd journal_entry=r ordering_head=rwd route=r tally=ar task=rwd "
-        "task_history=ar tenant=r tenant_pace=arw turn=arwd wait=rw workflow_event=a claim_seq=U turn_id_seq=U "
-        "announced=r postponed=arw"
-    ),
-    "resulter": (
-        "action=arw announced=arw claim_key=r gate=arw inbound_receipt=ar journal_entry=arwd ordering_head=arwd "
-        "payload_object=ar postponed=arw rejected=ar "
-        "resulter=arwd route=r tally=a task=arwd task_history=ar task_output=ard tenant=r turn=arwd "
-        "unique_key=arw wait=arw workflow=rw workflow_edge=ar workflow_event=arwd workflow_step=arw "
-        "task_id_seq=U turn_id_seq=U"
-    ),
-    "supervisor": (
-        "action=arwd armed=arwd audit=rwd claim_key=r default_move=r dispatch=arwd emptying=arw forgetting=arwd "
-        "gate=arw inbound_receipt=arwd job=arwd journal_entry=arwd ordering_head=arwd payload_object=arwd "
-        "rejected=arwd resulter=arwd route=arwd schedule=arwd schedule_clock=arwd schedule_import=arwd "
-        "schedule_import_part=ard schedule_run=arwd scheduler0_credential=arw scheduler0_job=r scheduler0_request=rwd "
-        "tally=ard task=arwd task_history=arwd task_output=ard tenant=arwd tenant_pace=rwd turn=arwd unique_key=arwd "
-        "wait=arwd workflow=arwd workflow_edge=ard workflow_event=arwd workflow_step=arwd claim_seq=U task_id_seq=rU "
-        "turn_id_seq=U "
-        "begin_default_move=X detach_partition=X drop_partition=X end_default_move=X index_partition=X "
-        "make_partition=X step_default_move=X summarize_history=X "
-        "announced=arwd postponed=arwd"
-    ),
-    "api": (
-        "action=arwd api_key=arw armed=arwd audit=arw claim_key=r dashboard_session=arwd dispatch=r gate=arw "
-        "inbound_receipt=ar job=arw journal_entry=arwd ordering_head=arwd payload_object=ar rejected=arwd resulter=r "
-        "route=arwd schedule=arwd "
-        "schedule_clock=arwd schedule_import=arw schedule_import_part=a schedule_run=ar scheduler0_credential=arwd "
-        "scheduler0_job=arwd scheduler0_project=arwd scheduler0_request=ar tally=ar task=arwd task_history=arwd "
-        "task_output=ard tenant=arwd turn=arwd unique_key=arwd wait=arwd workflow=arw workflow_edge=ar "
-        "workflow_event=arwd workflow_step=arw task_id_seq=rU turn_id_seq=U "
-        "announced=arw postponed=arwd"
-    ),
-    "kafka-source": (
-        "armed=arwd claim_key=r inbound_receipt=ar kafka_position=arw ordering_head=arw payload_object=a "
-        "rejected=ar route=r tally=a task=arw task_history=r unique_key=arw task_id_seq=U"
-    ),
+_HEAD, *_ROWS = (line.split() for line in Path(__file__).with_name("rights.txt").read_text("utf-8").splitlines()[1:])
+RIGHTS = {
+    process: {row[0]: row[place] for row in _ROWS if row[place] != "-"} for place, process in enumerate(_HEAD) if place
 }
-RIGHTS = {process: dict(entry.split("=") for entry in text.split()) for process, text in _RIGHTS.items()}
 """By process: the letters of each table, sequence and function. A partition goes by its root, or else by PARTITIONS."""
 RIGHTS["clockwork-source"] = RIGHTS["kafka-source"]
 PARTITIONS = {"supervisor": "rd"}  # which takes expired records from them one by one
