@@ -29,7 +29,7 @@ from penstock.resulter import Resulter
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
-from penstock.supervisor.duties import expiry
+from penstock.supervisor.duties import expire
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.schedules import ScheduleFiring
 from penstock.tasks import claim, ordering
@@ -348,7 +348,7 @@ async def test_one_expired_task_whose_key_is_held_does_not_keep_the_others(
 ) -> None:
     await enqueue(short, *(NewTask("a", ordering_key=key, expires_in_seconds=0) for key in ("K", "L", None)))
     async with program(database_url, HOLDS_K):
-        assert await expiry(short).run_once() == 3
+        assert await expire(short) == 3
     assert await states(sql, "action = 'a'") == {"CANCELLED": 3}
 
 

@@ -30,7 +30,7 @@ from penstock.results.wait_answers import give_up_overdue
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
-from penstock.supervisor.duties import wait_timeouts
+from penstock.supervisor.duties import time_out_waits
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import settle, stale
@@ -398,14 +398,13 @@ async def test_a_wait_that_nobody_answers_is_a_failed_attempt_or_the_last_as_tol
     await world.wait(retry, "retry", 10)
     await world.wait(fail, "fail", 10, on_timeout="fail")
     await world.wait(later, "later", 10**9)
-    supervisor = wait_timeouts(world.store, world.settings)
-    assert await supervisor.run_once() == 0
+    assert await time_out_waits(world.store, world.settings) == 0
     await sql.execute("update penstock.wait set deadline = deadline - interval '11 seconds'")
-    assert await supervisor.run_once() == 2
+    assert await time_out_waits(world.store, world.settings) == 2
     seen = [await task_of(task.id) for task in (retry, fail, later)]
     assert [row["state"] for row in seen] == ["ERROR", "CRITICAL_ERROR", "WAITING"]
     assert json.loads(seen[0]["error"])["data"]["type"] == "WaitTimeout"
-    assert await supervisor.run_once() == 0
+    assert await time_out_waits(world.store, world.settings) == 0
     assert isinstance(await world.refused(token="fail"), StateConflict)
 
 

@@ -1,16 +1,16 @@
-"""Connections that end within seconds when their server is lost, and find the primary among several hosts."""
+"""Connections that end soon after their server is lost, find the primary of several hosts, and rename the schema."""
 
 import asyncio
 import socket
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
 
 from penstock.db.credentials import Passwords
-from penstock.db.schema import renaming
-from penstock.protocol.schema import DEFAULT
+from penstock.protocol.schema import DEFAULT, renamed
 from penstock.settings.values import query_of
 
 LOST_SECONDS = 5
@@ -35,7 +35,7 @@ async def connect(
     A host that does not answer within a second does not keep the next one waiting. passwords: None for those of the
     URL. schema: that statements are run in. Raises as the driver does, and Unavailable without a password.
     """
-    options["connection_class"] = renaming(schema, options.get("connection_class", asyncpg.Connection))
+    options["connection_class"] = _renaming(schema, options.get("connection_class", asyncpg.Connection))
     urls, asked = _urls_of_hosts(url), query_of(url).get("target_session_attrs")
     known: dict[str, str] = {}
     if passwords is not None:
@@ -92,3 +92,21 @@ def _urls_of_hosts(url: str) -> list[str]:
     parts = urlsplit(url)
     user, at, hosts = parts.netloc.rpartition("@")
     return [parts._replace(netloc=f"{user}{at}{host}").geturl() for host in hosts.split(",")]
+
+
+@cache
+def _renaming(schema: str, connection_class: Any) -> Any:
+    """A class of the driver's connections whose statements and channels are those of the schema."""
+    if schema == DEFAULT:
+        return connection_class
+
+    def renaming_first(name: str) -> Any:
+        method = getattr(connection_class, name)
+
+        async def call(self: Any, text: str, *args: Any, **options: Any) -> Any:
+            return await method(self, renamed(text, schema), *args, **options)
+
+        return call
+
+    names = ("execute", "fetch", "fetchrow", "fetchval", "prepare", "add_listener")
+    return type("Renaming", (connection_class,), {name: renaming_first(name) for name in names})

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from penstock.db.pool import Store
@@ -20,35 +19,30 @@ _BATCHES_PER_ROUND = 20
 _LOGGED_EVERY = 10
 
 
-@dataclass(kw_only=True)
-class BatchedDuty:
-    """A duty of bounded batches, each one transaction. event, unit: of the log line that has the total."""
+async def in_transactions(
+    store: Store, work: Callable[[Session, int], Awaitable[int]], batch: int, event: str, unit: str = "tasks"
+) -> int:
+    """One round of bounded batches, each one transaction; returns their total. event, unit: of its log line."""
 
-    store: Store
-    work: Callable[[Session, int], Awaitable[int]]
-    event: str
-    unit: str
+    async def run() -> int:
+        async with store.transaction() as session:
+            return await work(session, batch)
 
-    async def run_once(self) -> int:
-        total = await in_batches(self._batch, full=_BATCH, most=_BATCHES_PER_ROUND)
-        if total:
-            log.info(self.event, **{self.unit: total})
-        return total
-
-    async def _batch(self) -> int:
-        async with self.store.transaction() as session:
-            return await self.work(session, _BATCH)
+    total = await in_batches(run, full=batch, most=_BATCHES_PER_ROUND)
+    if total:
+        log.info(event, **{unit: total})
+    return total
 
 
-def expiry(store: Store) -> BatchedDuty:
-    """Cancels tasks past their ``expires_at``, which no claim takes any more; a running one if it fails."""
-    return BatchedDuty(store=store, work=stale.expire, event="tasks_expired", unit="tasks")
+async def expire(store: Store) -> int:
+    """Cancel tasks past their ``expires_at``, which no claim takes any more; a running one if it fails."""
+    return await in_transactions(store, stale.expire, _BATCH, "tasks_expired")
 
 
-def wait_timeouts(store: Store, settings: Settings) -> BatchedDuty:
-    """Fails attempts whose outside event did not come in time, by the database's clock."""
+async def time_out_waits(store: Store, settings: Settings) -> int:
+    """Fail attempts whose outside event did not come in time, by the database's clock."""
     give_up = partial(give_up_overdue, settings=settings)
-    return BatchedDuty(store=store, work=give_up, event="waits_timed_out", unit="waits")
+    return await in_transactions(store, give_up, _BATCH, "waits_timed_out", "waits")
 
 
 class DutyGuard:

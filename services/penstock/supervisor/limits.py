@@ -7,12 +7,11 @@ from functools import cache
 
 from penstock.brokers.base import Queue
 from penstock.db.pool import Store
+from penstock.db.session import Session
 from penstock.protocol.task import ANNOUNCED_SECONDS
-from penstock.runtime.logs import log
-from penstock.runtime.periodic import in_batches
+from penstock.supervisor.duties import in_transactions
 
 _BATCH = 1000
-_BATCHES_PER_ROUND = 20
 _ANNOUNCED_KEPT_SECONDS = 7 * 86_400.0
 _LOOKED_AT = 20_000  # tasks in flight
 
@@ -48,18 +47,16 @@ class LimitUpkeep:
                 self._adopted_upto = (looked[0]["claimed_at"], looked[0]["id"]) if looked else (None, None)
                 await session.fetch("forget_tenant_paces")
                 await session.fetch("forget_holds")
-        returned = await in_batches(self._return_batch, full=_BATCH, most=_BATCHES_PER_ROUND)
-        if returned:
-            log.info("strays_returned", tasks=returned)
+        returned = await in_transactions(self._store, _return_strays, _BATCH, "strays_returned")
         await self._store.fetch("forget_announced", _ANNOUNCED_KEPT_SECONDS)
-        released = await in_batches(self._release_batch, full=_BATCH, most=_BATCHES_PER_ROUND)
-        if released:
-            log.info("announced_released", tasks=released)
+        released = await in_transactions(self._store, _release_announced, _BATCH, "announced_released")
         return returned + released
 
-    async def _release_batch(self) -> int:
-        """Tasks whose action is announced since a worker gave them back."""
-        return len(await self._store.fetch("release_announced", _BATCH, ANNOUNCED_SECONDS))
 
-    async def _return_batch(self) -> int:
-        return len(await self._store.fetch("return_strays", _BATCH))
+async def _return_strays(session: Session, limit: int) -> int:
+    return len(await session.fetch("return_strays", limit))
+
+
+async def _release_announced(session: Session, limit: int) -> int:
+    """Tasks whose action is announced since a worker gave them back."""
+    return len(await session.fetch("release_announced", limit, ANNOUNCED_SECONDS))

@@ -13,7 +13,7 @@ from penstock.runtime.loop import Service, SideTask
 from penstock.runtime.periodic import repeat
 from penstock.settings.model import Settings
 from penstock.supervisor.bulk_jobs import BulkJobs
-from penstock.supervisor.duties import DutyGuard, expiry, wait_timeouts
+from penstock.supervisor.duties import DutyGuard, expire, time_out_waits
 from penstock.supervisor.gauges import Gauges
 from penstock.supervisor.limits import LimitUpkeep
 from penstock.supervisor.payload_objects import PayloadObjects
@@ -66,8 +66,8 @@ class Supervisor(Service):
         self._duties: dict[str, Callable[[], Awaitable[int]]] = {
             "Rules": limits.run_once,
             "Repair": repair.run_once,
-            "Expiry": expiry(store).run_once,
-            "Waits": wait_timeouts(store, settings).run_once,
+            "Expiry": partial(expire, store),
+            "Waits": partial(time_out_waits, store, settings),
             "Retention": Retention(store=store, settings=settings).run_once,
             "Emptying": PayloadRetention(store=store, settings=settings).run_once,
             "Objects": PayloadObjects(store=store, settings=settings).run_once,

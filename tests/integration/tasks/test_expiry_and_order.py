@@ -21,7 +21,7 @@ from penstock.protocol.task import Failure, NewTask, State
 from penstock.results.apply import apply_reports
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
-from penstock.supervisor.duties import expiry
+from penstock.supervisor.duties import expire
 from penstock.supervisor.retention import Retention
 from penstock.tasks import claim as claiming
 from penstock.tasks import enqueue, methods, ordering, reschedule, settle
@@ -95,10 +95,10 @@ async def test_an_expired_task_is_never_claimed_and_is_cancelled_with_its_reason
     past = datetime.now(UTC) - timedelta(seconds=1)
     expired, fresh = await add(store, NewTask("a", expires_at=past), NewTask("a", expires_in_seconds=60.0))
     assert list(await claim(store)) == [fresh]
-    assert await expiry(store).run_once() == 1
+    assert await expire(store) == 1
     row = await task_of(expired)
     assert (row["state"], row["reason"]) == ("CANCELLED", "expired")
-    assert await expiry(store).run_once() == 0
+    assert await expire(store) == 0
 
 
 async def test_expiry_takes_what_waits_and_leaves_what_runs_until_it_stops(store: Store, sql: Any) -> None:
@@ -115,13 +115,13 @@ async def test_expiry_takes_what_waits_and_leaves_what_runs_until_it_stops(store
     async with store.transaction() as session:
         await settle.fail(session, [Failure(failed, claims[failed], BOOM, 1000.0)])
     await sql.execute("update penstock.task set expires_at = now() where expires_at is not null")
-    assert await expiry(store).run_once() == 3
+    assert await expire(store) == 3
     ids = [running_, failed, head, waiting, last]
     assert await states(store, ids) == ["ACQUIRED", "CANCELLED", "CANCELLED", "CANCELLED", "SCHEDULED"]
     async with store.session() as session:
         await claiming.release(session, [(running_, claims[running_])])
     assert await claim(store) == {last: (await claims_of(store, last))}
-    assert await expiry(store).run_once() == 1
+    assert await expire(store) == 1
     assert await states(store, [running_]) == ["CANCELLED"]
 
 
@@ -135,12 +135,12 @@ async def claims_of(store: Store, task_id: int) -> int:
 async def test_expiry_goes_through_many_in_bounded_batches(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.supervisor.duties._BATCH", 3)
     await add(store, *[NewTask("a", expires_in_seconds=0.000001)] * 7)
-    assert await expiry(store).run_once() == 7
+    assert await expire(store) == 7
 
 
 async def test_a_retry_forgets_an_expiry_that_has_passed(store: Store, task_of: TaskOf) -> None:
     (task_id,) = await add(store, NewTask("a", expires_in_seconds=0.000001))
-    await expiry(store).run_once()
+    await expire(store)
     async with store.transaction() as session:
         await reschedule.restart(session, [task_id])
     assert (await task_of(task_id))["expires_at"] is None

@@ -17,7 +17,7 @@ from penstock.protocol.task import BEGINNING, Claimed, NewTask, Stretch
 from penstock.resulter import Resulter
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
-from penstock.supervisor.duties import expiry
+from penstock.supervisor.duties import expire
 from penstock.supervisor.process import Supervisor
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue, ordering, reschedule
@@ -235,7 +235,7 @@ async def test_a_task_that_expires_in_its_turn_is_cancelled_and_the_next_goes(st
     late = keys[7][1]
     await sql.execute("update penstock.task set expires_at = now() - interval '1 s' where id = $1", late)
     assert late not in await claimed(store)
-    assert await expiry(store).run_once() == 1
+    assert await expire(store) == 1
     assert await states(store, [late]) == {"CANCELLED"}
     await promote_overdue(store)
     assert await claimed(store) == [keys[7][2]]
