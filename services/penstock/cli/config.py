@@ -17,16 +17,16 @@ def add_to(app: typer.Typer) -> None:
 
 
 def show(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME", help="Settings, as max_attempts or PENSTOCK_MAX_ATTEMPTS; default all."),
-    ] = None,
-    changed: Annotated[bool, typer.Option("--changed", help="Only settings that are set.")] = False,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME")] = None,
+    changed: bool = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show each setting with its value and its source: environment, penstock.toml or default.
 
     Secrets are masked. Reads the current folder and environment, as a process started here would.
+
+    names: Settings, as max_attempts or PENSTOCK_MAX_ATTEMPTS; default all.
+    changed: Only settings that are set.
     """
     from penstock.settings.model import Settings, load_settings, misspelt_variables, sources_of
     from penstock.settings.values import PREFIX

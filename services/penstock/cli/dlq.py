@@ -56,10 +56,7 @@ def add_to(app: typer.Typer) -> None:
 
 def list_messages(
     *,
-    queue: Annotated[
-        QueueName | None,
-        typer.Argument(metavar="QUEUE", help="inbound, outbound or results; without it, the count of each is shown."),
-    ] = None,
+    queue: Annotated[QueueName | None, typer.Argument(metavar="QUEUE")] = None,
     limit: Annotated[int, limit_option("messages")] = 50,
     api: Api,
 ) -> None:
@@ -67,6 +64,8 @@ def list_messages(
 
     SQS cannot be browsed: reading a message hides it from other readers for about a second and raises its receive
     count. If a listing is interrupted, its messages reappear automatically.
+
+    queue: inbound, outbound or results; without it, the count of each is shown.
     """
     if queue is None:
         result = api.call("dlq.stats")
@@ -100,13 +99,11 @@ def _print_messages(queue: QueueName, result: dict[str, Any]) -> None:
     say(f"{len(messages)} of about {result['total']}{held} (SQS counts are approximate)", err=True)
 
 
-def show(
-    *,
-    queue: QueueArgument,
-    message_id: Annotated[str, typer.Argument(metavar="ID", help="From `penstock dlq list QUEUE`.")],
-    api: Api,
-) -> None:
-    """Show one message in full, with the current state of each task in it; it stays in the queue."""
+def show(*, queue: QueueArgument, message_id: Annotated[str, typer.Argument(metavar="ID")], api: Api) -> None:
+    """Show one message in full, with the current state of each task in it; it stays in the queue.
+
+    message_id: From `penstock dlq list QUEUE`.
+    """
     api.show(api.call("dlq.show", queue=queue, id=message_id), _print_message)
 
 
@@ -126,18 +123,13 @@ def _print_message(message: dict[str, Any]) -> None:
     say(f"\n{body}")  # unchanged: reformatted JSON could lose digits of its numbers
 
 
-def replay(
-    *,
-    choice: Choice,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also replay inbound messages so old that their tasks may already exist.")
-    ] = False,
-    api: Api,
-) -> None:
+def replay(*, choice: Choice, force: bool = False, api: Api) -> None:
     """Send messages again and remove them from the dead-letter queue.
 
     Replaying twice is safe: an inbound message is recognised by its first id, and outbound messages and results count
     only while their claim is the task's current one.
+
+    force: Also replay inbound messages so old that their tasks may already exist.
     """
     _each("dlq.replay", choice, choice.count(api), api, force=force or None)
 

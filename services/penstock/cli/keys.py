@@ -32,27 +32,21 @@ def add_to(app: typer.Typer) -> None:
 def create(
     *,
     name: Annotated[str, typer.Argument(help=f"The key's name, up to {NAME_MAX_CHARS} characters.")],
-    permission: Annotated[
-        list[Permission],
-        typer.Option(
-            help="enqueue: add tasks. read: read everything. admin: read, change and delete everything. worker: "
-            "calls that workers make. scaling: figures for autoscaling. Repeatable."
-        ),
-    ],
-    expires_in_days: Annotated[
-        float | None, typer.Option(min=0.0001, max=36_500, help="Default: the key does not expire.")
-    ] = None,
-    tenant: Annotated[str | None, typer.Option(help="Restrict the key to the tasks of a tenant.")] = None,
-    action: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="The key may enqueue only this action, such as mail.send or mail.*. Repeatable. Default: all; with "
-            "--tenant all except built-in ones such as http.request.",
-        ),
-    ] = None,
+    permission: list[Permission],
+    expires_in_days: Annotated[float | None, typer.Option(min=0.0001, max=36_500)] = None,
+    tenant: str | None = None,
+    action: list[str] | None = None,
     database: Database,
 ) -> None:
-    """Create a key and print it; only its digest is stored, so it cannot be shown again."""
+    """Create a key and print it; only its digest is stored, so it cannot be shown again.
+
+    permission: enqueue: add tasks. read: read everything. admin: read, change and delete everything. worker: calls that
+        workers make. scaling: figures for autoscaling. Repeatable.
+    expires_in_days: Default: the key does not expire.
+    tenant: Restrict the key to the tasks of a tenant.
+    action: The key may enqueue only this action, such as mail.send or mail.*. Repeatable. Default: all; with --tenant
+        all except built-in ones such as http.request.
+    """
     from penstock.api import keys
 
     seconds = None if expires_in_days is None else expires_in_days * 86_400

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.common import DataDirOption, print_json, print_table
+from penstock.cli.parameters import expanded
 from penstock.protocol.errors import StackError
 from penstock.protocol.views import span
 
@@ -30,69 +31,39 @@ EXAMPLE_APP = "examples.export"  # as in penstock.local.stack, which is not load
 
 def add_to(app: typer.Typer) -> None:
     for command in (up, down, ps, env, logs):
-        app.command(rich_help_panel="On this machine")(command)
+        app.command(rich_help_panel="On this machine")(expanded(command))
 
 
 def up(
     data_dir: DataDirOption = None,
-    port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, show_default="8080 or the next free", help="Port of the api; must be free."),
-    ] = None,
-    workers: Annotated[
-        int, typer.Option(min=0, max=256, help="Number of worker processes; 0 if you run your own.")
-    ] = 1,
-    fleet: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="QUEUE=N",
-            help="N more workers for a separate queue, which is created; see `penstock routes`. Repeatable.",
-        ),
-    ] = None,
-    one_process: Annotated[
-        bool,
-        typer.Option(
-            "--one-process", help="Run all but the workers in one process, which starts faster and needs less memory."
-        ),
-    ] = False,
-    app: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODULE",
-            help="Module with handlers for the workers. Repeatable. Default: the example of a clone, "
-            f"{EXAMPLE_APP}, if the current folder has it; else no worker is started.",
-        ),
-    ] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, show_default="8080 or the next free")] = None,
+    workers: Annotated[int, typer.Option(min=0, max=256)] = 1,
+    fleet: Annotated[list[str] | None, typer.Option(metavar="QUEUE=N")] = None,
+    one_process: bool = False,
+    app: Annotated[list[str] | None, typer.Option(metavar="MODULE")] = None,
     reload: ReloadOption = False,
-    detach: Annotated[
-        bool,
-        typer.Option("--detach", "-d", help="Return when everything is ready; output goes to DATA_DIR/penstock.log."),
-    ] = False,
-    database_url: Annotated[
-        str | None,
-        typer.Option(
-            envvar=_DATABASE_URL,
-            help="Use this Postgres instead of the embedded one; PENSTOCK_DATABASE_URL alone does not.",
-        ),
-    ] = None,
-    sqs_endpoint_url: Annotated[
-        str | None,
-        typer.Option(help="Use this SQS instead of the embedded one; PENSTOCK_SQS_ENDPOINT_URL alone does not."),
-    ] = None,
-    transport_url: Annotated[
-        str | None,
-        typer.Option(
-            envvar=_TRANSPORT_URL,
-            help="Use this RabbitMQ (amqp://) or Kafka (kafka://) instead of SQS; PENSTOCK_TRANSPORT_URL alone does "
-            "not.",
-        ),
-    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d")] = False,
+    database_url: Annotated[str | None, typer.Option(envvar=_DATABASE_URL)] = None,
+    sqs_endpoint_url: str | None = None,
+    transport_url: Annotated[str | None, typer.Option(envvar=_TRANSPORT_URL)] = None,
 ) -> None:
     """Start everything on this machine: Postgres, SQS, schema, queues and all processes.
 
     Needs only Python. Data stays in --data-dir; stacks in different folders can run side by side. Processes that die
     are restarted. Ctrl-C stops everything in order, a second Ctrl-C immediately. Other PENSTOCK_* settings apply to the
     processes.
+
+    port: Port of the api; must be free.
+    workers: Number of worker processes; 0 if you run your own.
+    fleet: N more workers for a separate queue, which is created; see `penstock routes`. Repeatable.
+    one_process: Run all but the workers in one process, which starts faster and needs less memory.
+    app: Module with handlers for the workers. Repeatable. Default: the example of a clone, examples.export, if the
+        current folder has it; else no worker is started.
+    detach: Return when everything is ready; output goes to DATA_DIR/penstock.log.
+    database_url: Use this Postgres instead of the embedded one; PENSTOCK_DATABASE_URL alone does not.
+    sqs_endpoint_url: Use this SQS instead of the embedded one; PENSTOCK_SQS_ENDPOINT_URL alone does not.
+    transport_url: Use this RabbitMQ (amqp://) or Kafka (kafka://) instead of SQS; PENSTOCK_TRANSPORT_URL alone does
+        not.
     """
     from penstock.local.state import DataDir
     from penstock.settings.model import load_settings

@@ -1,7 +1,8 @@
 """Options that several commands share, declared once: as fields of a dataclass, or as parameters of a method."""
 
 import inspect
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass
 from enum import StrEnum
 from functools import partial, wraps
@@ -10,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 import msgspec
 import typer
-from typer.models import ArgumentInfo
+from typer.models import ArgumentInfo, ParameterInfo
 
 from penstock.cli.values import duration, instant, json_value, labels
 from penstock.protocol.method import described
@@ -65,9 +66,9 @@ class ParamsOf:
         self._fields = {field.name: field for field in msgspec.structs.fields(struct) if field.name not in without}
         self._shown = shown
 
-    def parameters(self) -> list[inspect.Parameter]:
-        """The parameters as typer reads them."""
-        return [self._parameter(field) for field in self._fields.values()]
+    def parameters(self, help_of: Mapping[str, str]) -> list[inspect.Parameter]:
+        """The parameters as typer reads them. help_of: help texts that are better for people."""
+        return [self._parameter(field, help_of.get(field.name)) for field in self._fields.values()]
 
     def read(self, **values: Any) -> Given:
         """The parameters for the api, of the values that typer read. Raises typer.BadParameter."""
@@ -77,10 +78,10 @@ class ParamsOf:
                 found[name] = _FORMS[name].convert(value) if name in _FORMS else value
         return found
 
-    def _parameter(self, field: msgspec.structs.FieldInfo) -> inspect.Parameter:
+    def _parameter(self, field: msgspec.structs.FieldInfo, help: str | None) -> inspect.Parameter:
         declared, description = described(field.type)
         form = _FORMS.get(field.name) or Form(_kind(declared), {}, str)
-        shown = self._shown.get(field.name) or HELP.get(field.name) or description
+        shown = self._shown.get(field.name) or help or HELP.get(field.name) or description
         if isinstance(shown, str):
             shown += " Repeatable." if form.kind == list[str] else ""
             if field.required:
@@ -114,13 +115,17 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
     """The function as typer reads it.
 
     A parameter whose type is a dataclass is replaced by the dataclass's fields, one with ``ParamsOf`` by the parameters
-    of that method. Arguments come first.
+    of that method. Their help may stand at the end of the docstring, as ``name: text``. Arguments come first.
     """
     hints = get_type_hints(function, include_extras=True)
+    text, *helps = re.split(r"^([a-z_]+): ", inspect.getdoc(function) or "", flags=re.MULTILINE)
+    help_of = {name: " ".join(one.split()) for name, one in zip(helps[::2], helps[1::2], strict=True)}
     parameters: list[inspect.Parameter] = []
     groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         kind = hints[name]
+        if name in help_of:
+            kind = _with_help(name, kind, help_of[name])
         members = [parameter.replace(annotation=kind)]
         if isinstance(kind, type) and is_dataclass(kind):
             types = get_type_hints(kind, include_extras=True)
@@ -128,7 +133,7 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
             members = [field.replace(annotation=types[field.name]) for field in fields]
             groups[name] = kind, [*types]
         elif params := next((note for note in get_args(kind)[1:] if isinstance(note, ParamsOf)), None):
-            members = params.parameters()
+            members = params.parameters(help_of)
             groups[name] = params.read, [member.name for member in members]
         parameters += [member.replace(kind=inspect.Parameter.KEYWORD_ONLY) for member in members]
     parameters.sort(key=lambda member: not any(isinstance(note, ArgumentInfo) for note in get_args(member.annotation)))
@@ -140,6 +145,17 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
         function(**given)
 
     described: Any = command
+    described.__doc__ = text.strip()
     described.__signature__ = inspect.Signature(parameters)
     described.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
+
+
+def _with_help(name: str, kind: Any, text: str) -> Any:
+    """The type of a parameter with its help; without an option of its own, it is one of its name."""
+    for note in get_args(kind)[1:]:
+        if isinstance(note, ParameterInfo):
+            note.help = text
+            return kind
+    names = ["--" + name.replace("_", "-")] if kind is bool else []
+    return Annotated[kind, typer.Option(*names, help=text)]

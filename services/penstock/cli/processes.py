@@ -61,9 +61,9 @@ def add_to(app: typer.Typer) -> None:
     for name, text in _LOOPS.items():
         app.command(name, help=text, rich_help_panel="Processes")(_process_command(name))
     for process in (worker, kafka_source, clockwork_source):
-        app.command(rich_help_panel="Processes")(process)
-    for command in (migrate, partition_tasks, grants, create_queues, payload_key, expanded(claim_key)):
-        app.command(rich_help_panel="Set-up")(command)
+        app.command(rich_help_panel="Processes")(expanded(process))
+    for command in (migrate, partition_tasks, grants, create_queues, payload_key, claim_key):
+        app.command(rich_help_panel="Set-up")(expanded(command))
 
 
 def _process_command(name: str) -> Callable[..., None]:
@@ -74,50 +74,28 @@ def _process_command(name: str) -> Callable[..., None]:
 
 
 def worker(
-    app: Annotated[
-        list[str] | None, typer.Option(metavar="MODULE", help="Module with handlers, e.g. myapp.tasks. Repeatable.")
-    ] = None,
-    queue: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Take tasks from this queue of a route, by name or URL; default PENSTOCK_OUTBOUND_QUEUE.",
-        ),
-    ] = None,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of tasks run at once; default PENSTOCK_WORKER_CONCURRENCY, else 100."),
-    ] = None,
+    app: Annotated[list[str] | None, typer.Option(metavar="MODULE")] = None,
+    queue: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1)] = None,
     loops: LoopsOption = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Child processes for handlers with process=True; default PENSTOCK_WORKER_PROCESSES, else one per CPU.",
-        ),
-    ] = None,
-    recycle_after: Annotated[
-        int | None,
-        typer.Option(
-            metavar="TASKS", min=1,
-            help="Replace a child process after so many calls; default PENSTOCK_PROCESS_RECYCLE_AFTER, else never.",
-        ),
-    ] = None,
-    max_memory: Annotated[
-        int | None,
-        typer.Option(
-            metavar="BYTES",
-            help="Replace a child process with more memory after its task; default PENSTOCK_PROCESS_MAX_MEMORY_BYTES.",
-        ),
-    ] = None,
+    processes: Annotated[int | None, typer.Option(min=1)] = None,
+    recycle_after: Annotated[int | None, typer.Option(metavar="TASKS", min=1)] = None,
+    max_memory: Annotated[int | None, typer.Option(metavar="BYTES")] = None,
     reload: ReloadOption = False,
     log_level: LogLevelOption = None,
     data_dir: DataDirOption = None,
-) -> None:  # fmt: skip
+) -> None:
     """Run tasks from the outbound queue with the handlers of the --app modules; needs SQS, no database.
 
     Uses the queues of the settings, else those of the stack running in --data-dir. Modules of the current folder can
     be named. PENSTOCK_DELIVERIES adds built-in actions such as http.request.
+
+    app: Module with handlers, e.g. myapp.tasks. Repeatable.
+    queue: Take tasks from this queue of a route, by name or URL; default PENSTOCK_OUTBOUND_QUEUE.
+    concurrency: Number of tasks run at once; default PENSTOCK_WORKER_CONCURRENCY, else 100.
+    processes: Child processes for handlers with process=True; default PENSTOCK_WORKER_PROCESSES, else one per CPU.
+    recycle_after: Replace a child process after so many calls; default PENSTOCK_PROCESS_RECYCLE_AFTER, else never.
+    max_memory: Replace a child process with more memory after its task; default PENSTOCK_PROCESS_MAX_MEMORY_BYTES.
     """
     from penstock.local.state import DataDir
     from penstock.settings.model import load_settings
@@ -192,23 +170,19 @@ def clockwork_source(log_level: LogLevelOption = None) -> None:
 
 
 def migrate(
-    revision: Annotated[str, typer.Option(help="Revision to upgrade to.")] = "head",
-    down_to: Annotated[
-        str | None, typer.Option(help="Downgrade to this revision instead; `base` drops everything.")
-    ] = None,
+    revision: str = "head",
+    down_to: str | None = None,
     database_url: DatabaseUrlOption = None,
-    sql: Annotated[
-        bool, typer.Option("--sql", help="Print the SQL of an upgrade from an empty schema, without running it.")
-    ] = False,
-    grant: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ROLE",
-            help="Grant an existing role the rights that the processes need, without the right to change the schema.",
-        ),
-    ] = None,
+    sql: bool = False,
+    grant: Annotated[str | None, typer.Option(metavar="ROLE")] = None,
 ) -> None:
-    """Bring the schema in Postgres up to date. Safe to repeat."""
+    """Bring the schema in Postgres up to date. Safe to repeat.
+
+    revision: Revision to upgrade to.
+    down_to: Downgrade to this revision instead; `base` drops everything.
+    sql: Print the SQL of an upgrade from an empty schema, without running it.
+    grant: Grant an existing role the rights that the processes need, without the right to change the schema.
+    """
     from penstock.db import migrate as migrations
     from penstock.db.opening import connecting_options
     from penstock.protocol.errors import Unavailable
@@ -238,15 +212,14 @@ def migrate(
 
 
 def partition_tasks(
-    partitions: Annotated[
-        int,
-        typer.Argument(metavar="PARTITIONS", min=1, max=32, help="In how many tables new tasks are stored; 1: one."),
-    ],
+    partitions: Annotated[int, typer.Argument(metavar="PARTITIONS", min=1, max=32)],
     database_url: DatabaseUrlOption = None,
 ) -> None:
     """Divide the table of live tasks into hash partitions, or back, while everything runs. Safe to repeat.
 
     As the owner of the schema. When it is worth it, and how it goes: docs/postgres.md.
+
+    partitions: In how many tables new tasks are stored; 1: one.
     """
     from penstock.db.opening import connecting_options
     from penstock.db.partitions import partition_tasks as divide
@@ -258,18 +231,14 @@ def partition_tasks(
 
 
 def grants(
-    role: Annotated[str, typer.Option(metavar="NAME", help="Existing role that the process connects as.")],
-    process: Annotated[
-        list[str],
-        typer.Option(
-            metavar="KIND",
-            help="submitter, scheduler, resulter, supervisor, api, kafka-source or clockwork-source. Repeatable.",
-        ),
-    ],
+    role: Annotated[str, typer.Option(metavar="NAME")], process: Annotated[list[str], typer.Option(metavar="KIND")]
 ) -> None:
     """Print the SQL that gives a role what one kind of process needs and nothing else. Changes nothing.
 
     Run it as the owner of the schema, again after each upgrade. A worker needs no role.
+
+    role: Existing role that the process connects as.
+    process: submitter, scheduler, resulter, supervisor, api, kafka-source or clockwork-source. Repeatable.
     """
     from penstock.db.grants import grants as statements_of
     from penstock.settings.model import load_settings
@@ -279,15 +248,15 @@ def grants(
 
 
 def create_queues(
-    queue: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Also create this queue, for a route. Repeatable.")
-    ] = None,
+    queue: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the URLs as JSON.")] = False,
 ) -> None:
     """Create the three queues and their dead-letter queues at the broker of PENSTOCK_TRANSPORT_URL.
 
     SQS: at PENSTOCK_SQS_ENDPOINT_URL, for local endpoints such as ElasticMQ, ministack or moto; on AWS use terraform/,
     which also sets policies and alarms. RabbitMQ and Kafka: only needed if the processes may not create queues.
+
+    queue: Also create this queue, for a route. Repeatable.
     """
     from penstock.brokers.opening import create_queues as create
     from penstock.settings.model import load_settings
@@ -315,18 +284,15 @@ def payload_key(
     typer.echo(f"key id {key_id}, as shown in errors and by `penstock doctor`; store the key like a password", err=True)
 
 
-def claim_key(
-    *,
-    accept_older_days: Annotated[
-        float, typer.Option(min=0, max=365, help="Days for which ids made with older keys are accepted.")
-    ] = 14.0,  # SQS keeps a message for at most this long, so no result under an older id can arrive later
-    database: Database,
-) -> None:
+def claim_key(*, accept_older_days: Annotated[float, typer.Option(min=0, max=365)] = 14.0, database: Database) -> None:
     """Create a new key for the claim ids that workers are given; schedulers use it within a minute.
 
     With --accept-older-days 0, after a leak of the database, results of tasks in flight are refused: those tasks run
     again.
+
+    accept_older_days: Days for which ids made with older keys are accepted.
     """
+    # By default as long as SQS keeps a message at most, so no result under an older id can arrive later.
     seconds = accept_older_days * 86_400
     older = database.run(lambda session: session.value("change_claim_key", secrets.token_bytes(32), seconds))
     database.show(

@@ -56,18 +56,21 @@ def set_route(
     route: Annotated[
         Given,
         ParamsOf(
-            RouteSetParams, name="The route's name.",
+            RouteSetParams,
             queue=typer.Option("--queue", help="Its queue, by name or URL; the queue must exist."),
             actions=typer.Option(
                 "--action", metavar="PATTERN", help="Actions that take this route, such as video.*. Repeatable."
             ),
-            labels="A label that a task must have.",
             position=typer.Option(help="If several routes match a task, the lowest position wins."),
         ),
     ],
     api: Api,
-) -> None:  # fmt: skip
-    """Create or replace a route. Run workers for it with `penstock worker --queue`."""
+) -> None:
+    """Create or replace a route. Run workers for it with `penstock worker --queue`.
+
+    name: The route's name.
+    labels: A label that a task must have.
+    """
     if "actions" not in route and "labels" not in route:
         raise typer.BadParameter("name the tasks of the route: --action PATTERN or --label NAME=TEXT")
     api.show(api.client.call("route.set", route), lambda _: typer.echo(f"{route['name']} set"))

@@ -80,34 +80,26 @@ def update(
             payload="As of create; - reads standard input.", **_OPTIONS,
         ),
     ],
-    clear: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A field to unset: start_at, end_at, max_lateness, max_attempts, timeout or ordering_key. Repeatable.",
-        ),
-    ] = None,
+    clear: list[str] | None = None,
     api: Api,
 ) -> None:  # fmt: skip
-    """Change the given fields of a schedule. --label replaces all labels."""
+    """Change the given fields of a schedule. --label replaces all labels.
+
+    clear: A field to unset: start_at, end_at, max_lateness, max_attempts, timeout or ordering_key. Repeatable.
+    """
     unset = dict.fromkeys((field.replace("-", "_") for field in clear or ()), None)
     api.show(api.client.call("schedule.update", schedule | unset), _print_schedule)
 
 
 def import_schedules(
-    *,
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE",
-            allow_dash=True,
-            help="A JSON array of schedules, or one schedule a line, each with the parameters of schedule.create. "
-            "- reads standard input.",
-        ),
-    ],
-    replace: Annotated[bool, typer.Option("--replace", help="Replace schedules of the same names.")] = False,
-    api: Api,
+    *, path: Annotated[Path, typer.Argument(metavar="FILE", allow_dash=True)], replace: bool = False, api: Api
 ) -> None:
-    """Create many schedules, wait until all are read, and fail if any was refused."""
+    """Create many schedules, wait until all are read, and fail if any was refused.
+
+    path: A JSON array of schedules, or one schedule a line, each with the parameters of schedule.create. - reads
+        standard input.
+    replace: Replace schedules of the same names.
+    """
     entries = _entries(path)
     statuses = []
     with progress("schedules") as show:

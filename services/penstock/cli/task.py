@@ -86,38 +86,27 @@ def add_to(app: typer.Typer) -> None:
 
 def enqueue(
     *,
-    task: Annotated[
-        Given,
-        ParamsOf(
-            EnqueueParams, without=["sealed_payload"],
-            action="The action, which a handler carries out.",
-            payload=PAYLOAD,
-            priority="-32768 to 32767, higher first; default 0.",
-            max_attempts="Attempts before the task fails.",
-            timeout="Time limit of one attempt.",
-            labels="A label.",
-            expires_in="Cancel unless started within this time.",
-            unique="How long the key stays taken by another task: retained (until its record is deleted, the default), "
-            "live (until it settles), or a duration since that task was added.",
-            on_duplicate="What to do if the key is taken; default return.",
-        ),
-    ],
-    wait: Annotated[
-        bool,
-        typer.Option(
-            "--wait",
-            help="Wait until it has settled and print its result, as `penstock task result`, and each failed attempt.",
-        ),
-    ] = False,
-    wait_timeout: Annotated[
-        float | None, duration_option(help="With --wait: how long to wait; default forever.")
-    ] = None,
-    fail_fast: Annotated[
-        bool, typer.Option("--fail-fast", help="With --wait: stop after the first failed attempt, with exit code 3.")
-    ] = False,
+    task: Annotated[Given, ParamsOf(EnqueueParams, without=["sealed_payload"], payload=PAYLOAD)],
+    wait: bool = False,
+    wait_timeout: Annotated[float | None, duration_option()] = None,
+    fail_fast: bool = False,
     api: Api,
-) -> None:  # fmt: skip
-    """Add a task; it is stored when this returns. With --wait the exit codes are those of `penstock task result`."""
+) -> None:
+    """Add a task; it is stored when this returns. With --wait the exit codes are those of `penstock task result`.
+
+    action: The action, which a handler carries out.
+    priority: -32768 to 32767, higher first; default 0.
+    max_attempts: Attempts before the task fails.
+    timeout: Time limit of one attempt.
+    labels: A label.
+    expires_in: Cancel unless started within this time.
+    unique: How long the key stays taken by another task: retained (until its record is deleted, the default), live
+        (until it settles), or a duration since that task was added.
+    on_duplicate: What to do if the key is taken; default return.
+    wait: Wait until it has settled and print its result, as `penstock task result`, and each failed attempt.
+    wait_timeout: With --wait: how long to wait; default forever.
+    fail_fast: With --wait: stop after the first failed attempt, with exit code 3.
+    """
     for option, is_given in (("--wait-timeout", wait_timeout is not None), ("--fail-fast", fail_fast)):
         if is_given and not wait:
             raise typer.BadParameter("goes with --wait", param_hint=option)
@@ -131,23 +120,18 @@ def enqueue(
 
 def show(
     *,
-    ids: Annotated[list[int], typer.Argument(metavar="ID", help="Id of a task. Repeatable.")],
-    detail: Annotated[
-        bool, typer.Option("--detail", help="Include keys, labels, expiry and every failed attempt.")
-    ] = False,
-    until_settled: Annotated[
-        bool,
-        typer.Option(
-            "--follow",
-            "-f",
-            help="Print each change and line of output until all tasks have settled; with --json, each as one line.",
-        ),
-    ] = False,
+    ids: Annotated[list[int], typer.Argument(metavar="ID")],
+    detail: bool = False,
+    until_settled: Annotated[bool, typer.Option("--follow", "-f")] = False,
     api: Api,
 ) -> None:
     """Show a task: its state, attempts, times, result or error.
 
     With --follow the exit codes are 0 if all succeeded, 3 if one failed or was cancelled.
+
+    ids: Id of a task. Repeatable.
+    detail: Include keys, labels, expiry and every failed attempt.
+    until_settled: Print each change and line of output until all tasks have settled; with --json, each as one line.
     """
     if until_settled:
         raise typer.Exit(follow(api.client, ids, as_json=api.as_json))

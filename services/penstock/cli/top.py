@@ -39,7 +39,7 @@ _WAITING = (State.WAITING, State.SCHEDULED, State.ERROR)
 def add_to(app: typer.Typer) -> None:
     stats = common.calling("stats", StatsParams, "Show counts per state and action, rates and lag.", _print_stats)
     app.command("stats", rich_help_panel="Tasks")(expanded(stats))
-    app.command(rich_help_panel="Tasks")(top)
+    app.command(rich_help_panel="Tasks")(expanded(top))
 
 
 def _print_stats(result: dict[str, Any]) -> None:
@@ -60,14 +60,7 @@ def _print_stats(result: dict[str, Any]) -> None:
 def top(
     once: Annotated[bool, typer.Option("--once", help="Print once and return.")] = False,
     interval: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between refreshes.")] = 2.0,
-    metrics: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="URL",
-            help="Show the health of a process, by the URL of its /readyz. Repeatable. Processes of the stack in "
-            "--data-dir are included.",
-        ),
-    ] = None,
+    metrics: Annotated[list[str] | None, typer.Option(metavar="URL")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print each refresh as one line of JSON.")] = False,
     api_url: common.ApiUrlOption = None,
     data_dir: common.DataDirOption = None,
@@ -76,6 +69,9 @@ def top(
 
     Keys: q quits, s changes the order of actions, space refreshes. Without a terminal, and with --json, it prints until
     Ctrl-C.
+
+    metrics: Show the health of a process, by the URL of its /readyz. Repeatable. Processes of the stack in --data-dir
+        are included.
     """
     client = common.connect(api_url, data_dir)
     watch = Watch(client, _processes(metrics or (), data_dir if api_url is None else None, known=api_url is None))

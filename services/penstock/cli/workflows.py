@@ -35,6 +35,7 @@ class Which:
         return {"id": int(self.which)}
 
 
+_NAME = typer.Option("--name", show_default=False, help="Shown with the workflow.")
 _DEEPEST = 20  # levels of the tree; deeper steps begin at the left again
 
 
@@ -50,26 +51,17 @@ def add_to(app: typer.Typer) -> None:
 
 def create(
     *,
-    definition: Annotated[
-        str,
-        typer.Argument(
-            metavar="JSON",
-            help="An array of consecutive steps, in which an array is a group of parallel steps; or an object of "
-            "parameters of workflow.create. - reads standard input, @FILE a file.",
-        ),
-    ],
-    options: Annotated[
-        Given,
-        ParamsOf(
-            WorkflowCreateParams, without=["steps", "chain"],
-            name=typer.Option("--name", show_default=False, help="Shown with the workflow."),
-            key="Creating again with the same key and definition returns the first workflow.",
-            tenant="The tenant of all its steps.",
-        ),
-    ],
+    definition: Annotated[str, typer.Argument(metavar="JSON")],
+    options: Annotated[Given, ParamsOf(WorkflowCreateParams, without=["steps", "chain"], name=_NAME)],
     api: common.Api,
-) -> None:  # fmt: skip
-    """Create a workflow."""
+) -> None:
+    """Create a workflow.
+
+    definition: An array of consecutive steps, in which an array is a group of parallel steps; or an object of
+        parameters of workflow.create. - reads standard input, @FILE a file.
+    key: Creating again with the same key and definition returns the first workflow.
+    tenant: The tenant of all its steps.
+    """
     if definition.startswith("@"):
         try:
             definition = Path(definition[1:]).read_text("utf-8")
@@ -93,13 +85,11 @@ def show(
     api.show(api.call("workflow.status", **which.params, limit=limit, cursor=cursor), _print_workflow)
 
 
-def cancel(
-    *,
-    which: Which,
-    reason: Annotated[str | None, typer.Option(help="Shown with the workflow and its steps.")] = None,
-    api: common.Api,
-) -> None:
-    """Cancel all steps that have not ended."""
+def cancel(*, which: Which, reason: str | None = None, api: common.Api) -> None:
+    """Cancel all steps that have not ended.
+
+    reason: Shown with the workflow and its steps.
+    """
     api.show(api.call("workflow.cancel", **which.params, reason=reason), _print_state)
 
 

@@ -82,3 +82,25 @@ def test_what_the_command_gives_itself_is_no_option() -> None:
                                    ["x", "--limit", "0"], []])  # fmt: skip
 def test_a_value_that_does_not_fit_is_refused(words: list[str]) -> None:
     assert "Error" in call(*words)
+
+
+def test_help_of_own_parameters_stands_in_the_docstring() -> None:
+    def command(words: Annotated[list[str], typer.Argument(metavar="WORD")], very_loud: bool = False) -> None:
+        """Say something.
+
+        words: What to say,
+            in this order.
+        very_loud: Say it so that everyone hears.
+        """
+        seen.append((words, very_loud))
+
+    seen: list[Any] = []
+    app = typer.Typer()
+    app.command()(expanded(command))
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    assert "What to say, in this order." in shown
+    assert "words:" not in shown
+    assert "Say it so that everyone hears." in shown
+    assert "no-very-loud" not in shown
+    CliRunner().invoke(app, ["a", "b", "--very-loud"])
+    assert seen == [(["a", "b"], True)]

@@ -8,32 +8,31 @@ from typing import Annotated
 import typer
 
 from penstock.cli.common import print_json, print_table
+from penstock.cli.parameters import expanded
 
 _STYLES = {"passed": "green", "failed": "red", "not supported": "yellow"}
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Set-up")(conformance)
+    app.command(rich_help_panel="Set-up")(expanded(conformance))
 
 
 def conformance(
-    worker: Annotated[
-        str, typer.Option(metavar="COMMAND", help="Starts a worker that has the actions of docs/protocol.md.")
-    ],
-    require: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FEATURE", help="An optional feature that must pass too, or `all`. Repeatable."),
-    ] = None,
-    timeout: Annotated[float, typer.Option(min=5, help="Seconds for each answer that is awaited.")] = 40,
-    logs: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Keep the worker's output here; default: do not keep it.")
-    ] = None,
+    worker: Annotated[str, typer.Option(metavar="COMMAND")],
+    require: Annotated[list[str] | None, typer.Option(metavar="FEATURE")] = None,
+    timeout: Annotated[float, typer.Option(min=5)] = 40,
+    logs: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcomes as JSON.")] = False,
 ) -> None:
     """Check a worker program in any language against the rules of docs/protocol.md, with an embedded SQS.
 
     Starts the command several times, each with queues of its own, kills it and stops it. Exits with 1 if it breaks a
     rule of the minimum, or of a feature of --require.
+
+    worker: Starts a worker that has the actions of docs/protocol.md.
+    require: An optional feature that must pass too, or `all`. Repeatable.
+    timeout: Seconds for each answer that is awaited.
+    logs: Keep the worker's output here; default: do not keep it.
     """
     from rich.text import Text
 

@@ -11,6 +11,7 @@ import typer
 
 from penstock.cli.common import DataDirOption, print_json
 from penstock.cli.doctor.findings import Finding, Level, Report
+from penstock.cli.parameters import expanded
 
 if TYPE_CHECKING:
     from penstock.settings.model import Settings
@@ -19,20 +20,21 @@ _COLOURS: dict[Level, str] = {"ok": "green", "note": "cyan", "warning": "yellow"
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Set-up")(doctor)
+    app.command(rich_help_panel="Set-up")(expanded(doctor))
 
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-    invariants: Annotated[
-        bool, typer.Option("--invariants", help="Also check that the stored tasks contradict no guarantee.")
-    ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings too.")] = False,
+    invariants: bool = False,
+    strict: bool = False,
     data_dir: DataDirOption = None,
 ) -> None:
     """Check settings, Postgres, queues and api, and suggest a fix for each problem. Changes nothing.
 
     Checks the stack running in --data-dir, else what the settings name. Exits with 1 if it finds an error.
+
+    invariants: Also check that the stored tasks contradict no guarantee.
+    strict: Exit with 1 for warnings too.
     """
     from penstock.cli.doctor.checks import examine
 
