@@ -15,7 +15,7 @@ from penstock.db.connecting import connect
 from penstock.db.credentials import Passwords
 from penstock.db.driver_errors import TRANSIENT, Translated
 from penstock.db.pooler import REFUSALS, PooledConnection, Pooler, is_direct, keeps_statements, set_local
-from penstock.db.session import LOST_REPLY, FaultySession, Session
+from penstock.db.session import LOST_REPLY, Session
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.fence import ClaimKey, Fence
@@ -196,11 +196,9 @@ class Store:
             pool = self._pool or await self.open()
             connection = self._take_spare() or await self._acquire(pool)
             is_spare = False
-            given = (connection, self.codec, self.fence, self._statement_timeout_seconds)
-            session = Session(*given)
-            if self._faults is not None:
-                session = FaultySession(*given)
-                session.faults, session.commits_each = self._faults, commits_each
+            session = Session(
+                connection, self.codec, self.fence, self._statement_timeout_seconds, self._faults, commits_each
+            )
             try:
                 yield session
                 is_spare = self._spare is None and not self._acquiring and pool is self._pool

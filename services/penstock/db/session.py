@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -23,31 +24,23 @@ _LIFTED_SECONDS = 3600.0
 _PARTITION = re.compile(r"task_(success|critical_error|cancelled)(_[0-9]{8}|_default)?")
 
 
+@dataclass(eq=False)
 class Session:
-    """Statements by their names, on one connection.
+    """Statements by their names, on one connection."""
 
-    codec: encodes payloads before they are stored; None: stored as given. fence: makes claim ids, see
-    ``Store.read_fence``. settled_steps: a task of a workflow was settled. left_keys: ordering keys were left for later.
-    settled_workflows: of each step that was settled, if that is known. wakes: tasks may have come due, or a
-    caller waits for what was settled.
-    """
-
-    def __init__(
-        self,
-        connection: Any,
-        codec: PayloadCodec | None = None,
-        fence: Fence | None = None,
-        statement_timeout_seconds: float = 30.0,
-    ) -> None:
-        self._connection = connection
-        self.codec = codec or PayloadCodec()
-        self.fence = fence or Fence()
-        self._statement_timeout_ms = round(statement_timeout_seconds * 1000)
-        self.settled_steps = False
-        self.settled_workflows: list[int] = []
-        self._timeout_seconds: float | None = None  # the connection's own
-        self.left_keys = False
-        self.wakes = False
+    _connection: Any
+    codec: PayloadCodec = field(default_factory=PayloadCodec)  # encodes payloads before they are stored
+    fence: Fence = field(default_factory=Fence)  # makes claim ids, see ``Store.read_fence``
+    statement_timeout_seconds: float = 30.0
+    faults: Faults | None = (
+        None  # that statements have before they run; those that commit each may lose their reply too
+    )
+    commits_each: bool = True
+    settled_steps: bool = field(init=False, default=False)  # a task of a workflow was settled
+    settled_workflows: list[int] = field(init=False, default_factory=list)  # of each such step, if that is known
+    left_keys: bool = field(init=False, default=False)  # ordering keys were left for later
+    wakes: bool = field(init=False, default=False)  # tasks may have come due, or a caller waits for what was settled
+    _timeout_seconds: float | None = field(init=False, default=None)  # the connection's own
 
     async def fetch(self, name: str, *args: Any, partition: str | None = None) -> list[asyncpg.Record]:
         """Run the statement of that name and return its rows. partition: of the history, for a statement about one."""
@@ -57,7 +50,12 @@ class Session:
                 raise ValueError(f"{partition!r} is no partition of the history")
             statement = statement.replace("{partition}", partition)
         started = perf_counter()
-        rows = await self._run(statement, *args)
+        if self.faults is not None:
+            await self.faults.delay()
+            self.faults.fail("postgres", "Postgres refuses the statement")
+        rows: list[asyncpg.Record] = await self._connection.fetch(statement, *args, timeout=self._timeout_seconds)
+        if self.faults is not None and self.commits_each:
+            self.faults.fail("commit", LOST_REPLY)
         metrics.STATEMENT_SECONDS.labels(name).observe(perf_counter() - started)
         return rows
 
@@ -65,10 +63,6 @@ class Session:
         """As ``fetch``; return the first column of the first row, or None."""
         rows = await self.fetch(name, *args, partition=partition)
         return rows[0][0] if rows else None
-
-    async def _run(self, statement: str, *args: Any) -> list[asyncpg.Record]:
-        rows: list[asyncpg.Record] = await self._connection.fetch(statement, *args, timeout=self._timeout_seconds)
-        return rows
 
     async def lift_timeout(self) -> None:
         """Let the statements that follow in this transaction take up to an hour."""
@@ -81,7 +75,8 @@ class Session:
         with Translated():
             async with self._connection.transaction():
                 if hurried:
-                    await self._connection.fetch(SQL["shorten_waits"], self._statement_timeout_ms)
+                    timeout_ms = round(self.statement_timeout_seconds * 1000)
+                    await self._connection.fetch(SQL["shorten_waits"], timeout_ms)
                 yield
 
     async def plan_for(self, rows: int) -> None:
@@ -92,21 +87,6 @@ class Session:
         """
         if rows >= _MANY_ROWS:
             await self._connection.execute("set local plan_cache_mode = force_custom_plan")
-
-
-class FaultySession(Session):
-    """Statements that may fail before they run; those that commit each may lose their reply too."""
-
-    faults: Faults
-    commits_each: bool
-
-    async def _run(self, statement: str, *args: Any) -> list[asyncpg.Record]:
-        await self.faults.delay()
-        self.faults.fail("postgres", "Postgres refuses the statement")
-        rows = await super()._run(statement, *args)
-        if self.commits_each:
-            self.faults.fail("commit", LOST_REPLY)
-        return rows
 
 
 OpenSession = Callable[[], AbstractAsyncContextManager[Session]]

@@ -92,7 +92,9 @@ async def test_statements_stay_prepared_where_the_pooler_keeps_them(pooled: Stor
         for _ in range(3):
             await session.fetch("read_states", [1])
     async with pooled.transaction() as session:
-        rows = await session._run("select statement from pg_prepared_statements where name like 'PGBOUNCER\\_%'")
+        rows = await session._connection.fetch(
+            "select statement from pg_prepared_statements where name like 'PGBOUNCER\\_%'"
+        )
         found = {row["statement"].rstrip() for row in rows}
     assert pooled.keeps_statements == (version() >= (1, 21))
     assert (SQL["read_states"] in found) == pooled.keeps_statements
@@ -106,17 +108,17 @@ async def test_a_statement_whose_result_a_migration_changes_is_planned_again(
     query = "select * from penstock.changing"
     for store in (pooled, *others):
         async with store.session() as session:
-            assert len(await session._run(query)) == 1
+            assert len(await session._connection.fetch(query)) == 1
     await sql.execute("alter table penstock.changing alter a type text")
     for store in (pooled, *others):
         async with store.session() as session:
-            assert (await session._run(query))[0]["a"] == "1"
+            assert (await session._connection.fetch(query))[0]["a"] == "1"
     await sql.execute("alter table penstock.changing add b int")
     with nullcontext() if not pooled.keeps_statements else pytest.raises(Unavailable):
         async with pooled.transaction() as session:
-            await session._run(query)
+            await session._connection.fetch(query)
     async with pooled.transaction() as session:
-        assert list((await session._run(query))[0].keys()) == ["a", "b"]
+        assert list((await session._connection.fetch(query))[0].keys()) == ["a", "b"]
     for store in others:
         await store.close()
 
