@@ -51,6 +51,10 @@ def written(kind: Any, enums: dict[str, type[enum.Enum]]) -> str:
     if origin in (typing.Union, types.UnionType):
         return " | ".join(dict.fromkeys(written(part, enums) for part in parts))
     if origin is typing.Literal:
+        for name, known in enums.items():
+            if {one.value for one in known} < {*parts}:  # such as the states of tasks, and what else a run may come to
+                more = [part for part in parts if part not in [*known]]
+                return f"{name} | Literal[{', '.join(map(repr, more))}]"
         return f"Literal[{', '.join(map(repr, parts))}]"
     if origin is not None:
         name = "dict" if issubclass(origin, Mapping) else origin.__name__

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.client.default import connect as connect
     from penstock.client.exchanges import Unfinished as Unfinished
     from penstock.client.inbound import InboundClient as InboundClient
-    from penstock.client.sync_inbound import SyncInboundClient as SyncInboundClient
+    from penstock.client.inbound import SyncInboundClient as SyncInboundClient
     from penstock.client.task import Task as Task
     from penstock.client.workflows import Workflow as Workflow
     from penstock.protocol.errors import DuplicateTask as DuplicateTask
@@ -77,9 +77,8 @@ _HOMES = {
     "client.async_client": ("AsyncClient",),
     "client.client": ("Client",),
     "client.default": ("connect",),
-    "client.inbound": ("InboundClient",),
+    "client.inbound": ("InboundClient", "SyncInboundClient"),
     "client.exchanges": ("Unfinished",),
-    "client.sync_inbound": ("SyncInboundClient",),
     "client.task": ("Task",),
     "client.workflows": ("Workflow",),
     "protocol.errors": (

@@ -1,14 +1,14 @@
-"""The client through the inbound queue, for programs that need no answers."""
+"""The clients through the inbound queue, for programs that need no answers: for asyncio, and with blocking methods."""
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self, Unpack
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Self, TypeVar, Unpack
 
 from penstock.brokers.base import Outgoing, Queue, Transport
 from penstock.brokers.opening import open_transport
 from penstock.client.exchanges import Params, Request, Unfinished, request_text, trace_headers
-from penstock.client.methods import AsyncNothing, ScheduleChanges, WaitAnswers, WorkflowChanges
+from penstock.client.methods import AsyncNothing, Nothing, ScheduleChanges, WaitAnswers, WorkflowChanges
 from penstock.payloads.codec import PayloadCodec, offered_aad
 from penstock.protocol import in_process
 from penstock.protocol.batching import join_batch, pack
@@ -16,9 +16,11 @@ from penstock.protocol.errors import TooLarge
 from penstock.protocol.json_text import dumps
 from penstock.protocol.options import EnqueueOptions
 from penstock.protocol.requests import prepared, task_params
+from penstock.runtime.loop_thread import LoopThread
 from penstock.runtime.periodic import Pauses
 from penstock.settings.model import Settings, load_settings
 
+T = TypeVar("T")
 MESSAGE_TASKS = 100
 _SEND_TRIES = 4
 _ATTRIBUTES_BYTES = 64  # of a message's attributes, beside their names and values
@@ -127,3 +129,57 @@ class InboundClient(WaitAnswers[AsyncNothing]):
         if left:
             unsent = [task for start, end, _ in left for task in requests[start:end]]
             raise Unfinished(f"{len(unsent)} of {len(requests)} tasks were not sent: {reason}", [], unsent)
+
+
+class SyncInboundClient(WaitAnswers[Nothing]):
+    """`InboundClient` with blocking methods, for Django, Flask and scripts; its arguments and errors are the same.
+
+    Use it in a ``with`` block, or call ``close``. It is safe to share between threads, and not across a fork.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        *,
+        access_key: str | None = None,
+        transport_url: str | None = None,
+        payloads: Settings | None = None,
+    ) -> None:
+        self._client = InboundClient(
+            queue, endpoint_url, region, access_key=access_key, transport_url=transport_url, payloads=payloads
+        )
+        self._thread = LoopThread("penstock-inbound")
+        self.schedules: ScheduleChanges[Nothing] = ScheduleChanges(self._run)
+        self.workflows: WorkflowChanges[Nothing] = WorkflowChanges(self._run)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._thread.is_alive():
+            self._wait(self._client.close())
+            self._thread.stop()
+
+    def enqueue(self, action: str, payload: Any = None, **options: Unpack[EnqueueOptions]) -> None:
+        """Send one task; options as in :meth:`Client.enqueue`."""
+        self._wait(self._client.enqueue(action, payload, **options))
+
+    def enqueue_many(self, tasks: Iterable[Mapping[str, Any]]) -> int:
+        """Send tasks, many in a message; returns their number."""
+        return self._wait(self._client.enqueue_many(tasks))
+
+    def send(self, method: str, params: Params) -> None:
+        """Send a request of any method that changes something."""
+        self._wait(self._client.send(method, params))
+
+    def _run(self, call: Request[Any]) -> None:
+        self.send(call.method, call.params)
+
+    def _wait(self, sending: Coroutine[Any, Any, T]) -> T:
+        return self._thread.submit(sending).result()

@@ -8,12 +8,13 @@ nothing, or an awaitable nothing, through the inbound queue.
 import functools
 import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, get_args, overload
 
 from penstock.client import records
 from penstock.client.exchanges import Exchange, Params, Request, Unfinished, batching, calling, enqueueing
-from penstock.client.record import read
+from penstock.client.record import read, record_in
 from penstock.client.workflows import Workflow
 from penstock.protocol.errors import RpcError, Unavailable
 from penstock.protocol.options import (
@@ -66,13 +67,15 @@ class Method(Generic[P, T]):
 
 
 def method(function: Callable[Concatenate[Any, P], Call[T]]) -> Method[P, T]:
-    """Have a client carry out the call that a function returns."""
+    """Have a client carry out the call that a function returns; the record of a request is that of the annotation."""
     # help() shows the answer, not the call
-    function.__annotations__["return"] = get_args(function.__annotations__["return"])[-1]
+    function.__annotations__["return"] = answer = get_args(function.__annotations__["return"])[-1]
+    record = record_in(answer)
 
     @functools.wraps(function)
     def run(self: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
-        return self._run(function(self, *args, **kwargs))
+        call = function(self, *args, **kwargs)
+        return self._run(replace(call, record=record) if isinstance(call, Request) else call)
 
     return run  # type: ignore[return-value]
 
@@ -87,7 +90,7 @@ class WaitAnswers(Calls[Way]):
         tenant: of the task, with a token that its handler has chosen.
         Returns ``{"id", "state", "kept", "duplicate"}``. Raises StateConflict, TaskNotFound, TooLarge.
         """
-        return Request("task.complete", given(token=token, tenant=tenant) | {"result": result}, records.Answered)
+        return Request("task.complete", given(token=token, tenant=tenant) | {"result": result})
 
     @method
     def fail(
@@ -105,7 +108,7 @@ class WaitAnswers(Calls[Way]):
         next one, None for the usual delay.
         """
         params = prepared(given(token=token, retry_after=retry_after, tenant=tenant))
-        return Request("task.fail", params | {"error": error, "final": final}, records.Answered)
+        return Request("task.fail", params | {"error": error, "final": final})
 
 
 class Methods(WaitAnswers[Way]):
@@ -132,17 +135,17 @@ class Methods(WaitAnswers[Way]):
     @method
     def actions(self) -> Request[Actions]:
         """Return the actions that are limited or paused."""
-        return Request("action.list", None, records.Action, "actions")
+        return Request("action.list", None, member="actions")
 
     @method
     def announced_actions(self) -> Request[AnnouncedActions]:
         """Return the actions that workers announce or announced, with their schemas, and tasks that wait for them."""
-        return Request("action.announced", None, records.AnnouncedAction, "actions")
+        return Request("action.announced", None, member="actions")
 
     @method
     def routes(self) -> Request[Routes]:
         """Return the routes in the order in which they are tried."""
-        return Request("route.list", None, records.Route, "routes")
+        return Request("route.list", None, member="routes")
 
     @method
     def enqueue(self, action: str, payload: Any = None, **options: Unpack[EnqueueOptions]) -> Request[records.Accepted]:
@@ -155,17 +158,17 @@ class Methods(WaitAnswers[Way]):
         Seconds may be a timedelta.
         With "replace" the answer has ``replaced``; with "error" DuplicateTask is raised, its data naming the first.
         """
-        return Request("enqueue", task_params(action, payload, options), records.Accepted)
+        return Request("enqueue", task_params(action, payload, options))
 
     @method
     def explain(self, task_id: int) -> Request[records.Explanation]:
         """Return why a task does not run, or where it is: ``{"cause", "reason", ...}``. Raises TaskNotFound."""
-        return Request("task.explain", {"id": task_id}, records.Explanation)
+        return Request("task.explain", {"id": task_id})
 
     @method
     def cancel(self, task_id: int, *, reason: str | None = None) -> Request[records.Changed]:
         """Cancel a task that is not settled. Raises TaskNotFound, StateConflict."""
-        return Request("cancel", given(id=task_id, reason=reason), records.Changed)
+        return Request("cancel", given(id=task_id, reason=reason))
 
     @method
     def reschedule(
@@ -178,12 +181,12 @@ class Methods(WaitAnswers[Way]):
     ) -> Request[records.Changed]:
         """Move a waiting task to another time or priority. Raises TaskNotFound, StateConflict."""
         params = given(id=task_id, run_at=run_at, delay=delay, priority=priority)
-        return Request("reschedule", prepared(params), records.Changed)
+        return Request("reschedule", prepared(params))
 
     @method
     def ordering_list(self, *, limit: int = 50, cursor: str | None = None) -> Request[records.HeldKeys]:
         """Return a page of ordering keys that a task in CRITICAL_ERROR holds: ``{"keys", "cursor"}``."""
-        return Request("ordering.list", given(limit=limit, cursor=cursor), records.HeldKeys)
+        return Request("ordering.list", given(limit=limit, cursor=cursor))
 
     @method
     def ordering_release(self, key: str, *, tenant: str | None = None) -> Request[records.ReleasedKey]:
@@ -191,7 +194,7 @@ class Methods(WaitAnswers[Way]):
 
         tenant: owner of the key.
         """
-        return Request("ordering.release", given(key=key, tenant=tenant), records.ReleasedKey)
+        return Request("ordering.release", given(key=key, tenant=tenant))
 
     @method
     def retry(self, task_id: int, *, from_step: str | None = None) -> Request[records.Changed]:
@@ -199,7 +202,7 @@ class Methods(WaitAnswers[Way]):
 
         StateConflict also when another task has taken its unique key; ``data["holder"]`` is that task.
         """
-        return Request("retry", given(id=task_id, from_step=from_step), records.Changed)
+        return Request("retry", given(id=task_id, from_step=from_step))
 
     @method
     def list(
@@ -217,7 +220,7 @@ class Methods(WaitAnswers[Way]):
             state=state, action=action, labels=None if labels is None else dict(labels), key=key, since=since,
             until=until, limit=limit, cursor=cursor, tenant=tenant, text=text,
         )  # fmt: skip
-        return Request("list", prepared(params), records.TaskPage)
+        return Request("list", prepared(params))
 
     @method
     def set_limits(self, action: str, **limits: Unpack[LimitOptions]) -> Request[records.Action]:
@@ -225,22 +228,22 @@ class Methods(WaitAnswers[Way]):
 
         A limit that is left out stays unchanged; None removes it. Returns the limits in effect.
         """
-        return Request("action.set", {"action": action, **limits}, records.Action)
+        return Request("action.set", {"action": action, **limits})
 
     @method
     def set_tenant_limits(self, tenant: str, **limits: Unpack[TenantLimitOptions]) -> Request[records.TenantDetail]:
         """Limit a tenant, or ``*`` for all: max_in_flight, rate and burst, and ``per``. As ``set_limits``."""
-        return Request("tenant.set", {"tenant": tenant, **limits}, records.TenantDetail)
+        return Request("tenant.set", {"tenant": tenant, **limits})
 
     @method
     def pause(self, action: str) -> Request[records.Action]:
         """Stop sending tasks of an action; new ones are still accepted."""
-        return Request("action.pause", {"action": action}, records.Action)
+        return Request("action.pause", {"action": action})
 
     @method
     def resume(self, action: str) -> Request[records.Action]:
         """Send tasks of an action again."""
-        return Request("action.resume", {"action": action}, records.Action)
+        return Request("action.resume", {"action": action})
 
     @method
     def set_route(
@@ -249,12 +252,12 @@ class Methods(WaitAnswers[Way]):
     ) -> Request[records.RouteChanged]:  # fmt: skip
         """Send tasks of some actions, or with some labels, to a queue of their own."""
         params = {"name": name, "queue": queue, "actions": [*actions], "labels": dict(labels or {})}
-        return Request("route.set", params | {"position": position}, records.RouteChanged)
+        return Request("route.set", params | {"position": position})
 
     @method
     def delete_route(self, name: str) -> Request[records.RouteChanged]:
         """Delete a route; its waiting tasks take another one, or the outbound queue. Raises RpcError if unknown."""
-        return Request("route.delete", {"name": name}, records.RouteChanged)
+        return Request("route.delete", {"name": name})
 
     @method
     def bulk_cancel(self, **filters: Unpack[BulkOptions]) -> Exchange[Bulk]:
@@ -286,17 +289,17 @@ class Methods(WaitAnswers[Way]):
     @method
     def job(self, job_id: int) -> Request[records.Job]:
         """Return a job as a dict. Raises JobNotFound."""
-        return Request("job.get", {"id": job_id}, records.Job)
+        return Request("job.get", {"id": job_id})
 
     @method
     def jobs(self, *, limit: int = 50, cursor: str | None = None) -> Request[records.JobPage]:
         """Return a page of jobs, newest first: ``{"jobs", "cursor"}``."""
-        return Request("job.list", {"limit": limit, "cursor": cursor}, records.JobPage)
+        return Request("job.list", {"limit": limit, "cursor": cursor})
 
     @method
     def cancel_job(self, job_id: int) -> Request[records.Job]:
         """Stop a job; its changes so far stay. Raises JobNotFound."""
-        return Request("job.cancel", {"id": job_id}, records.Job)
+        return Request("job.cancel", {"id": job_id})
 
     @method
     def wait_job(
@@ -348,32 +351,32 @@ class ScheduleChanges(_Part[Way]):
         (s), ordering_key, labels, paused, tenant. replace: an existing one of that name becomes this one.
         """
         params = given(name=name, expression=expression, action=action, payload=payload, replace=replace or None)
-        return Request("schedule.create", params | prepared(options), records.ScheduleDetail)
+        return Request("schedule.create", params | prepared(options))
 
     @method
     def update(self, name: str, **changes: Unpack[ScheduleUpdates]) -> Request[records.ScheduleDetail]:
         """Change the given members, None removes one; returns the schedule."""
-        return Request("schedule.update", {"name": name} | prepared(changes), records.ScheduleDetail)
+        return Request("schedule.update", {"name": name} | prepared(changes))
 
     @method
     def delete(self, name: str) -> Request[records.ScheduleDeleted]:
         """Delete a schedule; its tasks stay."""
-        return Request("schedule.delete", {"name": name}, records.ScheduleDeleted)
+        return Request("schedule.delete", {"name": name})
 
     @method
     def pause(self, name: str) -> Request[records.ScheduleDetail]:
         """Stop a schedule until ``resume``; returns it."""
-        return Request("schedule.pause", {"name": name}, records.ScheduleDetail)
+        return Request("schedule.pause", {"name": name})
 
     @method
     def resume(self, name: str) -> Request[records.ScheduleDetail]:
         """Continue a schedule from now on; returns it."""
-        return Request("schedule.resume", {"name": name}, records.ScheduleDetail)
+        return Request("schedule.resume", {"name": name})
 
     @method
     def run_now(self, name: str) -> Request[records.ScheduleRun]:
         """Trigger a schedule now, even if paused; returns the run, with its ``task_id``."""
-        return Request("schedule.run_now", {"name": name}, records.ScheduleRun)
+        return Request("schedule.run_now", {"name": name})
 
 
 class ScheduleMethods(ScheduleChanges[Way]):
@@ -382,7 +385,7 @@ class ScheduleMethods(ScheduleChanges[Way]):
     @method
     def get(self, name: str) -> Request[records.ScheduleDetail]:
         """Return a schedule with its payload and its next few instants."""
-        return Request("schedule.get", {"name": name}, records.ScheduleDetail)
+        return Request("schedule.get", {"name": name})
 
     @method
     def list(
@@ -391,12 +394,12 @@ class ScheduleMethods(ScheduleChanges[Way]):
     ) -> Request[records.SchedulePage]:  # fmt: skip
         """Return a page of schedules, newest first: ``{"schedules", "cursor"}``."""
         filters = given(labels=labels, action=action, paused=paused, tenant=tenant, limit=limit, cursor=cursor)
-        return Request("schedule.list", filters, records.SchedulePage)
+        return Request("schedule.list", filters)
 
     @method
     def runs(self, name: str, *, limit: int = 50, cursor: str | None = None) -> Request[records.SchedulePageOfRuns]:
         """Return a page of its runs, newest first: ``{"runs", "cursor"}``."""
-        return Request("schedule.runs", {"name": name, "limit": limit, "cursor": cursor}, records.SchedulePageOfRuns)
+        return Request("schedule.runs", {"name": name, "limit": limit, "cursor": cursor})
 
     @method
     def create_many(
@@ -404,12 +407,12 @@ class ScheduleMethods(ScheduleChanges[Way]):
     ) -> Request[records.ImportStarted]:
         """Import up to 50,000 schedules, each a mapping as of ``create``; returns ``{"id", "total"}`` at once."""
         params = {"schedules": [prepared(schedule) for schedule in schedules], "replace": replace}
-        return Request("schedule.create_many", params, records.ImportStarted)
+        return Request("schedule.create_many", params)
 
     @method
     def import_status(self, import_id: int) -> Request[records.ImportStatus]:
         """Return the progress of a ``create_many``, with the first hundred or so refused schedules and the reasons."""
-        return Request("schedule.import_status", {"id": import_id}, records.ImportStatus)
+        return Request("schedule.import_status", {"id": import_id})
 
 
 class WorkflowChanges(_Part[Way]):
@@ -428,9 +431,7 @@ class WorkflowChanges(_Part[Way]):
         message holds up to 1 MiB.
         """
         params = given(steps=steps, chain=chain, name=name, key=key, tenant=tenant)
-        return Request(
-            "workflow.create", ({} if workflow is None else workflow.params()) | params, records.WorkflowAccepted
-        )
+        return Request("workflow.create", ({} if workflow is None else workflow.params()) | params)
 
     @method
     def cancel(
@@ -438,16 +439,14 @@ class WorkflowChanges(_Part[Way]):
         tenant: str | None = None,
     ) -> Request[records.WorkflowChanged]:  # fmt: skip
         """Cancel the steps that have not ended. Raises WorkflowNotFound, WorkflowConflict."""
-        return Request(
-            "workflow.cancel", given(id=workflow_id, key=key, reason=reason, tenant=tenant), records.WorkflowChanged
-        )
+        return Request("workflow.cancel", given(id=workflow_id, key=key, reason=reason, tenant=tenant))
 
     @method
     def retry(
         self, workflow_id: int | None = None, *, key: str | None = None, tenant: str | None = None
     ) -> Request[records.WorkflowChanged]:
         """Restart the steps that have not succeeded. Raises WorkflowNotFound, WorkflowConflict."""
-        return Request("workflow.retry", given(id=workflow_id, key=key, tenant=tenant), records.WorkflowChanged)
+        return Request("workflow.retry", given(id=workflow_id, key=key, tenant=tenant))
 
 
 class WorkflowMethods(WorkflowChanges[Way]):
@@ -460,16 +459,14 @@ class WorkflowMethods(WorkflowChanges[Way]):
     ) -> Request[records.WorkflowDetail]:  # fmt: skip
         """Return a workflow with counts by state and a page of its steps as ``tree``. Raises WorkflowNotFound."""
         params = given(id=workflow_id, key=key, limit=limit, cursor=cursor, tenant=tenant)
-        return Request("workflow.status", params, records.WorkflowDetail)
+        return Request("workflow.status", params)
 
     @method
     def list(
         self, *, state: str | None = None, limit: int = 50, cursor: str | None = None, tenant: str | None = None
     ) -> Request[records.WorkflowPage]:
         """Return a page of workflows, newest first: ``{"workflows", "cursor"}``."""
-        return Request(
-            "workflow.list", given(state=state, limit=limit, cursor=cursor, tenant=tenant), records.WorkflowPage
-        )
+        return Request("workflow.list", given(state=state, limit=limit, cursor=cursor, tenant=tenant))
 
     @method
     def wait(

@@ -38,12 +38,14 @@ def read(kind: type[Record] | None, answer: Any) -> Any:
     return record
 
 
+def record_in(hint: Any) -> type[Record] | None:
+    """The record that a type is, or consists of."""
+    parts = (part for part in (hint, *get_args(hint)) if isinstance(part, type) and issubclass(part, Record))
+    return next(parts, None)
+
+
 @cache
 def _parts(kind: type[Record]) -> Mapping[str, type[Record]]:
     """The members of a record that are records, or arrays of them."""
-    found = {}
-    for name, hint in get_type_hints(kind).items():
-        for part in (hint, *get_args(hint)):
-            if isinstance(part, type) and issubclass(part, Record):
-                found[name] = part
-    return found
+    found = {name: record_in(hint) for name, hint in get_type_hints(kind).items()}
+    return {name: part for name, part in found.items() if part is not None}

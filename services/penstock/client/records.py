@@ -313,18 +313,7 @@ class ScheduleRun(Record):
     run: str
     scheduled_at: str
     fired_at: str
-    outcome: Literal[
-        "WAITING",
-        "SCHEDULED",
-        "ACQUIRED",
-        "ERROR",
-        "SUCCESS",
-        "CRITICAL_ERROR",
-        "CANCELLED",
-        "SKIPPED",
-        "MISSED",
-        "CLEANED",
-    ]
+    outcome: State | Literal["SKIPPED", "MISSED", "CLEANED"]
     task_id: int | None
     manual: bool
     since: str | None

@@ -18,8 +18,7 @@ from penstock.brokers.sqs import SqsQueue, SqsTransport
 from penstock.client.async_client import AsyncClient
 from penstock.client.client import Client
 from penstock.client.exchanges import Unfinished
-from penstock.client.inbound import MESSAGE_TASKS, InboundClient
-from penstock.client.sync_inbound import SyncInboundClient
+from penstock.client.inbound import MESSAGE_TASKS, InboundClient, SyncInboundClient
 from penstock.db.pool import Store
 from penstock.methods.inbound import read_inbound
 from penstock.protocol.errors import (
