@@ -7,43 +7,18 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _HOST = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9_])?")
 
-# IANA's registries of special-purpose addresses, and multicast. Written out, for ipaddress.is_global has meant other
-# things from one Python to the next.
-_REFUSED: tuple[tuple[Network, str], ...] = tuple(
-    (ipaddress.ip_network(network), kind)
-    for network, kind in (
-        ("0.0.0.0/8", "of this host"),
-        ("10.0.0.0/8", "private"),
-        ("100.64.0.0/10", "shared by a carrier"),
-        ("127.0.0.0/8", "loopback"),
-        ("168.63.129.16/32", "Azure's own, of its hosts"),  # public by its number, and answers like 169.254.169.254
-        ("169.254.0.0/16", "link-local"),
-        ("172.16.0.0/12", "private"),
-        ("192.0.0.0/24", "reserved"),
-        ("192.0.2.0/24", "for documentation"),
-        ("192.88.99.0/24", "reserved"),
-        ("192.168.0.0/16", "private"),
-        ("198.18.0.0/15", "for benchmarks"),
-        ("198.51.100.0/24", "for documentation"),
-        ("203.0.113.0/24", "for documentation"),
-        ("224.0.0.0/4", "multicast"),
-        ("240.0.0.0/4", "reserved"),
-        ("::1/128", "loopback"),
-        ("2001::/23", "reserved"),  # these four are not for hosts, or lead elsewhere (Teredo, 6to4)
-        ("2001:db8::/32", "for documentation"),
-        ("2002::/16", "of a tunnel"),
-        ("3fff::/20", "for documentation"),
-        ("fc00::/7", "private"),
-        ("fe80::/10", "link-local"),
-        ("ff00::/8", "multicast"),
-    )
-)
+_REFUSED: list[tuple[Network, str]] = []
+for _line in Path(__file__).with_name("special_networks.txt").read_text("utf-8").splitlines():
+    if _line and not _line.startswith("#"):
+        _network, _, _kind = _line.partition(" ")
+        _REFUSED.append((ipaddress.ip_network(_network), _kind))
 _PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")  # the only block that is given out
 # An IPv4 address in the last four bytes: mapped, translated (SIIT), and NAT64 by the prefix that is well known.
 _CARRIES_IPV4 = tuple(
