@@ -6,27 +6,23 @@ and they save messages only on a graceful stop.
 
 import asyncio
 import hmac
-import json
 import os
 import re
 import signal
 import socket
 import sys
 import time
-from collections.abc import MutableMapping
 from contextlib import nullcontext
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import uvicorn
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 
 from penstock.local.sqs import ACCESS_KEY_ID, HEALTH
 
 SAVE_PAUSE_SECONDS = 2.0
 SAVE_SHARE = 0.05  # saving blocks the loop, so at most this share of the time goes into it
-_LOOK_SECONDS = 0.25  # between two looks for messages that became visible by time
 _QUIET = (b"ReceiveMessage", b"GetQueueUrl", b"GetQueueAttributes", b"ListQueues")
 # Browsers send at least one of these with what a page asks for; no SDK sends any.
 _OF_BROWSERS = (b"origin", b"referer", b"sec-fetch-site")
@@ -74,9 +70,8 @@ class GuardedApp:
 
 
 class SqsApp:
-    """ministack's ASGI app, whose long polls end when a message is sent; ministack itself looks every 100 ms.
+    """ministack's ASGI app, whose long polls end when a message is sent, or their caller leaves.
 
-    A long poll is passed on as looks without a wait, now and then also for messages that become visible by time.
     changed: a request may have changed messages since the last save.
     """
 
@@ -97,45 +92,33 @@ class SqsApp:
             self._sent.set_result(None)
             self._sent = asyncio.get_running_loop().create_future()  # those who wait hold the old one
 
+    async def until_sent(self, seconds: float) -> None:
+        """The pause of a long poll between two looks for messages, some of which become visible by time."""
+        await asyncio.wait((self._sent,), timeout=seconds)
+
     async def _receive(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            body = await Request(scope, receive).body()
-        except ClientDisconnect:
-            return
-        try:
-            asked = json.loads(body)
-            wait_seconds = float(asked.get("WaitTimeSeconds") or 0)
-        except (ValueError, AttributeError, TypeError):
-            wait_seconds = 0.0  # the app answers what is wrong with it
-        if not 0 < wait_seconds <= 20:
-            await self._app(scope, _replay(body, receive), send)
-            return
-        look = json.dumps(asked | {"WaitTimeSeconds": 0}).encode()
-        headers = [pair for pair in scope["headers"] if pair[0] != b"content-length"]
-        look_scope = {**scope, "headers": [*headers, (b"content-length", str(len(look)).encode())]}
-        deadline = time.monotonic() + wait_seconds
-        gone = asyncio.ensure_future(receive())  # the next event is that the caller has left
-        answer: list[MutableMapping[str, Any]] = []
+        """A call whose caller leaves is cancelled: what it would have received is left for others."""
+        is_read = asyncio.Event()
 
-        async def collect(part: MutableMapping[str, Any]) -> None:
-            answer.append(part)
+        async def receive_body() -> Any:
+            event = await receive()
+            if not event.get("more_body"):
+                is_read.set()
+            return event
 
+        async def leave() -> None:
+            await is_read.wait()
+            await receive()
+
+        answering, leaving = asyncio.create_task(self._app(scope, receive_body, send)), asyncio.create_task(leave())
         try:
-            while True:
-                sent = self._sent
-                answer.clear()
-                await self._app(look_scope, _replay(look, asyncio.Event().wait), collect)
-                left = deadline - time.monotonic()
-                if left <= 0 or b"".join(part.get("body", b"") for part in answer) != b"{}":
-                    break
-                wait_seconds = min(left, _LOOK_SECONDS)
-                await asyncio.wait((sent, gone), timeout=wait_seconds, return_when=asyncio.FIRST_COMPLETED)
-                if gone.done():
-                    return  # with what it would have received left for others
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            gone.cancel()
-        for part in answer:
-            await send(part)
+            for task in (answering, leaving):
+                task.cancel()
+            await asyncio.wait((answering, leaving))
+        if not answering.cancelled():
+            answering.result()
 
     async def keep_saving(self) -> None:
         """Save when something has changed, rarely enough that saving stays a small share of the time."""
@@ -155,18 +138,10 @@ class SqsApp:
                 pause = max(SAVE_PAUSE_SECONDS, (time.perf_counter() - began) / SAVE_SHARE)
 
 
-def _replay(body: bytes, rest: Any) -> Any:
-    events = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Any:
-        return events.pop() if events else await rest()
-
-    return receive
-
-
 async def run(listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT; the app then saves everything in its own shutdown."""
     from ministack.app import app
+    from ministack.services import sqs as service
 
     # Asked about each request to a host with a dot; the real one loads a dozen services, and libraries for them.
     gateway: Any = ModuleType("ministack.services.apigateway_v1")
@@ -176,6 +151,8 @@ async def run(listener: socket.socket) -> None:
     # At its end the app imports this service only to stop it, which costs a second; it takes a failed import lightly.
     sys.modules["ministack.services.transfer"] = None  # type: ignore[assignment]
     sqs = SqsApp(app)
+    # ministack looks for messages every 100 ms.
+    service.asyncio = SimpleNamespace(iscoroutine=asyncio.iscoroutine, sleep=sqs.until_sent)  # type: ignore[attr-defined]
     server = uvicorn.Server(
         uvicorn.Config(
             GuardedApp(sqs, os.environ.pop(ACCESS_KEY_ID)),

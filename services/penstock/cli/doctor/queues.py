@@ -1,13 +1,21 @@
-"""Checks of the queues, whichever broker carries them."""
+"""Checks of the queues: of SQS the existence, permissions, attributes and dead letters, else what a broker shows."""
 
+import json
+import time
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
 
-from penstock.brokers.base import Queue, QueueMissing
+from penstock.brokers.base import MAX_RECEIVES, Queue, QueueMissing
 from penstock.brokers.opening import open_transport, queue_names
+from penstock.brokers.sqs import LIMITS, SqsTransport
 from penstock.cli.doctor.findings import Report
 from penstock.protocol.errors import SettingsError, Unavailable
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
+
+_MAKE = "create it with terraform/, or `penstock create-queues` at a local endpoint"
+_POLICY = "let this role call sqs:GetQueueAttributes and what the policies in terraform/ list for its process"
 
 
 async def examine_queues(settings: Settings, report: Report) -> None:
@@ -22,8 +30,6 @@ async def examine_queues(settings: Settings, report: Report) -> None:
                 "let PENSTOCK_INBOUND_QUEUE, PENSTOCK_OUTBOUND_QUEUE and PENSTOCK_RESULTS_QUEUE name three queues",
             )  # fmt: skip
     if settings.transport.kind == "sqs":
-        from penstock.cli.doctor.sqs import examine_sqs
-
         await examine_sqs(settings, report)
     else:
         await _examine_broker(settings, report)
@@ -69,3 +75,88 @@ async def _count(queue: Queue, what: str, report: Report) -> int | None:
     except Unavailable as exc:
         report("error", what, str(exc), "let the user of PENSTOCK_TRANSPORT_URL read, write and configure it")
     return None
+
+
+async def examine_sqs(settings: Settings, report: Report) -> None:
+    """The three queues and their dead-letter queues."""
+    transport = SqsTransport.of(settings)
+    clock = None
+    try:
+        for label, name in queue_names(settings).items():
+            try:
+                attributes, skew = await _look(transport, name)
+            except Unavailable as exc:
+                if "does not exist" in str(exc):
+                    fix = f"{_MAKE}, or correct PENSTOCK_{label.upper()}_QUEUE"
+                elif "AccessDenied" in str(exc):
+                    fix = _POLICY
+                else:
+                    fix = "check PENSTOCK_SQS_ENDPOINT_URL, PENSTOCK_AWS_REGION and the AWS credentials"
+                report("error", f"{label} queue", str(exc), fix)
+                continue
+            clock = skew if clock is None else clock
+            _examine_queue(label, attributes, report)
+            await _examine_dead_letters(transport, label, attributes, report)
+    finally:
+        await transport.close()
+    if clock is not None:
+        report.clock("queue clock", clock, "AWS refuses calls that are signed minutes off")
+
+
+async def _look(transport: SqsTransport, name: str) -> tuple[dict[str, str], float | None]:
+    """A queue's attributes, and by how many seconds the clock of SQS is ahead. Raises Unavailable."""
+    attributes, answered = await transport.queue(name, label=name).describe()
+    # What it says is cut to whole seconds.
+    return attributes, None if answered is None else answered.timestamp() + 0.5 - time.time()
+
+
+def _examine_queue(label: str, attributes: Mapping[str, str], report: Report) -> None:
+    what = f"{label} queue"
+    limit = int(attributes.get("MaximumMessageSize", LIMITS.max_message_bytes))
+    is_small = limit < LIMITS.max_message_bytes
+    is_fifo, delay = attributes.get("FifoQueue") == "true", int(attributes.get("DelaySeconds", 0))
+    if is_fifo:
+        report("error", what, "it is a FIFO queue, whose messages need a group", "create a standard queue")
+    if is_small:
+        seen = f"it takes messages up to {limit:,} bytes; Penstock packs up to {LIMITS.max_message_bytes:,}"
+        report("warning", what, seen, "raise its MaximumMessageSize")
+    if delay:
+        fix = "set its DelaySeconds to 0: Penstock keeps tasks that are not due in Postgres"
+        report("warning", what, f"it holds every message back for {delay} s", fix)
+    if not (is_fifo or is_small or delay):
+        report("ok", what, f"there, {attributes.get('ApproximateNumberOfMessages', '0')} messages visible")
+
+
+async def _examine_dead_letters(
+    transport: SqsTransport, label: str, attributes: Mapping[str, str], report: Report
+) -> None:
+    what = f"{label} dead letters"
+    policy: Any = json.loads(attributes.get("RedrivePolicy") or "{}")
+    if not policy:
+        report(
+            "error", what, "the queue has no dead-letter queue: an unprocessable message is redelivered forever",
+            f"set its RedrivePolicy with maxReceiveCount {MAX_RECEIVES}; terraform/ does",
+        )  # fmt: skip
+        return
+    receives = int(policy.get("maxReceiveCount", 0))
+    if receives < 3:
+        seen = f"a message goes there after {receives} deliveries: two restarts of workers suffice"
+        report("warning", what, seen, f"set maxReceiveCount to {MAX_RECEIVES}")
+    name = str(policy.get("deadLetterTargetArn", "")).rsplit(":", 1)[-1]
+    try:
+        dead, _ = await _look(transport, name)
+    except Unavailable as exc:
+        report("error", what, str(exc), f"{_MAKE}, or correct the queue's RedrivePolicy")
+        return
+    kept, kept_there = (int(a.get("MessageRetentionPeriod", 345_600)) for a in (attributes, dead))
+    if kept_there < kept:
+        report(
+            "warning", what, f"{name} keeps messages for {kept_there / 86_400:g} days, its queue {kept / 86_400:g}: "
+            "a dead letter keeps its first send time, and may be gone at once",
+            "let the dead-letter queue keep them longer, best 14 days",
+        )  # fmt: skip
+    count = int(dead.get("ApproximateNumberOfMessages", 0))
+    if count:
+        report("note", what, f"{count} in {name}", f"look at them: `penstock dlq list {label}`")
+    elif receives >= 3 and kept_there >= kept:
+        report("ok", what, f"{name}, after {receives} deliveries, none there")
