@@ -405,7 +405,7 @@ async def test_dead_letters_are_pointed_out(settings: Settings, sqs: Any) -> Non
 
 async def test_a_clock_that_is_wrong(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     real = time.time
-    for module in ("database", "sqs"):
+    for module in ("database", "queues"):
         monkeypatch.setattr(f"penstock.cli.doctor.{module}.time.time", lambda: real() - 60)
     found = await complaint(settings, "database clock")
     assert found.seen == "60.0 s ahead of this machine's"
