@@ -18,18 +18,10 @@ def open_store(settings: Settings, application_name: str, *, url: str | None = N
 
     options: as of ``Store``. Raises SettingsError when there is no URL.
     """
-    return Store(
-        url or settings.require_database_url,
-        pooler=settings.database_pooler,
-        listen_url=settings.listen_url,
-        application_name=application_name,
-        **{
-            **connecting_options(settings),
-            "pool_size": settings.database_pool_size,
-            "statement_timeout_seconds": settings.statement_timeout_seconds,
-            **options,
-        },
-    )
+    options.setdefault("pool_size", settings.database_pool_size)
+    options.setdefault("statement_timeout_seconds", settings.statement_timeout_seconds)
+    known = connecting_options(settings) | {"pooler": settings.database_pooler, "listen_url": settings.listen_url}
+    return Store(url or settings.require_database_url, application_name=application_name, **known, **options)
 
 
 def open_replica(settings: Settings, primary: Store) -> Replica | None:

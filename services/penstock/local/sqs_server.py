@@ -152,7 +152,7 @@ async def run(listener: socket.socket) -> None:
     sys.modules["ministack.services.transfer"] = None  # type: ignore[assignment]
     sqs = SqsApp(app)
     # ministack looks for messages every 100 ms.
-    service.asyncio = SimpleNamespace(iscoroutine=asyncio.iscoroutine, sleep=sqs.until_sent)  # type: ignore[attr-defined]
+    service.asyncio = SimpleNamespace(iscoroutine=asyncio.iscoroutine, sleep=sqs.until_sent)
     server = uvicorn.Server(
         uvicorn.Config(
             GuardedApp(sqs, os.environ.pop(ACCESS_KEY_ID)),

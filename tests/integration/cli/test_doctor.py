@@ -19,9 +19,8 @@ from typer.testing import CliRunner
 
 from penstock.brokers.sqs import SqsTransport
 from penstock.cli.app import app
-from penstock.cli.doctor.checks import _examine_processes, examine, examine_payloads
+from penstock.cli.doctor.checks import _examine_processes, examine, examine_deliveries, examine_payloads
 from penstock.cli.doctor.database import PROCESSES, examine_database
-from penstock.cli.doctor.deliveries import examine_deliveries
 from penstock.cli.doctor.findings import Finding, Report
 from penstock.db.grants import grants
 from penstock.db.migrate import grant, head_revision, upgrade
