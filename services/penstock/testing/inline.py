@@ -395,26 +395,20 @@ class Inline:
 
     def _shown(self, task: InlineTask, detail: bool) -> views.Task:
         new, at = task.new, timestamp(task.created_at)
-        members: dict[str, Any] = {
-            "id": task.id, "action": task.action, "state": task.state, "attempts": task.attempts,
-            "max_attempts": new.max_attempts, "priority": new.priority, "run_at": timestamp(task.due_at),
-            "created_at": at, "updated_at": at, "progress": task.progress, "result": task.result, "error": task.error,
-            "reason": task.reason, "tenant": new.tenant,
-        }  # fmt: skip
-        if not detail:
-            return views.Task(**members)
-        failures = [views.Failure(place, place, at, error, None) for place, error in enumerate(task.errors, 1)]
         waits_for = None
         if task.token is not None and task.wait_until is not None:
             waits_for = views.WaitsFor(task.token, timestamp(task.wait_until))
-        return views.TaskDetail(
-            **members, payload=task.payload, unique_key=new.unique_key, ordering_key=new.ordering_key,
-            limit_key=new.limit_key, labels=json.loads(new.labels or "null"),
-            expires_at=None if new.expires_at is None else timestamp(new.expires_at), timeout=new.timeout_seconds,
-            claim=task.claim, worker=None, failures=failures, waits_for=waits_for,
-            claimed_at=None if task.claimed_at is None else timestamp(task.claimed_at),
-            snoozes=task.snoozes,
+        found = views.TaskDetail(
+            id=task.id, action=task.action, state=task.state, attempts=task.attempts, max_attempts=new.max_attempts,
+            priority=new.priority, run_at=timestamp(task.due_at), created_at=at, updated_at=at, progress=task.progress,
+            result=task.result, error=task.error, reason=task.reason, tenant=new.tenant, payload=task.payload,
+            unique_key=new.unique_key, ordering_key=new.ordering_key, limit_key=new.limit_key,
+            labels=json.loads(new.labels or "null"), timeout=new.timeout_seconds, claim=task.claim, worker=None,
+            expires_at=None if new.expires_at is None else timestamp(new.expires_at), waits_for=waits_for,
+            failures=[views.Failure(place, place, at, error, None) for place, error in enumerate(task.errors, 1)],
+            claimed_at=None if task.claimed_at is None else timestamp(task.claimed_at), snoozes=task.snoozes,
         )  # fmt: skip
+        return found if detail else msgspec.convert(found, views.Task, from_attributes=True)
 
     def _await(self, command: params.ResultParams) -> Any:
         found = [self._find(one) for one in command.task_ids]
