@@ -40,13 +40,8 @@ _SHOWN_CHARS = 80
 DataDirOption = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder of the local stack.", show_default=".penstock")
 ]
-ApiUrlOption = Annotated[
-    str | None,
-    typer.Option(
-        "--api-url",
-        help="URL of the api. Default: PENSTOCK_API_URL, else the stack running in --data-dir, else " + DEFAULT_API_URL,
-    ),
-]
+_API_URL = f"URL of the api. Default: PENSTOCK_API_URL, else the stack running in --data-dir, else {DEFAULT_API_URL}"
+ApiUrlOption = Annotated[str | None, typer.Option("--api-url", help=_API_URL)]
 DatabaseUrlOption = Annotated[
     str | None, typer.Option("--database-url", help="Postgres to use; default PENSTOCK_DATABASE_URL.")
 ]
