@@ -150,12 +150,8 @@ class Database(Shown):
         from penstock.db.opening import open_store
 
         async def run() -> Result:
-            store = open_store(self.settings, "penstock-cli", pool_size=1)
-            try:
-                async with store.session() as session:
-                    return await work(session)
-            finally:
-                await store.close()
+            async with open_store(self.settings, "penstock-cli", pool_size=1) as store, store.session() as session:
+                return await work(session)
 
         return asyncio.run(run())
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from time import monotonic
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import asyncpg
 
@@ -153,6 +153,12 @@ class Store:
             reset=_no_reset,
             **(pooled if self.is_pooled else direct),
         )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc_info: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         if self._pool is not None:

@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -66,14 +65,9 @@ class Pipeline:
         names = {label: getattr(self.settings, f"{label}_queue") for label in ("inbound", "outbound", "results")}
         return {label: self._queue(name, label) for label, name in names.items()}
 
-    @asynccontextmanager
-    async def _store(self) -> AsyncIterator[Store]:
+    def _store(self) -> Store:
         """Of the running loop: a test may have several, one after the other or in threads."""
-        store = Store(self.database_url, pool_size=_POOL_SIZE)
-        try:
-            yield store
-        finally:
-            await store.close()
+        return Store(self.database_url, pool_size=_POOL_SIZE)
 
     # Running
 

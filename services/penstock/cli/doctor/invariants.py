@@ -39,14 +39,11 @@ async def examine_stored(settings: Settings, report: Report) -> None:
     """The invariants, over a connection of its own. No finding where no database is set."""
     if settings.database_url is None:
         return
-    store = open_store(settings, "penstock-doctor", pool_size=1)
     try:
-        async with store.session() as session:
+        async with open_store(settings, "penstock-doctor", pool_size=1) as store, store.session() as session:
             await examine_invariants(session, report, stale_after_seconds=settings.stale_after_seconds)
     except PenstockError as exc:
         report("error", "invariants", str(exc).splitlines()[0], "see the findings about the database")
-    finally:
-        await store.close()
 
 
 async def examine_invariants(session: Session, report: Report, *, stale_after_seconds: float) -> None:
