@@ -197,6 +197,7 @@ CALLERS: dict[Place, list[tuple[str, set[str]]]] = {
     ("results/watermark.py", "results"): [("supervisor", {"results"})],
     ("supervisor/repair.py", "queue"): [("supervisor", {"outbound"} | ROUTES)],
     ("cli/doctor/queues.py", "queue"): [("supervisor", ROLES | DEAD_LETTERS)],
+    ("cli/doctor/queues.py", "transport.queue(name, label=name)"): [("supervisor", ROLES | DEAD_LETTERS)],
     ("api/dispatch.py", "queue"): [("api", ROLES)],
     ("api/dead_letters.py", "_queue(context, label + DEAD_LETTER_SUFFIX)"): [("dlq_operator", DEAD_LETTERS)],
     ("api/dead_letters.py", "queue"): [("dlq_operator", ROLES)],
