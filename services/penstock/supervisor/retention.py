@@ -15,7 +15,6 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from time import monotonic
 
@@ -190,14 +189,11 @@ class Retention:
         return 0
 
     async def _detach_oldest(self, session: Session) -> bool:
-        now = await session.value("read_clock")
-        for row in await session.fetch("list_partitions"):
-            if row["day"] is not None:
-                end = datetime.strptime(row["day"], "%Y%m%d").replace(tzinfo=UTC) + timedelta(days=1)
-                if end < now - timedelta(seconds=self._keep[_state_of(row["parent"])]):
-                    await session.fetch("detach_partition", row["name"])
-                    return True
-        return False
+        parents = [f"task_{state.lower()}" for state in self._keep]
+        expired = await session.value("find_expired_partition", parents, [*self._keep.values()])
+        if expired is not None:
+            await session.fetch("detach_partition", expired)
+        return expired is not None
 
     async def _drop_detached(self) -> int:
         """Drop detached partitions; returns how many records they had."""
@@ -207,7 +203,7 @@ class Retention:
         dropped = 0
         deadline = monotonic() + _FORGETTING_SECONDS
         for row in detached:
-            while (rows := await self._forget_some(row["name"], _state_of(row["parent"]))) is None:
+            while (rows := await self._forget_some(row["name"], State(row["state"]))) is None:
                 if monotonic() >= deadline:
                     return dropped
             dropped += rows
@@ -293,7 +289,3 @@ async def _delete(kind: str, delete: Callable[[], Awaitable[int]], full: int, mo
         metrics.CLEANED.labels(kind).inc(total)
         log.info("records_removed", kind=kind, count=total)
     return total
-
-
-def _state_of(parent: str) -> State:
-    return State(parent.removeprefix("task_").upper())

@@ -72,16 +72,18 @@ with looked as materialized (
 )
 select array(select key from freed) as keys, (select max(key) from looked having count(*) >= $1) as last;
 
--- name: list_partitions
--- The history's day partitions, oldest first: (name, state, day or null for a default partition).
-select c.relname as name, p.relname as parent,
-       (regexp_match(c.relname, '_(\d{8})$'))[1] as day
-from pg_inherits i
+-- name: find_expired_partition
+-- $1 partitioned tables of the history, $2 seconds for which each keeps a record. The first partition of a day that has none
+-- to keep, by its name; a default partition is of no day.
+select c.relname
+from unnest($1::text[], $2::float8[]) kept (parent, seconds)
+join pg_class p on p.relname = kept.parent
+join pg_namespace n on n.oid = p.relnamespace and n.nspname = 'penstock'
+join pg_inherits i on i.inhparent = p.oid
 join pg_class c on c.oid = i.inhrelid
-join pg_class p on p.oid = i.inhparent
-join pg_namespace n on n.oid = c.relnamespace
-where n.nspname = 'penstock' and p.relname in ('task_success', 'task_critical_error', 'task_cancelled')
-order by c.relname;
+where (to_date(substring(c.relname from '_(\d{8})$'), 'YYYYMMDD') + 1)::timestamp at time zone 'UTC'
+      < now() - make_interval(secs => kept.seconds)
+order by c.relname limit 1;
 
 -- name: read_clock
 select now();
@@ -139,8 +141,8 @@ select set_config('lock_timeout', '20', true),
 select penstock.detach_partition($1);
 
 -- name: list_detached
--- Partitions of the history that are attached no more: (name, parent).
-select c.relname as name, regexp_replace(c.relname, '_\d{8}$', '') as parent
+-- Partitions of the history that are attached no more: (name, state).
+select c.relname as name, regexp_replace(upper(c.relname), '^TASK_|_\d{8}$', '', 'g') as state
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where n.nspname = 'penstock' and c.relkind = 'r' and c.relname ~ '^task_(success|critical_error|cancelled)_\d{8}$'
   and not exists (select 1 from pg_inherits i where i.inhrelid = c.oid)

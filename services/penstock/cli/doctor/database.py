@@ -144,7 +144,9 @@ async def _examine_server(session: Session, settings: Settings, report: Report, 
     before = time.time()
     (server,) = await session.fetch("read_server")
     now = (before + time.time()) / 2
-    _examine_configuration(server, report)
+    _examine_version(server["version"] // 10_000, report)
+    for finding in await session.fetch("find_unsafe_settings"):
+        report(*finding)
     _examine_timeouts(server, settings, report)
     wanted = len(PROCESSES) * settings.database_pool_size
     room, connected = server["connections"], server["connected"]
@@ -208,28 +210,13 @@ def _examine_timeouts(server: Any, settings: Settings, report: Report) -> None:
         report("ok", "timeouts", f"a statement has {limit:g} s, and nothing else ends it earlier")
 
 
-def _examine_configuration(server: Any, report: Report) -> None:
-    major = server["version"] // 10_000
+def _examine_version(major: int, report: Report) -> None:
     if major < OLDEST:
         report("error", "database", f"PostgreSQL {major}", f"upgrade: {OLDEST} to {NEWEST} are supported")
     elif major > NEWEST:
         report("note", "database", f"PostgreSQL {major}", f"tested up to {NEWEST}; look for a newer Penstock")
     else:
         report("ok", "database", f"PostgreSQL {major} answers")
-    if server["in_recovery"]:
-        fix = "name the primary in PENSTOCK_DATABASE_URL, or all hosts: the one that takes writes is chosen"
-        report("error", "database role", "it is a standby, and takes no writes", fix)
-    elif server["read_only"]:
-        seen = "default_transaction_read_only is on: nothing can be written"
-        fix = "set it to off for this role or database; a provider sets it when the disk is full"
-        report("error", "database role", seen, fix)
-    if not server["fsync"]:
-        report("warning", "fsync", "off: a crash of the machine may lose everything", "set fsync = on")
-    if server["synchronous_commit"] == "off":
-        seen = "off: a crash may lose tasks whose acceptance was answered"
-        report("warning", "synchronous_commit", seen, "set synchronous_commit = on for this role or database")
-    if not server["autovacuum"]:
-        report("warning", "autovacuum", "off: dead rows of the live table slow every claim down", "set autovacuum = on")
 
 
 async def _examine_schema(session: Session, settings: Settings, report: Report) -> None:

@@ -2,14 +2,10 @@
 
 -- name: read_server
 -- The server and what of its settings matters; the clock is its own.
-select current_setting('server_version_num')::int as version, pg_is_in_recovery() as in_recovery,
-       current_setting('default_transaction_read_only') = 'on' as read_only,
-       current_user::text as role,
+select current_setting('server_version_num')::int as version, current_user::text as role,
        -- In seconds, 0 for none; of 17 and later, of 14 and later.
        coalesce((select setting::float8 / 1000 from pg_settings where name = 'transaction_timeout'), 0) as transaction_timeout,
        coalesce((select setting::float8 / 1000 from pg_settings where name = 'idle_session_timeout'), 0) as idle_session_timeout,
-       current_setting('fsync') = 'on' as fsync, current_setting('synchronous_commit') as synchronous_commit,
-       current_setting('autovacuum') = 'on' as autovacuum,
        current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int as connections,
        -- Of sessions of other roles only those that may read all statistics see the type.
        (select count(*) from pg_stat_activity
@@ -18,6 +14,21 @@ select current_setting('server_version_num')::int as version, pg_is_in_recovery(
        exists (select from pg_class where relnamespace = (select oid from pg_namespace where nspname = 'penstock')
                and relname = 'alembic_version') as has_schema,
        (select has_schema_privilege(oid, 'USAGE') from pg_namespace where nspname = 'penstock') as may_use_schema;
+
+-- name: find_unsafe_settings
+-- What of the server's settings harms Penstock: findings, as doctor reports them.
+select level, what, seen, fix from (values
+    (pg_is_in_recovery(), 'error', 'database role', 'it is a standby, and takes no writes',
+     'name the primary in PENSTOCK_DATABASE_URL, or all hosts: the one that takes writes is chosen'),
+    (current_setting('default_transaction_read_only') = 'on' and not pg_is_in_recovery(), 'error', 'database role',
+     'default_transaction_read_only is on: nothing can be written',
+     'set it to off for this role or database; a provider sets it when the disk is full'),
+    (current_setting('fsync') = 'off', 'warning', 'fsync', 'off: a crash of the machine may lose everything', 'set fsync = on'),
+    (current_setting('synchronous_commit') = 'off', 'warning', 'synchronous_commit',
+     'off: a crash may lose tasks whose acceptance was answered', 'set synchronous_commit = on for this role or database'),
+    (current_setting('autovacuum') = 'off', 'warning', 'autovacuum',
+     'off: dead rows of the live table slow every claim down', 'set autovacuum = on')
+) checks (applies, level, what, seen, fix) where applies;
 
 -- name: read_schema_revision
 select version_num from penstock.alembic_version;
