@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from penstock.db.connecting import connect
 from penstock.db.credentials import Passwords
 from penstock.db.driver_errors import Translated
+from penstock.db.statements import SQL
 from penstock.protocol.errors import Refused, Unavailable
 from penstock.protocol.schema import DEFAULT, renamed
 
@@ -28,20 +29,6 @@ _PACKAGE = Path(__file__).parents[1]
 _TABLES = "select, insert, update, delete"
 LOCK = "hashtext('penstock migrate')"
 """The advisory lock of those that change tables."""
-# The locks of a migration and of the supervisor's upkeep, so that neither creates a table without its grants.
-_LOCK = "select pg_advisory_xact_lock(hashtext(name)) from unnest(array['penstock migrate', 'penstock upkeep']) name"
-_ROLE = """
-select quote_ident(r.rolname) as name, pg_has_role(r.oid, n.nspowner, 'MEMBER') as owns,
-       n.nspowner::regrole::text as owner
-from pg_roles r cross join pg_namespace n where r.rolname = $1 and n.nspname = 'penstock'
-"""
-# The roles that will create tables: owners of the functions that create partitions, and this role by migrations.
-_CREATORS = """
-select distinct creator::regrole::text from (
-    select proowner from pg_proc where pronamespace = 'penstock'::regnamespace and prosecdef
-    union select oid from pg_roles where rolname = current_user) c (creator)
-order by 1
-"""
 
 
 def migrations_path() -> Path:
@@ -158,8 +145,8 @@ async def grant(database_url: str, role: str, *, passwords: Passwords | None = N
 
 
 async def _grant(connection: asyncpg.Connection, role: str) -> None:
-    await connection.execute(_LOCK)
-    found = await connection.fetchrow(_ROLE, role)
+    await connection.execute(SQL["lock_migrations"])
+    found = await connection.fetchrow(SQL["read_grantee"], role)
     if found is None:
         raise Refused(f"there is no role {role!r}: create it first, `create role ... login password ...`")
     if found["owns"]:
@@ -172,7 +159,7 @@ async def _grant(connection: asyncpg.Connection, role: str) -> None:
         f"grant usage, select on all sequences in schema penstock to {name}",
         f"grant execute on all functions in schema penstock to {name}",
     ]
-    for (creator,) in await connection.fetch(_CREATORS):
+    for (creator,) in await connection.fetch(SQL["list_table_creators"]):
         later = f"alter default privileges for role {creator} in schema penstock grant"
         statements += [
             f"{later} {_TABLES} on tables to {name}",
