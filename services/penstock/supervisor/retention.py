@@ -170,13 +170,11 @@ class Retention:
 
     async def _index_partition(self, session: Session) -> bool:
         """Index a new partition of a state whose rows are deleted one by one."""
-        for state, keep_seconds in self._keep.items():
-            if keep_seconds < _SHORT_SECONDS:
-                partition = await session.value("list_unindexed_partitions", f"task_{state.lower()}")
-                if partition is not None:
-                    await session.fetch("index_partition", partition)
-                    return True
-        return False
+        short = [f"task_{state.lower()}" for state, seconds in self._keep.items() if seconds < _SHORT_SECONDS]
+        partition = await session.value("find_unindexed_partition", short)
+        if partition is not None:
+            await session.fetch("index_partition", partition)
+        return partition is not None
 
     async def _compact_tally(self) -> int:
         limits = _TALLY_KEPT_SECONDS, _TALLY_BY_MINUTE_SECONDS, _TALLY_ROWS_AT_ONCE, MAX_ACTIONS_SHOWN, OTHER_ACTIONS

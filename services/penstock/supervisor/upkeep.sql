@@ -201,18 +201,19 @@ delete from penstock.forgetting where to_regclass('penstock.' || partition) is n
 -- $1 partition, which is detached.
 select penstock.drop_partition($1);
 
--- name: list_unindexed_partitions
--- $1 parent. Day partitions, from today's on, that have no btree on finished_at and are small enough to be given one.
+-- name: find_unindexed_partition
+-- $1 partitioned tables of the history. A partition of a day, from today's on, that has no btree on finished_at and is small
+-- enough to be given one.
 select c.relname as name
-from pg_inherits i join pg_class c on c.oid = i.inhrelid
-where i.inhparent = ('penstock.' || $1::text)::regclass
-  and right(c.relname, 8) between to_char(now() at time zone 'utc', 'YYYYMMDD') and '99999999'
+from unnest($1::text[]) parent (name) join pg_inherits i on i.inhparent = ('penstock.' || parent.name)::regclass
+join pg_class c on c.oid = i.inhrelid
+where right(c.relname, 8) between to_char(now() at time zone 'utc', 'YYYYMMDD') and '99999999'
   and pg_relation_size(c.oid) < 8388608
   and not exists (
       select from pg_index x join pg_class ic on ic.oid = x.indexrelid join pg_am m on m.oid = ic.relam
       join pg_attribute a on a.attrelid = c.oid and a.attnum = x.indkey[0]
       where x.indrelid = c.oid and m.amname = 'btree' and a.attname = 'finished_at')
-order by c.relname;
+order by c.relname limit 1;
 
 -- name: index_partition
 -- $1 partition, whose records leave one by one. BRIN knows nothing of pages written since the last vacuum, and of reused
