@@ -1,19 +1,23 @@
-"""Simulates the whole pipeline: ``make simulate SEEDS=300``. See docs/simulation.md."""
+"""Simulates the whole pipeline: ``make simulate SEEDS=300``. See docs/operations.md."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -35,7 +39,11 @@ _MUTATION_SEEDS = 40
 
 
 class Databases:
-    """Databases that follow the simulated clock, on a server of their own."""
+    """Databases that follow the simulated clock, on a server of their own.
+
+    One is used at a time: what many changes of one database's tables have its server forget of all others makes plans
+    anew, in the midst of a run.
+    """
 
     def __init__(self, server: EmbeddedPostgres) -> None:
         self._server = server
@@ -46,7 +54,9 @@ class Databases:
         self._count = 0
 
     def make(self) -> str:
-        """Another database; returns its URL."""
+        """A new database instead of the one before; returns its URL."""
+        if self._count:
+            self._server.drop_database(f"simulation_{self._count}")
         self._count += 1
         name = f"simulation_{self._count}"
         self._server.create_database(name, template="simulation")
@@ -61,6 +71,8 @@ def databases() -> Iterator[Databases]:
         try:
             yield Databases(server)
         finally:
+            for backend in psutil.Process(server.pid).children():
+                backend.send_signal(signal.SIGCONT)  # a child that was killed may have left it stopped
             server.stop()
 
 
@@ -85,34 +97,43 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at once")
     parser.add_argument("--plan", type=Path, help="run a plan that was written by --shrink instead")
     parser.add_argument("--shrink", type=Path, help="write the smallest plan that still fails to this file")
+    parser.add_argument("--twice", action="store_true", help="run each seed twice, and print where its runs differ")
     parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="with this statement broken on purpose")
     parser.add_argument("--mutations", action="store_true", help="with each of them; all have to be noticed")
     args = parser.parse_args()
-    with databases() as made:
-        sys.exit(check_mutations(made, args) if args.mutations else run_seeds(made, args))
+    with ExitStack() as stack:
+        made: SimpleQueue[Databases] = SimpleQueue()
+        for _ in range(args.jobs):
+            made.put(stack.enter_context(databases()))
+        sys.exit((check_mutations if args.mutations else check_twice if args.twice else run_seeds)(made, args))
 
 
-def run_seeds(made: Databases, args: argparse.Namespace) -> int:
+def run_seeds(made: SimpleQueue[Databases], args: argparse.Namespace) -> int:
     """Returns the exit code: 0, or 1 if a property did not hold."""
-    more = [f"--{name}={value}" for name in ("plan", "shrink", "mutation") if (value := getattr(args, name))]
+    failed = sum(outcome["problem"] is not None for outcome in run_all(made, args))
+    print(f"{1 if args.plan else args.seeds} seeds, {failed} failed")
+    return 1 if failed else 0
+
+
+def run_all(made: SimpleQueue[Databases], args: argparse.Namespace, *more: str) -> Iterator[dict[str, Any]]:
+    """Run all seeds, and print what failed; yields an outcome each. more: options of the child."""
+    more += tuple(f"--{name}={value}" for name in ("plan", "shrink", "mutation") if (value := getattr(args, name)))
     seeds = 1 if args.plan else args.seeds
-    firsts = range(args.seed, args.seed + seeds, _SEEDS_PER_CHILD)
     outcomes: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
 
     def run(first: int) -> None:
+        mine = made.get()
         try:
             count = min(_SEEDS_PER_CHILD, args.seed + seeds - first)
-            for outcome in simulate(urls.get(), f"--first={first}", f"--seeds={count}", f"--steps={args.steps}", *more):
+            options = (f"--first={first}", f"--seeds={count}", f"--steps={args.steps}", *more)
+            for outcome in simulate(mine.make(), *options):
                 outcomes.put(outcome)
         finally:
+            made.put(mine)
             outcomes.put(None)
 
-    urls: SimpleQueue[str] = SimpleQueue()
-    for _ in firsts:
-        urls.put(made.make())
-    failed = left = 0
     with _progress() as bar, ThreadPoolExecutor(args.jobs) as pool:
-        runs = [pool.submit(run, first) for first in firsts]
+        runs = [pool.submit(run, first) for first in range(args.seed, args.seed + seeds, _SEEDS_PER_CHILD)]
         shown = bar.add_task("seeds", total=seeds)
         left = len(runs)
         while left:
@@ -121,25 +142,45 @@ def run_seeds(made: Databases, args: argparse.Namespace) -> int:
                 left -= 1
                 continue
             bar.advance(shown)
-            failed += outcome["problem"] is not None
             if outcome["problem"] is not None or seeds == 1:
                 bar.console.print(text_of(outcome), highlight=False, markup=False)
+            yield outcome
         for finished in runs:
             finished.result()
-    print(f"{seeds} seeds, {failed} failed")
-    return 1 if failed else 0
 
 
-def check_mutations(made: Databases, args: argparse.Namespace) -> int:
+def check_twice(made: SimpleQueue[Databases], args: argparse.Namespace) -> int:
+    """Run each seed behind others of two orders. Returns the exit code: 0, or 1 if a run of a seed differed."""
+    with tempfile.TemporaryDirectory() as folder:
+        runs = []
+        for order in ("forwards", "backwards"):
+            lines = Path(folder) / order
+            lines.mkdir()
+            runs.append({o["seed"]: o["digest"] for o in run_all(made, args, f"--{order}", f"--lines={lines}")})
+        different = sorted(seed for seed in runs[0] if runs[0][seed] != runs[1][seed])
+        for seed in different:
+            both = [(Path(folder) / order / seed).read_text().split("\n") for order in ("forwards", "backwards")]
+            place = next(i for i, (one, other) in enumerate(zip_longest(*both)) if one != other)
+            print(
+                f"seed {seed}, in line {place}:", *(one for lines in both for one in lines[place : place + 1]), sep="\n"
+            )
+    print(f"{len(runs[0])} seeds, {len(different)} of which had two different runs")
+    return 1 if different else 0
+
+
+def check_mutations(made: SimpleQueue[Databases], args: argparse.Namespace) -> int:
     """Returns the exit code: 0, or 1 if one was not noticed."""
-    urls = {name: made.make() for name in MUTATIONS}
 
     def run(name: str) -> str | None:
+        mine = made.get()
         options = (f"--first={args.seed}", f"--seeds={_MUTATION_SEEDS}", f"--steps={args.steps}", "--until-failure")
-        for outcome in simulate(urls[name], f"--mutation={name}", *options):
-            if outcome["problem"] is not None:
-                return f"seed {outcome['seed']}: {outcome['problem'].splitlines()[0][:150]}"
-        return None
+        try:
+            for outcome in simulate(mine.make(), f"--mutation={name}", *options):
+                if outcome["problem"] is not None:
+                    return f"seed {outcome['seed']}: {outcome['problem'].splitlines()[0][:150]}"
+            return None
+        finally:
+            made.put(mine)
 
     with ThreadPoolExecutor(args.jobs) as pool:
         found = dict(zip(MUTATIONS, pool.map(run, MUTATIONS), strict=True))

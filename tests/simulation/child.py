@@ -7,8 +7,10 @@ clock.install()
 import argparse  # noqa: E402 - after the clock, of which they take the functions by name
 import gc  # noqa: E402
 import json  # noqa: E402
+import random  # noqa: E402
 import sys  # noqa: E402
 from dataclasses import replace  # noqa: E402
+from functools import partial  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from penstock.db.statements import SQL  # noqa: E402
@@ -35,7 +37,7 @@ def run(bridge: Bridge, plan: Plan) -> dict[str, object]:
         "seed": plan.seed, "digest": digest, "problem": problem, "seconds": round(clock.Clock.now, 1),
         "commits": world.checks.commits, "statements": world.statements,
         "kills": world.kills, "succeeded": world.checks.succeeded, "history": world.history if problem else [],
-        "trace": world.checks.commits_seen, "retried": sorted(world.checks.retried),
+        "lines": world.lines, "trace": world.checks.commits_seen, "retried": sorted(world.checks.retried),
     }  # fmt: skip
 
 
@@ -67,6 +69,10 @@ def main() -> None:
     parser.add_argument("--shrink", type=Path, help="where the smallest failing plan is written")
     parser.add_argument("--mutation", choices=sorted(MUTATIONS))
     parser.add_argument("--traces", action="store_true", help="with what each commit left of the tasks it changed")
+    parser.add_argument("--lines", type=Path, help="a folder for a file of each run, with every statement and its rows")
+    parser.add_argument("--backwards", action="store_true", help="run the last seed first")
+    parser.add_argument("--forwards", action="store_false", dest="backwards")
+    parser.add_argument("--lag", action="store_true", help="statements take longer, in real time and by chance")
     parser.add_argument("--until-failure", action="store_true", help="run no seed after one that fails")
     args = parser.parse_args()
     if args.mutation:
@@ -74,19 +80,24 @@ def main() -> None:
             assert before in SQL[name], f"{name} no longer says {before!r}"
             SQL[name] = SQL[name].replace(before, after)
     gc.disable()
-    bridge = Bridge(args.url)
+    lag = partial(random.Random().choice, (0.0, 0.0, 0.001, 0.004)) if args.lag else lambda: 0.0
+    bridge = Bridge(args.url, lag=lag)
     run(bridge, replace(draw_plan(_WARM_UP, 5), fault_share=0.0, kills=(), holds=()))
     plans = (
         [read_plan(args.plan)]
         if args.plan
         else [draw_plan(seed, args.steps) for seed in range(args.first, args.first + args.seeds)]
     )
-    for plan in plans:
+    for plan in reversed(plans) if args.backwards else plans:
         outcome = run(bridge, plan)
         if outcome["problem"] is not None and args.shrink is not None:
             smallest = shrink(bridge, plan)
             smallest.write(args.shrink)
             outcome = run(bridge, smallest)
+        lines = outcome.pop("lines")
+        if args.lines is not None:
+            assert isinstance(lines, list)
+            (args.lines / plan.seed).write_text("\n".join(lines))
         if not args.traces:
             outcome.pop("trace")
         json.dump(outcome, sys.stdout)

@@ -22,6 +22,7 @@ BEGINNING = datetime(2030, 1, 1, 8, tzinfo=UTC)
 _LOADED_WITH_THE_REAL_CLOCK = (asyncio, asyncpg, concurrent.futures, queue, threading)
 
 real_monotonic = time.monotonic
+real_urandom = os.urandom
 
 
 class Clock:

@@ -2,8 +2,9 @@
 
 A statement runs as soon as the simulation asks for it and takes no simulated time, but for the way there and back.
 One that waits for a lock is left waiting, and the simulation goes on; it ends once the lock is free, or is cancelled
-when the simulated lock timeout is over. Connections are real ones, which live as long as this program; they belong to
-an event loop of their own, which turns while the simulated one stands still.
+when the simulated lock timeout is over. Meanwhile its backend is stopped: those that a commit frees at once go on one
+after another, and not beside each other in an order that nobody determines. Connections are real ones, which live as
+long as this program; they belong to an event loop of their own, which turns while the simulated one stands still.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import secrets
+import signal
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -22,14 +25,13 @@ import asyncpg
 from penstock.db.pool import LOCK_WAIT_SECONDS, PLANNING, Store
 from penstock.db.statements import SQL
 from penstock.testing.clock import clock_statements
-from tests.simulation.clock import real_monotonic, wall
+from tests.simulation.clock import real_monotonic, real_urandom, wall
 from tests.simulation.loop import Process, current
 
 Returned = TypeVar("Returned")
 
 _PATIENCE_SECONDS = 60.0  # real ones, for one statement
 _CHANGES_TASKS = re.compile(r"(update|insert into|delete from) penstock\.(task|task_history)\b")
-_CANCEL_SECONDS = 2.0  # real ones
 _LOOK_SECONDS = 0.002  # real ones: what takes longer may wait for a lock
 
 # Postgres asks the simulation for the time: statements name these functions without a schema, and the search path leads
@@ -37,8 +39,8 @@ _LOOK_SECONDS = 0.002  # real ones: what takes longer may wait for a lock
 SCHEMA = (
     clock_statements(
         "sim",
-        "coalesce(nullif(current_setting('sim.now', true), ''), pg_read_file('simulated_time'))::timestamptz",
-        "pg_read_file('simulated_time')::timestamptz",
+        "coalesce(nullif(current_setting('sim.now', true), ''), pg_read_file(current_database()))::timestamptz",
+        "pg_read_file(current_database())::timestamptz",
     )
     + """
 create sequence sim.uuid;
@@ -144,28 +146,34 @@ class Pending:
 
 
 class RealConnection:
-    def __init__(self, driver: Any, kind: str) -> None:
+    """lag: of the way to the server, in real seconds, which is to change nothing."""
+
+    def __init__(self, driver: Any, kind: str, lag: Callable[[], float]) -> None:
         self.driver = driver
         self.kind = kind
         self.pid: int = driver.get_server_pid()
+        self._lag = lag
 
     async def run(self, text: str, args: tuple[Any, ...] | None) -> Any:
+        if lag := self._lag():
+            await asyncio.sleep(lag)
         return await (self.driver.execute(text) if args is None else self.driver.fetch(text, *args))
 
 
 class Bridge:
-    """Asks Postgres, while nothing else happens."""
+    """Asks Postgres, while nothing else happens. lag: see :class:`RealConnection`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, lag: Callable[[], float] = lambda: 0.0) -> None:
         self._url = url
+        self._lag = lag
         self._loop = _RealLoop()
         self._free: dict[str, list[RealConnection]] = defaultdict(list)
         self._connections = 0
         self._blocked: list[Pending] = []
         self._monitor = self._call(self._connect(plain=True))
         self._holder = self._call(self._connect(plain=True))
-        folder = self._call(self._monitor.fetchval("show data_directory"))
-        self._clock = os.open(f"{folder}/simulated_time", os.O_WRONLY | os.O_CREAT, 0o644)
+        file = "current_setting('data_directory') || '/' || current_database()"  # other databases have other times
+        self._clock = os.open(self._call(self._monitor.fetchval(f"select {file}")), os.O_WRONLY | os.O_CREAT, 0o644)
 
     def _call(self, work: Coroutine[Any, Any, Returned]) -> Returned:
         with self._turning():
@@ -195,15 +203,27 @@ class Bridge:
         timer.cancel()
 
     async def _connect(self, *, plain: bool) -> Any:
-        settings = {"application_name": "simulation", "plan_cache_mode": "force_generic_plan"}
+        settings = {
+            "application_name": "simulation", "plan_cache_mode": "force_generic_plan",
+            "max_parallel_workers_per_gather": "0",
+        }  # fmt: skip
         settings |= (
             {"lock_timeout": "20ms"}
             if plain
             else {**PLANNING, "search_path": "sim, pg_catalog", "deadlock_timeout": "1h"}
         )
-        return await asyncpg.connect(
-            self._url, statement_cache_size=1000, max_cacheable_statement_size=0, server_settings=settings
-        )
+        simulated, secrets.token_bytes = (
+            secrets.token_bytes,
+            real_urandom,
+        )  # a run may find its connections made, or not
+        try:
+            # A statement is never prepared a second time: its plan would be of another moment.
+            return await asyncpg.connect(
+                self._url, statement_cache_size=1000, max_cacheable_statement_size=0, server_settings=settings,
+                max_cached_statement_lifetime=0,
+            )  # fmt: skip
+        finally:
+            secrets.token_bytes = simulated
 
     def reset(self) -> None:
         """Empty the database, and forget plans: they depend on what was in it as they were made."""
@@ -228,7 +248,7 @@ class Bridge:
         if self._free[kind]:
             return self._free[kind].pop()
         self._connections += 1
-        return RealConnection(self._call(self._connect(plain=False)), kind)
+        return RealConnection(self._call(self._connect(plain=False)), kind, self._lag)
 
     def give_back(self, connection: RealConnection) -> None:
         """The connection is in no transaction."""
@@ -245,8 +265,7 @@ class Bridge:
             self._call(self._settle(pending))
             if not work.done():
                 self._blocked.append(pending)
-        if self._blocked:
-            self._look_at_blocked()
+        self._free_blocked()
         return pending
 
     def end(self, connection: RealConnection) -> None:
@@ -258,57 +277,51 @@ class Bridge:
             await connection.driver.execute("rollback" if connection.driver.is_in_transaction() else "select 1")
 
         self._call(end())
-        if self._blocked:
-            self._look_at_blocked()
+        self._free_blocked()
         self.give_back(connection)
 
     def cancel(self, pending: Pending) -> None:
         self._call(self._cancel(pending))
-        if self._blocked:
-            self._look_at_blocked()
+        self._free_blocked()
 
     async def _cancel(self, pending: Pending) -> None:
         self._blocked.remove(pending)
-        while not pending.work.done():
-            await self._monitor.fetchval("select pg_cancel_backend($1)", pending.connection.pid)
-            # A second one, sent too soon, would hit the statement that follows.
-            await asyncio.wait({pending.work}, timeout=_CANCEL_SECONDS)
+        await self._monitor.fetchval("select pg_cancel_backend($1)", pending.connection.pid)
+        os.kill(pending.connection.pid, signal.SIGCONT)
+        await asyncio.wait({pending.work})
         pending.work.exception()  # seen
 
-    def _look_at_blocked(self) -> None:
-        """Wake those whose lock has come free; what they do may free others'."""
-
-        async def look() -> list[Pending]:
-            ended: list[Pending] = []
-            while True:
-                before = len(ended)
-                for pending in list(self._blocked):
-                    await self._settle(pending)
-                    if pending.work.done():
-                        self._blocked.remove(pending)
-                        ended.append(pending)
-                if len(ended) == before:
-                    return ended
-
-        for pending in self._call(look()):
-            if pending.waiter is not None and not pending.waiter.done():
-                pending.waiter.set_result(None)
+    def _free_blocked(self) -> None:
+        """Let those whose lock has come free go on, one by one, as they came; what they do may free others."""
+        while self._blocked:
+            waiting = self._call(self._waiting())
+            free = next((one for one in self._blocked if one.connection.pid not in waiting), None)
+            if free is None:
+                return
+            os.kill(free.connection.pid, signal.SIGCONT)
+            self._call(self._settle(free))
+            if free.work.done():
+                self._blocked.remove(free)
+                if free.waiter is not None and not free.waiter.done():
+                    free.waiter.set_result(None)
 
     async def _settle(self, pending: Pending) -> None:
-        """Wait until a statement has ended, or waits for a lock."""
+        """Wait until a statement has ended, or waits for a lock: then its backend is stopped."""
         while not pending.work.done():
             await asyncio.wait({pending.work}, timeout=_LOOK_SECONDS)
-            if not pending.work.done() and await self._monitor.fetchval(
-                "select exists (select from pg_locks where pid = $1 and not granted)", pending.connection.pid
-            ):
+            if not pending.work.done() and pending.connection.pid in await self._waiting():
+                os.kill(pending.connection.pid, signal.SIGSTOP)
                 return
+
+    async def _waiting(self) -> set[int]:
+        return {row["pid"] for row in await self._monitor.fetch("select pid from pg_locks where not granted")}
 
 
 class Database:
     """What the simulated processes see of Postgres.
 
     pause: the way to the server and back. strikes: whether this call goes wrong. asked: called with each statement's
-    name. changed: called after each commit.
+    name and arguments. answered: with its name and rows, or error. changed: called after each commit.
     """
 
     def __init__(
@@ -317,13 +330,15 @@ class Database:
         *,
         pause: Callable[[], Awaitable[None]],
         strikes: Callable[[], bool],
-        asked: Callable[[str], None],
+        asked: Callable[[str, Any], None],
+        answered: Callable[[str, Any], None],
         changed: Callable[[], None],
     ) -> None:
         self.bridge = bridge
         self.pause = pause
         self.strikes = strikes
         self.asked = asked
+        self.answered = answered
         self.changed = changed
         self.names = {text: name for name, text in SQL.items()}
         self.listeners: list[_Listener] = []
@@ -386,7 +401,7 @@ class SimulatedConnection:
             return []
         if name == "lift_statement_timeout":
             return []
-        self._database.asked(name)
+        self._database.asked(name, args)
         rows: list[Any] = await self._run(statement, args, name)
         return rows
 
@@ -407,6 +422,7 @@ class SimulatedConnection:
         pending = self._database.bridge.start(self.real, statement, args)
         if not pending.work.done():
             await self._wait_for_lock(pending)
+        self._database.answered(name, pending.work.exception() or pending.work.result())
         self._has_changed = self._has_changed or _changes_tasks(statement)
         if self._has_changed and not self.depth:
             self._has_changed = False

@@ -10,6 +10,7 @@ import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
+from itertools import count
 from typing import Any
 
 from tests.simulation.clock import Clock
@@ -71,9 +72,32 @@ class _Idle(selectors.DefaultSelector):
         return []
 
 
+class _Future(asyncio.Future[Any]):
+    """Ordered in sets by its number, not by its address."""
+
+    def __init__(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._number = number
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _Task(asyncio.Task[Any]):
+    """As :class:`_Future`."""
+
+    def __init__(self, number: int, coro: Coroutine[Any, Any, Any], **options: Any) -> None:
+        self._number = number  # before it joins the set of all tasks
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class SimulatedLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__(_Idle())
+        self._numbers = count(1)
 
     def time(self) -> float:
         return Clock.now
@@ -86,8 +110,11 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         callback, args = _of_process(callback, args, context)
         return super().call_at(when, callback, *args, context=context)
 
+    def create_future(self) -> asyncio.Future[Any]:
+        return _Future(next(self._numbers), self)
+
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
-        task = super().create_task(coro, **options)
+        task = _Task(next(self._numbers), coro, loop=self, **options)
         _left_behind.append(task)
         return task
 

@@ -12,6 +12,7 @@ import pytest
 from docs.models import claims, ordering, waits
 from docs.models.checker import replay
 from tests.simulation.__main__ import Databases, databases, simulate
+from tests.simulation.database import Bridge
 from tests.simulation.plan import draw_plan, read_plan
 from tests.simulation.traces import lives
 
@@ -25,13 +26,28 @@ def made() -> Iterator[Databases]:
 
 
 def test_all_properties_hold_and_a_seed_gives_one_run(made: Databases) -> None:
-    """Whatever ran before it in the same process."""
+    """Whatever ran before it in the same process, and however long its statements take."""
     runs = {outcome["seed"]: outcome for outcome in simulate(made.make(), f"--seeds={_SEEDS}")}
     assert [outcome["problem"] for outcome in runs.values()] == [None] * _SEEDS
     assert all(outcome["succeeded"] > 3 for outcome in runs.values())
     assert sum(outcome["kills"] for outcome in runs.values()) > _SEEDS
-    (again,) = simulate(made.make(), f"--first={_SEEDS - 1}")
-    assert again["digest"] == runs[again["seed"]]["digest"]
+    again = list(simulate(made.make(), f"--seeds={_SEEDS}", "--backwards", "--lag"))
+    assert [outcome["seed"] for outcome in again] == [*reversed(runs)]
+    assert {outcome["seed"]: outcome["digest"] for outcome in again} == {s: one["digest"] for s, one in runs.items()}
+
+
+def test_statements_that_one_commit_frees_go_on_in_the_order_in_which_they_came(made: Databases) -> None:
+    bridge = Bridge(made.make())
+    for statement in ("create table sim.held (id int)", "insert into sim.held values (1), (2)"):
+        bridge.ask(statement)
+    holder, first, second = (bridge.take("test") for _ in range(3))
+    bridge.start(holder, "begin")
+    bridge.start(holder, "update sim.held set id = id")
+    update = "update sim.held set id = id where id = $1 returning (select pg_sleep($2)), nextval('sim.uuid') as number"
+    waiting = [bridge.start(first, update, (1, 0.1)), bridge.start(second, update, (2, 0.0))]
+    assert not any(pending.work.done() for pending in waiting)
+    bridge.start(holder, "commit")
+    assert [pending.work.result()[0]["number"] for pending in waiting] == [1, 2]
 
 
 def test_models_can_do_what_the_simulated_processes_did(made: Databases) -> None:

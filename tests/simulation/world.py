@@ -101,7 +101,7 @@ class _Mistakes(logging.Handler):
 
 
 class World:
-    """history: lines of what happened, by simulated time."""
+    """history: lines of what happened, by simulated time. lines: the same, with every statement and its rows."""
 
     def __init__(self, bridge: Bridge, plan: Plan) -> None:
         self._bridge = bridge
@@ -119,14 +119,16 @@ class World:
         self._sent: Counter[int] = Counter()
         self._runs: Counter[int] = Counter()
         self.history: list[str] = []
+        self.lines: list[str] = []
         self._digest = hashlib.sha256()
         self.statements = 0
         self.kills = 0
         self.checks = Checks(bridge)
         self._queues = QueueService(random.Random(f"queues {plan.seed}"), self._pause, plan.fault_share)
         self._database = Database(
-            bridge, pause=self._pause, strikes=self._strikes, asked=self._asked, changed=self._changed
-        )
+            bridge, pause=self._pause, strikes=self._strikes, asked=self._asked, answered=self._answered,
+            changed=self._changed,
+        )  # fmt: skip
         self._registry = Registry()
         for name in ("plain", "limited", "keyed"):
             action(name, registry=self._registry)(self._work)
@@ -244,11 +246,17 @@ class World:
     def _strikes(self) -> bool:
         return not self._is_over and current() is not None and self._chance.random() < self._plan.fault_share / 4
 
-    def _asked(self, name: str) -> None:
-        process = current()
+    def _asked(self, name: str, args: Any) -> None:
         self.statements += 1
+        self._note_statement(f"{name} {args}")
+
+    def _answered(self, name: str, outcome: Any) -> None:
+        self._note_statement(f"{name}: {type(outcome).__name__ if isinstance(outcome, Exception) else outcome}")
+
+    def _note_statement(self, text: str) -> None:
+        process = current()
         if process is not None:
-            self._note(f"{process.name}/{process.number} {name}", is_statement=True)
+            self._note(f"{process.name}/{process.number} {text}", is_statement=True)
 
     def _changed(self) -> None:
         if self._failure is None:
@@ -380,6 +388,7 @@ class World:
     def _note(self, text: str, *, is_statement: bool = False) -> None:
         line = f"{Clock.now:9.3f} {text}"
         self._digest.update(f"{line}\n".encode())
+        self.lines.append(line)
         if not is_statement:
             self.history.append(line)
 
