@@ -753,6 +753,24 @@ async def test_a_claim_has_every_step_that_was_recorded_before_it_ended(
     assert [one["name"] for one in json.loads(again.journal or "[]")] == ["a", "b"]
 
 
+async def test_a_step_is_recorded_while_its_attempt_ends(line: Line, sql: Any) -> None:
+    """The report reads that the claim holds the task, and waits for the one that gives the task back."""
+    await line.enqueue()
+    (first,) = await line.claim()
+    async with line.store.transaction() as session:
+        suspension = decode_reports(encode_suspend(name(first), seconds=60), batch_limit=100)
+        await apply_reports(session, suspension, line.settings)
+        recording = asyncio.create_task(line.apply(encode_step(name(first), entry("a"))))
+        async with asyncio.timeout(60):
+            while not await sql.fetch("select from pg_locks where not granted"):
+                await asyncio.sleep(0.01)
+    await recording
+    assert [name for name, *_ in await journal(sql)] == ["a"]
+    assert [tuple(row) for row in await sql.fetch("select state::text, heartbeat_at from penstock.task")] == [
+        ("SCHEDULED", None)
+    ]
+
+
 async def test_a_claim_is_not_given_up_whose_step_was_recorded(line: Line, task_of: Any) -> None:
     """A send whose answer is lost has sent some of its messages: what workers have begun must not be sent again."""
     task_id, _ = await line.enqueue(NewTask("order"), NewTask("order"))

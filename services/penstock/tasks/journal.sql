@@ -20,7 +20,8 @@ with given as materialized (
 ), marked as (
     update penstock.task t
     set journal = coalesce(t.journal, 0), expires_at = null,
-        heartbeat_at = case when h.is_taken and t.claim = h.claim then coalesce(t.heartbeat_at, now()) else t.heartbeat_at end
+        heartbeat_at = case when h.is_taken and t.claim = h.claim and t.state::text = 'ACQUIRED'  -- still, behind a lock
+                            then coalesce(t.heartbeat_at, now()) else t.heartbeat_at end
     from held h
     where t.id = any(array[h.id]) and (h.is_new or h.is_taken and h.is_unseen)
 ), sizes as materialized (
