@@ -758,7 +758,7 @@ async def test_a_step_is_recorded_while_its_attempt_ends(line: Line, sql: Any) -
     await line.enqueue()
     (first,) = await line.claim()
     async with line.store.transaction() as session:
-        suspension = decode_reports(encode_suspend(name(first), seconds=60), batch_limit=100)
+        suspension = decode_reports(encode_notification("suspend", id=name(first), seconds=60), batch_limit=100)
         await apply_reports(session, suspension, line.settings)
         recording = asyncio.create_task(line.apply(encode_step(name(first), entry("a"))))
         async with asyncio.timeout(60):

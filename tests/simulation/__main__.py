@@ -42,7 +42,7 @@ class Databases:
     """Databases that follow the simulated clock, on a server of their own.
 
     One is used at a time: what many changes of one database's tables have its server forget of all others makes plans
-    anew, in the midst of a run.
+    again, in the midst of a run.
     """
 
     def __init__(self, server: EmbeddedPostgres) -> None:

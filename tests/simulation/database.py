@@ -3,7 +3,7 @@
 A statement runs as soon as the simulation asks for it and takes no simulated time, but for the way there and back.
 One that waits for a lock is left waiting, and the simulation goes on; it ends once the lock is free, or is cancelled
 when the simulated lock timeout is over. Meanwhile its backend is stopped: those that a commit frees at once go on one
-after another, and not beside each other in an order that nobody determines. Connections are real ones, which live as
+after another, and not beside each other in an order that nothing determines. Connections are real ones, which live as
 long as this program; they belong to an event loop of their own, which turns while the simulated one stands still.
 """
 

@@ -122,7 +122,7 @@ class Scheduler(Service):
         await self._read_rules()
         failure: Unavailable | None = None
         sent = diverted = 0
-        # First what waits at the gates: while anything does, more of its action is diverted, which costs twice as much.
+        # The gates first: while tasks wait there, more of their action are diverted, which costs twice as much.
         worked = await self._gates.run_once() if self._has_gates else 0
         try:
             sent, diverted = await self._send_plain()
