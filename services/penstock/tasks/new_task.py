@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from math import isfinite
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -45,6 +45,12 @@ def new_task(given: EnqueueParams, settings: Settings, *, large: bool = True) ->
     if given.expires_at is not None and given.expires_in is not None:
         raise InvalidParams("expires_in", "and expires_at exclude each other; give one")
     checks.check_seconds(given.expires_in, "expires_in")
+    if given.unique_key is None:
+        for name, usual in (("unique", "retained"), ("on_duplicate", "return")):
+            if getattr(given, name) != usual:
+                raise InvalidParams(name, "goes with unique_key")
+    if not isinstance(given.unique, str):
+        checks.check_seconds(given.unique, "unique")
     checks.check_labels(
         given.labels or {}, most=MAX_LABELS, name_chars=LABEL_NAME_MAX_CHARS, value_chars=LABEL_VALUE_MAX_CHARS
     )
@@ -62,7 +68,7 @@ def new_task(given: EnqueueParams, settings: Settings, *, large: bool = True) ->
         expires_at=checks.read_instant(given.expires_at, "expires_at"),
         expires_in_seconds=given.expires_in,
         limit_key=checks.read_key(given.limit_key, "limit_key"),
-        unique=_unique(given),
+        unique=given.unique,
         on_duplicate=given.on_duplicate,
         replaces_priority=given.on_duplicate == "replace" and given.priority is not None,
         tenant=read_tenant(given.tenant),
@@ -120,13 +126,3 @@ def _offered(given: EnqueueParams, settings: Settings) -> str:
     elif not settings.payload_keys:
         raise InvalidParams("sealed_payload", "is encrypted, and this process has no PENSTOCK_PAYLOAD_KEYS")
     return text
-
-
-def _unique(given: EnqueueParams) -> Literal["retained", "live"] | float:
-    if given.unique_key is None:
-        for name, usual in (("unique", "retained"), ("on_duplicate", "return")):
-            if getattr(given, name) != usual:
-                raise InvalidParams(name, "goes with unique_key")
-    if not isinstance(given.unique, str):
-        checks.check_seconds(given.unique, "unique")
-    return given.unique
