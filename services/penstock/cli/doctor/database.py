@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import asyncpg
 
@@ -145,9 +144,15 @@ async def _examine_server(session: Session, settings: Settings, report: Report, 
     (server,) = await session.fetch("read_server")
     now = (before + time.time()) / 2
     _examine_version(server["version"] // 10_000, report)
-    for finding in await session.fetch("find_unsafe_settings"):
+    limit = settings.statement_timeout_seconds
+    unsafe = await session.fetch("find_unsafe_settings", limit, _IDLE_SECONDS)
+    for finding in unsafe:
         report(*finding)
-    _examine_timeouts(server, settings, report)
+    if limit < _SHORT_STATEMENT_SECONDS:
+        seen = f"statements are cancelled after {limit:g} s: one of a thousand tasks takes longer on a busy server"
+        report("warning", "timeouts", seen, "set PENSTOCK_STATEMENT_TIMEOUT_SECONDS to 30, the default")
+    elif not any(what == "timeouts" for _, what, *_ in unsafe):
+        report("ok", "timeouts", f"a statement has {limit:g} s, and nothing else ends it earlier")
     wanted = len(PROCESSES) * settings.database_pool_size
     room, connected = server["connections"], server["connected"]
     seen = f"{connected} of {room} connections in use; one of each process may take {wanted}"
@@ -191,23 +196,6 @@ async def _examine_replica(replica: Replica, settings: Settings, report: Report)
             report("error", "read replica", "this role may not use the schema there", _GRANT)
         else:
             report("ok", "read replica", f"it follows the primary within {max(waited, 0.1):.1f} s")
-
-
-def _examine_timeouts(server: Any, settings: Settings, report: Report) -> None:
-    """Those that a role, a database or the server sets, and no process asks for."""
-    role = f"alter role {server['role']} set"
-    limit = settings.statement_timeout_seconds
-    if 0 < server["transaction_timeout"] <= limit:
-        seen = f"transaction_timeout ends transactions after {server['transaction_timeout']:g} s, before a statement's "
-        report("error", "timeouts", f"{seen}{limit:g} s", f"{role} transaction_timeout = 0")
-    elif 0 < server["idle_session_timeout"] <= _IDLE_SECONDS:
-        seen = f"idle_session_timeout closes connections that wait for work after {server['idle_session_timeout']:g} s"
-        report("warning", "timeouts", seen, f"{role} idle_session_timeout = 0")
-    elif limit < _SHORT_STATEMENT_SECONDS:
-        seen = f"statements are cancelled after {limit:g} s: one of a thousand tasks takes longer on a busy server"
-        report("warning", "timeouts", seen, "set PENSTOCK_STATEMENT_TIMEOUT_SECONDS to 30, the default")
-    else:
-        report("ok", "timeouts", f"a statement has {limit:g} s, and nothing else ends it earlier")
 
 
 def _examine_version(major: int, report: Report) -> None:

@@ -2,10 +2,7 @@
 
 -- name: read_server
 -- The server and what of its settings matters; the clock is its own.
-select current_setting('server_version_num')::int as version, current_user::text as role,
-       -- In seconds, 0 for none; of 17 and later, of 14 and later.
-       coalesce((select setting::float8 / 1000 from pg_settings where name = 'transaction_timeout'), 0) as transaction_timeout,
-       coalesce((select setting::float8 / 1000 from pg_settings where name = 'idle_session_timeout'), 0) as idle_session_timeout,
+select current_setting('server_version_num')::int as version,
        current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int as connections,
        -- Of sessions of other roles only those that may read all statistics see the type.
        (select count(*) from pg_stat_activity
@@ -16,7 +13,19 @@ select current_setting('server_version_num')::int as version, current_user::text
        (select has_schema_privilege(oid, 'USAGE') from pg_namespace where nspname = 'penstock') as may_use_schema;
 
 -- name: find_unsafe_settings
--- What of the server's settings harms Penstock: findings, as doctor reports them.
+-- $1 seconds for a statement, $2 for which an idle connection must stay. What of the settings of the server, the database or
+-- the role harms Penstock: findings, as doctor reports them. Of the timeouts, the first is of PostgreSQL 17 and later.
+with timeout as materialized (
+    select name, setting::float8 / 1000 as seconds, 'alter role ' || quote_ident(current_user) || ' set ' || name || ' = 0' as fix
+    from pg_settings where name in ('transaction_timeout', 'idle_session_timeout')
+)
+select 'error', 'timeouts', name || ' ends transactions after ' || seconds || ' s, before a statement''s '
+       || $1::float8 || ' s', fix
+from timeout where name = 'transaction_timeout' and seconds > 0 and seconds <= $1
+union all
+select 'warning', 'timeouts', name || ' closes connections that wait for work after ' || seconds || ' s', fix
+from timeout where name = 'idle_session_timeout' and seconds > 0 and seconds <= $2::float8
+union all
 select level, what, seen, fix from (values
     (pg_is_in_recovery(), 'error', 'database role', 'it is a standby, and takes no writes',
      'name the primary in PENSTOCK_DATABASE_URL, or all hosts: the one that takes writes is chosen'),
