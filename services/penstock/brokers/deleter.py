@@ -6,9 +6,8 @@ from time import monotonic
 
 from penstock.brokers.base import Message, Queue
 from penstock.protocol.errors import Unavailable
-from penstock.runtime.linger import Linger
 from penstock.runtime.logs import log
-from penstock.runtime.periodic import is_set_within
+from penstock.runtime.periodic import Linger, is_set_within
 
 _SHORTEST_SECONDS = 0.005  # messages that are added within it are deleted by one call
 _LONGEST_SECONDS = 0.05  # where calls are not billed

@@ -16,9 +16,8 @@ from penstock.db.notify import Listener
 from penstock.db.pool import Store
 from penstock.protocol.errors import Refused, Unavailable
 from penstock.protocol.task import BEGINNING, Position, Stretch
-from penstock.runtime.linger import Pace
 from penstock.runtime.loop import Service, SideTask
-from penstock.runtime.periodic import is_set_within
+from penstock.runtime.periodic import Pace, is_set_within
 from penstock.scheduler.gates import Gates
 from penstock.scheduler.routes import Diverter, Routes
 from penstock.scheduler.scan_bounds import LEVELS, ScanBounds

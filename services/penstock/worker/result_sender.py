@@ -13,9 +13,8 @@ from penstock.protocol.json_text import utf8_size
 from penstock.protocol.message_attributes import WORKER_ATTRIBUTE
 from penstock.protocol.reports import encode_notification
 from penstock.runtime import metrics
-from penstock.runtime.linger import Linger, Pace
 from penstock.runtime.logs import log
-from penstock.runtime.periodic import Pauses
+from penstock.runtime.periodic import Linger, Pace, Pauses
 from penstock.worker.leases import Lease
 from penstock.worker.responses import Unfit, refused_answer
 

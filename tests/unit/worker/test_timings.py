@@ -8,8 +8,8 @@ import json
 import pytest
 
 from penstock.protocol.reports import RunTimes, decode_reports
-from penstock.runtime import linger
-from penstock.runtime.linger import Linger, Pace
+from penstock.runtime import periodic
+from penstock.runtime.periodic import Linger, Pace
 from penstock.worker import result_sender
 from penstock.worker.result_sender import Timings
 from tests.integration.doors import sample
@@ -29,7 +29,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(result_sender, "monotonic", clock)
-    monkeypatch.setattr(linger, "monotonic", clock)
+    monkeypatch.setattr(periodic, "monotonic", clock)
     return clock
 
 
