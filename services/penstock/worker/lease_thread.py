@@ -18,7 +18,6 @@ from time import monotonic
 
 from penstock.brokers.base import Message, Queue
 from penstock.payloads.codec import PayloadCodec
-from penstock.protocol.journal import add_entries
 from penstock.protocol.reports import encode_progress
 from penstock.runtime.logs import log
 from penstock.runtime.loop_thread import LoopThread
@@ -26,7 +25,7 @@ from penstock.runtime.periodic import ends_within
 from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.leases import Leases
-from penstock.worker.payload_io import encrypt_answer
+from penstock.worker.payload_io import final_answer
 from penstock.worker.responses import Refusal, failure_answer, timeout_of
 from penstock.worker.result_sender import ResultSender, Timings
 from penstock.worker.runner import Runner
@@ -138,8 +137,7 @@ class LeaseThread:
                 problem = "another task's handler blocked this worker past its time limit, so the worker ended"
                 refusal = Refusal("WorkerStuck", problem, data={"not_begun": True})
             text = failure_answer(attempt.claim_id, attempt.handler, refusal)[0]
-            text = encrypt_answer(self.codec, attempt.claim, text) if self.codec.encrypts else text
-            texts.append(add_entries(text, attempt.entries) if attempt.entries else text)
+            texts.append(final_answer(self.codec, attempt, text))
             answered.append(attempt.lease)
         await sender.send_now(texts)
         whole = [lease for lease, count in Counter(answered).items() if count == lease.unanswered]

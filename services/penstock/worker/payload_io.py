@@ -10,6 +10,7 @@ import msgspec
 from penstock.payloads.codec import PayloadCodec, aad_of, payload_aad
 from penstock.payloads.records import encrypt_error
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
+from penstock.protocol.journal import add_entries
 from penstock.protocol.reports import add_trace, encode_result
 from penstock.protocol.requests import ClaimId
 from penstock.protocol.sealed import SEALED_ENCODING, escape_plain
@@ -74,8 +75,16 @@ async def kept_object(codec: PayloadCodec, claim: ClaimId, result: str, aad: str
             await asyncio.sleep(pauses.next_seconds())
 
 
-def encrypt_answer(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
-    """Encrypt a response's result, spawned tasks or error."""
+def final_answer(codec: PayloadCodec, attempt: Attempt, answer: str) -> str:
+    """The response, encrypted where that is on, with the steps that the attempt has reported."""
+    if codec.encrypts:
+        answer = _encrypted(codec, attempt.claim, answer)
+    # Once more with the outcome, which may be recorded before the reports are: queues do not keep order.
+    return add_entries(answer, attempt.entries) if attempt.entries else answer
+
+
+def _encrypted(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
+    """The response with its result, spawned tasks or error encrypted."""
     decoded = decode_answer(answer)
     if decoded.params is not None:
         return answer

@@ -21,7 +21,7 @@ from penstock.payloads.codec import PayloadCodec, aad_of
 from penstock.payloads.records import encrypt_note
 from penstock.protocol import message_attributes
 from penstock.protocol.errors import InvalidRequest, RpcError
-from penstock.protocol.journal import add_entries, encode_step
+from penstock.protocol.journal import encode_step
 from penstock.protocol.output import encode_output
 from penstock.protocol.reports import encode_progress
 from penstock.protocol.requests import ClaimId, Invalid, Request, decode_body, parse_claim_id
@@ -37,7 +37,7 @@ from penstock.worker.handlers.actions import Registry
 from penstock.worker.handlers.lifespan import Resources
 from penstock.worker.lease_thread import LeaseThread, OpenQueues, due_heartbeats
 from penstock.worker.leases import Lease, Leases
-from penstock.worker.payload_io import encrypt_answer
+from penstock.worker.payload_io import final_answer
 from penstock.worker.processes.pool import ProcessPool
 from penstock.worker.responses import failure_answer, no_task_answer, unknown_action
 from penstock.worker.result_sender import ResultSender, Timings
@@ -281,12 +281,7 @@ class Worker(Service):
         if attempt.is_lost or not text:
             self._leases.answered(attempt.lease)  # a response would be ignored; the message can be deleted
         else:
-            if self._codec.encrypts:
-                text = encrypt_answer(self._codec, attempt.claim, text)
-            if attempt.entries:
-                # Once more with the outcome, which may be recorded before the reports are: queues do not keep order.
-                text = add_entries(text, attempt.entries)
-            self._sender.answer(text, attempt.lease)
+            self._sender.answer(final_answer(self._codec, attempt, text), attempt.lease)
 
     async def _send_step(self, attempt: Attempt, entry: str) -> None:
         await self._sender.step(encode_step(attempt.claim_id, entry))
