@@ -207,8 +207,6 @@ class QueueAway(RpcError):
 class StateConflict(RpcError):
     """The task's state forbids it; data.state is that state; a retry names data.holder, which has the unique key, or
     data.workflow, of which it is a step.
-
-    reason: end of the sentence.
     """
 
     code = STATE_CONFLICT

@@ -1,7 +1,4 @@
-"""Output of handlers: what they log, print and emit, collected for each attempt and reported several times a second.
-
-Entries above the attempt's limit are dropped, and the report says how many. An attempt without output costs nothing.
-"""
+"""Output of handlers: what they log, print and emit, collected by attempt and reported several times a second."""
 
 from __future__ import annotations
 
@@ -106,11 +103,7 @@ def _bounded(text: str) -> str:
 
 
 class Outputs(Generic[Owner]):
-    """The output of a runner's attempts.
-
-    send: given an attempt, entries as JSON text, and how many of the attempt were dropped so far. on_loop: calls a
-    function on the event loop, from any thread.
-    """
+    """The output of a runner's attempts. send: an attempt, its entries as JSON text, and its drops until now."""
 
     flush_seconds = _FLUSH_SECONDS
 

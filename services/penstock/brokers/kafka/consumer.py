@@ -109,11 +109,7 @@ class KafkaConsumer:
         return ended
 
     async def commit(self, positions: Sequence[Position]) -> list[Partition]:
-        """Keep positions for the group; returns the partitions for which that failed, as a rule another member's now.
-
-        Raises Unavailable when the group cannot be reached. What is not committed is read again by the next member
-        that has the partition.
-        """
+        """Keep positions for the group; returns partitions where that failed, as lost ones. Raises Unavailable."""
         deadline = monotonic() + _REBALANCE_SECONDS
         while positions:
             try:

@@ -30,7 +30,7 @@ _AGAIN_SECONDS = 2.0  # until the next try to write a message again
 
 @dataclass(slots=True)
 class _Assigned:
-    """A partition until it is lost. token: of this assignment's receipts. progress: None: the position is unknown."""
+    """A partition until it is lost. token: of its receipts. progress: None until the group's position is known."""
 
     progress: Progress | None = None
     token: str = field(default_factory=lambda: secrets.token_hex(4))

@@ -90,10 +90,7 @@ class Spans:
 
     @contextmanager
     def enqueuing(self, tasks: Sequence[NewTask]) -> Iterator[tuple[list[NewTask], Callable[[Sequence[Any]], None]]]:
-        """The enqueue of tasks: they with the contexts that they carry from now on, and what is called once stored.
-
-        Tasks of one caller share a span. Those without one are of the current span, or else begin a trace each.
-        """
+        """Tasks with the contexts that they carry on, and what is called once stored. One span for a caller."""
         here = trace_context.current()
         places_of: dict[object, list[int]] = defaultdict(list)
         for place, task in enumerate(tasks):

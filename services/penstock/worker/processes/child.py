@@ -1,8 +1,4 @@
-"""One child: runs one call at a time as a worker does, and sends responses and progress to the worker.
-
-It holds no message and speaks to no queue. What a handler does with its task goes through the callbacks of its runner,
-which write to one channel.
-"""
+"""One child: runs one call at a time as a worker does; outcomes and progress go to the worker by one channel."""
 
 import asyncio
 import os
