@@ -192,7 +192,7 @@ class SqsTransport:
         return made
 
     async def renew_credentials(self, refused: Any) -> None:
-        """Look for others in the SDK's chain once these are refused; a client keeps those of environment and files."""
+        """Look for other credentials in the SDK's chain: a client keeps what it found in the environment or a file."""
         has_own_key = self._client_options["aws_access_key_id"] is not None
         if refused is not self._client or has_own_key or monotonic() < self._look_for_credentials_at:
             return

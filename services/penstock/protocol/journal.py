@@ -19,7 +19,7 @@ StepKey = tuple[str, int]
 
 
 class StepPlace(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A step. repetition: of its name; position: of all steps. parallel: others ran meanwhile, so it may change."""
+    """A step. repetition, position: steps before it, of its name, of any. parallel: others ran, so it may change."""
 
     name: str
     repetition: Count = 0

@@ -32,7 +32,7 @@ class OutputEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True,
 
 
 class OutputPart(msgspec.Struct, frozen=True, gc=False):
-    """A notification's part. number: in its attempt. entries: JSON text of a list, or sealed. dropped: before it."""
+    """A notification's part. number: in its attempt. entries: JSON text of a list, or sealed. dropped: by its end."""
 
     id: str
     number: Count

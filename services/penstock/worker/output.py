@@ -103,7 +103,7 @@ def _bounded(text: str) -> str:
 
 
 class Outputs(Generic[Owner]):
-    """The output of a runner's attempts. send: an attempt, its entries as JSON text, and its drops until now."""
+    """The output of a runner's attempts. send: takes an attempt, entries as JSON text, and the drops until now."""
 
     flush_seconds = _FLUSH_SECONDS
 

@@ -172,7 +172,7 @@ def batch_params(action: str, function: Callable[..., Any]) -> Any:
 
 
 def result_converter(action: str, function: Callable[..., Any], *, is_batched: bool) -> Callable[[Any], Any]:
-    """Converts decoded JSON to the result's annotated type. Raises SettingsError; what it returns, ValidationError."""
+    """Converts decoded JSON to the result's annotated type, or raises ValidationError. Raises SettingsError."""
     try:
         convert = converter(result_type(function, is_batched=is_batched))
     except Exception as exc:
