@@ -1,7 +1,7 @@
 """A transport whose connection is served by a thread of its own, whatever blocks the event loop of its callers."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, cast
 
 from penstock.brokers.base import Queue, Transport
@@ -45,7 +45,8 @@ class _ThreadedQueue:
     def __getattr__(self, name: str) -> Any:
         operation = getattr(self._queue, name)
 
-        async def call(*arguments: Any, **named: Any) -> Any:
-            return await self._thread.call(operation(*arguments, **named))
+        def call(*arguments: Any, **named: Any) -> Awaitable[Any]:
+            return self._thread.call(operation(*arguments, **named))
 
+        setattr(self, name, call)  # so that it is made once
         return call
