@@ -152,7 +152,7 @@ case when exists (select from penstock.route where labels <> '{}') then coalesce
 -- index of its route or its gate, and in no other task's way; until it is claimed and given back, fails, or is moved in
 -- time, whereupon it begins here again. One that another scheduler has claimed meanwhile is left alone.
 aside as materialized (
-    select id, is_limited, route from sorted where is_limited or route is not null
+    select id, is_limited, route from sorted where is_limited or route is not null order by id
 ), diverted as (
     update penstock.task t
     set route = case when not a.is_limited then a.route end, gate = case when a.is_limited then {gate_name} end

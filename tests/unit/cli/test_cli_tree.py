@@ -34,7 +34,7 @@ PROCESSES = (
 )  # fmt: skip
 # They print no data of their own: they start, stop or change something and say so, or pass on lines unchanged.
 # `task result` prints JSON anyhow.
-WITHOUT_JSON = {*PROCESSES, "up", "down", "logs", "migrate", "grants", "task result"}
+WITHOUT_JSON = {*PROCESSES, "up", "down", "logs", "migrate", "partition-tasks", "grants", "task result"}
 # What a command needs beyond a value for each argument.
 MORE = {
     "actions set": ["--rate", "1"], "tenants set": ["--rate", "1"],
