@@ -46,7 +46,7 @@ def walls(cost: Mapping[str, Any]) -> list[Wall]:
         Wall(
             "vacuum of the one live table", 1_000_000, "dead tuples/s, one vacuum worker at full speed",
             DEAD_TUPLES_PER_TASK,
-            "several databases, each with its own schedulers; hash partitions cost more than they give (decision 055)",
+            "`penstock partition-tasks`: hash partitions, a vacuum worker each",
         ),
         Wall(
             "WAL of one server", 1_000_000_000, "bytes/s, what log insertion and one volume take together", wal,

@@ -1,8 +1,9 @@
-"""A trial: what claims and results cost where ``penstock.task`` is divided into hash partitions by id.
+"""What claims, results and vacuum cost where ``penstock.task`` is divided into hash partitions.
 
 ``python benchmarks/partitions.py --tasks 30000 --partitions 1 4 16`` enqueues, claims and settles tasks with the
-statements of the processes, in one process, and prints the CPU time of the server by kind of statement. 1 is the table
-of the migration. Decision 055 has figures.
+statements of the processes, in one process, and prints the CPU time of the server by kind of statement, once plans are
+kept. Then as many tasks leave their dead rows, which one vacuum a partition removes, all at once. 1 is the undivided
+table. docs/performance.md has figures.
 """
 
 from __future__ import annotations
@@ -13,34 +14,24 @@ import json
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from penstock.db.migrate import upgrade
+from penstock.db.partitions import partition_tasks
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.task import NewTask
 from penstock.tasks import claim, enqueue, settle
 
-_OPTIONS = """fillfactor = 85, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
-    autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 20000"""
 _CLAIM, _SETTLE = 500, 100  # tasks of a statement
-
-
-def divide(server: EmbeddedPostgres, database: str, partitions: int) -> None:
-    """Replace the empty table by one of so many partitions."""
-    server.execute("create table penstock.divided (like penstock.task including all) partition by hash (id)", database)
-    server.execute("drop table penstock.task", database)
-    server.execute("alter table penstock.divided rename to task", database)
-    for remainder in range(partitions):
-        bounds = f"with (modulus {partitions}, remainder {remainder}) with ({_OPTIONS})"
-        part = f"create table penstock.task_part_{remainder} partition of penstock.task for values {bounds}"
-        server.execute(part, database)
 
 
 class Meter:
@@ -67,6 +58,10 @@ async def measure(url: str, tasks: int) -> dict[str, float]:
     async with store.session() as session:
         meter = Meter(await session.value("read_backend"))
     singles = min(500, tasks // 10)
+    for _ in range(10):  # a plan is kept from the sixth run on
+        await run(store, _CLAIM, _SETTLE)
+        await run(store, 1, 1)
+    meter.note("rest")
     for _ in range(tasks // 1000):
         async with store.session() as session:
             await enqueue.enqueue(session, [NewTask("a", '{"n": 1}')] * 1000)
@@ -82,6 +77,7 @@ async def measure(url: str, tasks: int) -> dict[str, float]:
             ids = [task.id for task in dispatch.tasks[first : first + _SETTLE]]
             settled += await finish(store, dispatch.id, ids)
         meter.note("settle")
+    await vacuum(url)  # a claim begins at the front here, and a scheduler's behind what it claimed last
     async with store.session() as session:
         await enqueue.enqueue(session, [NewTask("a", '{"n": 1}')] * singles)
     meter.note("rest")
@@ -96,6 +92,54 @@ async def measure(url: str, tasks: int) -> dict[str, float]:
     await store.close()
     many = {what: 1000 * meter.spent[what] / tasks for what in ("enqueue", "claim", "settle")}
     return many | {what: 1000 * meter.spent[what] / singles for what in ("claim one", "settle one")}
+
+
+async def vacuum(url: str) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute("vacuum penstock.task")
+    await connection.close()
+
+
+async def run(store: Store, tasks: int, at_once: int) -> None:
+    """Enqueue, claim and settle so many tasks."""
+    async with store.session() as session:
+        await enqueue.enqueue(session, [NewTask("a", '{"n": 1}')] * tasks)
+    async with store.transaction() as session:
+        batch = await claim.claim(session, tasks)
+    assert batch is not None
+    await confirmed(store, batch.id)
+    for first in range(0, tasks, at_once):
+        await finish(store, batch.id, [task.id for task in batch.tasks[first : first + at_once]])
+
+
+async def measure_vacuum(url: str, tasks: int) -> dict[str, float]:
+    """Dead rows a second: of all vacuums together, one a table, and of one vacuum that goes from table to table."""
+    connection = await asyncpg.connect(url)
+    rows = await connection.fetch(
+        "select c.oid::regclass::text from pg_class c where relnamespace = 'penstock'::regnamespace and relkind = 'r'"
+        " and (oid = 'penstock.task'::regclass or oid in (select relid from pg_partition_tree('penstock.task')))"
+    )
+    tables = [table for (table,) in rows]
+    for table in tables:
+        await connection.execute(f"alter table {table} set (autovacuum_enabled = off)")
+    connections = [connection, *[await asyncpg.connect(url) for _ in tables[1:]]]
+    store = Store(url, pool_size=2)
+    rates = {}
+    for what, workers in (("vacuum by one", connections[:1]), ("vacuum by all", connections)):
+        for _ in range(tasks // 1000):
+            await run(store, 1000, 1000)
+
+        async def clean(place: int, workers: list[Any] = workers) -> None:
+            for table in tables[place :: len(workers)]:
+                await workers[place].execute(f"vacuum {table}")
+
+        began = time.perf_counter()
+        await asyncio.gather(*map(clean, range(len(workers))))
+        rates[what] = 2 * tasks / (time.perf_counter() - began)
+    await store.close()
+    for each in connections:
+        await each.close()
+    return rates
 
 
 async def confirmed(store: Store, claimed: int) -> None:
@@ -117,7 +161,7 @@ def main() -> None:
     found: dict[int, list[dict[str, float]]] = {count: [] for count in given.partitions}
     with tempfile.TemporaryDirectory(prefix="penstock-partitions-", dir="/dev/shm") as folder:
         Path(folder).chmod(0o755)
-        server = EmbeddedPostgres(Path(folder), options={"fsync": "off"})
+        server = EmbeddedPostgres(Path(folder), options={"fsync": "off", "max_locks_per_transaction": "400"})
         server.start()
         try:
             for number in range(given.repeat):
@@ -125,9 +169,9 @@ def main() -> None:
                     name = f"trial_{number}_{count}"
                     server.create_database(name)
                     upgrade(server.dsn(name))
-                    if count > 1:
-                        divide(server, name, count)
-                    found[count].append(asyncio.run(measure(server.dsn(name), given.tasks)))
+                    asyncio.run(partition_tasks(server.dsn(name), count, report=lambda _: None))
+                    measured = asyncio.run(measure(server.dsn(name), given.tasks))
+                    found[count].append(measured | asyncio.run(measure_vacuum(server.dsn(name), given.tasks)))
                     server.drop_database(name)
         finally:
             server.stop()

@@ -167,7 +167,7 @@ returning t.id;
 -- name: adopt_next_in_flight
 -- $1 and $2 behind this claimed_at and id, or null for the oldest; $3 how many to look at. Claims that were under way when
 -- their action or tenant was limited count too. No look for each: up to PostgreSQL 17 the rules of tenants seem too
--- dear to the planner for that. Returns the last one looked at, no row when there are none behind it.
+-- expensive to the planner for that. Returns the last one looked at, no row when there are none behind it.
 with looked as materialized (
     select id, claimed_at from penstock.task
     where state = 'ACQUIRED' and (claimed_at, id) > (coalesce($1::timestamptz, '-infinity'), coalesce($2::bigint, 0))
