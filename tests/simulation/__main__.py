@@ -35,7 +35,7 @@ _OPTIONS = {
     "fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "autovacuum": "off",
     "max_connections": "300", "wal_level": "minimal", "max_wal_senders": "0", "jit": "off",
 }  # fmt: skip
-_MUTATION_SEEDS = 40
+_MUTATION_SEEDS = 80
 
 
 class Databases:

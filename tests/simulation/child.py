@@ -1,14 +1,16 @@
 """Runs plans in a process of its own, whose clock is simulated: one JSON line for each on standard output."""
 
-from tests.simulation import clock
+import sys
+
+from tests.simulation import clock, mutations
 
 clock.install()
+mutations.break_modules(sys.argv)
 
 import argparse  # noqa: E402 - after the clock, of which they take the functions by name
 import gc  # noqa: E402
 import json  # noqa: E402
 import random  # noqa: E402
-import sys  # noqa: E402
 from dataclasses import replace  # noqa: E402
 from functools import partial  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -17,7 +19,6 @@ from penstock.db.statements import SQL  # noqa: E402
 from tests.simulation.checks import Violation  # noqa: E402
 from tests.simulation.database import Bridge  # noqa: E402
 from tests.simulation.loop import Stalled  # noqa: E402
-from tests.simulation.mutations import MUTATIONS  # noqa: E402
 from tests.simulation.plan import Plan, draw_plan, read_plan  # noqa: E402
 from tests.simulation.world import World  # noqa: E402
 
@@ -43,7 +44,7 @@ def run(bridge: Bridge, plan: Plan) -> dict[str, object]:
 
 def shrink(bridge: Bridge, plan: Plan) -> Plan:
     """The smallest plan found that still fails: parts are left out, large ones first, while it fails without them."""
-    for kind in ("kills", "holds", "calls"):
+    for kind in ("kills", "holds", "outages", "calls"):
         size = max(1, len(getattr(plan, kind)) // 2)
         while True:
             start = 0
@@ -67,7 +68,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--plan", type=Path)
     parser.add_argument("--shrink", type=Path, help="where the smallest failing plan is written")
-    parser.add_argument("--mutation", choices=sorted(MUTATIONS))
+    parser.add_argument("--mutation", choices=sorted(mutations.MUTATIONS))
     parser.add_argument("--traces", action="store_true", help="with what each commit left of the tasks it changed")
     parser.add_argument("--lines", type=Path, help="a folder for a file of each run, with every statement and its rows")
     parser.add_argument("--backwards", action="store_true", help="run the last seed first")
@@ -76,13 +77,11 @@ def main() -> None:
     parser.add_argument("--until-failure", action="store_true", help="run no seed after one that fails")
     args = parser.parse_args()
     if args.mutation:
-        for name, before, after in MUTATIONS[args.mutation]:
-            assert before in SQL[name], f"{name} no longer says {before!r}"
-            SQL[name] = SQL[name].replace(before, after)
+        mutations.break_statements(args.mutation, SQL)
     gc.disable()
     lag = partial(random.Random().choice, (0.0, 0.0, 0.001, 0.004)) if args.lag else lambda: 0.0
     bridge = Bridge(args.url, lag=lag)
-    run(bridge, replace(draw_plan(_WARM_UP, 5), fault_share=0.0, kills=(), holds=()))
+    run(bridge, replace(draw_plan(_WARM_UP, 5), fault_share=0.0, kills=(), holds=(), outages=()))
     plans = (
         [read_plan(args.plan)]
         if args.plan

@@ -3,7 +3,7 @@
 A statement runs as soon as the simulation asks for it and takes no simulated time, but for the way there and back.
 One that waits for a lock is left waiting, and the simulation goes on; it ends once the lock is free, or is cancelled
 when the simulated lock timeout is over. Meanwhile its backend is stopped: those that a commit frees at once go on one
-after another, and not beside each other in an order that nothing determines. Connections are real ones, which live as
+after another, and not beside each other in an order that no seed determines. Connections are real ones, which live as
 long as this program; they belong to an event loop of their own, which turns while the simulated one stands still.
 """
 
@@ -55,15 +55,18 @@ begin
 end $$;
 create table sim.change (
     seq bigint generated always as identity primary key, what text not null, id bigint not null, state text not null,
-    attempts int not null, max_attempts int not null, claim bigint not null, result jsonb, key text, worker text
+    attempts int not null, max_attempts int not null, claim bigint not null, result jsonb, key text, worker text,
+    action text not null, failures int not null, workflow bigint
 );
 create function sim.note() returns trigger language plpgsql as $$
 declare one record;
 begin
     one := case when tg_op = 'DELETE' then old else new end;
-    insert into sim.change (what, id, state, attempts, max_attempts, claim, key, worker, result)
+    insert into sim.change (what, id, state, attempts, max_attempts, claim, key, worker, action, failures, workflow,
+                            result)
     values (tg_argv[0] || ' ' || lower(tg_op), one.id, one.state, one.attempts, one.max_attempts, one.claim,
-            one.ordering_key, one.worker, case when tg_argv[0] = 'ended' then to_jsonb(one) -> 'result' end);
+            one.ordering_key, one.worker, one.action, jsonb_array_length(coalesce(one.failures, '[]')),
+            one.workflow, case when tg_argv[0] = 'ended' then to_jsonb(one) -> 'result' end);
     return null;
 end $$;
 create trigger note after insert or update or delete on penstock.task
@@ -96,15 +99,15 @@ select 'task ' || id || ' is both live and ended' from penstock.task join pensto
 end $$;
 create function sim.look() returns table (
     seq bigint, what text, id bigint, state text, attempts int, max_attempts int, claim bigint, result text,
-    key text, worker text, problem text
+    key text, worker text, action text, failures int, workflow bigint, problem text
 ) language plpgsql as $$
 begin
     return query delete from sim.change c
         returning c.seq, c.what, c.id, c.state, c.attempts, c.max_attempts, c.claim, c.result::text, c.key,
-            c.worker, null::text;
+            c.worker, c.action, c.failures, c.workflow, null::text;
     if found then
         return query select null::bigint, null::text, null::bigint, null::text, null::int, null::int, null::bigint,
-            null::text, null::text, null::text, s.* from sim.standing() s;
+            null::text, null::text, null::text, null::text, null::int, null::bigint, s.* from sim.standing() s;
     end if;
 end $$;
 """

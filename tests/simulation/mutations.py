@@ -1,7 +1,15 @@
-"""Statements broken on purpose, each of which the simulation has to notice.
+"""Penstock broken on purpose, in ways each of which the simulation has to notice.
 
-Name: the changes of statements, each with the text that it replaces.
+Name: the changes, each of a statement or of a module, with the text that it replaces. Import this before Penstock.
 """
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from types import CodeType, ModuleType
 
 _HOLDS = "case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end"
 _HOLDS_T = "case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end"
@@ -74,8 +82,90 @@ MUTATIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "a suspended task does not go on": (
         ("suspend_attempts", "coalesce(p.until, now() +", "coalesce(p.until, now() + interval '1 year' +"),
     ),
+    # Steps
+    "what an old claim reports of a step comes back": (
+        ("raise_journal_floor", "set journal = claim", "set journal = 0"),
+    ),
+    "a message that comes again begins a step": (
+        ("penstock.worker.steps", "or (attempt.lease.message.receive_count > 1 and not attempt.reported)", ""),
+    ),
+    "an outcome does not repeat its steps": (
+        ("penstock.results.apply", "if outcome.steps and outcome.claim is not None:", "if False:"),
+    ),
+    # Defects that Penstock once had; see decision 073.
+    "a locked row fails its whole batch": (
+        ("penstock.runtime.halving", "SPOILING = (Refused, Locked, TooSlow)", "SPOILING = (Refused,)"),
+    ),
+    "results that a resulter holds count as read": (
+        ("penstock.results.watermark", "    if (known and not is_established)",
+         "    return math.inf if (await results.depth()).visible else 0.0\n    if (known and not is_established)"),
+    ),
+    "a pause does not hold behind a route": (
+        ("claim_tasks_by_route", "where exists (select from penstock.action) and", "where false and"),
+    ),
+    "a body's keyed tasks are stored side by side": (
+        ("penstock.api.enqueuing", "Batcher(self._insert, max_items=MAX_INSERT_TASKS)",
+         "Batcher(self._insert, max_items=MAX_INSERT_TASKS, max_parallel=PARALLEL_INSERTS)"),
+    ),
+    "long tasks count from their claim": (
+        ("penstock.supervisor.repair", "if task.silent_seconds > settings.untaken_after_seconds",
+         "if task.held_seconds > settings.untaken_after_seconds"),
+    ),
+    "packed messages are held to the limit of clients": (
+        ("penstock.settings.features", "def packed_limit(self) -> int:",
+         "def packed_limit(self) -> int:\n        return self.batch_limit"),
+    ),
+    "a workflow is cancelled though its last steps have ended": (
+        ("penstock.workflows.store",
+         'await session.fetch("hold_unstarted_steps", workflow.id, True)\n        await run.advance()', "pass"),
+    ),
     "a released claim loses its task": (
         ("release_unsent", "penstock.dispatch where id in", "penstock.dispatch where $1::float8 is null and id in"),
         ("find_stale", "where state = 'ACQUIRED'", "where state = 'ACQUIRED' and heartbeat_at is not null"),
     ),
 }  # fmt: skip
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Loads a module with some of its text replaced."""
+
+    changes: Sequence[tuple[str, str]]
+
+    def get_code(self, fullname: str) -> CodeType:
+        text = self.get_data(self.path).decode()
+        for before, after in self.changes:
+            assert before in text, f"{fullname} no longer says {before!r}"
+            text = text.replace(before, after)
+        return compile(text, self.path, "exec")
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, mutation: str) -> None:
+        self._changes = MUTATIONS[mutation]
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        changes = [change for place, *change in self._changes if place == fullname]
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path) if changes else None
+        if spec is not None and spec.origin is not None:
+            spec.loader = loader = _Loader(fullname, spec.origin)
+            loader.changes = [(before, after) for before, after in changes]
+        return spec
+
+
+def break_modules(arguments: Sequence[str]) -> None:
+    """Break what the option --mutation=NAME of a child names, in modules that are imported from now on."""
+    for name in (argument.removeprefix("--mutation=") for argument in arguments):
+        if name in MUTATIONS:
+            sys.meta_path.insert(0, _Finder(name))
+
+
+def break_statements(mutation: str, statements: dict[str, str]) -> None:
+    """Break statements, by name."""
+    for name, before, after in MUTATIONS[mutation]:
+        if name in statements:
+            assert before in statements[name], f"{name} no longer says {before!r}"
+            statements[name] = statements[name].replace(before, after)
+        else:
+            assert name in sys.modules, f"there is neither a statement nor a module {name}"

@@ -12,18 +12,27 @@ from typing import Any
 from tests.simulation.clock import BEGINNING
 
 PROCESSES = ("api", "submitter", "scheduler", "scheduler", "worker", "worker", "resulter", "resulter", "supervisor")
-ACTIONS = ("plain", "stepped", "limited", "keyed")
+ACTIONS = ("plain", "stepped", "limited", "keyed", "routed")
+BODIES_FROM = 200_000  # the numbers of tasks of such bodies
+SIDE_QUEUE = "penstock-side"  # of what goes by a route
+WORKER = 4
+SIDE_WORKER = 5  # which receives from there, where there is a route
+ROUTE = {"name": "side", "queue": SIDE_QUEUE, "actions": ["rout*"]}
 LIMITS = {"limited": {"max_in_flight": 2}, "keyed": {"key_max_in_flight": 1}}
 
 
 @dataclass(frozen=True)
 class Call:
-    """A request: by HTTP, or through the inbound queue. after: seconds since the call before."""
+    """A request: by HTTP, or through the inbound queue. after: seconds since the call before.
+
+    body: the parameters of several in one body, instead of params.
+    """
 
     after: float
     method: str
     params: dict[str, Any]
     by_queue: bool = False
+    body: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,19 +54,36 @@ class Hold:
 
 
 @dataclass(frozen=True)
+class Outage:
+    """What the results queue delivers does not arrive: its messages count as received. kills: a process, soon after."""
+
+    at: float
+    seconds: float
+    kills: int | None = None
+
+
+@dataclass(frozen=True)
 class Plan:
     """fault_share: how many calls of the queues and of Postgres go wrong until the clients are done. limited: actions
-    have limits, so claims go by rules; otherwise turns promote many at once."""
+    have limits, so claims go by rules; otherwise turns promote many at once. routed: some tasks have a route, so claims
+    go by rules too."""
 
     seed: str
     fault_share: float
     limited: bool
+    routed: bool = False
     calls: tuple[Call, ...] = ()
     kills: tuple[Kill, ...] = ()
     holds: tuple[Hold, ...] = ()
+    outages: tuple[Outage, ...] = ()
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing goes wrong but locks of strangers."""
+        return not (self.fault_share or self.kills or self.outages)
 
     def without(self, kind: str, start: int, count: int) -> Plan:
-        """The plan without some of its calls, kills or holds."""
+        """The plan without some of its calls, kills, holds or outages."""
         items = getattr(self, kind)
         return replace(self, **{kind: (*items[:start], *items[start + count :])})
 
@@ -67,54 +93,115 @@ class Plan:
 
 def read_plan(path: Path) -> Plan:
     given = json.loads(path.read_text())
+    kinds = {"kills": Kill, "holds": Hold, "outages": Outage}
     return Plan(
-        given["seed"], given["fault_share"], given["limited"],
-        tuple(Call(**one) for one in given["calls"]),
-        tuple(Kill(**one) for one in given["kills"]), tuple(Hold(**one) for one in given["holds"]),
-    )  # fmt: skip
+        **given
+        | {name: tuple(kind(**one) for one in given[name]) for name, kind in kinds.items()}
+        | {"calls": tuple(Call(**one | {"body": tuple(one["body"])}) for one in given["calls"])}
+    )
 
 
 def draw_plan(seed: int, steps: int) -> Plan:
     """A plan of so many calls."""
     chance = random.Random(f"plan {seed}")
-    draw = _Calls(chance)
+    limited, routed, is_calm = chance.random() < 0.5, chance.random() < 0.3, chance.random() < 0.2
+    is_out = not is_calm and chance.random() < 0.3
+    draw = _Calls(chance, routed, is_out)
     calls = tuple(draw.call(number) for number in range(steps))
+    length = sum(call.after for call in calls)
+    if is_calm:
+        holds = tuple(
+            Hold(chance.uniform(0, length), chance.uniform(6, 16), chance.randint(1, 4))
+            for _ in range(chance.randint(1, 2))
+        )
+        return Plan(str(seed), 0.0, limited, routed, calls, (), holds)
     kills = tuple(
         Kill(chance.randrange(len(PROCESSES)), chance.randint(20, 900), chance.uniform(0, 4))
         for _ in range(chance.randint(0, 7))
     )
-    length = sum(call.after for call in calls)
     holds = tuple(
         Hold(chance.uniform(0, length), chance.uniform(0.1, 8), chance.randint(1, 4))
         for _ in range(chance.randint(0, 2))
     )
-    return Plan(str(seed), chance.choice((0.0, 0.03, 0.1, 0.2)), chance.random() < 0.5, calls, kills, holds)
+    outages = tuple(
+        Outage(chance.uniform(0, length), chance.uniform(4, 14), chance.choice((None, WORKER, SIDE_WORKER)))
+        for _ in range(is_out)
+    )
+    return Plan(str(seed), chance.choice((0.0, 0.03, 0.1, 0.2)), limited, routed, calls, kills, holds, outages)
 
 
 @dataclass
 class _Calls:
     chance: random.Random
+    routed: bool
+    is_out: bool
     sent: list[int] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)  # tasks that wait for an event
+    next: list[Call] = field(default_factory=list)  # calls that belong to one before
 
     def call(self, number: int) -> Call:
         chance = self.chance
+        if self.next:
+            return self.next.pop(0)
         after = chance.choice((0.0, 0.0, 0.05, 0.3, 1.0, 2.5))
         kind = chance.random()
         if self.sent and kind < 0.25:
-            method = chance.choice(("task.cancel", "task.retry", "task.reschedule", "task.status"))
+            method = chance.choice(("cancel", "retry", "reschedule", "status"))
             params: dict[str, Any] = {"id": chance.choice(self.sent)}
-            if method == "task.reschedule":
+            if method == "reschedule":
                 params["delay"] = chance.choice((0.1, 2.0))
             return Call(after, method, params)
         if self.waiting and kind > 0.85:
             return self._answer(after)
         if kind > 0.8:
             return Call(after, "schedule.create", self._schedule(number))
-        if kind < 0.32:
-            return Call(after, "workflow.create", {"chain": [self._step(number, place) for place in range(3)]})
+        if kind < 0.35:
+            return self._workflow(after, number)
+        if kind < 0.4:
+            action = chance.choice(ACTIONS)
+            self.next = [Call(chance.uniform(1, 4), "action.resume", {"action": action})]
+            return Call(after, "action.pause", {"action": action})
+        if kind < 0.5:
+            return self._body(after, number)
         self.sent.append(number)
-        return Call(after, "enqueue", self._task(number), by_queue=chance.random() < 0.4)
+        task = self._task(number)
+        by_queue = chance.random() < 0.4
+        if task["action"] == "stepped" and not by_queue and chance.random() < 0.3:
+            # Also while a step runs behind a sleep, of which the report comes when the task sleeps again.
+            task["payload"] = {"n": number, "seconds": 1.5}
+            self.next = [
+                Call(chance.choice((0.3, 2.3, 2.6, 2.9)), "cancel", {"id": number}),
+                Call(0.0, "retry", {"id": number, "from_step": "a"}),
+            ]
+        return Call(after, "enqueue", task, by_queue)
+
+    def _body(self, after: float, number: int) -> Call:
+        """Tasks of one ordering key; through the queue as many as one body may hold."""
+        by_queue = self.chance.random() < 0.3
+        body = []
+        if self.routed and not by_queue and self.chance.random() < 0.6:
+            # More than are in flight at once, so that the pause finds some behind the route.
+            self.next = [
+                Call(0.2, "action.pause", {"action": "routed"}), Call(3.0, "action.resume", {"action": "routed"}),
+            ]  # fmt: skip
+            payloads = [{"n": BODIES_FROM + 100 * number + place, "seconds": 1.5} for place in range(6)]
+            return Call(after, "enqueue", {}, False, tuple({"action": "routed", "payload": one} for one in payloads))
+        for place in range(2 if by_queue else self.chance.randint(2, 6)):
+            payload = {"n": BODIES_FROM + 100 * number + place, "seconds": self.chance.choice((0.0, 0.05))}
+            body.append({"action": self.chance.choice(("plain", "routed")), "ordering_key": "c", "payload": payload})
+        return Call(after, "enqueue", {}, by_queue, tuple(body))
+
+    def _workflow(self, after: float, number: int) -> Call:
+        """Some are cancelled at the time when their last steps end, and begun again."""
+        chance = self.chance
+        steps = [self._step(number, place) for place in range(3)]
+        if chance.random() < 0.5:
+            for step in steps:
+                step["payload"] = {"n": step["payload"]["n"]}
+            self.next = [Call(chance.choice((0.2, 0.4, 0.8)), "workflow.cancel", {"id": number})]
+            if chance.random() < 0.5:
+                self.next.append(Call(1.0, "workflow.retry", {"id": number}))
+        return Call(after, "workflow.create", {"chain": steps})
 
     def _answer(self, after: float) -> Call:
         """To a task that waits, or has not come to wait yet, or has had an answer."""
@@ -162,6 +249,9 @@ class _Calls:
         if chance.random() < 0.15:
             task["payload"] |= {"waits": chance.choice((0.5, 3.0, 8.0))}
             self.waiting.append(number)
+        if self.is_out and task["action"] != "stepped" and chance.random() < 0.3:
+            task |= {"timeout": 30.0}  # longer than reports may be on their way
+            task["payload"]["seconds"] = 16.0
         if task["action"] == "keyed":
             task["limit_key"] = chance.choice("pq")
         return task

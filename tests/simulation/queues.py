@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,13 +16,16 @@ from penstock.testing.queue import MemoryQueue, Stored
 from tests.simulation.clock import Clock, wall
 
 _LOOK_SECONDS = 0.5  # of a long poll, for messages
+_CLAIM_ID = re.compile(r'"id": ?"(\d+):(\d+)')
 
 
 @dataclass(slots=True)
 class QueueService:
     """All queues. chance: of faults and delays, a generator of their own. pause: the way to the service and back.
 
-    fault_share: how many calls go wrong; 0 while the world comes to rest.
+    fault_share: how many calls go wrong; 0 while the world comes to rest. doubled: tasks of messages that two workers
+    held at once, by leases that had not ended, of which the second was not counted as a delivery. is_out: what the
+    results queue delivers does not arrive. held_until: when the lease ends of such a message.
     """
 
     chance: random.Random
@@ -29,6 +33,9 @@ class QueueService:
     fault_share: float = 0.0
     messages: dict[str, list[Stored]] = field(default_factory=lambda: defaultdict(list))
     dead: dict[str, list[Stored]] = field(default_factory=lambda: defaultdict(list))
+    is_out: bool = False
+    doubled: set[int] = field(default_factory=set)
+    held_until: dict[str, float] = field(default_factory=dict)
     count: int = 0
 
     def strikes(self) -> bool:
@@ -38,15 +45,25 @@ class QueueService:
         self.count += 1
         return self.count
 
+    def reports(self, task_id: int, claim: int) -> int:
+        """How many messages of the results queue, of those not dead, are of this claim."""
+        return sum((task_id, claim) in claims_of(stored) for stored in self.messages["penstock-results"])
+
     def queue(self, name: str, label: str) -> SimulatedQueue:
         return SimulatedQueue(self, name, label)
+
+
+def claims_of(stored: Stored) -> set[tuple[int, int]]:
+    """Task and claim of each entry of a message."""
+    return {(int(task_id), int(claim)) for task_id, claim in _CLAIM_ID.findall(stored.sent.body)}
 
 
 class SimulatedQueue(MemoryQueue):
     """A queue to which calls, and from which answers, may get lost."""
 
     def __init__(self, service: QueueService, name: str, label: str) -> None:
-        limits = replace(LIMITS, max_receives=3)  # so that some messages become dead letters
+        # So that some messages become dead letters, but results only after more than an outage.
+        limits = replace(LIMITS, max_receives=6 if label == "results" else 3)
         super().__init__(label, lambda: wall().timestamp(), limits=limits, number=service.number)
         self.messages, self.dead = service.messages[name], service.dead[name]
         self._service = service
@@ -85,11 +102,17 @@ class SimulatedQueue(MemoryQueue):
         chance = self._service.chance
         chance.shuffle(ready)
         few = ready[: chance.randint(1, self.limits.max_call_messages)]
+        for stored in few:
+            if self._service.held_until.pop(stored.id, 0.0) > self._now() and self.label.startswith("outbound"):
+                self._service.doubled |= {task_id for task_id, _ in claims_of(stored)}
         received = self.take(few, visibility_seconds)
         for message in received:
             if self._service.strikes() and (stored := self.find(message)) is not None:
+                if self._service.chance.random() < 0.5:  # SQS may not count it
+                    stored.receives -= 1
+                    self._service.held_until[stored.id] = stored.visible_at
                 self.show(stored)  # another receiver gets the message too
-        await self._return(is_lost)
+        await self._return(is_lost or (self._service.is_out and self.label == "results"))
         return received
 
     async def delete(self, messages: Sequence[Message]) -> list[Message]:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from docs.models import claims, ordering, waits
 from docs.models.checker import replay
+from penstock.brokers.base import Outgoing
+from penstock.protocol.errors import Unavailable
 from tests.simulation.__main__ import Databases, databases, simulate
+from tests.simulation.checks import Checks, Violation
 from tests.simulation.database import Bridge
+from tests.simulation.loop import SimulatedLoop
 from tests.simulation.plan import draw_plan, read_plan
+from tests.simulation.queues import QueueService
 from tests.simulation.traces import lives
 
 _SEEDS = 3
@@ -50,6 +59,36 @@ def test_statements_that_one_commit_frees_go_on_in_the_order_in_which_they_came(
     assert [pending.work.result()[0]["number"] for pending in waiting] == [1, 2]
 
 
+@pytest.mark.parametrize(("seconds", "is_doubled"), [(1, True), (5, False)])
+def test_only_a_task_that_two_workers_held_at_once_may_run_a_step_twice(seconds: float, is_doubled: bool) -> None:
+    async def pause() -> None:
+        return None
+
+    async def deliver_twice(queues: QueueService) -> None:
+        queue = queues.queue("penstock-outbound", "outbound")
+        await queue.send([Outgoing('[{"method": "stepped", "id": "7:11:x"}]'), Outgoing('{"id": "8:12:x"}')])
+        queues.fault_share = 1.0
+        while not queues.held_until:
+            await asyncio.sleep(0.1)
+            with suppress(Unavailable):
+                await queue.receive(wait_seconds=0, visibility_seconds=4)
+        queues.fault_share = 0.0
+        await asyncio.sleep(seconds)
+        assert await queue.receive(wait_seconds=0, visibility_seconds=4)
+
+    queues = QueueService(random.Random(3), pause)
+    loop = SimulatedLoop()
+    loop.run_until_complete(deliver_twice(queues))
+    loop.close()
+    checks = Checks(cast(Any, None), queues)
+    checks.step_returns(7, 11, "a", 11)
+    checks.step_returns(9, 13, "a", 13)
+    with pytest.raises(Violation, match="step a of task 9 runs again after its report"):
+        checks.step_begins(9, 14, "a")
+    with nullcontext() if is_doubled else pytest.raises(Violation, match="step a of task 7 runs again"):
+        checks.step_begins(7, 12, "a")
+
+
 def test_models_can_do_what_the_simulated_processes_did(made: Databases) -> None:
     """Every task alone against the model of claims or of waits, every ordering key against that of keys."""
     replayed = Counter[str]()
@@ -76,9 +115,11 @@ def test_a_model_cannot_do_what_must_not_happen() -> None:
         "an attempt counts twice",
         "all of an ordering key start at once",
         "finished steps are not carried",
+        "a body's keyed tasks are stored side by side",
+        "packed messages are held to the limit of clients",
     ],
 )
-def test_a_broken_statement_is_noticed(made: Databases, mutation: str) -> None:
+def test_a_broken_statement_or_module_is_noticed(made: Databases, mutation: str) -> None:
     *_, last = simulate(made.make(), "--seeds=20", "--steps=10", "--until-failure", f"--mutation={mutation}")
     assert last["problem"] is not None
     assert last["history"][-1].strip()
