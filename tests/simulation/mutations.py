@@ -11,15 +11,14 @@ import sys
 from collections.abc import Sequence
 from types import CodeType, ModuleType
 
-_HOLDS = "case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end"
-_HOLDS_T = "case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end"
+_HOLDS = "t.claim = any(array[r.claim])"
 _CLAIMS = "claim_tasks", "claim_ready_tasks", "claim_tasks_by_rules"
 _SUCCESSES = "finish_tasks", "finish_few_tasks"
-_UNFENCED = "$2::bigint[] is not null"
+_UNFENCED = "r.claim is not null"
 
 MUTATIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "a result of an old claim counts": tuple((name, _HOLDS, _UNFENCED) for name in _SUCCESSES),
-    "a failure of an old claim counts": (("delay_tasks", _HOLDS_T, _UNFENCED), ("read_attempts", _HOLDS, _UNFENCED)),
+    "a failure of an old claim counts": (("delay_tasks", _HOLDS, _UNFENCED), ("read_attempts", _HOLDS, _UNFENCED)),
     "a final failure of an old claim counts": (
         ("fail_tasks_permanently", _HOLDS, _UNFENCED), ("read_attempts", _HOLDS, _UNFENCED),
     ),
@@ -32,7 +31,7 @@ MUTATIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "stale claims are not found": (("find_stale", "where state = 'ACQUIRED'", "where state = 'ACQUIRED' and false"),),
     "a failed task has no next attempt": (
-        ("delay_tasks", "run_at = now() + make_interval(secs => f.delay)", "run_at = now() + interval '1 year'"),
+        ("delay_tasks", "run_at = now() + make_interval(secs => r.delay)", "run_at = now() + interval '1 year'"),
     ),
     "all of an ordering key start at once": (
         ("enqueue_keyed_tasks", "case when h.task_id <> f.id then 'WAITING' else 'SCHEDULED' end", "'SCHEDULED'"),
@@ -80,7 +79,7 @@ MUTATIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("read_carried_journals", "where task_id = any(", "where position < 0 and task_id = any("),
     ),
     "a suspended task does not go on": (
-        ("suspend_attempts", "coalesce(p.until, now() +", "coalesce(p.until, now() + interval '1 year' +"),
+        ("suspend_attempts", "coalesce(r.until, now() +", "coalesce(r.until, now() + interval '1 year' +"),
     ),
     # Steps
     "what an old claim reports of a step comes back": (
