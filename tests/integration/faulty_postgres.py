@@ -53,11 +53,11 @@ class Refusals:
         for table in ("task", "dispatch"):
             await self._sql.execute(
                 f"create trigger a_statement before insert or update or delete on penstock.{table} "
-                "for each statement execute function public.strike('statement', '{table}')"
+                f"for each statement execute function public.strike('statement', '{table}')"
             )
             await self._sql.execute(
                 f"create constraint trigger a_commit after insert or update or delete on penstock.{table} "
-                "deferrable initially deferred for each row execute function public.strike('commit', '{table}')"
+                f"deferrable initially deferred for each row execute function public.strike('commit', '{table}')"
             )
         await self._sql.execute(
             "create trigger a_row before insert or update or delete on penstock.task "

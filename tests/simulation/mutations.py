@@ -91,7 +91,7 @@ MUTATIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "an outcome does not repeat its steps": (
         ("penstock.results.apply", "if outcome.steps and outcome.claim is not None:", "if False:"),
     ),
-    # Defects that Penstock once had; see decision 073.
+    # Defects that Penstock once had; see decision 074.
     "a locked row fails its whole batch": (
         ("penstock.runtime.halving", "SPOILING = (Refused, Locked, TooSlow)", "SPOILING = (Refused,)"),
     ),
