@@ -106,17 +106,9 @@ MUTATIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("penstock.api.enqueuing", "Batcher(self._insert, max_items=MAX_INSERT_TASKS)",
          "Batcher(self._insert, max_items=MAX_INSERT_TASKS, max_parallel=PARALLEL_INSERTS)"),
     ),
-    "long tasks count from their claim": (
-        ("penstock.supervisor.repair", "if task.silent_seconds > settings.untaken_after_seconds",
-         "if task.held_seconds > settings.untaken_after_seconds"),
-    ),
     "packed messages are held to the limit of clients": (
         ("penstock.settings.features", "def packed_limit(self) -> int:",
          "def packed_limit(self) -> int:\n        return self.batch_limit"),
-    ),
-    "a workflow is cancelled though its last steps have ended": (
-        ("penstock.workflows.store",
-         'await session.fetch("hold_unstarted_steps", workflow.id, True)\n        await run.advance()', "pass"),
     ),
     "a released claim loses its task": (
         ("release_unsent", "penstock.dispatch where id in", "penstock.dispatch where $1::float8 is null and id in"),
