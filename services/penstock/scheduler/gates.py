@@ -72,6 +72,7 @@ class Gates:
         self, limit: int, stretches: Sequence[Stretch], due_seconds: float
     ) -> tuple[ClaimBatch | None, int]:
         """As ``claim.claim_by_rules``; tasks of actions that were let through lately need not wait at a gate."""
+        self.flowing = ()
         now = monotonic()
         actions = [action for action, at in self._admitted_at.items() if now - at < _ADMITTED_SECONDS]
         if not actions:
