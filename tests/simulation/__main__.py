@@ -72,7 +72,8 @@ def databases() -> Iterator[Databases]:
             yield Databases(server)
         finally:
             for backend in psutil.Process(server.pid).children():
-                backend.send_signal(signal.SIGCONT)  # a child that was killed may have left it stopped
+                with suppress(psutil.NoSuchProcess):  # a worker of vacuum that has just ended
+                    backend.send_signal(signal.SIGCONT)  # a child that was killed may have left it stopped
             server.stop()
 
 

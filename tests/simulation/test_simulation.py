@@ -92,7 +92,7 @@ def test_only_a_task_that_two_workers_held_at_once_may_run_a_step_twice(seconds:
 def test_models_can_do_what_the_simulated_processes_did(made: Databases) -> None:
     """Every task alone against the model of claims or of waits, every ordering key against that of keys."""
     replayed = Counter[str]()
-    for outcome in simulate(made.make(), "--first=8", "--seeds=3", "--steps=15", "--traces"):
+    for outcome in simulate(made.make(), "--first=56", "--seeds=4", "--steps=15", "--traces"):
         assert outcome["problem"] is None
         for model, observations in lives(outcome["trace"], outcome["retried"]):
             place = replay(model, observations)
