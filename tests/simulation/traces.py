@@ -59,5 +59,7 @@ def _of_key(commits: Commits, places: Sequence[int]) -> Iterator[tuple[Model, li
                 states[place] = "ENDED" if final else "SCHEDULED" if state == "ERROR" else state
         if states != list(shown[-1] if shown else [""] * len(places)):
             shown.append(tuple(states))
-    if all("" not in one[: max(i for i, state in enumerate(one) if state) + 1] for one in shown):
+    known = [0, *(sum(map(bool, one)) for one in shown)]
+    in_order = all(not any(one[count:]) for one, count in zip(shown, known[1:], strict=True))
+    if in_order and all(later - earlier <= 1 for earlier, later in pairwise(known)):
         yield ordering.model(len(places)), shown

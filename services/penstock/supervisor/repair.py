@@ -177,7 +177,8 @@ class Repair:
 
     async def _release(self, overdue: Sequence[StaleTask], hurried: bool) -> int:
         async with self.store.transaction(hurried=hurried) as session:
-            released = await claim.release(session, ((task.id, task.claim) for task in overdue), even_taken=True)
+            seconds = self.settings.untaken_after_seconds
+            released = await claim.release(session, ((task.id, task.claim) for task in overdue), silent_seconds=seconds)
         if released:
             metrics.RELEASED.labels("untaken").inc(released)
             log.warning("untaken_tasks_released", tasks=released)

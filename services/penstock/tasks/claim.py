@@ -108,10 +108,13 @@ async def confirm(session: Session, *batch_ids: int) -> None:
     await session.fetch("confirm_claim", batch_ids)
 
 
-async def release(session: Session, pairs: Iterable[Pair], *, even_taken: bool = False) -> int:
-    """Release claims, with their attempt; returns how many. even_taken: also those that a worker has reported."""
+async def release(session: Session, pairs: Iterable[Pair], *, silent_seconds: float | None = None) -> int:
+    """Release claims, with their attempt; returns how many.
+
+    silent_seconds: also those that a worker last reported so long ago.
+    """
     ids, claims = columns(pairs)
-    return len(await session.fetch("release_tasks", ids, claims, even_taken)) if ids else 0
+    return len(await session.fetch("release_tasks", ids, claims, silent_seconds)) if ids else 0
 
 
 async def count_in_flight(

@@ -433,14 +433,14 @@ from levels cross join lateral (
 delete from penstock.dispatch where id = any($1::bigint[]);
 
 -- name: release_tasks
--- $1 ids, $2 claims, $3 whether also those that a worker has reported. Back to the state it came from, its attempt given back.
--- Returns ids.
+-- $1 ids, $2 claims, $3 seconds, or null. Back to the state it came from, its attempt given back; one that a worker has reported
+-- only if that was so long ago, by a heartbeat that may have come since it was chosen. Returns ids.
 update penstock.task t
 set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
     attempts = t.attempts - 1, claimed_at = null, heartbeat_at = null, updated_at = now(), route = null,
     gate = null
 from {pairs}
-where {held} and ($3::bool or t.heartbeat_at is null)
+where {held} and (t.heartbeat_at is null or t.heartbeat_at < now() - make_interval(secs => $3::float8))
 returning t.id;
 
 -- name: count_in_flight

@@ -334,7 +334,7 @@ async def test_claim_tokens_grow_whichever_connection_claims(database_url: str) 
             connection = connections[-turn % 3]
             ((task_id, token, *_),) = await connection.fetch(SQL["claim_tasks"], *claim_of(1))
             tokens.append(token)
-            await connection.fetch(SQL["release_tasks"], [task_id], [token], False)
+            await connection.fetch(SQL["release_tasks"], [task_id], [token], None)
         assert tokens == sorted(set(tokens))
     finally:
         for connection in connections:
@@ -355,7 +355,7 @@ _SETTLING: dict[str, Callable[[list[int], list[int]], tuple[Any, ...]]] = {
         ["w:1"] * len(ids),
     ),
     "note_heartbeats": lambda ids, claims: (ids, claims, [None] * len(ids), ["w:1"] * len(ids)),
-    "release_tasks": lambda ids, claims: (ids, claims, False),
+    "release_tasks": lambda ids, claims: (ids, claims, None),
     "refund_attempts": lambda ids, claims: (ids, claims, ["{}"] * len(ids)),
     "postpone_tasks": lambda ids, claims: (ids, claims, [30.0] * len(ids), ["{}"] * len(ids), ["snooze"] * len(ids)),
     "read_attempts": lambda ids, claims: (ids, claims),

@@ -364,6 +364,20 @@ async def test_a_heartbeat_keeps_a_task_from_being_stale(store: Store) -> None:
         assert await stale_tasks.find_stale(session, 0.2, limit=10) == []
 
 
+async def test_a_heartbeat_that_comes_after_a_task_was_chosen_keeps_it_from_being_released(
+    store: Store, sql: Any
+) -> None:
+    await enqueue(store, NewTask("a"))
+    batch = await claim(store)
+    pairs = [(task.id, task.claim) for task in batch.tasks]
+    async with store.session() as session:
+        await settle.note_heartbeats(session, dict.fromkeys(pairs))
+        assert await claims.release(session, pairs) == 0
+        assert await claims.release(session, pairs, silent_seconds=60) == 0
+        await sql.execute("update penstock.task set heartbeat_at = now() - interval '61 seconds'")
+        assert await claims.release(session, pairs, silent_seconds=60) == 1
+
+
 async def test_tasks_in_flight_are_counted_by_age_and_up_to_a_limit(store: Store, sql: Any) -> None:
     await enqueue(store, *(NewTask("a") for _ in range(9)))
     batch = await claim(store, 6)
