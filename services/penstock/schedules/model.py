@@ -371,7 +371,7 @@ def read_stored_name(name: str) -> str:
 
 
 def check_not_a_jobs(name: str) -> None:
-    """Raises InvalidParams for a name of a job's schedule: whoever created that first would receive the job's data."""
+    """Raises InvalidParams for a name of a job's schedule: its first creator would receive the job's data."""
     if name.startswith(JOB_PREFIX):
         raise InvalidParams("name", f"must not begin with {JOB_PREFIX!r}, which is for jobs of scheduler0's API")
 
