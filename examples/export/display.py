@@ -40,7 +40,7 @@ class Snapshot:
             return "failed tasks wait for their next attempt"
         if self.states.get("SCHEDULED", 0):
             return "tasks wait for the scheduler"
-        return "messages wait for the submitter; a killed embedded SQS loses those of its last two seconds"
+        return "messages wait for the submitter"
 
 
 class Display:

@@ -23,7 +23,7 @@ class Clock:
         ({"ACQUIRED": 1}, "1 task is with a worker; one that died is given up 120 s after its last sign"),
         ({"ERROR": 2, "SCHEDULED": 3}, "failed tasks wait for their next attempt"),
         ({"SCHEDULED": 3}, "tasks wait for the scheduler"),
-        ({"SUCCESS": 3}, "messages wait for the submitter; a killed embedded SQS loses those of its last two seconds"),
+        ({"SUCCESS": 3}, "messages wait for the submitter"),
     ],
 )
 def test_a_snapshot_says_what_it_waits_for(states: dict[str, int], said: str) -> None:

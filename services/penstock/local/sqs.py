@@ -28,8 +28,7 @@ class EmbeddedSqs(Service):
 
     data_dir: holds `state` (queues and messages) and `sqs.log`.
     access_key_id: requests must be signed with it, by any secret; None makes a random one.
-    Messages live in memory. They are written on a graceful stop, and every few seconds while they change; so a kill -9
-    loses the last seconds, and messages deleted in them come back.
+    Messages live in memory. Each change is in a file before its call is answered, so a kill -9 loses none.
     The port is held by this process, not by the child: calls wait while the child is down, and no other stack, whose
     queues have the same names, takes the port and with it the messages.
     """

@@ -11,7 +11,6 @@ import re
 import signal
 import socket
 import sys
-import time
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,9 +20,6 @@ from starlette.responses import JSONResponse
 
 from penstock.local.sqs import ACCESS_KEY_ID, HEALTH
 
-SAVE_PAUSE_SECONDS = 2.0
-SAVE_SHARE = 0.05  # saving blocks the loop, so at most this share of the time goes into it
-_QUIET = (b"ReceiveMessage", b"GetQueueUrl", b"GetQueueAttributes", b"ListQueues")
 # Browsers send at least one of these with what a page asks for; no SDK sends any.
 _OF_BROWSERS = (b"origin", b"referer", b"sec-fetch-site")
 _LOOPBACK = re.compile(rb"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?", re.IGNORECASE)
@@ -70,15 +66,11 @@ class GuardedApp:
 
 
 class SqsApp:
-    """ministack's ASGI app, whose long polls end when a message is sent, or their caller leaves.
-
-    changed: a request may have changed messages since the last save.
-    """
+    """ministack's ASGI app, whose long polls end when a message is sent, or their caller leaves."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
         self._sent = asyncio.get_running_loop().create_future()
-        self.changed = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         is_call = scope["type"] == "http" and scope["method"] == "POST"
@@ -87,7 +79,6 @@ class SqsApp:
             await self._receive(scope, receive, send)
             return
         await self._app(scope, receive, send)
-        self.changed |= is_call and not target.endswith(_QUIET)
         if target.endswith((b"SendMessage", b"SendMessageBatch", b"ChangeMessageVisibilityBatch")):
             self._sent.set_result(None)
             self._sent = asyncio.get_running_loop().create_future()  # those who wait hold the old one
@@ -120,28 +111,13 @@ class SqsApp:
         if not answering.cancelled():
             answering.result()
 
-    async def keep_saving(self) -> None:
-        """Save when something has changed, rarely enough that saving stays a small share of the time."""
-        from ministack.core.persistence import save_state
-        from ministack.services import sqs
-
-        pause = SAVE_PAUSE_SECONDS
-        while True:
-            await asyncio.sleep(pause)
-            if self.changed:
-                self.changed = False
-                began = time.perf_counter()
-                try:
-                    save_state("sqs", sqs.get_state())
-                except RuntimeError:  # changed by one of ministack's threads in the middle of the copy
-                    self.changed = True
-                pause = max(SAVE_PAUSE_SECONDS, (time.perf_counter() - began) / SAVE_SHARE)
-
 
 async def run(listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT; the app then saves everything in its own shutdown."""
     from ministack.app import app
     from ministack.services import sqs as service
+
+    from penstock.local.sqs_journal import Journal
 
     # Asked about each request to a host with a dot; the real one loads a dozen services, and libraries for them.
     gateway: Any = ModuleType("ministack.services.apigateway_v1")
@@ -153,6 +129,7 @@ async def run(listener: socket.socket) -> None:
     sqs = SqsApp(app)
     # ministack looks for messages every 100 ms.
     service.asyncio = SimpleNamespace(iscoroutine=asyncio.iscoroutine, sleep=sqs.until_sent)
+    Journal().attach()
     server = uvicorn.Server(
         uvicorn.Config(
             GuardedApp(sqs, os.environ.pop(ACCESS_KEY_ID)),
@@ -172,14 +149,7 @@ async def run(listener: socket.socket) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-    saving = asyncio.create_task(sqs.keep_saving(), name="save")
-    saving.add_done_callback(stop)  # saving that broke must not go unnoticed
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        if saving.done() and not saving.cancelled():
-            saving.result()
-        saving.cancel()
+    await server.serve(sockets=[listener])
 
 
 def main() -> None:

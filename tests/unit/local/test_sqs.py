@@ -1,9 +1,10 @@
-"""The embedded SQS: queues and messages outlive a stop, and all but the newest a crash."""
+"""The embedded SQS: queues and messages outlive a stop, and a kill at any moment."""
 
 from __future__ import annotations
 
 import hashlib
 import http.client
+import json
 import os
 import signal
 import socket
@@ -86,20 +87,123 @@ def test_same_port_is_taken_again_while_it_is_free(make: Make) -> None:
     assert second.url == first.url
 
 
-def test_saved_messages_are_there_after_kill_9(make: Make) -> None:
-    server = make()
-    server.start()
-    url = client(server).create_queue(QueueName="q")["QueueUrl"]
-    client(server).send_message(QueueUrl=url, MessageBody="held")
-    saved = server.state_dir / "sqs.json"
-    wait_until(lambda: saved.exists() and "held" in saved.read_text(), "the message to be saved")
+def kill(server: EmbeddedSqs) -> None:
     assert server.pid is not None
     os.kill(server.pid, signal.SIGKILL)
     wait_until(lambda: server.pid is None, "the process to end")
 
+
+def restart(server: EmbeddedSqs) -> None:
+    kill(server)
     server.start()
 
-    assert bodies(server, url) == {"held"}
+
+def send(server: EmbeddedSqs, url: str, *texts: str) -> None:
+    entries = [{"Id": str(number), "MessageBody": text} for number, text in enumerate(texts)]
+    assert not client(server).send_message_batch(QueueUrl=url, Entries=entries).get("Failed")
+
+
+def receive(server: EmbeddedSqs, url: str, seconds: int) -> dict[str, str]:
+    """Receipt handles, by body."""
+    reply = client(server).receive_message(QueueUrl=url, MaxNumberOfMessages=10, VisibilityTimeout=seconds)
+    return {message["Body"]: message["ReceiptHandle"] for message in reply.get("Messages", ())}
+
+
+def test_a_kill_right_after_the_answer_loses_nothing_and_brings_nothing_back(make: Make) -> None:
+    server = make()
+    server.start()
+    url = client(server).create_queue(QueueName="q")["QueueUrl"]
+    client(server).send_message(QueueUrl=url, MessageBody="zß水\n")
+    send(server, url, "hidden", "deleted", "deleted with others", "shown again")
+    held = receive(server, url, 600)
+    client(server).delete_message(QueueUrl=url, ReceiptHandle=held["deleted"])
+    client(server).delete_message_batch(
+        QueueUrl=url, Entries=[{"Id": "0", "ReceiptHandle": held["deleted with others"]}]
+    )
+    shown = [held["shown again"], held["zß水\n"]]
+    client(server).change_message_visibility(QueueUrl=url, ReceiptHandle=shown[0], VisibilityTimeout=0)
+    client(server).change_message_visibility_batch(
+        QueueUrl=url, Entries=[{"Id": "0", "ReceiptHandle": shown[1], "VisibilityTimeout": 0}]
+    )
+    restart(server)
+    restart(server)  # what was repeated at the first start is not repeated at the second one
+
+    assert receive(server, url, 0).keys() == {"shown again", "zß水\n"}
+    client(server).change_message_visibility(QueueUrl=url, ReceiptHandle=held["hidden"], VisibilityTimeout=0)
+    assert bodies(server, url) == {"shown again", "zß水\n", "hidden"}
+
+
+def test_receives_are_counted_across_kills_up_to_the_dead_letter_queue(make: Make) -> None:
+    server = make()
+    server.start()
+    dead = client(server).create_queue(QueueName="dead")["QueueUrl"]
+    policy = {"deadLetterTargetArn": f"arn:aws:sqs:{REGION}:000000000000:dead", "maxReceiveCount": "2"}
+    attributes = {"RedrivePolicy": json.dumps(policy)}
+    url = client(server).create_queue(QueueName="q", Attributes=attributes)["QueueUrl"]
+    send(server, url, "poison")
+    for _ in range(2):
+        assert bodies(server, url) == {"poison"}
+        restart(server)
+    assert bodies(server, url) == set()
+    restart(server)
+    held = receive(server, dead, 600)
+    client(server).delete_message(QueueUrl=dead, ReceiptHandle=held.pop("poison"))
+    restart(server)
+    assert bodies(server, dead) == set()
+
+
+def test_a_stop_then_a_kill_do_not_repeat_what_was_deleted(make: Make) -> None:
+    server = make()
+    server.start()
+    url = client(server).create_queue(QueueName="q")["QueueUrl"]
+    send(server, url, "first", "second")
+    held = receive(server, url, 600)
+    client(server).delete_message(QueueUrl=url, ReceiptHandle=held["first"])
+    server.stop()
+    server.start()
+    client(server).change_message_visibility(QueueUrl=url, ReceiptHandle=held["second"], VisibilityTimeout=0)
+    restart(server)
+    assert bodies(server, url) == {"second"}
+
+
+def test_purged_and_deleted_queues_stay_empty_after_a_kill(make: Make) -> None:
+    server = make()
+    server.start()
+    urls = [client(server).create_queue(QueueName=name)["QueueUrl"] for name in ("purged", "gone")]
+    for url in urls:
+        send(server, url, "old")
+    client(server).purge_queue(QueueUrl=urls[0])
+    client(server).delete_queue(QueueUrl=urls[1])
+    send(server, urls[0], "new")
+    restart(server)
+    assert bodies(server, urls[0]) == {"new"}
+    assert client(server).list_queues()["QueueUrls"] == [urls[0]]
+
+
+def test_a_line_that_a_kill_cut_off_harms_no_other(make: Make) -> None:
+    server = make()
+    server.start()
+    url = client(server).create_queue(QueueName="q")["QueueUrl"]
+    send(server, url, "before")
+    kill(server)
+    with (server.state_dir / "sqs.journal").open("ab") as journal:
+        journal.write(b'\n["sent","arn:aws:sqs:us-ea')
+    server.start()
+    send(server, url, "after")
+    restart(server)
+    assert bodies(server, url) == {"before", "after"}
+
+
+def test_a_long_journal_gives_way_to_a_snapshot(make: Make) -> None:
+    server = make()
+    server.start()
+    url = client(server).create_queue(QueueName="q")["QueueUrl"]
+    for number in range(40):
+        client(server).send_message(QueueUrl=url, MessageBody=f"{number} {'x' * 1_000_000}")
+    assert (server.state_dir / "sqs.journal").stat().st_size < 21 * 2**20
+    restart(server)
+    counted = client(server).get_queue_attributes(QueueUrl=url, AttributeNames=["ApproximateNumberOfMessages"])
+    assert counted["Attributes"]["ApproximateNumberOfMessages"] == "40"
 
 
 def test_messages_are_readable_by_nobody_else(make: Make) -> None:
@@ -112,9 +216,7 @@ def test_port_is_held_and_calls_wait_while_the_process_is_away(make: Make) -> No
     server = make()
     server.start()
     url = client(server).create_queue(QueueName="q")["QueueUrl"]
-    assert server.pid is not None
-    os.kill(server.pid, signal.SIGKILL)
-    wait_until(lambda: server.pid is None, "the process to end")
+    kill(server)
 
     assert not is_free(server.port)
     with ThreadPoolExecutor() as pool:
