@@ -24,8 +24,8 @@ def bench(
     scenario: Annotated[
         str,
         typer.Argument(
-            help="drain, live, latency, trickle, enqueue, mixed, urgent, future, features, history, held-xmin, "
-            "schedules, scale, or all of them."
+            help="drain, batched, live, latency, trickle, enqueue, mixed, urgent, future, features, history, "
+            "held-xmin, schedules, scale, or all of them."
         ),
     ],
     tasks: Annotated[

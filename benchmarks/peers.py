@@ -38,7 +38,11 @@ from penstock.runtime.logs import setup_logging
 
 REPORTED = ("pgqueuer", "awa-pg", "celery", "kombu", "asyncpg", "uvloop")
 STUCK_SECONDS = 120.0
-OURS = {1: "penstock 1 worker", 2: "penstock 2 workers"}
+OURS = {  # the scenario and how many workers, by name
+    "penstock 1 worker": ("drain", 1),
+    "penstock 2 workers": ("drain", 2),
+    "penstock 2 workers, batched handler": ("batched", 2),
+}
 
 _AWA_DONE = """
     select coalesce((select sum(completed_count) from awa.receipt_completion_batches), 0)::bigint
@@ -109,15 +113,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="penstock-peers-", ignore_cleanup_errors=True) as folder:
         for number in range(1, arguments.repeat + 1):
             print(f"round {number} of {arguments.repeat}", file=sys.stderr)
-            for workers, name in OURS.items():
-                _note(rates, name, run_ours(Path(folder), arguments.tasks or 200_000, workers))
+            for name, (scenario, workers) in OURS.items():
+                _note(rates, name, run_ours(Path(folder), arguments.tasks or 200_000, scenario, workers))
             with services(Path(folder) / f"services-{number}") as (postgres, sqs):
                 for peer in chosen:
                     tasks = arguments.tasks or peer.tasks
                     with tempfile.TemporaryDirectory(dir=folder) as place:
                         program = Path(node) if peer.needs_node else python
                         _note(rates, peer.name, Run(peer, tasks, program, postgres, sqs, Path(place)).rate())
-    ours = max(_median(rates[name]) for name in OURS.values())  # the best of ours against the best of theirs
+    ours = max(_median(rates[name]) for name in OURS)  # the best of ours against the best of theirs
     columns = ("contender", "tasks/s", "least", "most", "penstock's multiple")
     rows = [
         (name, round(statistics.median(found)), round(min(found)), round(max(found)), f"{ours / _median(found):.2f}")
@@ -129,7 +133,7 @@ def main() -> None:
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": describe_machine(),
             "peers": versions(python) | node_versions(),
-            "tasks": dict.fromkeys(OURS.values(), arguments.tasks or 200_000)
+            "tasks": dict.fromkeys(OURS, arguments.tasks or 200_000)
             | {peer.name: arguments.tasks or peer.tasks for peer in chosen},
             "tasks_per_second": {
                 name: {"median": round(_median(found)), "runs": [round(rate) for rate in found]}
@@ -162,15 +166,15 @@ def _median(found: Sequence[float]) -> float:
     return statistics.median(found)
 
 
-def run_ours(folder: Path, tasks: int, workers: int) -> float:
-    """`python -m benchmarks drain`, as any user runs it."""
+def run_ours(folder: Path, tasks: int, scenario: str, workers: int) -> float:
+    """`python -m benchmarks`, as any user runs it."""
     path = folder / "ours.json"
-    command = [sys.executable, "-m", "benchmarks", "drain", "--tasks", str(tasks)]
+    command = [sys.executable, "-m", "benchmarks", scenario, "--tasks", str(tasks)]
     command += ["--workers", str(workers), "--json", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"benchmarks drain failed:\n{done.stdout}{done.stderr}")
-    rate: float = json.loads(path.read_text("utf-8"))["scenarios"]["drain"]["figures"]["tasks_per_second"]
+        raise SystemExit(f"benchmarks {scenario} failed:\n{done.stdout}{done.stderr}")
+    rate: float = json.loads(path.read_text("utf-8"))["scenarios"][scenario]["figures"]["tasks_per_second"]
     return rate
 
 

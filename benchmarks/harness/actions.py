@@ -7,11 +7,12 @@ import time
 from typing import Any
 
 from penstock.worker.handlers.actions import action
-from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.context import Call, Context
 from penstock.worker.handlers.outcomes import Retry
 
 NOOP = "bench.noop"
 NOOP_INBOUND = "bench.noop_inbound"  # tasks of the inbound queue, named differently from those over HTTP
+NOOP_BATCHED = "bench.noop_batched"
 CLOCK = "bench.clock"
 SLOW = "bench.slow"
 FAILING = "bench.failing"
@@ -26,6 +27,11 @@ async def noop(ctx: Context, **payload: Any) -> None:
 @action(NOOP_INBOUND)
 async def noop_inbound(ctx: Context, **payload: Any) -> None:
     return None
+
+
+@action(NOOP_BATCHED, batch=2000)
+async def noop_batched(calls: list[Call[dict[str, Any]]]) -> list[None]:
+    return [None for _ in calls]
 
 
 @action(CLOCK)

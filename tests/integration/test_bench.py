@@ -98,8 +98,9 @@ def test_tables_show_every_scenario(run: tuple[str, dict[str, Any]]) -> None:
     assert any(line.split()[:2] == ["single", "100"] for line in lines)  # the table of enqueue
 
 
-def test_drain_settles_every_task_at_its_first_attempt(report: dict[str, Any]) -> None:
-    figures = figures_of(report, "drain")
+@pytest.mark.parametrize("scenario", ["drain", "batched"])
+def test_drain_settles_every_task_at_its_first_attempt(report: dict[str, Any], scenario: str) -> None:
+    figures = figures_of(report, scenario)
     assert (figures["tasks"], figures["attempts"], figures["schedulers"]) == (TASKS, TASKS, 2)
     assert figures["tasks_per_second"] > 0
     check_cost(figures["cost"])

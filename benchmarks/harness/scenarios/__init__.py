@@ -44,6 +44,7 @@ SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
         Scenario("drain", "a backlog of no-op tasks, until settled", backlog.drain, 200_000),
+        Scenario("batched", "the same for a batched handler", backlog.batched, 200_000),
         Scenario("live", "producers and pipeline at once, half by HTTP, half through SQS", live.live, 200_000),
         Scenario("latency", "single enqueues on an idle pipeline", latency.latency, 0, rates=(50.0, 500.0)),
         Scenario(

@@ -1,4 +1,4 @@
-"""drain and scale: a backlog of no-op tasks, enqueued before; the time until the last one has settled."""
+"""drain, batched and scale: a backlog of no-op tasks, enqueued before; the time until the last one has settled."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+from benchmarks.harness.actions import NOOP_BATCHED
 from benchmarks.harness.producers import insert_noops, plain_noop
 from benchmarks.harness.rig import Bench, Rig, rig_up
 from penstock.protocol.task import NewTask
@@ -13,9 +14,18 @@ from penstock.protocol.task import NewTask
 
 async def drain(bench: Bench) -> dict[str, Any]:
     """A backlog of no-op tasks on the processes asked for."""
+    return await _drain(bench, plain_noop)
+
+
+async def batched(bench: Bench) -> dict[str, Any]:
+    """The same for a batched handler, which takes up to 2,000 tasks in a call."""
+    return await _drain(bench, lambda number: NewTask(NOOP_BATCHED, f'{{"n":{number}}}'))
+
+
+async def _drain(bench: Bench, task: Callable[[int], NewTask]) -> dict[str, Any]:
     options = bench.options
     async with rig_up(bench) as rig:
-        figures = await drain_once(rig, options.tasks)
+        figures = await drain_once(rig, options.tasks, task=task)
     return {"workers": options.workers, "schedulers": options.schedulers} | figures
 
 
