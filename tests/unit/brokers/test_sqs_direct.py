@@ -163,8 +163,8 @@ async def test_an_answer_is_read_however_it_comes_and_the_connection_is_used_aga
 @pytest.mark.parametrize(
     "answer",
     [b'HTTP/1.1 200 OK\r\n\r\n{"a":1}', b'HTTP/1.0 200 OK\r\nContent-Length: 7\r\n\r\n{"a":1}',
-     answer_of(b'{"a":1}', b"Connection: close")],
-    ids=["by the end of the connection", "of HTTP/1.0", "said to be the last"],
+     answer_of(b'{"a":1}', b"Connection: close"), answer_of(b'{"a":1}') + b"more", 2 * answer_of(b'{"a":1}')],
+    ids=["by the end of the connection", "of HTTP/1.0", "said to be the last", "with more behind", "twice"],
 )  # fmt: skip
 async def test_a_last_answer_of_a_connection_is_read_and_the_next_call_opens_another(answer: bytes) -> None:
     requests: list[bytes] = []
