@@ -26,6 +26,8 @@ from botocore.credentials import ReadOnlyCredentials
 from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies, normalize_url_path
 
+from penstock.protocol.version import __version__
+
 if TYPE_CHECKING or find_spec("httptools"):  # which there is no build of for every Python
     import httptools
 
@@ -35,6 +37,8 @@ OPERATIONS = {
     "receive_message": "ReceiveMessage",
     "send_message_batch": "SendMessageBatch",
 }
+USER_AGENT = f"penstock/{__version__}"
+CONNECT_SECONDS = 5
 _CONTENT_TYPE = "application/x-amz-json-1.0"
 _CONNECTIONS = 64
 _IDLE_SECONDS = 12.0  # after which a connection is not used again: AWS may be closing it
@@ -52,9 +56,8 @@ Credentials = Callable[[], Awaitable[ReadOnlyCredentials]]
 
 
 async def open_direct(
-    session: Any, client: Any, *, own_key: ReadOnlyCredentials | None, user_agent: str, connect_seconds: float,
-    answer_seconds: float,
-) -> DirectCalls | None:  # fmt: skip
+    session: Any, client: Any, own_key: ReadOnlyCredentials | None, answer_seconds: float
+) -> DirectCalls | None:
     """Calls as the client makes them; None behind a proxy, and without httptools. own_key: None: of the session.
 
     Raises botocore's errors.
@@ -78,11 +81,8 @@ async def open_direct(
     if signed.scheme == "https":
         authorities = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
         context = ssl.create_default_context(cafile=authorities or get_cert_path(True))
-    return DirectCalls(
-        Connections(endpoint_url, context, connect_seconds=connect_seconds, answer_seconds=answer_seconds),
-        Signer(endpoint_url, region, service),
-        credentials=find_credentials, user_agent=user_agent,
-    )  # fmt: skip
+    connections = Connections(endpoint_url, context, answer_seconds)
+    return DirectCalls(connections, Signer(endpoint_url, region, service), find_credentials)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,6 @@ class DirectCalls:
     connections: Connections
     signer: Signer
     credentials: Credentials
-    user_agent: str
 
     async def call(self, operation: str, **arguments: Any) -> Mapping[str, Any]:
         """Make one of OPERATIONS; returns the members of its answer. Raises botocore's errors."""
@@ -104,7 +103,7 @@ class DirectCalls:
         for tries in range(1, _TRIES + 1):
             headers = self.signer.sign(target, body, await self.credentials(), time.time())
             try:
-                answer = await self.connections.exchange(f"{headers}User-Agent: {self.user_agent}\r\n", body)
+                answer = await self.connections.exchange(headers, body)
             except (exceptions.HTTPClientError, exceptions.ConnectionError) as exc:
                 if tries == _TRIES:
                     raise
@@ -169,7 +168,10 @@ class Signer:
         self._path = quote(normalize_url_path(parts.path), safe="/~")
         self._region, self._service = region, service
         self._key: tuple[str, str, bytes] = ("", "", b"")  # of a day and a secret
-        self._prefix = f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {self.host}\r\nContent-Type: {_CONTENT_TYPE}\r\n"
+        self._prefix = (
+            f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {self.host}\r\nUser-Agent: {USER_AGENT}\r\n"
+            f"Content-Type: {_CONTENT_TYPE}\r\n"
+        )
 
     def sign(self, target: str, body: bytes, credentials: ReadOnlyCredentials, now: float) -> str:
         """The head of the request, without Content-Length and the empty line."""
@@ -226,8 +228,8 @@ class Connections:
 
     url: str
     context: ssl.SSLContext | None
-    connect_seconds: float
     answer_seconds: float
+    connect_seconds: float = CONNECT_SECONDS
     _room: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(_CONNECTIONS))
     _idle: list[_Connection] = field(init=False, default_factory=list)
 

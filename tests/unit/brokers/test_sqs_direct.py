@@ -119,8 +119,8 @@ def calls_to(
     async def credentials() -> ReadOnlyCredentials:
         return KEY
 
-    connections = Connections(url, context, connect_seconds=PATIENCE_SECONDS, answer_seconds=answer_seconds)
-    return DirectCalls(connections, Signer(url, "us-east-1", "sqs"), credentials=credentials, user_agent="test")
+    connections = Connections(url, context, answer_seconds, connect_seconds=PATIENCE_SECONDS)
+    return DirectCalls(connections, Signer(url, "us-east-1", "sqs"), credentials)
 
 
 def answer_of(body: bytes, *headers: bytes) -> bytes:
