@@ -171,7 +171,7 @@ class SqsTransport:
                     except (BotoCoreError, ValueError) as exc:
                         raise Unavailable(f"SQS cannot be used: {exc}") from exc
                     if direct is not None:
-                        opened.callback(direct.close)
+                        opened.callback(direct.connections.close)
                     await self._stack.enter_async_context(opened.pop_all())
                     self._client, self._direct = client, direct
         return self._client

@@ -119,9 +119,6 @@ class DirectCalls:
             await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_SECONDS))
         raise AssertionError("the last try returns or raises")
 
-    def close(self) -> None:
-        self.connections.close()
-
 
 def _read_json(body: bytes) -> Mapping[str, Any]:
     try:

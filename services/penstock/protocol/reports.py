@@ -210,7 +210,6 @@ class _Error(msgspec.Struct, frozen=True):
     code: int | str
     message: str
     data: msgspec.Raw = _EMPTY
-    attempt: int | str | None = None
 
 
 class _LegacyAttempt(msgspec.Struct, frozen=True):

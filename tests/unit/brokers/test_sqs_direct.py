@@ -155,7 +155,7 @@ async def test_an_answer_is_read_however_it_comes_and_the_connection_is_used_aga
         calls = calls_to(url)
         for n in range(3):
             assert (await calls.call("receive_message", QueueUrl="q", N=n))["a"] == "é"
-        calls.close()
+        calls.connections.close()
     assert requests == [b'{"QueueUrl":"q","N":%d}' % n for n in range(3)]
     assert connections == 1
 
@@ -181,7 +181,7 @@ async def test_a_connection_that_was_closed_while_idle_costs_no_call() -> None:
         calls = calls_to(url)
         for _ in range(5):
             await asyncio.gather(*(calls.call("receive_message") for _ in range(3)))
-        calls.close()
+        calls.connections.close()
     assert len(requests) == 15
 
 
