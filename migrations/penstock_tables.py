@@ -523,8 +523,7 @@ claim_key = Table(
     "claim_key",
     metadata,
     Column("id", BigInteger, Identity(always=True), primary_key=True),
-    Column("secret", LargeBinary),
-    instant("signs_from", default=True),
+    Column("secret", LargeBinary, nullable=False),
     instant("accepted_until", nullable=True),
 )
 

@@ -6,7 +6,7 @@ from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.fence import ClaimKey, Fence
 
 CLAIM_SECRET = b"the key of claim ids in each test"[:32]
-_FENCE = Fence([ClaimKey(CLAIM_SECRET, signs=True, seconds_left=None)])
+_FENCE = Fence([ClaimKey(CLAIM_SECRET)])
 
 
 def use_known_key(server: EmbeddedPostgres, database: str, schema: str = "penstock") -> None:

@@ -140,16 +140,14 @@ comment on table penstock.dispatch is
 
 create table penstock.claim_key (
     id             bigint generated always as identity primary key,
-    secret         bytea,
-    signs_from     timestamptz not null default now(),
+    secret         bytea not null,
     accepted_until timestamptz
 );
 
 -- The key that claim ids are made by.
-insert into penstock.claim_key (secret, signs_from)
-values (sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())), now());
+insert into penstock.claim_key (secret)
+values (sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())));
 comment on table penstock.claim_key is 'What the tokens of claim ids are made by; of several the newest';
-comment on column penstock.claim_key.secret is 'Null: claim ids without a token are accepted';
 
 create table penstock.tally (
     at      timestamptz not null default now(),

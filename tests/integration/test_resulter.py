@@ -527,18 +527,6 @@ def test_the_command_makes_a_key_and_says_how_long_the_older_ones_count(
     assert postgres.fetch_value(accepted, database=database) == 1
 
 
-async def test_ids_of_schedulers_before_the_keys_are_taken_until_their_time_is_over(
-    resulter: Resulter, results: SqsQueue, store: Store, sql: Any, task_of: TaskOf
-) -> None:
-    await sql.execute("insert into penstock.claim_key (accepted_until) values (now() + interval '1 hour')")
-    early, late = await claimed(store, NewTask("a"), NewTask("a"))
-    await report(resulter, results, encode_result(f"{early.id}:{early.claim}", "1"))
-    await sql.execute("update penstock.claim_key set accepted_until = now() where secret is null")
-    await store.read_fence(older_than_seconds=0)
-    await report(resulter, results, encode_result(f"{late.id}:{late.claim}", "1"))
-    assert await states(task_of, [early, late]) == ["SUCCESS", "ACQUIRED"]
-
-
 # What a worker has sealed
 
 

@@ -262,7 +262,7 @@ async def test_a_scheduler_that_cannot_send_gives_back_what_it_claimed(
 async def test_a_queue_that_never_answers_costs_a_call_its_time_and_no_more(
     store: Store, settings: Settings, proxy: SqsProxy, inbound: SqsQueue
 ) -> None:
-    far = SqsTransport(endpoint_url=proxy.url, region="us-east-1", longest_poll_seconds=0, answer_seconds=0.5)
+    far = SqsTransport(endpoint_url=proxy.url, region="us-east-1", answer_seconds=0.5)
     ended = threading.Event()
 
     def silent(operation: str, body: dict[str, Any], forward: Forward) -> Reply:

@@ -25,11 +25,10 @@ from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError, ClientError
 
 from penstock.brokers.base import MAX_RECEIVES, Depth, Limits, Message, Outgoing, QueueMissing, SendReport, Unsent
-from penstock.brokers.sqs_direct import OPERATIONS, DirectCalls, open_direct
+from penstock.brokers.sqs_direct import CONNECT_SECONDS, OPERATIONS, USER_AGENT, DirectCalls, open_direct
 from penstock.protocol.batching import pack
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
-from penstock.protocol.version import __version__
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
@@ -50,8 +49,6 @@ UNAVAILABLE = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, Timeout
 MISSING_QUEUE = {"NonExistentQueue", "QueueDoesNotExist"}
 # For a message's size or characters; one message may cause it for its whole call.
 _REFUSALS = {"BatchRequestTooLong", "InvalidMessageContents", "InvalidParameterValue"}
-_CONNECT_SECONDS = 5
-_USER_AGENT = f"penstock/{__version__}"
 _NO_GROUPS = re.compile(r"MessageGroupId|not valid for this queue type")  # in errors of endpoints without groups
 _BAD_CREDENTIALS = {
     "ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidSecurity",
@@ -72,7 +69,7 @@ class _CallRefused(Unavailable):
 class SqsTransport:
     """One SQS client, made when first used.
 
-    access_key: ``id:secret``; None for the SDK's own chain. answer_seconds: until a call fails, beyond a long poll.
+    access_key: ``id:secret``; None for the SDK's own chain. answer_seconds: until a call fails, a long poll included.
     direct: make the calls of every task without the SDK's layers, where that is possible.
     visibility_timeout_seconds, receive_wait_seconds: attributes of queues that are made.
     """
@@ -85,18 +82,18 @@ class SqsTransport:
         endpoint_url: str | None = None,
         region: str | None = None,
         access_key: str | None = None,
-        longest_poll_seconds: float = 20,
-        answer_seconds: float = 10,
+        answer_seconds: float = 30,
         visibility_timeout_seconds: int = 60,
         receive_wait_seconds: int = 20,
         direct: bool = True,
     ) -> None:
         key_id, secret = access_key.partition(":")[::2] if access_key else (None, None)
+        self._own_key = ReadOnlyCredentials(key_id, secret, None) if key_id else None
         config = AioConfig(
-            connect_timeout=_CONNECT_SECONDS,
-            read_timeout=longest_poll_seconds + answer_seconds,
+            connect_timeout=CONNECT_SECONDS,
+            read_timeout=answer_seconds,
             max_pool_connections=64,
-            user_agent=_USER_AGENT,  # a constant; botocore builds its own in each call
+            user_agent=USER_AGENT,  # a constant; botocore builds its own in each call
             # These cost CPU in every call: tests check requests at a real endpoint, and SQS has own digests.
             parameter_validation=False,
             disable_request_compression=True,
@@ -120,7 +117,7 @@ class SqsTransport:
         self._client: Any = None
         self._direct: DirectCalls | None = None
         self._makes_direct = direct
-        self._answer_seconds = longest_poll_seconds + answer_seconds
+        self._answer_seconds = answer_seconds
         self._opening = asyncio.Lock()
         self._look_for_credentials_at = float("-inf")
 
@@ -168,21 +165,16 @@ class SqsTransport:
                     try:
                         made = self._session.create_client("sqs", **self._client_options)
                         client = await opened.enter_async_context(made)
-                        direct = await self._open_direct(client) if self._makes_direct else None
+                        direct = None
+                        if self._makes_direct:
+                            direct = await open_direct(self._session, client, self._own_key, self._answer_seconds)
                     except (BotoCoreError, ValueError) as exc:
                         raise Unavailable(f"SQS cannot be used: {exc}") from exc
                     if direct is not None:
-                        opened.callback(direct.close)
+                        opened.callback(direct.connections.close)
                     await self._stack.enter_async_context(opened.pop_all())
                     self._client, self._direct = client, direct
         return self._client
-
-    async def _open_direct(self, client: Any) -> DirectCalls | None:
-        key_id, secret = self._client_options["aws_access_key_id"], self._client_options["aws_secret_access_key"]
-        return await open_direct(
-            self._session, client, own_key=ReadOnlyCredentials(key_id, secret, None) if key_id else None,
-            user_agent=_USER_AGENT, connect_seconds=_CONNECT_SECONDS, answer_seconds=self._answer_seconds,
-        )  # fmt: skip
 
     def call_of(self, client: Any, operation: str) -> Callable[..., Awaitable[Mapping[str, Any]]]:
         """What makes the call: the client, or the one beside it that is leaner."""
@@ -193,8 +185,8 @@ class SqsTransport:
 
     async def renew_credentials(self, refused: Any) -> None:
         """Look for other credentials in the SDK's chain: a client keeps what it found in the environment or a file."""
-        has_own_key = self._client_options["aws_access_key_id"] is not None
-        if refused is not self._client or has_own_key or monotonic() < self._look_for_credentials_at:
+        is_early = monotonic() < self._look_for_credentials_at
+        if refused is not self._client or self._own_key is not None or is_early:
             return
         self._look_for_credentials_at = monotonic() + _LOOK_FOR_CREDENTIALS_SECONDS
         session = get_session()

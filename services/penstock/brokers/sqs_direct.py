@@ -12,12 +12,12 @@ import hmac
 import json
 import os
 import random
-import re
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qs, quote, urlsplit
 
 import msgspec
@@ -26,12 +26,19 @@ from botocore.credentials import ReadOnlyCredentials
 from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies, normalize_url_path
 
+from penstock.protocol.version import __version__
+
+if TYPE_CHECKING or find_spec("httptools"):  # which there is no build of for every Python
+    import httptools
+
 OPERATIONS = {
     "change_message_visibility_batch": "ChangeMessageVisibilityBatch",
     "delete_message_batch": "DeleteMessageBatch",
     "receive_message": "ReceiveMessage",
     "send_message_batch": "SendMessageBatch",
 }
+USER_AGENT = f"penstock/{__version__}"
+CONNECT_SECONDS = 5
 _CONTENT_TYPE = "application/x-amz-json-1.0"
 _CONNECTIONS = 64
 _IDLE_SECONDS = 12.0  # after which a connection is not used again: AWS may be closing it
@@ -44,21 +51,21 @@ _PASSING = {
     "RequestTimeout", "RequestTimeoutException", "SlowDown", "ThrottledException", "Throttling", "ThrottlingException",
     "TooManyRequestsException", "TransactionInProgressException",
 }  # fmt: skip
-_HEAD_END = b"\r\n\r\n"
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) (\d{3})(?: |$)")
 
 Credentials = Callable[[], Awaitable[ReadOnlyCredentials]]
 
 
 async def open_direct(
-    session: Any, client: Any, *, own_key: ReadOnlyCredentials | None, user_agent: str, connect_seconds: float,
-    answer_seconds: float,
-) -> DirectCalls | None:  # fmt: skip
-    """Calls as the client makes them; None behind a proxy. own_key: None: of the session. Raises botocore's errors."""
+    session: Any, client: Any, own_key: ReadOnlyCredentials | None, answer_seconds: float
+) -> DirectCalls | None:
+    """Calls as the client makes them; None behind a proxy, and without httptools. own_key: None: of the session.
+
+    Raises botocore's errors.
+    """
     # What a client presigns shows the endpoint and the signing region that its rules come to.
     signed = urlsplit(await client.generate_presigned_url("list_queues"))
     endpoint_url = f"{signed.scheme}://{signed.netloc}{signed.path or '/'}"
-    if get_environ_proxies(endpoint_url):
+    if get_environ_proxies(endpoint_url) or not find_spec("httptools"):
         return None
     _, _, region, service, _ = parse_qs(signed.query)["X-Amz-Credential"][0].rsplit("/", 4)
 
@@ -74,11 +81,8 @@ async def open_direct(
     if signed.scheme == "https":
         authorities = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
         context = ssl.create_default_context(cafile=authorities or get_cert_path(True))
-    return DirectCalls(
-        Connections(endpoint_url, context, connect_seconds=connect_seconds, answer_seconds=answer_seconds),
-        Signer(endpoint_url, region, service),
-        credentials=find_credentials, user_agent=user_agent,
-    )  # fmt: skip
+    connections = Connections(endpoint_url, context, answer_seconds)
+    return DirectCalls(connections, Signer(endpoint_url, region, service), find_credentials)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,6 @@ class DirectCalls:
     connections: Connections
     signer: Signer
     credentials: Credentials
-    user_agent: str
 
     async def call(self, operation: str, **arguments: Any) -> Mapping[str, Any]:
         """Make one of OPERATIONS; returns the members of its answer. Raises botocore's errors."""
@@ -100,7 +103,7 @@ class DirectCalls:
         for tries in range(1, _TRIES + 1):
             headers = self.signer.sign(target, body, await self.credentials(), time.time())
             try:
-                answer = await self.connections.exchange(f"{headers}User-Agent: {self.user_agent}\r\n", body)
+                answer = await self.connections.exchange(headers, body)
             except (exceptions.HTTPClientError, exceptions.ConnectionError) as exc:
                 if tries == _TRIES:
                     raise
@@ -115,9 +118,6 @@ class DirectCalls:
                     raise error
             await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_SECONDS))
         raise AssertionError("the last try returns or raises")
-
-    def close(self) -> None:
-        self.connections.close()
 
 
 def _read_json(body: bytes) -> Mapping[str, Any]:
@@ -165,7 +165,10 @@ class Signer:
         self._path = quote(normalize_url_path(parts.path), safe="/~")
         self._region, self._service = region, service
         self._key: tuple[str, str, bytes] = ("", "", b"")  # of a day and a secret
-        self._prefix = f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {self.host}\r\nContent-Type: {_CONTENT_TYPE}\r\n"
+        self._prefix = (
+            f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {self.host}\r\nUser-Agent: {USER_AGENT}\r\n"
+            f"Content-Type: {_CONTENT_TYPE}\r\n"
+        )
 
     def sign(self, target: str, body: bytes, credentials: ReadOnlyCredentials, now: float) -> str:
         """The head of the request, without Content-Length and the empty line."""
@@ -222,8 +225,8 @@ class Connections:
 
     url: str
     context: ssl.SSLContext | None
-    connect_seconds: float
     answer_seconds: float
+    connect_seconds: float = CONNECT_SECONDS
     _room: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(_CONNECTIONS))
     _idle: list[_Connection] = field(init=False, default_factory=list)
 
@@ -279,26 +282,22 @@ class Connections:
 
 
 class _Connection(asyncio.Protocol):
-    """is_used: it has answered before. has_begun: a part of the answer has come."""
+    """is_used: it has answered before. has_begun: a part of the answer has come. httptools calls ``on_*``."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[Answer] | None = None
-        self._received = bytearray()
-        self._head: tuple[int, dict[str, str]] | None = None
-        self._at = 0  # of the body, or its next chunk
-        self._length: int | None = None
-        self._chunks: list[bytes] | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: dict[str, str] = {}
+        self._body = bytearray()
+        self._has_head = False
         self._is_kept = False
         self._idle_since = 0.0
         self.is_used = False
+        self.has_begun = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-
-    @property
-    def has_begun(self) -> bool:
-        return bool(self._received)
 
     @property
     def is_fresh(self) -> bool:
@@ -308,9 +307,7 @@ class _Connection(asyncio.Protocol):
         """Raises OSError when the connection is closed, ValueError for what is not HTTP, _Unanswered."""
         if self._transport is None:
             raise ConnectionResetError("the connection is closed")
-        self._received.clear()
-        self._head = None
-        self._is_kept = False
+        self.has_begun = self._has_head = self._is_kept = False
         loop = asyncio.get_running_loop()
         self._answer = loop.create_future()
         alarm = loop.call_later(seconds, self._give_up, self._answer)  # asyncio.timeout takes 8 us more
@@ -326,75 +323,46 @@ class _Connection(asyncio.Protocol):
             answer.set_exception(_Unanswered())
 
     def data_received(self, data: bytes) -> None:
-        self._received += data
-        answer = self._answer
-        if answer is None or answer.done():
+        if self._answer is None or self._answer.done():
             self.close()  # nothing was asked
             return
+        self.has_begun = True
         try:
-            while self._head is None and self._read_head():
-                pass
-            body = None if self._head is None else self._read_body()
-        except ValueError as exc:
-            answer.set_exception(exc)
-            return
-        if body is not None and self._head is not None:
-            answer.set_result(Answer(*self._head, body))
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._is_kept = False
+            if not self._answer.done():  # else it is behind the answer
+                self._answer.set_exception(ValueError(repr(data[:100])))
 
-    def _read_head(self) -> bool:
-        """Read the head, once it is whole; returns whether it was of an interim answer and another one comes."""
-        end = self._received.find(_HEAD_END)
-        if end < 0:
-            return False
-        first, *lines = bytes(self._received[:end]).split(b"\r\n")
-        found = _STATUS_LINE.match(first)
-        if found is None:
-            raise ValueError(repr(first[:100]))
-        status = int(found[2])
-        if status < 200:
-            del self._received[: end + len(_HEAD_END)]
-            return True
-        headers = {}
-        for line in lines:
-            name, _, value = line.decode("latin-1").partition(":")
-            headers[name.lower()] = value.strip()
-        self._head = status, headers
-        self._at = end + len(_HEAD_END)
-        is_chunked = headers.get("transfer-encoding", "").lower() == "chunked"
-        self._chunks = [] if is_chunked else None
-        length = "0" if status in (204, 304) else headers.get("content-length")
-        self._length = None if length is None or is_chunked else int(length)
-        ends = self._length is not None or is_chunked
-        self._is_kept = ends and found[1] == b"1" and headers.get("connection", "").lower() != "close"
-        return False
+    def on_message_begin(self) -> None:
+        """Of an answer, or of an interim one, which another one follows."""
+        self._headers = {}
+        self._body.clear()
+        self._is_kept = False
 
-    def _read_body(self) -> bytes | None:
-        """The body, once it is whole."""
-        if self._chunks is not None:
-            return self._read_chunks(self._chunks)
-        if self._length is None or len(self._received) < self._at + self._length:
-            return None
-        self._is_kept &= len(self._received) == self._at + self._length
-        return bytes(self._received[self._at : self._at + self._length])
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
-    def _read_chunks(self, chunks: list[bytes]) -> bytes | None:
-        while (end := self._received.find(b"\r\n", self._at)) >= 0:
-            size = int(self._received[self._at : end].partition(b";")[0], 16)
-            if size == 0:
-                return b"".join(chunks) if self._received.find(_HEAD_END, end) >= 0 else None
-            begin = end + 2
-            if len(self._received) < begin + size + 2:
-                return None
-            chunks.append(bytes(self._received[begin : begin + size]))
-            self._at = begin + size + 2
-        return None
+    def on_headers_complete(self) -> None:
+        self._has_head = self._parser.get_status_code() >= 200
+
+    def on_body(self, part: bytes) -> None:
+        self._body += part
+
+    def on_message_complete(self) -> None:
+        if self._has_head and self._answer is not None and not self._answer.done():
+            self._is_kept = self._parser.should_keep_alive()
+            self._settle(self._answer)
+
+    def _settle(self, answer: asyncio.Future[Answer]) -> None:
+        answer.set_result(Answer(self._parser.get_status_code(), self._headers, bytes(self._body)))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         answer = self._answer
         if answer is not None and not answer.done():
-            if self._head is not None and self._length is None and self._chunks is None and exc is None:
-                answer.set_result(Answer(*self._head, bytes(self._received[self._at :])))  # its end is the body's
+            if self._has_head and exc is None and not self._headers.keys() & {"content-length", "transfer-encoding"}:
+                self._settle(answer)  # its end is the body's
             else:
                 answer.set_exception(
                     exc if isinstance(exc, OSError) else ConnectionResetError("closed by the endpoint")

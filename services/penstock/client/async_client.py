@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from time import monotonic
 from typing import Any, Literal, Self, TypeVar, overload
 
 import httpx
@@ -12,7 +11,7 @@ from penstock.client.exchanges import Exchange, Request
 from penstock.client.methods import AsyncAnswer, Methods, ScheduleMethods, WorkflowMethods
 from penstock.client.results import AsyncResults
 from penstock.protocol import in_process
-from penstock.protocol.errors import PenstockError, Unavailable
+from penstock.protocol.errors import PenstockError
 
 T = TypeVar("T")
 EVENTS_SILENT_SECONDS = 45.0  # the api sends something every fifteen
@@ -99,27 +98,18 @@ class AsyncClient(Methods[AsyncAnswer]):
         reader, url = exchanges.EventReader(), f"{self.url}/tasks/{task_id}/events"
         params = {} if follow else {"follow": "false"}
         limits = httpx.Timeout(self._timeout, read=EVENTS_SILENT_SECONDS)
-        failing_since = None
         while True:
-            try:
-                with exchanges.reaching(self.url):
-                    headers = reader.headers
-                    async with self._http.stream(
-                        "GET", url, params=params, headers=headers, timeout=limits
-                    ) as response:
-                        if response.status_code != 200:
-                            exchanges.downloaded(response.status_code, await response.aread())
-                        async for line in response.aiter_lines():
-                            failing_since = None
-                            event = reader.read(line)
-                            if event is not None:
-                                yield event
-                                if event[0] == "end":
-                                    return
-            except Unavailable:
-                failing_since = failing_since or monotonic()
-                if monotonic() - failing_since > self._timeout:
-                    raise
+            with reader.enduring(self.url, self._timeout):
+                stream = self._http.stream("GET", url, params=params, headers=reader.headers, timeout=limits)
+                async with stream as response:
+                    if response.status_code != 200:
+                        exchanges.downloaded(response.status_code, await response.aread())
+                    async for line in response.aiter_lines():
+                        event = reader.read(line)
+                        if event is not None:
+                            yield event
+                            if event[0] == "end":
+                                return
             await asyncio.sleep(1)
 
     async def _run(self, call: Request[T] | Exchange[T]) -> T:

@@ -3,7 +3,6 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from time import monotonic
 from typing import Any, Literal, Self, TypeVar, overload
 
 import httpx
@@ -13,7 +12,7 @@ from penstock.client.exchanges import Exchange, Request
 from penstock.client.methods import Answer, Methods, ScheduleMethods, WorkflowMethods
 from penstock.client.results import Results
 from penstock.protocol import in_process
-from penstock.protocol.errors import PenstockError, Unavailable
+from penstock.protocol.errors import PenstockError
 
 T = TypeVar("T")
 EVENTS_SILENT_SECONDS = 45.0  # the api sends something every fifteen
@@ -100,25 +99,18 @@ class Client(Methods[Answer]):
         reader, url = exchanges.EventReader(), f"{self.url}/tasks/{task_id}/events"
         params = {} if follow else {"follow": "false"}
         limits = httpx.Timeout(self._timeout, read=EVENTS_SILENT_SECONDS)
-        failing_since = None
         while True:
-            try:
-                with exchanges.reaching(self.url):
-                    headers = reader.headers
-                    with self._http.stream("GET", url, params=params, headers=headers, timeout=limits) as response:
-                        if response.status_code != 200:
-                            exchanges.downloaded(response.status_code, response.read())
-                        for line in response.iter_lines():
-                            failing_since = None
-                            event = reader.read(line)
-                            if event is not None:
-                                yield event
-                                if event[0] == "end":
-                                    return
-            except Unavailable:
-                failing_since = failing_since or monotonic()
-                if monotonic() - failing_since > self._timeout:
-                    raise
+            with reader.enduring(self.url, self._timeout):
+                stream = self._http.stream("GET", url, params=params, headers=reader.headers, timeout=limits)
+                with stream as response:
+                    if response.status_code != 200:
+                        exchanges.downloaded(response.status_code, response.read())
+                    for line in response.iter_lines():
+                        event = reader.read(line)
+                        if event is not None:
+                            yield event
+                            if event[0] == "end":
+                                return
             time.sleep(1)
 
     def _run(self, call: Request[T] | Exchange[T]) -> T:

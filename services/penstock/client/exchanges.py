@@ -10,6 +10,7 @@ import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
 import httpx
@@ -189,14 +190,27 @@ class EventReader:
     def __init__(self) -> None:
         self.last_id = ""
         self._kind = self._data = ""
+        self._failing_since: float | None = None
 
     @property
     def headers(self) -> dict[str, str]:
         """With which a stream goes on behind the newest event."""
         return {"Last-Event-ID": self.last_id} if self.last_id else {}
 
+    @contextmanager
+    def enduring(self, url: str, seconds: float) -> Iterator[None]:
+        """End the block when the api is unavailable; raises Unavailable once nothing has come for so many seconds."""
+        try:
+            with reaching(url):
+                yield
+        except errors.Unavailable:
+            self._failing_since = self._failing_since or monotonic()
+            if monotonic() - self._failing_since > seconds:
+                raise
+
     def read(self, line: str) -> tuple[str, Any] | None:
         """Kind and data of the event that a line ends."""
+        self._failing_since = None
         name, _, value = line.partition(": ")
         if name == "id":
             self.last_id = value

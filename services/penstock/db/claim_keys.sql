@@ -2,7 +2,7 @@
 
 -- name: read_claim_keys
 -- Newest first. Times are judged here, by the one clock that all share.
-select secret, signs_from <= now() as signs, date_part('epoch', accepted_until - now()) as seconds_left
+select secret, date_part('epoch', accepted_until - now()) as seconds_left
 from penstock.claim_key where accepted_until is null or accepted_until > now() order by id desc;
 
 -- name: change_claim_key

@@ -249,7 +249,7 @@ class Store:
         """The fence with the keys that count now, read again when it is older than that. Raises Unavailable."""
         if monotonic() - self._fence_read_at >= older_than_seconds:
             keys = [ClaimKey(*row) for row in await self.fetch("read_claim_keys")]
-            if not any(key.signs for key in keys):
+            if not keys:
                 raise Unavailable("no key makes claim ids: run `penstock claim-key`, which makes one")
             self.fence.set(keys)
             self._fence_read_at = monotonic()

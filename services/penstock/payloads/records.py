@@ -91,13 +91,11 @@ async def shown_rows(
             continue
         task_id = row["id"]
         changes: dict[str, Any] = {"payload_unread": None}
-        changes["result"], changes["result_unread"] = await _shown(
-            codec, row["result"], aad_of("result", task_id), room_bytes
-        )
+        aads: dict[str, str | TenantAad] = {"result": aad_of("result", task_id)}
         if payload:
-            changes["payload"], changes["payload_unread"] = await _shown(
-                codec, row["payload"], payload_aad(row["action"], row["tenant"]), room_bytes
-            )
+            aads["payload"] = payload_aad(row["action"], row["tenant"])
+        for name, aad in aads.items():
+            changes[name], changes[f"{name}_unread"] = await _shown(codec, row[name], aad, room_bytes)
         if row["error"] is not None:
             changes["error"] = _shown_error(codec, task_id, row["error"])
         if row.get("progress") is not None:

@@ -61,30 +61,29 @@ def read_action(action: str) -> str:
         raise InvalidParams("action", "is empty")
     if len(action) > task.ACTION_MAX_CHARS:
         raise InvalidParams("action", f"is {len(action)} characters long; the limit is {task.ACTION_MAX_CHARS}")
-    if CONTROL.search(action):
-        raise InvalidParams("action", "holds a control character")
     if action.startswith("rpc."):
         raise InvalidParams("action", "must not begin with rpc., which JSON-RPC reserves")
-    _check_bytes(action, task.ACTION_MAX_CHARS, "action")
-    return action
+    return _read_name(action, "action", task.ACTION_MAX_CHARS)
 
 
 def read_key(key: str | None, name: str) -> str | None:
-    if key is None:
-        return None
-    if not 1 <= len(key) <= task.KEY_MAX_CHARS:
-        raise InvalidParams(name, f"must have 1 to {task.KEY_MAX_CHARS} characters, not {len(key)}")
-    if CONTROL.search(key):
-        raise InvalidParams(name, "holds a control character")
-    _check_bytes(key, task.KEY_MAX_CHARS, name)
-    return key
+    return None if key is None else _read_name(key, name, task.KEY_MAX_CHARS)
 
 
-def _check_bytes(text: str, max_chars: int, name: str) -> None:
-    """Indexes hold names and keys, some of them together, and an entry of an index is bounded in bytes."""
-    size = utf8_size(text)
-    if size > max_chars * task.BYTES_PER_CHAR:
-        raise InvalidParams(name, f"has {size} bytes in UTF-8; the limit is {max_chars * task.BYTES_PER_CHAR}")
+def _read_name(text: str, name: str, max_chars: int) -> str:
+    if problem := name_problem(text, max_chars):
+        raise InvalidParams(name, problem)
+    return text
+
+
+def name_problem(text: str, max_chars: int) -> str | None:
+    """Why text is no name or key. Indexes hold these, some of them together, and bound an entry in bytes."""
+    if not 1 <= len(text) <= max_chars:
+        return f"must have 1 to {max_chars} characters, not {len(text)}"
+    if CONTROL.search(text):
+        return "holds a control character"
+    size, most = utf8_size(text), max_chars * task.BYTES_PER_CHAR
+    return f"has {size} bytes in UTF-8; the limit is {most}" if size > most else None
 
 
 def read_reason(reason: str | None) -> str | None:

@@ -19,9 +19,6 @@ UNPACKED_BODY_BYTES = 16 * 1024 * 1024  # of all results of one message; a megab
 _LEVEL = 6
 _GZIP_WINDOW = 31  # of zlib: the largest, with the header of gzip
 
-_decode_text = msgspec.json.Decoder(str).decode
-_decode_any = msgspec.json.Decoder(msgspec.Raw).decode
-
 
 class Unpackable(Exception):
     """A packed result that cannot be used; ``code`` is that of the failed attempt's error."""
@@ -50,7 +47,7 @@ def unpack_result(raw: bytes, encoding: str, room: Room) -> str:
     limit = min(UNPACKED_RESULT_BYTES, room.left)
     unpacker = zlib.decompressobj(_GZIP_WINDOW)
     try:
-        unpacked = unpacker.decompress(base64.b64decode(_decode_text(raw), validate=True), limit + 1)
+        unpacked = unpacker.decompress(base64.b64decode(msgspec.json.decode(raw, type=str), validate=True), limit + 1)
         if len(unpacked) > limit:
             raise Unpackable(
                 f"the result unpacks to more than {limit} bytes; {UNPACKED_RESULT_BYTES} are the limit of one, "
@@ -60,7 +57,7 @@ def unpack_result(raw: bytes, encoding: str, room: Room) -> str:
         if not unpacker.eof or unpacker.unused_data:
             raise Unpackable("the packed result is cut off, or followed by something else")
         room.left -= len(unpacked)
-        _decode_any(unpacked)
+        msgspec.json.decode(unpacked, type=msgspec.Raw)
         return unpacked.decode("utf-8")
     except (msgspec.MsgspecError, binascii.Error, zlib.error, ValueError, RecursionError) as exc:
         raise Unpackable(f"the packed result cannot be read: {short_reason(exc)}") from None

@@ -11,11 +11,10 @@ _TOKEN_BYTES = 10
 
 
 class ClaimKey(NamedTuple):
-    """secret: None: accepts ids without a token. signs: may sign now. seconds_left: until it expires; None: never."""
+    """seconds_left: until it expires; None: never."""
 
-    secret: bytes | None
-    signs: bool
-    seconds_left: float | None
+    secret: bytes
+    seconds_left: float | None = None
 
 
 class Fence:
@@ -23,26 +22,18 @@ class Fence:
         self.set(keys)
 
     def set(self, keys: Sequence[ClaimKey]) -> None:
-        """keys: newest first; the first one that may sign does."""
-        self._signer: Any = None
+        """keys: newest first, which signs."""
         self._checkers: list[tuple[Any, float]] = []
-        self._unsigned_until = 0.0
         for key in keys:
             until = math.inf if key.seconds_left is None else monotonic() + key.seconds_left
-            if key.secret is None:
-                self._unsigned_until = until
-                continue
-            digest = blake2b(key=key.secret, digest_size=_TOKEN_BYTES)
-            self._checkers.append((digest, until))
-            if self._signer is None and key.signs:
-                self._signer = digest
+            self._checkers.append((blake2b(key=key.secret, digest_size=_TOKEN_BYTES), until))
 
     def name(self, task_id: int, claim: int) -> str:
-        """The claim id that a worker returns unchanged; without a token if no key signs."""
+        """The claim id that a worker returns unchanged; without a token if there is no key."""
         plain = f"{task_id}:{claim}"
-        if self._signer is None:
+        if not self._checkers:
             return plain
-        digest = self._signer.copy()
+        digest = self._checkers[0][0].copy()
         digest.update(plain.encode())
         return f"{plain}:{digest.hexdigest()}"
 
@@ -50,8 +41,6 @@ class Fence:
         """Why a claim id was not made by a scheduler of this pipeline; None if it was."""
         plain, _, token = name.rpartition(":")
         if ":" not in plain:
-            if monotonic() < self._unsigned_until:
-                return None
             return f"id {name} lacks the token that its request carried: a worker returns the id unchanged"
         encoded = plain.encode()
         for checker, until in self._checkers:

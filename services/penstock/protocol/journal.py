@@ -71,13 +71,12 @@ class Entry(StepPlace, frozen=True, omit_defaults=True, kw_only=True):
         return msgspec.structs.replace(self, **changed, encoding=encoding)
 
 
-_decode_entry = msgspec.json.Decoder(Entry).decode
 _decode_entries = msgspec.json.Decoder(list[Entry]).decode
 
 
 def decode_entry(raw: msgspec.Raw | str) -> Entry:
     """Raises ValueError."""
-    return check_entry(_decode_entry(raw))
+    return check_entry(msgspec.json.decode(raw, type=Entry))
 
 
 def decode_entries(raw: msgspec.Raw | bytes | str) -> list[Entry]:

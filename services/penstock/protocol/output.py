@@ -42,7 +42,6 @@ class OutputPart(msgspec.Struct, frozen=True, gc=False):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode_part = msgspec.json.Decoder(OutputPart).decode
 decode_entries = msgspec.json.Decoder(list[OutputEntry]).decode
 """Entries as they are stored, opened. Raises ValueError."""
 
@@ -72,7 +71,7 @@ def encode_output(claim_id: str, number: int, entries: str, dropped: int) -> str
 
 def decode_part(raw: msgspec.Raw) -> tuple[OutputPart, str]:
     """A part, and its entries as they are stored. Raises ValueError."""
-    part = _decode_part(raw)
+    part = msgspec.json.decode(raw, type=OutputPart)
     text = bytes(part.entries).decode()
     if part.encoding is not None:
         if part.encoding != SEALED_ENCODING or not is_sealed(text) or isinstance(decode_sealed(text), Reference):

@@ -210,7 +210,6 @@ class _Error(msgspec.Struct, frozen=True):
     code: int | str
     message: str
     data: msgspec.Raw = _EMPTY
-    attempt: int | str | None = None
 
 
 class _LegacyAttempt(msgspec.Struct, frozen=True):
@@ -252,16 +251,7 @@ class _AnnounceParams(msgspec.Struct, frozen=True):
 
 _decode_response = msgspec.json.Decoder(_Response).decode
 _decode_responses = msgspec.json.Decoder(list[_Response]).decode
-_decode_run_times = msgspec.json.Decoder(RunTimes).decode
 _decode_error = msgspec.json.Decoder(_Error).decode
-_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_hints = msgspec.json.Decoder(Hints).decode
-_decode_attempt = msgspec.json.Decoder(_LegacyAttempt).decode
-_decode_claim = msgspec.json.Decoder(_ClaimParams).decode
-_decode_progress = msgspec.json.Decoder(_ProgressParams).decode
-_decode_wait = msgspec.json.Decoder(_WaitParams).decode
-_decode_suspend = msgspec.json.Decoder(_SuspendParams).decode
-_decode_announce = msgspec.json.Decoder(_AnnounceParams).decode
 
 
 class _EntryError(Exception):
@@ -324,7 +314,7 @@ class _Decoder:
                 case "wait":
                     return self._wait(response)
                 case "step":
-                    claim_id = self._claim_of(_decode_claim(response.params).id)
+                    claim_id = self._claim_of(msgspec.json.decode(response.params, type=_ClaimParams).id)
                     return Stepped(*claim_id, self._stored(decode_entry(response.params)), self.worker)
                 case "suspend":
                     return self._suspend(response)
@@ -332,14 +322,14 @@ class _Decoder:
                     part, text = decode_part(response.params)
                     return Output(*self._claim_of(part.id), part.number, text, part.dropped, self.worker)
                 case "run_times":
-                    times = _decode_run_times(response.params)
+                    times = msgspec.json.decode(response.params, type=RunTimes)
                     for action, (count, seconds) in times.actions.items():
                         are_sane = 0 <= count <= _MOST_RUNS and 0 <= seconds <= _MOST_SECONDS
                         if len(action) > ACTION_MAX_CHARS or not are_sane:
                             raise _EntryError(f"run times of {action[:100]!r} make no sense: {count}, {seconds} s")
                     return times
                 case "announce":
-                    return self._announced(_decode_announce(response.params))
+                    return self._announced(msgspec.json.decode(response.params, type=_AnnounceParams))
             known = "progress, wait, step, suspend, output, run_times and announce are known"
             raise _EntryError(f"unknown notification {response.method!r}; {known}")
         except _EntryError as exc:
@@ -401,9 +391,9 @@ class _Decoder:
             raise _EntryError(f"id {name} is a bare task id, taken with PENSTOCK_RESULTS_BARE_IDS=true alone")
         attempt: int | str | None = None
         with suppress(ValueError):  # a number, or text of one, inside result, error or the error's data
-            attempt = _decode_attempt(raw).attempt
+            attempt = msgspec.json.decode(raw, type=_LegacyAttempt).attempt
             if attempt is None:
-                attempt = _decode_attempt(bytes(_decode_error(raw).data) or b"{}").attempt
+                attempt = msgspec.json.decode(bytes(_decode_error(raw).data) or b"{}", type=_LegacyAttempt).attempt
             if attempt is not None and int(attempt) >= 0:
                 return int(name), None, int(attempt)
         raise _EntryError(f"bare id {int(name)} needs an attempt inside result or error")
@@ -418,7 +408,7 @@ class _Decoder:
         return result.decode()
 
     def _progress(self, raw: msgspec.Raw) -> Progress:
-        params = _decode_progress(raw)
+        params = msgspec.json.decode(raw, type=_ProgressParams)
         claim_id = self._claim_of(params.id)
         note = params.note
         if note and len(note) > PROGRESS_NOTE_CHARS and not is_sealed(f'"{note}'):
@@ -449,7 +439,7 @@ class _Decoder:
         return entry.with_value(text, None)
 
     def _suspend(self, response: _Response) -> Suspended:
-        params = _decode_suspend(response.params)
+        params = msgspec.json.decode(response.params, type=_SuspendParams)
         claim_id = self._claim_of(params.id)
         until = params.until
         if until is not None:
@@ -461,9 +451,9 @@ class _Decoder:
     def _wait(self, response: _Response) -> Waiting | Failed:
         """An invalid wait is a failed attempt: its worker has ended it and will not report again."""
         raw = response.params
-        claim_id = self._claim_of(_decode_claim(raw).id)
+        claim_id = self._claim_of(msgspec.json.decode(raw, type=_ClaimParams).id)
         try:
-            params = _decode_wait(raw)
+            params = msgspec.json.decode(raw, type=_WaitParams)
             check_token(params.token)
             if params.timeout is not None:
                 check_wait_seconds(params.timeout)
@@ -522,7 +512,7 @@ def digest_of_answer(answer: str) -> bytes:
 
 def _with_number(error: bytes, code: str) -> str:
     """An error of sqs-scheduler's workers, whose codes are text, with a number as its code."""
-    members = _decode_members(error)
+    members = msgspec.json.decode(error, type=dict[str, msgspec.Raw])
     members["code"] = msgspec.Raw(code.encode() if _CODE.fullmatch(code) else str(HANDLER_ERROR).encode())
     return msgspec.json.encode(members).decode()
 
@@ -532,7 +522,7 @@ def _hints(error: _Error) -> Hints:
     hints = NO_HINTS
     if data.startswith(b"{"):
         with suppress(ValueError):
-            hints = _decode_hints(data)
+            hints = msgspec.json.decode(data, type=Hints)
     # What any JSON-RPC server answers to a method that it does not have.
     return msgspec.structs.replace(hints, unknown_action=True) if error.code == METHOD_NOT_FOUND else hints
 

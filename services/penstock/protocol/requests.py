@@ -47,7 +47,6 @@ class _OnlyId(msgspec.Struct, frozen=True):
 
 
 _decode_request = msgspec.json.Decoder(Request).decode
-_decode_only_id = msgspec.json.Decoder(_OnlyId).decode
 _decode_batch = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_requests = msgspec.json.Decoder(list[Request]).decode
 _decode_strictly = json.JSONDecoder(parse_constant=json_text.no_constant).decode
@@ -157,7 +156,7 @@ def decode_request(entry: str | msgspec.Raw, *, may_be_sealed: bool = False) -> 
 
 def _salvage_id(entry: str | msgspec.Raw) -> bytes:
     try:
-        raw = bytes(_decode_only_id(replace_unstorable(entry_text(entry))).id)
+        raw = bytes(msgspec.json.decode(replace_unstorable(entry_text(entry)), type=_OnlyId).id)
     except (ValueError, RecursionError):
         return b"null"
     return raw if raw and raw[:1] not in b"{[tf" else b"null"

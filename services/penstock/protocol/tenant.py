@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from penstock.protocol.checks import CONTROL, Checked
+from penstock.protocol.checks import Checked, name_problem
 from penstock.protocol.errors import InvalidParams
 
 TENANT_MAX_CHARS = 128
-TENANT_MAX_BYTES = 3 * TENANT_MAX_CHARS  # in UTF-8: keys stand behind it, and an index holds both
 EVERY_TENANT = "*"  # in rules: every tenant that has no limits of its own
 Key = TypeVar("Key", str, str | None)
 _BETWEEN = "\x1f"  # a tenant and a key; no text of a caller may hold it
@@ -15,13 +14,8 @@ _BETWEEN = "\x1f"  # a tenant and a key; no text of a caller may hold it
 
 def check_tenant(tenant: str) -> str:
     """Raises ValueError for an invalid name, with the reason."""
-    if not 1 <= len(tenant) <= TENANT_MAX_CHARS:
-        raise ValueError(f"must have 1 to {TENANT_MAX_CHARS} characters, not {len(tenant)}")
-    if CONTROL.search(tenant):
-        raise ValueError("holds a control character")
-    size = len(tenant.encode())
-    if size > TENANT_MAX_BYTES:
-        raise ValueError(f"has {size} bytes in UTF-8; the limit is {TENANT_MAX_BYTES}")
+    if problem := name_problem(tenant, TENANT_MAX_CHARS):
+        raise ValueError(problem)
     if tenant == EVERY_TENANT:
         raise ValueError("must not be *, which stands for every tenant in rules")
     return tenant

@@ -39,7 +39,7 @@ class LoopThread(threading.Thread):
         """Run a coroutine, which is cancelled with its caller."""
         # By callbacks of two loops: a concurrent future between them would cost half as much again.
         caller = asyncio.get_running_loop()
-        outcome: asyncio.Future[T] = caller.create_future()
+        outcome: asyncio.Future[asyncio.Task[T]] = caller.create_future()
         started: list[asyncio.Task[T]] = []
 
         def start() -> None:
@@ -52,26 +52,18 @@ class LoopThread(threading.Thread):
                 caller.call_soon_threadsafe(tell, task)
 
         def tell(task: asyncio.Task[T]) -> None:
-            failure = None if task.cancelled() else task.exception()
-            if outcome.done():
-                return
-            if task.cancelled():
-                outcome.cancel()
-            elif failure is not None:
-                outcome.set_exception(failure)
-            else:
-                outcome.set_result(task.result())
-
-        def cancel() -> None:
-            started[0].cancel()
+            if not outcome.done():
+                outcome.set_result(task)
+            elif not task.cancelled():
+                task.exception()  # is retrieved, though its caller has left
 
         self._loop.call_soon_threadsafe(start)
         try:
-            return await outcome
+            return (await outcome).result()
         finally:
             if outcome.cancelled():
                 with suppress(RuntimeError):
-                    self._loop.call_soon_threadsafe(cancel)
+                    self._loop.call_soon_threadsafe(lambda: started[0].cancel())
 
     def stop(self, seconds: float | None = None) -> None:
         """Cancel what still runs, and wait for its end, at most so long; blocks."""

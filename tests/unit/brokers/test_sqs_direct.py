@@ -119,8 +119,8 @@ def calls_to(
     async def credentials() -> ReadOnlyCredentials:
         return KEY
 
-    connections = Connections(url, context, connect_seconds=PATIENCE_SECONDS, answer_seconds=answer_seconds)
-    return DirectCalls(connections, Signer(url, "us-east-1", "sqs"), credentials=credentials, user_agent="test")
+    connections = Connections(url, context, answer_seconds, connect_seconds=PATIENCE_SECONDS)
+    return DirectCalls(connections, Signer(url, "us-east-1", "sqs"), credentials)
 
 
 def answer_of(body: bytes, *headers: bytes) -> bytes:
@@ -155,7 +155,7 @@ async def test_an_answer_is_read_however_it_comes_and_the_connection_is_used_aga
         calls = calls_to(url)
         for n in range(3):
             assert (await calls.call("receive_message", QueueUrl="q", N=n))["a"] == "é"
-        calls.close()
+        calls.connections.close()
     assert requests == [b'{"QueueUrl":"q","N":%d}' % n for n in range(3)]
     assert connections == 1
 
@@ -163,8 +163,8 @@ async def test_an_answer_is_read_however_it_comes_and_the_connection_is_used_aga
 @pytest.mark.parametrize(
     "answer",
     [b'HTTP/1.1 200 OK\r\n\r\n{"a":1}', b'HTTP/1.0 200 OK\r\nContent-Length: 7\r\n\r\n{"a":1}',
-     answer_of(b'{"a":1}', b"Connection: close")],
-    ids=["by the end of the connection", "of HTTP/1.0", "said to be the last"],
+     answer_of(b'{"a":1}', b"Connection: close"), answer_of(b'{"a":1}') + b"more", 2 * answer_of(b'{"a":1}')],
+    ids=["by the end of the connection", "of HTTP/1.0", "said to be the last", "with more behind", "twice"],
 )  # fmt: skip
 async def test_a_last_answer_of_a_connection_is_read_and_the_next_call_opens_another(answer: bytes) -> None:
     requests: list[bytes] = []
@@ -181,7 +181,7 @@ async def test_a_connection_that_was_closed_while_idle_costs_no_call() -> None:
         calls = calls_to(url)
         for _ in range(5):
             await asyncio.gather(*(calls.call("receive_message") for _ in range(3)))
-        calls.close()
+        calls.connections.close()
     assert len(requests) == 15
 
 

@@ -52,7 +52,6 @@ class GroupReader:
         )  # fmt: skip
         self._mine: dict[Partition, _Assigned] = {}
         self._ahead: deque[Received] = deque()
-        self._ahead_bytes = 0
         self._came = asyncio.Event()
         self._paused = False
         self._failure: str | None = None
@@ -107,7 +106,6 @@ class GroupReader:
             if mine is not None and mine.progress is None:
                 break  # it came while the positions of the others were asked for
             self._ahead.popleft()
-            self._ahead_bytes -= len(received.value or b"")
             if mine is not None and mine.progress is not None:
                 some.append((received, mine, mine.progress.hand_out(received.offset)))
         partitions = {received.topic_partition for received, _, _ in some}
@@ -220,7 +218,8 @@ class GroupReader:
         pauses = Pauses(first_seconds=0.2, longest_seconds=5.0)
         while True:
             try:
-                is_full = len(self._ahead) >= _AHEAD_RECORDS or self._ahead_bytes >= _AHEAD_BYTES
+                ahead_bytes = sum(len(received.value or b"") for received in self._ahead)
+                is_full = len(self._ahead) >= _AHEAD_RECORDS or ahead_bytes >= _AHEAD_BYTES
                 if is_full != self._paused:
                     await (self._consumer.pause() if is_full else self._consumer.resume())
                     self._paused = is_full
@@ -236,7 +235,6 @@ class GroupReader:
             pauses.reset()
             if some:
                 self._ahead += some
-                self._ahead_bytes += sum(len(received.value or b"") for received in some)
                 self._failure = None
                 self._came.set()
 
@@ -250,7 +248,6 @@ class GroupReader:
         for partition in gone:
             self._mine.pop(partition, None)
         self._ahead = deque(received for received in self._ahead if received.topic_partition not in gone)
-        self._ahead_bytes = sum(len(received.value or b"") for received in self._ahead)
         lost = self.leases.drop(lambda leased: leased[0].topic_partition in gone)
         if lost:
             log.warning("holds_lost", queue=self._name, messages=lost, reason="their partitions went to another member")

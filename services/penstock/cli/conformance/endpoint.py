@@ -39,7 +39,7 @@ class Traffic:
     """
 
     def __init__(self) -> None:
-        self.fence = Fence([ClaimKey(secrets.token_bytes(16), True, None)])
+        self.fence = Fence([ClaimKey(secrets.token_bytes(16))])
         self.calls: list[tuple[str, str, float]] = []
         self.reported: list[Reported] = []
         self.refuses = False

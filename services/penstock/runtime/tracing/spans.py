@@ -7,7 +7,7 @@ task's id as that of the message. A task's row stores the span of its enqueue, t
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import time_ns
 from typing import Any
 
@@ -27,11 +27,9 @@ _ROOT = contexts.Context()
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
+@dataclass(frozen=True, slots=True)
 class AttemptSpan:
-    __slots__ = ("_span",)
-
-    def __init__(self, span: Span) -> None:
-        self._span = span
+    _span: Span
 
     @property
     def trace_id(self) -> str | None:

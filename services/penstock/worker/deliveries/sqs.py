@@ -50,7 +50,7 @@ class SqsMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 def add_to(deliveries: Deliveries) -> None:
     settings = deliveries.settings
-    transport = SqsTransport.of(settings, longest_poll_seconds=0)
+    transport = SqsTransport.of(settings, answer_seconds=10)
     deliveries.at_close(transport.close)
     deliveries.action(ACTION, Sender(transport.client, settings).send, batch=_BATCH, linger=_LINGER_SECONDS)
 
