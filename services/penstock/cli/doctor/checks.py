@@ -156,17 +156,14 @@ async def _examine_processes(settings: Settings, report: Report) -> None:
     probe = ProcessProbe(settings.dashboard_processes)
     await probe.probe()
     for process in probe.latest():
-        if not process.ready:
-            fix = "start it, or correct PENSTOCK_DASHBOARD_PROCESSES"
-            report("warning", "processes", f"{process.name}: {process.text}", fix)
-        elif process.text.startswith(SATURATED):
-            fix = (
-                "raise PENSTOCK_WORKER_THREADS, PENSTOCK_WORKER_PROCESSES or PENSTOCK_WORKER_CONCURRENCY, run more "
-                "workers, or find handlers that block by penstock_loop_lag_seconds"
-            )
-            report("warning", "processes", f"{process.name}: {process.text}", fix)
-        else:
-            report("ok", "processes", f"{process.name} is ready")
+        seen = f"{process.name}: {process.text}"
+        report.judge(
+            "processes", f"{process.name} is ready",
+            (not process.ready, "warning", seen, "start it, or correct PENSTOCK_DASHBOARD_PROCESSES"),
+            (process.text.startswith(SATURATED), "warning", seen, "raise PENSTOCK_WORKER_THREADS, "
+             "PENSTOCK_WORKER_PROCESSES or PENSTOCK_WORKER_CONCURRENCY, run more workers, or find handlers that block "
+             "by penstock_loop_lag_seconds"),
+        )  # fmt: skip
 
 
 async def _examine_api(settings: Settings, report: Report) -> None:
