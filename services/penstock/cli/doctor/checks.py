@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from penstock.api.dashboard.overview import ProcessProbe
 from penstock.cli.doctor.database import examine_database
-from penstock.cli.doctor.findings import Report
+from penstock.cli.doctor.findings import Problem, Report
 from penstock.cli.doctor.invariants import examine_stored
 from penstock.cli.doctor.queues import examine_queues
 from penstock.client.client import Client
@@ -71,11 +71,8 @@ def examine_deliveries(settings: Settings, report: Report) -> None:
     except SettingsError as exc:
         report("error", "deliveries", str(exc), "correct the setting: no worker starts with it")
         return
-    problems = [*_problems(settings)]
-    for seen, fix in problems:
-        report("warning", "deliveries", seen, fix)
-    if not problems:
-        report("ok", "deliveries", ", ".join(settings.deliveries))
+    problems: Iterator[Problem] = ((True, "warning", seen, fix) for seen, fix in _problems(settings))
+    report.judge("deliveries", ", ".join(settings.deliveries), *problems)
 
 
 def _problems(settings: Settings) -> Iterator[tuple[str, str]]:

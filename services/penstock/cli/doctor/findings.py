@@ -1,6 +1,6 @@
 """Findings: what was looked at, what was seen, and what to do about it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,7 +40,7 @@ class Report:
         there = [finding for is_there, *finding in problems if is_there]
         self.rows([(level, what, seen, fix) for level, seen, fix in there], **{what: well})
 
-    def rows(self, found: Sequence[Sequence[Any]], **well: str) -> None:
+    def rows(self, found: Collection[Iterable[Any]], **well: str) -> None:
         """Findings that a statement has made. well: what is good of these things where it has found nothing."""
         for finding in found:
             self(*finding)
