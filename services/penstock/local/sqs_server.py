@@ -20,6 +20,7 @@ import uvicorn
 from starlette.responses import JSONResponse
 
 from penstock.local.sqs import ACCESS_KEY_ID, HEALTH
+from penstock.runtime.loop_thread import new_loop
 
 SAVE_PAUSE_SECONDS = 2.0
 SAVE_SHARE = 0.05  # saving blocks the loop, so at most this share of the time goes into it
@@ -184,12 +185,8 @@ async def run(listener: socket.socket) -> None:
 
 def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(run(listener))
-    else:
-        uvloop.run(run(listener))
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run(listener))
 
 
 if __name__ == "__main__":
