@@ -9,8 +9,6 @@ from penstock.cli.common import print_json, print_table
 from penstock.cli.groups import add_group
 from penstock.protocol.spelling import did_you_mean
 
-_MASK = "***"
-
 
 def add_to(app: typer.Typer) -> None:
     add_group(app, "config", {"show": show}, panel="Set-up", help="The settings that a process started here would use.")
@@ -37,8 +35,9 @@ def show(
     unknown = [name for name in wanted if name not in Settings.model_fields]
     if unknown:
         raise typer.BadParameter(f"unknown setting {unknown[0]!r}{did_you_mean(unknown[0], Settings.model_fields)}")
+    values = settings.model_dump(mode="json")  # which masks secrets
     rows = [
-        {"name": PREFIX + name.upper(), "value": shown_value(getattr(settings, name)), "source": sources[name]}
+        {"name": PREFIX + name.upper(), "value": values[name], "source": sources[name]}
         for name in wanted
         if not changed or sources[name] != "default"
     ]
@@ -48,27 +47,6 @@ def show(
         print_table(("setting", "value", "from"), [(row["name"], _text(row["value"]), row["source"]) for row in rows])
     for seen, meant in misspelt_variables():
         typer.echo(f"{seen} is not a setting; did you mean {meant}?", err=True)
-
-
-def shown_value(value: Any) -> Any:
-    """A setting's value as JSON with secrets masked; of a URL, only the password."""
-    from pydantic import BaseModel, SecretStr
-
-    from penstock.local.stack import masked
-
-    if isinstance(value, SecretStr):
-        secret = value.get_secret_value()
-        if not secret.startswith(("postgresql://", "postgres://")):
-            return _MASK
-        address, query, _ = masked(secret).partition("?")
-        return f"{address}?{_MASK}" if query else address  # a parameter may be a password
-    if isinstance(value, BaseModel):
-        return {name: shown_value(getattr(value, name)) for name in type(value).model_fields}
-    if isinstance(value, dict):
-        return {name: shown_value(inner) for name, inner in value.items()}
-    if isinstance(value, tuple | list):
-        return [shown_value(item) for item in value]
-    return value
 
 
 def _text(value: Any) -> str:

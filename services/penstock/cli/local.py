@@ -217,8 +217,8 @@ def _spinner(text: str) -> Iterator[None]:
 
 
 def _print_urls(state: dict[str, Any]) -> None:
-    from penstock.local.stack import masked
     from penstock.settings.broker_urls import parse_broker_url
+    from penstock.settings.values import masked
 
     typer.echo(f"api        {state['api']}/rpc")
     typer.echo(f"database   {masked(state['database_url'])}   (with its password: penstock ps --json)")
