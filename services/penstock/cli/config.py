@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import print_json, print_table
+from penstock.cli.common import Shown, load_settings, print_table
 from penstock.cli.groups import add_group
 from penstock.protocol.spelling import did_you_mean
 
@@ -15,9 +15,10 @@ def add_to(app: typer.Typer) -> None:
 
 
 def show(
+    *,
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME")] = None,
     changed: bool = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    shown: Shown,
 ) -> None:
     """Show each setting with its value and its source: environment, penstock.toml or default.
 
@@ -26,7 +27,7 @@ def show(
     names: Settings, as max_attempts or PENSTOCK_MAX_ATTEMPTS; default all.
     changed: Only settings that are set.
     """
-    from penstock.settings.model import Settings, load_settings, misspelt_variables, sources_of
+    from penstock.settings.model import Settings, misspelt_variables, sources_of
     from penstock.settings.values import PREFIX
 
     settings = load_settings()
@@ -41,12 +42,13 @@ def show(
         for name in wanted
         if not changed or sources[name] != "default"
     ]
-    if as_json:
-        print_json(rows)
-    else:
-        print_table(("setting", "value", "from"), [(row["name"], _text(row["value"]), row["source"]) for row in rows])
+    shown.show(rows, _print_settings)
     for seen, meant in misspelt_variables():
         typer.echo(f"{seen} is not a setting; did you mean {meant}?", err=True)
+
+
+def _print_settings(rows: list[dict[str, Any]]) -> None:
+    print_table(("setting", "value", "from"), [(row["name"], _text(row["value"]), row["source"]) for row in rows])
 
 
 def _text(value: Any) -> str:
