@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from penstock.cli.common import EPILOG, error_text, say
+from penstock.cli.common import EPILOG, error_text, load_settings, say
 from penstock.protocol.errors import INVALID_PARAMS, PenstockError, RpcError, SettingsError
 from penstock.protocol.version import __version__
 
@@ -69,8 +69,6 @@ class Root(TyperGroup):
 
 
 def _serves_scheduler0() -> bool:
-    from penstock.settings.model import load_settings
-
     try:
         return load_settings().scheduler0
     except SettingsError:

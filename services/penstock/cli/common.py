@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from penstock.client.client import Client
     from penstock.db.session import Session
+    from penstock.local.state import DataDir
     from penstock.settings.model import Settings
 
 Result = TypeVar("Result")
@@ -45,7 +46,6 @@ ApiUrlOption = Annotated[str | None, typer.Option("--api-url", help=_API_URL)]
 DatabaseUrlOption = Annotated[
     str | None, typer.Option("--database-url", help="Postgres to use; default PENSTOCK_DATABASE_URL.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the api's result as JSON.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 CursorOption = Annotated[str | None, typer.Option(help=HELP["cursor"])]
@@ -64,17 +64,29 @@ def error_text(exc: PenstockError) -> str:
     return text if said else f"{text}: {json.dumps(exc.data, ensure_ascii=False)}"
 
 
+def load_settings(**overrides: Any) -> Settings:
+    """The settings, read where they are needed, since pydantic takes long to load. None overrides nothing."""
+    from penstock.settings.model import load_settings as load
+
+    return load(**given(**overrides))
+
+
+def folder_of(data_dir: Path | None) -> DataDir:
+    """The folder of a stack; its module, too, takes long to load."""
+    from penstock.local.state import DataDir
+
+    return DataDir(data_dir)
+
+
 def connect(api_url: str | None, data_dir: Path | None) -> Client:
     """A client of the api; :data:`ApiUrlOption` says which."""
     from penstock.client.client import Client
-    from penstock.local.state import DataDir
-    from penstock.settings.model import load_settings
 
     settings = load_settings()
     if api_url is None and data_dir is None:
         api_url = settings.api_url
     if api_url is None:
-        state = DataDir(data_dir).read_state()
+        state = folder_of(data_dir).read_state()
         api_url = state["api"] if state else DEFAULT_API_URL
     key = settings.api_key
     return Client(api_url, api_key=key.get_secret_value() if key else None)
@@ -84,7 +96,7 @@ def connect(api_url: str | None, data_dir: Path | None) -> Client:
 class Shown:
     """How a command prints its answer."""
 
-    as_json: JsonOption = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 
     def show(self, answer: Any, printer: Printer | None = None) -> None:
         """Print an answer: as JSON if asked to, else by the printer, or field by field."""
@@ -100,6 +112,7 @@ class Shown:
 class Api(Shown):
     """The api that a command calls, and how its answers are printed."""
 
+    as_json: Annotated[bool, typer.Option("--json", help="Print the api's result as JSON.")] = False
     api_url: ApiUrlOption = None
     data_dir: DataDirOption = None
 
@@ -116,7 +129,6 @@ class Api(Shown):
 class Database(Shown):
     """The database that a command works on, and how its answer is printed."""
 
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
     database_url: DatabaseUrlOption = None
     data_dir: DataDirOption = None
 
@@ -124,15 +136,12 @@ class Database(Shown):
     def settings(self) -> Settings:
         """Settings whose database is that of --database-url, else of the stack in --data-dir, else of the settings,
         else of the stack running in the current folder."""
-        from penstock.local.state import DataDir
-        from penstock.settings.model import load_settings
-
         if self.database_url is not None:
             return load_settings(database_url=self.database_url)
         settings = load_settings()
         if self.data_dir is None and settings.database_url is not None:
             return settings
-        state = DataDir(self.data_dir).read_state()
+        state = folder_of(self.data_dir).read_state()
         if state is not None:
             return load_settings(database_url=state["database_url"])
         if self.data_dir is not None:

@@ -5,11 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import print_json, print_table
+from penstock.cli.common import Shown, load_settings, print_table
 from penstock.cli.groups import add_group
 from penstock.protocol.spelling import did_you_mean
-
-_MASK = "***"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -17,9 +15,10 @@ def add_to(app: typer.Typer) -> None:
 
 
 def show(
+    *,
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME")] = None,
     changed: bool = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    shown: Shown,
 ) -> None:
     """Show each setting with its value and its source: environment, penstock.toml or default.
 
@@ -28,7 +27,7 @@ def show(
     names: Settings, as max_attempts or PENSTOCK_MAX_ATTEMPTS; default all.
     changed: Only settings that are set.
     """
-    from penstock.settings.model import Settings, load_settings, misspelt_variables, sources_of
+    from penstock.settings.model import Settings, misspelt_variables, sources_of
     from penstock.settings.values import PREFIX
 
     settings = load_settings()
@@ -37,38 +36,19 @@ def show(
     unknown = [name for name in wanted if name not in Settings.model_fields]
     if unknown:
         raise typer.BadParameter(f"unknown setting {unknown[0]!r}{did_you_mean(unknown[0], Settings.model_fields)}")
+    values = settings.model_dump(mode="json")  # which masks secrets
     rows = [
-        {"name": PREFIX + name.upper(), "value": shown_value(getattr(settings, name)), "source": sources[name]}
+        {"name": PREFIX + name.upper(), "value": values[name], "source": sources[name]}
         for name in wanted
         if not changed or sources[name] != "default"
     ]
-    if as_json:
-        print_json(rows)
-    else:
-        print_table(("setting", "value", "from"), [(row["name"], _text(row["value"]), row["source"]) for row in rows])
+    shown.show(rows, _print_settings)
     for seen, meant in misspelt_variables():
         typer.echo(f"{seen} is not a setting; did you mean {meant}?", err=True)
 
 
-def shown_value(value: Any) -> Any:
-    """A setting's value as JSON with secrets masked; of a URL, only the password."""
-    from pydantic import BaseModel, SecretStr
-
-    from penstock.local.stack import masked
-
-    if isinstance(value, SecretStr):
-        secret = value.get_secret_value()
-        if not secret.startswith(("postgresql://", "postgres://")):
-            return _MASK
-        address, query, _ = masked(secret).partition("?")
-        return f"{address}?{_MASK}" if query else address  # a parameter may be a password
-    if isinstance(value, BaseModel):
-        return {name: shown_value(getattr(value, name)) for name in type(value).model_fields}
-    if isinstance(value, dict):
-        return {name: shown_value(inner) for name, inner in value.items()}
-    if isinstance(value, tuple | list):
-        return [shown_value(item) for item in value]
-    return value
+def _print_settings(rows: list[dict[str, Any]]) -> None:
+    print_table(("setting", "value", "from"), [(row["name"], _text(row["value"]), row["source"]) for row in rows])
 
 
 def _text(value: Any) -> str:

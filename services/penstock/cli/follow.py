@@ -101,9 +101,8 @@ def changes(before: dict[str, Any] | None, task: dict[str, Any]) -> Iterator[str
     known = {failure["claim"] for failure in before["failures"]} if before else set()
     for failure in task["failures"]:
         if failure["claim"] not in known:
-            error = failure["error"]
-            message = " ".join(str(error.get("message") if isinstance(error, dict) else error).split())
-            yield _line(task, failure["at"], f"attempt {failure['attempt']} failed{_on(failure)}: {message}")
+            text = f"attempt {failure['attempt']} failed{on_worker(failure)}: {error_line(failure['error'])}"
+            yield _line(task, failure["at"], text)
     state = task["state"]
     if before is None or (before["state"], before["attempts"]) != (state, task["attempts"]):
         yield _line(task, task["updated_at"], _standing(task))
@@ -119,19 +118,33 @@ def _standing(task: dict[str, Any]) -> str:
     state = str(task["state"])
     shown = state_label(state)
     if state == State.ACQUIRED:
-        return f"{shown}{_on(task)}, attempt {task['attempts']} of {task['max_attempts']}"
+        return f"{shown}{on_worker(task)}, attempt {task['attempts']} of {task['max_attempts']}"
     if state in (State.SCHEDULED, State.ERROR):
         return f"{shown}, runs at {task['run_at']}"
     if state == State.WAITING and task.get("waits_for"):
         return f"{state} for an event until {task['waits_for']['until']}"
     if state == State.SUCCESS:
-        return f"{state}{_on(task)}: {json.dumps(task['result'], ensure_ascii=False)}"
+        return f"{state}{on_worker(task)}: {json.dumps(task['result'], ensure_ascii=False)}"
     if state == State.CANCELLED:
         return state + (f": {task['reason']}" if task.get("reason") else "")
     return shown
 
 
-def _on(ran: dict[str, Any]) -> str:
+def error_line(error: Any) -> str:
+    """A task's or a step's error in one line, with its type, which the message of most begins with."""
+    if not isinstance(error, dict):
+        return " ".join(str(error).split())
+    kind, message = str(data_of(error).get("type") or ""), str(error.get("message") or "")
+    parts = (message,) if message.startswith(kind) else (kind, message)
+    return " ".join(": ".join(filter(None, parts)).split())
+
+
+def data_of(error: Any) -> dict[str, Any]:
+    data = error.get("data") if isinstance(error, dict) else None
+    return data if isinstance(data, dict) else {}
+
+
+def on_worker(ran: dict[str, Any]) -> str:
     """The worker of a task or a failed attempt."""
     return f" on {ran['worker']}" if ran["worker"] else ""
 

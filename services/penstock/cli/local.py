@@ -9,13 +9,13 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import DataDirOption, print_json, print_table
+from penstock.cli.common import DataDirOption, folder_of, load_settings, print_fields, print_json, print_table
 from penstock.cli.parameters import expanded
 from penstock.protocol.errors import StackError
 from penstock.protocol.views import span
@@ -65,9 +65,6 @@ def up(
     transport_url: Use this RabbitMQ (amqp://) or Kafka (kafka://) instead of SQS; PENSTOCK_TRANSPORT_URL alone does
         not.
     """
-    from penstock.local.state import DataDir
-    from penstock.settings.model import load_settings
-
     secrets = {_DATABASE_URL: database_url, _TRANSPORT_URL: transport_url}
     for name in secrets:
         os.environ.pop(name, None)
@@ -79,7 +76,7 @@ def up(
     if not apps and not settings.deliveries and (workers or fleets):
         workers, fleets = 0, {}
         notes.append("no worker runs, since neither --app nor PENSTOCK_DELIVERIES is given: tasks wait for one")
-    folder = DataDir(data_dir)
+    folder = folder_of(data_dir)
     if detach:
         from penstock.local.state import start_detached
 
@@ -119,9 +116,7 @@ def _fleets(given: Sequence[str]) -> dict[str, int]:
 
 def running_state(data_dir: Path | None) -> dict[str, Any]:
     """The state of the stack running in a folder. Raises StackError without one."""
-    from penstock.local.state import DataDir
-
-    folder = DataDir(data_dir)
+    folder = folder_of(data_dir)
     state = folder.read_state()
     if state is None:
         pid = folder.holder()
@@ -133,9 +128,9 @@ def running_state(data_dir: Path | None) -> dict[str, Any]:
 
 def down(data_dir: DataDirOption = None) -> None:
     """Stop the stack of a folder and wait until it has ended; its data stays."""
-    from penstock.local.state import DataDir, stop_detached
+    from penstock.local.state import stop_detached
 
-    folder = DataDir(data_dir)
+    folder = folder_of(data_dir)
     with _spinner("stopping"):
         pid = stop_detached(folder)
     typer.echo(
@@ -152,7 +147,7 @@ def ps(
     if as_json:
         print_json(state)
         return
-    _print_urls(state)
+    print_fields(_urls(state))
     typer.echo()
     columns = ("name", "pid", "state", "restarts", "up", "metrics")
     processes = [entry | {"up": span(time.time() - entry["started"])} for entry in state["processes"]]
@@ -181,9 +176,7 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of last lines to print first.")] = 200,
 ) -> None:
     """Print the output of a stack that was started with --detach."""
-    from penstock.local.state import DataDir
-
-    path = DataDir(data_dir).log
+    path = folder_of(data_dir).log
     if not path.exists():
         raise StackError(f"{path} does not exist: only a stack started with --detach writes it")
     with path.open("rb") as file:
@@ -216,24 +209,18 @@ def _spinner(text: str) -> Iterator[None]:
         yield
 
 
-def _print_urls(state: dict[str, Any]) -> None:
-    from penstock.local.stack import masked
+def _urls(state: dict[str, Any]) -> list[tuple[str, str]]:
     from penstock.settings.broker_urls import parse_broker_url
+    from penstock.settings.values import masked
 
-    typer.echo(f"api        {state['api']}/rpc")
-    typer.echo(f"database   {masked(state['database_url'])}   (with its password: penstock ps --json)")
     broker = parse_broker_url(state["transport_url"])
-    if broker.kind == "sqs":
-        typer.echo(f"sqs        {state['sqs_endpoint_url']}   (with its access key: penstock env)")
-    else:
-        typer.echo(f"{broker.kind:<10} {broker.shown}")
-    _print_columns(state["queues"])
-
-
-def _print_columns(urls: Mapping[str, str]) -> None:
-    width = max(8, *map(len, urls))
-    for name, url in urls.items():
-        typer.echo(f"  {name:<{width}} {url}")
+    sqs = f"{state['sqs_endpoint_url']}   (with its access key: penstock env)"
+    return [
+        ("api", f"{state['api']}/rpc"),
+        ("database", f"{masked(state['database_url'])}   (with its password: penstock ps --json)"),
+        (broker.kind, sqs if broker.kind == "sqs" else broker.shown),
+        *((f"  {label}", url) for label, url in state["queues"].items()),
+    ]
 
 
 def _print_summary(folder: Any, state: dict[str, Any], notes: list[str], *, detached: bool) -> None:
@@ -241,18 +228,16 @@ def _print_summary(folder: Any, state: dict[str, Any], notes: list[str], *, deta
 
     here = folder.path == DEFAULT_FOLDER.absolute()
     where = "" if here else f" --data-dir {str(folder.path)!r}"
-    typer.echo("penstock is up")
-    _print_urls(state)
-    typer.echo("metrics")
-    _print_columns({entry["name"]: entry["metrics"] for entry in state["processes"] if entry["metrics"]})
-    for note in notes:
-        typer.echo(f"note       {note}")
+    fields = [*_urls(state), ("metrics", "")]
+    fields += [(f"  {entry['name']}", entry["metrics"]) for entry in state["processes"] if entry["metrics"]]
+    fields += [("note", note) for note in notes]
     if (task := state["suggestion"]) is not None:
         words = shlex.join([task["action"], json.dumps(task["payload"], ensure_ascii=False)])
-        typer.echo(f"try        penstock enqueue{where} {words}")
+        fields.append(("try", f"penstock enqueue{where} {words}"))
     if detached:
-        typer.echo(f"logs       penstock logs{where} --follow")
-        typer.echo(f"stop       penstock down{where}")
+        fields += [("logs", f"penstock logs{where} --follow"), ("stop", f"penstock down{where}")]
     else:
-        typer.echo("stop       Ctrl-C")
+        fields.append(("stop", "Ctrl-C"))
+    typer.echo("penstock is up")
+    print_fields(fields)
     sys.stdout.flush()

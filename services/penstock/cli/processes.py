@@ -12,11 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import Database, DatabaseUrlOption, DataDirOption, print_json
+from penstock.cli.common import Database, DatabaseUrlOption, DataDirOption, Shown, folder_of, load_settings
 from penstock.cli.local import ReloadOption, running_state
 from penstock.cli.parameters import expanded
-from penstock.protocol.errors import SettingsError
-from penstock.protocol.requests import given
+from penstock.protocol.errors import SettingsError, Unavailable
 
 LoopsOption = Annotated[
     int | None,
@@ -97,9 +96,6 @@ def worker(
     recycle_after: Replace a child process after so many calls; default PENSTOCK_PROCESS_RECYCLE_AFTER, else never.
     max_memory: Replace a child process with more memory after its task; default PENSTOCK_PROCESS_MAX_MEMORY_BYTES.
     """
-    from penstock.local.state import DataDir
-    from penstock.settings.model import load_settings
-
     if reload:
         from penstock.cli.reload import run_reloading
         from penstock.runtime.logs import setup_logging
@@ -112,11 +108,11 @@ def worker(
     if data_dir is not None:
         state: dict[str, Any] | None = running_state(data_dir)
     else:
-        state = None if places & load_settings().model_fields_set else DataDir(None).read_state()
+        state = None if places & load_settings().model_fields_set else folder_of(None).read_state()
     if state is not None:
         # The AWS credentials stay, for handlers that call other services: the stack's queues have a key of their own.
         os.environ.update({name: value for name, value in state["env"].items() if not name.startswith("AWS_")})
-        typer.echo(f"penstock: worker of the stack in {DataDir(data_dir).path}", err=True)
+        typer.echo(f"penstock: worker of the stack in {folder_of(data_dir).path}", err=True)
     run(
         "worker", log_level, loops=loops, apps=app or (), outbound_queue=queue, worker_concurrency=concurrency,
         worker_processes=processes, process_recycle_after=recycle_after, process_max_memory_bytes=max_memory,
@@ -128,10 +124,9 @@ def run(
 ) -> None:
     """Run a process, and exit with its code. overrides: of settings; None leaves one unchanged."""
     from penstock.cli.run import run_process
-    from penstock.settings.model import load_settings
 
     overrides |= {} if log_level is None else {"log_level": log_level.lower()}
-    raise typer.Exit(run_process(name, load_settings(**given(**overrides)), loops=loops, apps=apps))
+    raise typer.Exit(run_process(name, load_settings(**overrides), loops=loops, apps=apps))
 
 
 def older_settings(names: Older, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -185,12 +180,10 @@ def migrate(
     """
     from penstock.db import migrate as migrations
     from penstock.db.opening import connecting_options
-    from penstock.protocol.errors import Unavailable
-    from penstock.settings.model import load_settings
 
     if grant is not None and (sql or down_to is not None):
         raise typer.BadParameter("--grant follows an upgrade; it does not go with --sql or --down-to")
-    settings = load_settings(**given(database_url=database_url))
+    settings = load_settings(database_url=database_url)
     if sql:
         if down_to is not None:
             raise typer.BadParameter("--sql prints an upgrade; it does not go with --down-to")
@@ -223,9 +216,8 @@ def partition_tasks(
     """
     from penstock.db.opening import connecting_options
     from penstock.db.partitions import partition_tasks as divide
-    from penstock.settings.model import load_settings
 
-    settings = load_settings(**given(database_url=database_url))
+    settings = load_settings(database_url=database_url)
     url, options = settings.require_database_url, connecting_options(settings)
     asyncio.run(divide(url, partitions, report=typer.echo, **options))
 
@@ -241,16 +233,12 @@ def grants(
     process: submitter, scheduler, resulter, supervisor, api, kafka-source or clockwork-source. Repeatable.
     """
     from penstock.db.grants import grants as statements_of
-    from penstock.settings.model import load_settings
 
     statements = statements_of(role, process, schema=load_settings().database_schema)
     typer.echo("".join(f"{line};\n" for line in ("begin", *statements, "commit")), nl=False)
 
 
-def create_queues(
-    queue: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the URLs as JSON.")] = False,
-) -> None:
+def create_queues(*, queue: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None, shown: Shown) -> None:
     """Create the three queues and their dead-letter queues at the broker of PENSTOCK_TRANSPORT_URL.
 
     SQS: at PENSTOCK_SQS_ENDPOINT_URL, for local endpoints such as ElasticMQ, ministack or moto; on AWS use terraform/,
@@ -259,29 +247,20 @@ def create_queues(
     queue: Also create this queue, for a route. Repeatable.
     """
     from penstock.brokers.opening import create_queues as create
-    from penstock.settings.model import load_settings
 
-    urls = asyncio.run(create(load_settings(), more=queue or ()))
-    if as_json:
-        print_json(urls)
-        return
-    for label, url in urls.items():
-        typer.echo(f"{label:<9} {url}")
+    shown.show(asyncio.run(create(load_settings(), more=queue or ())))
 
 
-def payload_key(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the key and its id as JSON.")] = False,
-) -> None:
+def payload_key(shown: Shown) -> None:
     """Create a key for PENSTOCK_PAYLOAD_KEYS and print it; it is not stored anywhere."""
     from penstock.settings.payload_texts import fingerprint, new_key, read_key
 
     key = new_key()
     key_id = fingerprint(read_key(key))
-    if as_json:
-        print_json({"key": key, "id": key_id})
-        return
-    typer.echo(key)
-    typer.echo(f"key id {key_id}, as shown in errors and by `penstock doctor`; store the key like a password", err=True)
+    note = f"key id {key_id}, as shown in errors and by `penstock doctor`; store the key like a password"
+    shown.show({"key": key, "id": key_id}, lambda _: typer.echo(key))
+    if not shown.as_json:
+        typer.echo(note, err=True)
 
 
 def claim_key(*, accept_older_days: Annotated[float, typer.Option(min=0, max=365)] = 14.0, database: Database) -> None:

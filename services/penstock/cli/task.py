@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.common import Api, ApiUrlOption, DataDirOption, calling, connect, print_fields, print_json, say
-from penstock.cli.follow import follow, print_output
+from penstock.cli.follow import data_of, error_line, follow, on_worker, print_output
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import PAYLOAD, Given, ParamsOf, expanded
 from penstock.cli.tasks import print_tasks
@@ -218,8 +218,8 @@ def _show_failures(task: dict[str, Any], shown: set[Any], fail_fast: bool) -> No
 
 
 def _failure_line(task: dict[str, Any], failure: dict[str, Any]) -> str:
-    on = f" on {failure['worker']}" if failure["worker"] else ""
-    return f"attempt {failure['attempt']} of {task['max_attempts']} failed{on}: {_error_line(failure['error'])}"
+    attempt = f"attempt {failure['attempt']} of {task['max_attempts']}"
+    return f"{attempt} failed{on_worker(failure)}: {error_line(failure['error'])}"
 
 
 def _step_line(step: dict[str, Any]) -> str:
@@ -227,27 +227,15 @@ def _step_line(step: dict[str, Any]) -> str:
     took = "" if step["seconds"] is None else f" in {step['seconds']:.3g} s"
     tries = f" after {step['tries']} tries" if step["tries"] > 1 else ""
     if step["error"] is not None:
-        outcome = f"failed{took}{tries}: {_error_line(step['error'])}"
+        outcome = f"failed{took}{tries}: {error_line(step['error'])}"
     else:
         value = step["unread"] or json.dumps(step["result"], ensure_ascii=False)
         outcome = f"done{took}{tries}: {value if len(value) <= _VALUE_CHARS else value[:_VALUE_CHARS] + '…'}"
     return f"step {step['name']}{repetition} {outcome}"
 
 
-def _error_line(error: Any) -> str:
-    if not isinstance(error, dict):
-        return " ".join(str(error).split())
-    kind = _data_of(error).get("type")
-    return " ".join(": ".join(str(part) for part in (kind, error.get("message")) if part).split())
-
-
-def _data_of(error: Any) -> dict[str, Any]:
-    data = error.get("data") if isinstance(error, dict) else None
-    return data if isinstance(data, dict) else {}
-
-
 def _print_traceback(error: Any, *, err: bool = False) -> None:
-    if traceback := _data_of(error).get("traceback"):
+    if traceback := data_of(error).get("traceback"):
         say(f"\n{str(traceback).rstrip()}", err=err)
 
 
@@ -258,9 +246,9 @@ def _print_task(task: dict[str, Any], detail: bool) -> None:
     error = fields.pop("error", None)
     print_fields(fields.items())
     if error is not None:
-        print_fields([("error", _error_line(error))])
+        print_fields([("error", error_line(error))])
         hidden = ("type", "message", "traceback")
-        print_fields((name, value) for name, value in _data_of(error).items() if name not in hidden)
+        print_fields((name, value) for name, value in data_of(error).items() if name not in hidden)
     for step in steps:
         say(f"{step['began_at'] or step['recorded_at']}  {_step_line(step)}")
     for failure in failures:

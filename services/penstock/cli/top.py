@@ -164,14 +164,12 @@ class Watch:
 
 def _processes(given: Sequence[str], data_dir: Path | None, *, known: bool) -> list[tuple[str, str]]:
     """Names and URLs of processes: the given ones, and those of the local stack if ``known``."""
-    from penstock.local.state import DataDir
-
     found = []
     for url in map(_base, given):
         if not url.startswith(("http://", "https://")):
             raise typer.BadParameter(f"{url!r} is not a URL such as http://127.0.0.1:9464", param_hint="--metrics")
         found.append((url, url))
-    state = DataDir(data_dir).read_state() if known else None
+    state = common.folder_of(data_dir).read_state() if known else None
     if state is not None:
         found += [(entry["name"], _base(entry["metrics"])) for entry in state["processes"] if entry["metrics"]]
     return found

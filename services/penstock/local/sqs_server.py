@@ -19,6 +19,7 @@ import uvicorn
 from starlette.responses import JSONResponse
 
 from penstock.local.sqs import ACCESS_KEY_ID, HEALTH
+from penstock.runtime.loop_thread import new_loop
 
 # Browsers send at least one of these with what a page asks for; no SDK sends any.
 _OF_BROWSERS = (b"origin", b"referer", b"sec-fetch-site")
@@ -154,12 +155,8 @@ async def run(listener: socket.socket) -> None:
 
 def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(run(listener))
-    else:
-        uvloop.run(run(listener))
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run(listener))
 
 
 if __name__ == "__main__":

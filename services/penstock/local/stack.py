@@ -23,6 +23,7 @@ from penstock.runtime.logs import log
 from penstock.runtime.periodic import is_set_within
 from penstock.settings.broker_urls import BrokerUrl, parse_broker_url
 from penstock.settings.model import Settings, load_settings
+from penstock.settings.values import masked
 
 DATABASE = "penstock"
 READY_WITHIN_SECONDS = 60.0
@@ -397,14 +398,6 @@ class Stack:
             log.info("stack_stopped")
         self._services = []
         self._held.close()
-
-
-def masked(url: str) -> str:
-    """A database URL without its password."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")).geturl()
 
 
 def _reachable(host: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, SecretStr
 
 DAY = 86400
 T = TypeVar("T")
@@ -81,6 +81,19 @@ def _database_url(url: str) -> None:
         )
 
 
+def masked(url: str) -> str:
+    """A database URL without its password."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    return parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")).geturl()
+
+
+def _shown_url(url: SecretStr) -> str:
+    address, query, _ = masked(url.get_secret_value()).partition("?")
+    return f"{address}?***" if query else address  # a parameter may be a password
+
+
 # Types of settings
 
 OrUnset = Annotated[T | None, BeforeValidator(lambda value: None if value == "" else value)]
@@ -96,7 +109,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Name = Annotated[str, Field(min_length=1)]
 HttpUrl = Annotated[str, checked(_http_url)]
 ReadableFile = Annotated[str, checked(_readable_file)]
-DatabaseUrl = Annotated[SecretStr, checked(_database_url)]
+DatabaseUrl = Annotated[SecretStr, checked(_database_url), PlainSerializer(_shown_url, when_used="json")]
 
 
 def query_of(url: str) -> dict[str, str]:

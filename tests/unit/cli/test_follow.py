@@ -56,6 +56,20 @@ def test_who_ran_it_is_told_where_it_is_known() -> None:
 
 
 @pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        ({"message": "ValueError: no\nluck", "data": {"type": "ValueError"}}, "ValueError: no luck"),
+        ({"message": "no luck", "data": {"type": "ValueError"}}, "ValueError: no luck"),
+        ({"message": "", "data": {"type": "ValueError"}}, "ValueError"),
+        ({"message": "no luck", "data": [1]}, "no luck"),
+        ("no luck", "no luck"),
+    ],
+)
+def test_an_error_is_told_in_one_line_with_its_type_once(error: Any, line: str) -> None:
+    assert follow.error_line(error) == line
+
+
+@pytest.mark.parametrize(
     ("end", "text"),
     [
         ({"state": "SUCCESS", "result": {"n": 1}}, 'SUCCESS: {"n": 1}'),

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from penstock.cli.conformance import station as stations
 from penstock.cli.conformance.endpoint import Endpoint, Reported
-from penstock.cli.conformance.station import Broken, Station, Unsupported
+from penstock.cli.conformance.station import Broken, Sent, Station, Unsupported
 from penstock.payloads.bucket import folder_of, new_name
 from penstock.payloads.codec import PayloadCodec, payload_aad
 from penstock.protocol.message_attributes import TENANT_ATTRIBUTE, TIMEOUT_ATTRIBUTE
@@ -134,28 +134,30 @@ async def _refused(station: Station) -> None:
     await station.deleted(sent)
 
 
-async def _killed(station: Station) -> None:
-    sent = await station.send(station.task(SLEEP, {"seconds": 2}))
+async def _running(station: Station, seconds: float) -> Sent:
+    """A task that has begun and runs so long."""
+    sent = await station.send(station.task(SLEEP, {"seconds": seconds}))
     await station.received(sent)
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.3)
+    return sent
+
+
+async def _killed(station: Station) -> None:
+    sent = await _running(station, 2)
     station.kill()
     await station.outcome(sent.tasks[0])
     await station.deleted(sent)
 
 
 async def _finishes(station: Station) -> None:
-    sent = await station.send(station.task(SLEEP, {"seconds": 1}))
-    await station.received(sent)
-    await asyncio.sleep(0.3)
+    sent = await _running(station, 1)
     await station.stop()
     await station.deleted(sent)
 
 
 async def _releases(station: Station) -> None:
-    sent = await station.send(station.task(SLEEP, {"seconds": 10 * stations.GRACE_SECONDS}))
     station.start()
-    await station.received(sent)
-    await asyncio.sleep(0.5)
+    sent = await _running(station, 10 * stations.GRACE_SECONDS)
     await station.stop()
     if not station.traffic.times_of("release", sent.message_id):
         raise Broken("its visibility timeout was not set to 0")

@@ -1,7 +1,6 @@
 """A worker program at two queues of its own: started, started again when it ends, killed, stopped."""
 
 import asyncio
-import contextlib
 import itertools
 import json
 import os
@@ -14,7 +13,8 @@ from typing import Any, NamedTuple, Self
 
 from penstock.brokers.sqs import SqsTransport
 from penstock.cli.conformance.endpoint import Endpoint, Reported
-from penstock.local.service import die_with_parent, open_log
+from penstock.local.children import Child, Output
+from penstock.local.service import open_log
 from penstock.local.sqs import REGION
 from penstock.payloads.codec import PayloadCodec, aad_of
 from penstock.protocol.batching import join_batch
@@ -62,14 +62,12 @@ class Station:
         self.traffic = endpoint.traffic[f"{name}-results"] = endpoint.traffic[f"{name}-outbound"]
         self._name, self._timeout = name, timeout
         self._log_path = folder / f"{name}.log"
-        self._command = shlex.split(command)
-        self._env = env
+        self._program = Child(name, shlex.split(command), env, 0)
         self._transport = SqsTransport(
             endpoint_url=endpoint.sqs.url, region=REGION, access_key=f"{endpoint.sqs.access_key_id}:-",
             visibility_timeout_seconds=VISIBILITY_SECONDS, receive_wait_seconds=0, direct=False,
         )  # fmt: skip
         self._outbound_url = ""
-        self._process: asyncio.subprocess.Process
         self._running: asyncio.Task[None]
         self._stopping = False
 
@@ -77,8 +75,8 @@ class Station:
         urls = await self._transport.make_queues({label: f"{self._name}-{label}" for label in ("outbound", "results")})
         self._outbound_url = urls["outbound"]
         seen = {label: url.replace(self.endpoint.sqs.url, self.endpoint.url) for label, url in urls.items()}
-        self._env = {
-            **os.environ, **self.endpoint.environment(), **self._env, "PENSTOCK_METRICS_PORT": "0",
+        self._program.env = {
+            **os.environ, **self.endpoint.environment(), **self._program.env,
             "PENSTOCK_OUTBOUND_QUEUE": seen["outbound"], "PENSTOCK_RESULTS_QUEUE": seen["results"],
             "PENSTOCK_VISIBILITY_TIMEOUT_SECONDS": str(VISIBILITY_SECONDS),
             "PENSTOCK_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS), "PENSTOCK_GRACE_SECONDS": str(GRACE_SECONDS),
@@ -101,12 +99,8 @@ class Station:
 
     async def _run(self) -> None:
         for _ in range(_STARTS):
-            with open_log(self._log_path) as output:
-                self._process = await asyncio.create_subprocess_exec(
-                    *self._command, env=self._env, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
-                    start_new_session=True, preexec_fn=die_with_parent(signal.SIGKILL),
-                )  # fmt: skip
-            await self._process.wait()
+            with open_log(self._log_path) as log:
+                await self._program.run_once(Output(log, colour=False), lambda: None)
             if self._stopping:
                 return
             await asyncio.sleep(0.3)
@@ -114,19 +108,17 @@ class Station:
 
     def kill(self) -> None:
         """SIGKILL; unless it is stopping, the program is started again."""
-        with contextlib.suppress(AttributeError, ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._program.signal(signal.SIGKILL)
 
     async def stop(self) -> None:
         """SIGTERM, to the program alone. Raises Broken if it does not end in time, with the exit code 0."""
         self._stopping = True
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
+        self._program.signal(signal.SIGTERM)
         done, _ = await asyncio.wait([self._running], timeout=GRACE_SECONDS + 3)
         if not done:
             raise Broken(f"it had not ended {GRACE_SECONDS + 3} s after SIGTERM")
-        if self._process.returncode != 0:
-            raise Broken(f"after SIGTERM it ended with the exit code {self._process.returncode} instead of 0")
+        if (code := self._program.exit_codes[-1]) != 0:
+            raise Broken(f"after SIGTERM it ended with the exit code {code} instead of 0")
 
     # Tasks
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from penstock.api.dashboard.overview import ProcessProbe
 from penstock.cli.doctor.database import examine_database
-from penstock.cli.doctor.findings import Report
+from penstock.cli.doctor.findings import Problem, Report
 from penstock.cli.doctor.invariants import examine_stored
 from penstock.cli.doctor.queues import examine_queues
 from penstock.client.client import Client
@@ -71,11 +71,8 @@ def examine_deliveries(settings: Settings, report: Report) -> None:
     except SettingsError as exc:
         report("error", "deliveries", str(exc), "correct the setting: no worker starts with it")
         return
-    problems = [*_problems(settings)]
-    for seen, fix in problems:
-        report("warning", "deliveries", seen, fix)
-    if not problems:
-        report("ok", "deliveries", ", ".join(settings.deliveries))
+    problems: Iterator[Problem] = ((True, "warning", seen, fix) for seen, fix in _problems(settings))
+    report.judge("deliveries", ", ".join(settings.deliveries), *problems)
 
 
 def _problems(settings: Settings) -> Iterator[tuple[str, str]]:
@@ -156,17 +153,14 @@ async def _examine_processes(settings: Settings, report: Report) -> None:
     probe = ProcessProbe(settings.dashboard_processes)
     await probe.probe()
     for process in probe.latest():
-        if not process.ready:
-            fix = "start it, or correct PENSTOCK_DASHBOARD_PROCESSES"
-            report("warning", "processes", f"{process.name}: {process.text}", fix)
-        elif process.text.startswith(SATURATED):
-            fix = (
-                "raise PENSTOCK_WORKER_THREADS, PENSTOCK_WORKER_PROCESSES or PENSTOCK_WORKER_CONCURRENCY, run more "
-                "workers, or find handlers that block by penstock_loop_lag_seconds"
-            )
-            report("warning", "processes", f"{process.name}: {process.text}", fix)
-        else:
-            report("ok", "processes", f"{process.name} is ready")
+        seen = f"{process.name}: {process.text}"
+        report.judge(
+            "processes", f"{process.name} is ready",
+            (not process.ready, "warning", seen, "start it, or correct PENSTOCK_DASHBOARD_PROCESSES"),
+            (process.text.startswith(SATURATED), "warning", seen, "raise PENSTOCK_WORKER_THREADS, "
+             "PENSTOCK_WORKER_PROCESSES or PENSTOCK_WORKER_CONCURRENCY, run more workers, or find handlers that block "
+             "by penstock_loop_lag_seconds"),
+        )  # fmt: skip
 
 
 async def _examine_api(settings: Settings, report: Report) -> None:

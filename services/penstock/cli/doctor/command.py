@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.common import DataDirOption, print_json
+from penstock.cli.common import DataDirOption, folder_of, load_settings, print_json
 from penstock.cli.doctor.findings import Finding, Level, Report
 from penstock.cli.parameters import expanded
 
@@ -56,13 +56,10 @@ def _show(finding: Finding) -> None:
 
 def _settings(data_dir: Path | None) -> Settings:
     """The settings of the chosen stack's processes, else those of this process."""
-    from penstock.local.state import DataDir
-    from penstock.settings.model import load_settings
-
     settings = load_settings()
     if data_dir is None and settings.database_url is not None:
         return settings
-    state = DataDir(data_dir).read_state()
+    state = folder_of(data_dir).read_state()
     if state is None:
         return settings
     prefix = "PENSTOCK_"

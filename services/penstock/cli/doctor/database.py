@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import asyncpg
 
-from penstock.cli.doctor.findings import Level, Report
+from penstock.cli.doctor.findings import Report
 from penstock.cli.run import PROCESSES
 from penstock.db.driver_errors import Translated
 from penstock.db.grants import is_needed
@@ -24,7 +24,6 @@ from penstock.settings.model import Settings
 OLDEST, NEWEST = 14, 18  # major versions that the tests have seen, or that are promised
 _LONG_TRANSACTION_SECONDS = 300
 _IDLE_SECONDS = 60  # so often, at least, an idle process uses each of its connections
-_SHORT_STATEMENT_SECONDS = 3
 _LOOK_SECONDS = 0.05
 _NOT_SESSION = (
     "set PENSTOCK_DATABASE_POOLER=transaction, or leave it unset; docs/postgres.md, Poolers, names what the role needs "
@@ -51,14 +50,9 @@ async def examine_database(settings: Settings, report: Report) -> None:
             report("error", "connection pooler", seen, _NOT_SESSION)
             return
         async with store.session() as session:
-            found = await session.fetch("read_settings_in_force", list(store.asked))
-            ignored = [row for row in found if row["setting"] != store.asked[row["name"]]]
-            shown = "; ".join(f"{row['name']} is {row['setting']}, not {store.asked[row['name']]}" for row in ignored)
-            if ignored:
-                seen = f"a pooler does not pass on what connections ask for: {shown}"
-                report("error", "connection settings", seen, _NOT_SESSION)
-            else:
-                report("ok", "connection settings", "what is asked for is in force")
+            asked = store.asked
+            found = await session.fetch("find_ignored_settings", [*asked], [*asked.values()], _NOT_SESSION)
+            report.rows(found, **{"connection settings": "what is asked for is in force"})
             await _examine_server(session, settings, report, is_pooled=store.is_pooled)
             await _examine_announced(session, report)
         if (replica := open_replica(settings, store)) is not None:
@@ -143,33 +137,20 @@ async def _examine_server(session: Session, settings: Settings, report: Report, 
     before = time.time()
     (server,) = await session.fetch("read_server")
     now = (before + time.time()) / 2
-    _examine_version(server["version"] // 10_000, report)
-    limit = settings.statement_timeout_seconds
-    unsafe = await session.fetch("find_unsafe_settings", limit, _IDLE_SECONDS)
-    for finding in unsafe:
-        report(*finding)
-    if limit < _SHORT_STATEMENT_SECONDS:
-        seen = f"statements are cancelled after {limit:g} s: one of a thousand tasks takes longer on a busy server"
-        report("warning", "timeouts", seen, "set PENSTOCK_STATEMENT_TIMEOUT_SECONDS to 30, the default")
-    elif not any(what == "timeouts" for _, what, *_ in unsafe):
-        report("ok", "timeouts", f"a statement has {limit:g} s, and nothing else ends it earlier")
-    wanted = len(PROCESSES) * settings.database_pool_size
-    room, connected = server["connections"], server["connected"]
-    seen = f"{connected} of {room} connections in use; one of each process may take {wanted}"
-    if wanted > room and not is_pooled:  # the pooler has its own limits
-        report("error", "connections", seen, "raise max_connections, or lower PENSTOCK_DATABASE_POOL_SIZE")
-    elif connected > room * 0.8:
-        report("warning", "connections", seen, "raise max_connections before a burst finds none")
-    else:
-        report("ok", "connections", seen)
+    limit, wanted = settings.statement_timeout_seconds, len(PROCESSES) * settings.database_pool_size
+    found = await session.fetch("find_server_problems", limit, _IDLE_SECONDS, wanted, is_pooled, OLDEST, NEWEST)
+    report.rows(found, timeouts=f"a statement has {limit:g} s, and nothing else ends it earlier")
     report.clock("database clock", server["clock"] - now, "run_at is judged by the database's clock")
     if not server["has_schema"]:
         report("error", "schema", "there is none", "run `penstock migrate`")
     elif not server["may_use_schema"]:
         report("error", "privileges", f"this role may not use the schema {settings.database_schema}", _GRANT)
     else:
-        await _examine_schema(session, settings, report)
-        await _examine_use(session, report, is_pooled=is_pooled)
+        await _examine_privileges(session, report)
+        await _examine_schema(session, report)
+        found = await session.fetch("find_schema_problems", _LONG_TRANSACTION_SECONDS, PROCESSES, is_pooled)
+        connected = "every kind that needs the database is connected"
+        report.rows(found, transactions="none has been open for long", processes=connected)
 
 
 async def _examine_replica(replica: Replica, settings: Settings, report: Report) -> None:
@@ -188,46 +169,23 @@ async def _examine_replica(replica: Replica, settings: Settings, report: Report)
         fix = "name a streaming replica that runs, or unset it: until then all reads go to the primary"
         report("warning", "read replica", str(exc).splitlines()[0], fix)
     else:
-        if as_of < began:
-            seen = f"it lags by more than {limit:g} s, so all reads go to the primary"
-            fix = "look for long queries on it, a slow network or disk, or raise PENSTOCK_DATABASE_READ_MAX_AGE_SECONDS"
-            report("warning", "read replica", seen, fix)
-        elif not server["may_use_schema"]:
-            report("error", "read replica", "this role may not use the schema there", _GRANT)
-        else:
-            report("ok", "read replica", f"it follows the primary within {max(waited, 0.1):.1f} s")
-
-
-def _examine_version(major: int, report: Report) -> None:
-    if major < OLDEST:
-        report("error", "database", f"PostgreSQL {major}", f"upgrade: {OLDEST} to {NEWEST} are supported")
-    elif major > NEWEST:
-        report("note", "database", f"PostgreSQL {major}", f"tested up to {NEWEST}; look for a newer Penstock")
-    else:
-        report("ok", "database", f"PostgreSQL {major} answers")
-
-
-async def _examine_schema(session: Session, settings: Settings, report: Report) -> None:
-    await _examine_privileges(session, report)
-    published = await session.fetch("list_published_without_identity")
-    if published:
-        names = _first([row["name"] for row in published])
-        report(
-            "error", "publications", f"{published[0]['publication']} publishes {names}, which have no replica "
-            "identity: Postgres refuses their updates and deletes",
-            f"alter table {settings.database_schema}.{published[0]['name']} replica identity full",
+        report.judge(
+            "read replica", f"it follows the primary within {max(waited, 0.1):.1f} s",
+            (as_of < began, "warning", f"it lags by more than {limit:g} s, so all reads go to the primary",
+             "look for long queries on it, a slow network or disk, or raise PENSTOCK_DATABASE_READ_MAX_AGE_SECONDS"),
+            (not server["may_use_schema"], "error", "this role may not use the schema there", _GRANT),
         )  # fmt: skip
-    for (name,) in await session.fetch("read_open_schema"):
-        seen = f"every role may create in the schema {name}: functions that calls find before the one of enqueueing"
-        report("warning", "enqueue functions", seen, f"revoke create on schema {name} from public")
+
+
+async def _examine_schema(session: Session, report: Report) -> None:
     found, head = await session.value("read_schema_revision"), head_revision()
-    if found == head:
-        report("ok", "schema", f"at {found}, the newest that this version knows")
-    elif found in revisions():
-        report("error", "schema", f"at {found}, and {head} is needed", "run `penstock migrate`")
-    else:
-        seen = f"at {found}, which this version does not know; its newest is {head}"
-        report("error", "schema", seen, "install the version of Penstock that made it, or a newer one")
+    is_known = found in revisions()
+    report.judge(
+        "schema", f"at {found}, the newest that this version knows",
+        (is_known and found != head, "error", f"at {found}, and {head} is needed", "run `penstock migrate`"),
+        (not is_known, "error", f"at {found}, which this version does not know; its newest is {head}",
+         "install the version of Penstock that made it, or a newer one"),
+    )  # fmt: skip
     if await session.fetch("drop_unfinished_division"):
         seen = "`penstock partition-tasks` has not ended: from its bound of ids on, no task could be stored"
         report("warning", "partitions", seen, "run it again, with 1 to take back what it has begun")
@@ -264,26 +222,3 @@ async def _examine_privileges(session: Session, report: Report) -> None:
 
 def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-async def _examine_use(session: Session, report: Report, *, is_pooled: bool) -> None:
-    transactions = await session.fetch("read_oldest_transaction")
-    if transactions and transactions[0]["seconds"] >= _LONG_TRANSACTION_SECONDS:
-        oldest = transactions[0]
-        report(
-            "warning", "transactions",
-            f"process {oldest['pid']} ({oldest['name'] or 'without a name'}, {oldest['state']}) has had one open for "
-            f"{oldest['seconds'] / 60:.0f} minutes: until it ends, no dead row can be removed",
-            f"end it, or select pg_terminate_backend({oldest['pid']}); set idle_in_transaction_session_timeout",
-        )  # fmt: skip
-    else:
-        report("ok", "transactions", "none has been open for long")
-    connected = {row["name"] for row in await session.fetch("list_penstock_connections")}
-    missing = [name for name in PROCESSES if f"penstock-{name}" not in connected]
-    if missing:
-        fix = f"start at least one of each: `penstock {missing[0]}` and so on"
-        # A connection of the pooler has the name of the client that used it last.
-        level: Level = "note" if is_pooled else "warning"
-        report(level, "processes", f"none is connected: {', '.join(missing)}", fix)
-    else:
-        report("ok", "processes", "every kind that needs the database is connected")

@@ -1,10 +1,11 @@
 """Findings: what was looked at, what was seen, and what to do about it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Level = Literal["ok", "note", "warning", "error"]
+Problem = tuple[bool, Level, str, str]  # whether it is there, the level, what is seen, the fix
 _CLOCK_SKEW_SECONDS = 5.0
 
 
@@ -33,6 +34,20 @@ class Report:
         self.findings.append(Finding(level, what, seen, fix))
         if self._show is not None:
             self._show(self.findings[-1])
+
+    def judge(self, what: str, well: str, *problems: Problem) -> None:
+        """A finding for each problem that is there, else that all is well."""
+        there = [finding for is_there, *finding in problems if is_there]
+        self.rows([(level, what, seen, fix) for level, seen, fix in there], **{what: well})
+
+    def rows(self, found: Collection[Iterable[Any]], **well: str) -> None:
+        """Findings that a statement has made. well: what is good of these things where it has found nothing."""
+        for finding in found:
+            self(*finding)
+        told = {what for _, what, *_ in found}
+        for what, seen in well.items():
+            if what not in told:
+                self("ok", what, seen)
 
     def clock(self, what: str, skew_seconds: float, why: str) -> None:
         """skew_seconds: how far the other clock is ahead of this machine's."""

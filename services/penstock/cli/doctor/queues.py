@@ -9,7 +9,7 @@ from typing import Any
 from penstock.brokers.base import MAX_RECEIVES, Queue, QueueMissing
 from penstock.brokers.opening import open_transport, queue_names
 from penstock.brokers.sqs import LIMITS, SqsTransport
-from penstock.cli.doctor.findings import Report
+from penstock.cli.doctor.findings import Problem, Report
 from penstock.protocol.errors import SettingsError, Unavailable
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
@@ -56,10 +56,9 @@ async def _examine_broker(settings: Settings, report: Report) -> None:
                 report("ok", f"{label} queue", f"there, {count} messages{counted}")
             what, name = f"{label} dead letters", name + DEAD_LETTER_SUFFIX
             count = await _count(transport.queue(name, label=label + DEAD_LETTER_SUFFIX), what, report)
-            if count:
-                report("note", what, f"{count} in {name}", f"look at them: `penstock dlq list {label}`")
-            elif count == 0:
-                report("ok", what, f"{name}, after {transport.limits.max_receives} deliveries, none there")
+            if count is not None:
+                well = f"{name}, after {transport.limits.max_receives} deliveries, none there"
+                report.judge(what, well, _dead(count, name, label))
     except Unavailable as exc:
         report("error", "broker", str(exc), "check PENSTOCK_TRANSPORT_URL, and whether the broker runs")
     finally:
@@ -111,20 +110,17 @@ async def _look(transport: SqsTransport, name: str) -> tuple[dict[str, str], flo
 
 
 def _examine_queue(label: str, attributes: Mapping[str, str], report: Report) -> None:
-    what = f"{label} queue"
-    limit = int(attributes.get("MaximumMessageSize", LIMITS.max_message_bytes))
-    is_small = limit < LIMITS.max_message_bytes
-    is_fifo, delay = attributes.get("FifoQueue") == "true", int(attributes.get("DelaySeconds", 0))
-    if is_fifo:
-        report("error", what, "it is a FIFO queue, whose messages need a group", "create a standard queue")
-    if is_small:
-        seen = f"it takes messages up to {limit:,} bytes; Penstock packs up to {LIMITS.max_message_bytes:,}"
-        report("warning", what, seen, "raise its MaximumMessageSize")
-    if delay:
-        fix = "set its DelaySeconds to 0: Penstock keeps tasks that are not due in Postgres"
-        report("warning", what, f"it holds every message back for {delay} s", fix)
-    if not (is_fifo or is_small or delay):
-        report("ok", what, f"there, {attributes.get('ApproximateNumberOfMessages', '0')} messages visible")
+    packed = LIMITS.max_message_bytes
+    limit, delay = int(attributes.get("MaximumMessageSize", packed)), int(attributes.get("DelaySeconds", 0))
+    report.judge(
+        f"{label} queue", f"there, {attributes.get('ApproximateNumberOfMessages', '0')} messages visible",
+        (attributes.get("FifoQueue") == "true", "error", "it is a FIFO queue, whose messages need a group",
+         "create a standard queue"),
+        (limit < packed, "warning", f"it takes messages up to {limit:,} bytes; Penstock packs up to {packed:,}",
+         "raise its MaximumMessageSize"),
+        (delay > 0, "warning", f"it holds every message back for {delay} s",
+         "set its DelaySeconds to 0: Penstock keeps tasks that are not due in Postgres"),
+    )  # fmt: skip
 
 
 async def _examine_dead_letters(
@@ -139,9 +135,6 @@ async def _examine_dead_letters(
         )  # fmt: skip
         return
     receives = int(policy.get("maxReceiveCount", 0))
-    if receives < 3:
-        seen = f"a message goes there after {receives} deliveries: two restarts of workers suffice"
-        report("warning", what, seen, f"set maxReceiveCount to {MAX_RECEIVES}")
     name = str(policy.get("deadLetterTargetArn", "")).rsplit(":", 1)[-1]
     try:
         dead, _ = await _look(transport, name)
@@ -149,14 +142,16 @@ async def _examine_dead_letters(
         report("error", what, str(exc), f"{_MAKE}, or correct the queue's RedrivePolicy")
         return
     kept, kept_there = (int(a.get("MessageRetentionPeriod", 345_600)) for a in (attributes, dead))
-    if kept_there < kept:
-        report(
-            "warning", what, f"{name} keeps messages for {kept_there / 86_400:g} days, its queue {kept / 86_400:g}: "
-            "a dead letter keeps its first send time, and may be gone at once",
-            "let the dead-letter queue keep them longer, best 14 days",
-        )  # fmt: skip
-    count = int(dead.get("ApproximateNumberOfMessages", 0))
-    if count:
-        report("note", what, f"{count} in {name}", f"look at them: `penstock dlq list {label}`")
-    elif receives >= 3 and kept_there >= kept:
-        report("ok", what, f"{name}, after {receives} deliveries, none there")
+    report.judge(
+        what, f"{name}, after {receives} deliveries, none there",
+        (receives < 3, "warning", f"a message goes there after {receives} deliveries: two restarts of workers suffice",
+         f"set maxReceiveCount to {MAX_RECEIVES}"),
+        (kept_there < kept, "warning",
+         f"{name} keeps messages for {kept_there / 86_400:g} days, its queue {kept / 86_400:g}: a dead letter keeps "
+         "its first send time, and may be gone at once", "let the dead-letter queue keep them longer, best 14 days"),
+        _dead(int(dead.get("ApproximateNumberOfMessages", 0)), name, label),
+    )  # fmt: skip
+
+
+def _dead(count: int, name: str, label: str) -> Problem:
+    return count > 0, "note", f"{count} in {name}", f"look at them: `penstock dlq list {label}`"
