@@ -41,7 +41,10 @@ _SHOWN_CHARS = 80
 DataDirOption = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder of the local stack.", show_default=".penstock")
 ]
-_API_URL = f"URL of the api. Default: PENSTOCK_API_URL, else the stack running in --data-dir, else {DEFAULT_API_URL}"
+_API_URL = (
+    "URL of the api. Default: the stack running in --data-dir, if that is given, else PENSTOCK_API_URL, else the stack "
+    f"running in .penstock, else {DEFAULT_API_URL}"
+)
 ApiUrlOption = Annotated[str | None, typer.Option("--api-url", help=_API_URL)]
 DatabaseUrlOption = Annotated[
     str | None, typer.Option("--database-url", help="Postgres to use; default PENSTOCK_DATABASE_URL.")
@@ -78,15 +81,21 @@ def folder_of(data_dir: Path | None) -> DataDir:
     return DataDir(data_dir)
 
 
+def running(data_dir: Path | None) -> dict[str, Any] | None:
+    """What runs in a folder; None if nothing runs in the usual one. Raises PenstockError where one is named."""
+    state = folder_of(data_dir).read_state()
+    if state is None and data_dir is not None:
+        raise PenstockError(f"no stack runs in {data_dir}: start one with `penstock up --data-dir {data_dir}`")
+    return state
+
+
 def connect(api_url: str | None, data_dir: Path | None) -> Client:
     """A client of the api; :data:`ApiUrlOption` says which."""
     from penstock.client.client import Client
 
     settings = load_settings()
-    if api_url is None and data_dir is None:
-        api_url = settings.api_url
-    if api_url is None:
-        state = folder_of(data_dir).read_state()
+    if api_url is None and (data_dir is not None or (api_url := settings.api_url) is None):
+        state = running(data_dir)
         api_url = state["api"] if state else DEFAULT_API_URL
     key = settings.api_key
     return Client(api_url, api_key=key.get_secret_value() if key else None)
@@ -141,13 +150,9 @@ class Database(Shown):
         settings = load_settings()
         if self.data_dir is None and settings.database_url is not None:
             return settings
-        state = folder_of(self.data_dir).read_state()
+        state = running(self.data_dir)
         if state is not None:
             return load_settings(database_url=state["database_url"])
-        if self.data_dir is not None:
-            raise PenstockError(
-                f"no stack runs in {self.data_dir}: start one with `penstock up --data-dir {self.data_dir}`"
-            )
         raise SettingsError(
             "no database is set: set PENSTOCK_DATABASE_URL, pass --database-url, or start `penstock up` in this folder"
         )

@@ -204,6 +204,18 @@ def test_api_that_is_away_is_named_and_the_exit_code_is_1(tmp_path: Path) -> Non
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    "command", [("task", "show", "1"), ("tasks", "cancel", "--all", "--yes"), ("schedules", "list")]
+)
+def test_a_named_folder_without_a_stack_is_refused_and_no_other_api_called(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    url = f"http://{HOST}:{free_port()}"
+    result = penstock(*command, "--data-dir", "elsewhere", cwd=tmp_path, PENSTOCK_API_URL=url)
+    assert result.returncode == 1
+    assert "no stack runs in elsewhere: start one with `penstock up --data-dir elsewhere`" in result.stderr
+
+
 def test_id_that_is_no_number_is_wrong_usage(tmp_path: Path) -> None:
     assert penstock("task", "show", "abc", cwd=tmp_path).returncode == 2
 
