@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.dashboard import form_actions, formats, graph, overview
+from penstock.api.dashboard import formats, graph, overview
 from penstock.api.dashboard.browser_sessions import local_path
-from penstock.api.dashboard.page_request import cleaned, labels_of, utc
+from penstock.api.dashboard.page_request import cleaned, labels_of, params_of, utc
 from penstock.api.dashboard.pages import grouped
 from penstock.api.dashboard.routes import _templates
 from penstock.api.dashboard.timeline import timeline
@@ -203,8 +203,8 @@ def test_fields_of_forms_become_what_methods_take() -> None:
     assert utc("2030-01-31T08:00:00+01:00") == "2030-01-31T08:00:00+01:00"
     assert cleaned({"a": " \0x ", "b": " ", "c": "\ud800"}) == {"a": "\ufffdx", "c": "?"}
     given = {"delay": "1.5", "action": "a", "spread": "2", "priority": "3"}
-    assert form_actions.bulk_params("bulk.reschedule", given) == {
+    assert params_of("bulk.reschedule", given) == {
         "action": "a", "delay": 90.0, "spread": 120.0, "priority": 3,
     }  # fmt: skip
     with pytest.raises(InvalidParams, match="older_than must be a number"):
-        form_actions.bulk_params("bulk.retry", {"older_than": "inf"})
+        params_of("bulk.retry", {"older_than": "inf"})
