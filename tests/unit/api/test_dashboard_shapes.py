@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from penstock.api.dashboard import formats, graph, overview
 from penstock.api.dashboard.browser_sessions import local_path
 from penstock.api.dashboard.page_request import cleaned, labels_of, params_of, utc
-from penstock.api.dashboard.pages import grouped
 from penstock.api.dashboard.routes import _templates
 from penstock.api.dashboard.timeline import timeline
 from penstock.protocol.errors import InvalidParams
@@ -169,26 +168,6 @@ def test_a_life_that_no_worker_told_its_name_in_names_none() -> None:
 ])  # fmt: skip
 def test_a_life_ends_with_what_it_is_at_now(given: dict[str, Any], of_life: dict[str, Any], last: str) -> None:
     assert timeline(detail(**given), life(**of_life), NOW)[-1]["title"] == last
-
-
-def test_failures_that_differ_in_numbers_alone_are_one_group() -> None:
-    rows = [
-        {"id": n, "action": "a", "kind": "E", "message": f"card {n} declined", "finished_at": NOW} for n in (9, 8, 7)
-    ] + [{"id": 1, "action": "b", "kind": None, "message": None, "finished_at": NOW}]  # fmt: skip
-    assert [(group.action, group.ids) for group in grouped(rows)] == [("a", [9, 8, 7]), ("b", [1])]
-
-
-def test_processes_are_told_apart_by_machine_and_number() -> None:
-    names = ("api@web-1:7", "api@web-1:7-listen", "api@web-1:8", "scheduler", "?")
-    starts = [NOW, NOW - timedelta(seconds=9), None, NOW, NOW]
-    rows = [
-        {"name": f"penstock-{name}", "address": "10.0.0.1", "since": since}
-        for name, since in zip(names, starts, strict=True)
-    ]
-    assert overview._processes(rows) == [
-        ("api", "web-1", "7", NOW - timedelta(seconds=9)), ("api", "web-1", "8", None),
-        ("scheduler", "10.0.0.1", "", NOW),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("there", ["//x", "http://x", "/\\x", "/a\nb", "x", "", "/ä", "/" + "x" * 5000])

@@ -144,7 +144,7 @@ def _retried(result: Any) -> str:
     return f"{result.retried} messages accepted{left}"
 
 
-FORM_ACTIONS = {
+FORM_ACTIONS: dict[str, FormAction] = {
     "cancel": FormAction("Task {result.id} is cancelled"),
     "retry": FormAction("Task {result.id} runs again"),
     "reschedule": FormAction("Task {result.id} is rescheduled"),

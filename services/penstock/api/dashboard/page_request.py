@@ -64,8 +64,8 @@ def cleaned(values: Mapping[str, str]) -> Values:
 def params_of(method: str, values: Mapping[str, str], units: Mapping[str, int] = _UNITS) -> dict[str, Any]:
     """Parameters of a method from the fields of their names, as their types say. Raises InvalidParams.
 
-    A list is made of the field in the singular. What a method leaves as it is, such as a limit, is removed where its
-    field is empty: raw JSON, since a call leaves out None.
+    A list is made of the field in the singular. A limit whose field is empty is removed: raw JSON, since a call
+    leaves out None.
     """
     params: dict[str, Any] = {}
     for one in fields(METHODS[method].params):

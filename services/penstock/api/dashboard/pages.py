@@ -1,11 +1,8 @@
 """What each page but the overview reads: the answers of JSON-RPC methods, and the instants of a task."""
 
 import asyncio
-import hashlib
-import re
-from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -32,7 +29,6 @@ FAILURES = 5000  # of the newest, to be grouped
 FAILURE_GROUPS = 100
 NAMED = 1000  # of the newest schedules and workflows, for a search by name
 HITS = 20  # of each kind of task
-_VARYING = re.compile(r"\b[0-9a-f]{8,}(?:-[0-9a-f]{4,})*\b|\d+", re.IGNORECASE)
 
 
 def record_page(path: str, template: str, method: str, name: str, *, live: bool = True) -> Page:
@@ -77,38 +73,12 @@ async def load_tasks(request: PageRequest) -> dict[str, Any]:
     }
 
 
-class FailureGroup(NamedTuple):
-    """Permanent failures of one action and kind of error, whose messages differ by numbers alone."""
-
-    fingerprint: str
-    action: str
-    kind: str | None
-    message: str  # of the newest
-    first: datetime
-    last: datetime
-    ids: list[int]  # newest first
-
-
-def grouped(rows: Iterable[Any]) -> list[FailureGroup]:
-    """Groups of rows of ``read_recent_failures``, newest first; those with the most failures first."""
-    groups: dict[str, FailureGroup] = {}
-    for row in rows:
-        kind, at = row["kind"], row["finished_at"]
-        message = (row["message"] or "no message").removeprefix(f"{kind}: ")
-        mark = "\0".join((row["action"], kind or "", _VARYING.sub("0", message)))
-        fingerprint = hashlib.sha256(mark.encode("utf-8", "replace")).hexdigest()[:12]
-        group = groups.get(fingerprint) or FailureGroup(fingerprint, row["action"], kind, message, at, at, [])
-        group.ids.append(row["id"])
-        groups[fingerprint] = group._replace(first=min(group.first, at), last=max(group.last, at))
-    return sorted(groups.values(), key=lambda group: -len(group.ids))
-
-
 async def load_failures(request: PageRequest) -> dict[str, Any]:
     """Groups of the newest permanent failures; with a fingerprint, one of them and its tasks."""
-    (rows,) = await request.methods.fetch(("read_recent_failures", FAILURES, request.browser.caller.tenant))
+    (groups,) = await request.methods.fetch(("read_failure_groups", FAILURES, request.browser.caller.tenant))
     wanted = request.query["fingerprint"]
-    groups = [group for group in grouped(rows) if wanted in (None, group.fingerprint)]
-    ids = groups[0].ids if wanted and groups else []
+    groups = [group for group in groups if wanted in (None, group["fingerprint"])]
+    ids = groups[0]["ids"] if wanted and groups else []
     return {
         "groups": groups[:FAILURE_GROUPS], "fingerprint": wanted, "ids": ids[:PAGE_ROWS],
         "more": max(0, len(ids) - PAGE_ROWS), "looked_at": FAILURES,
