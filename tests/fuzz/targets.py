@@ -15,7 +15,7 @@ import msgspec
 from starlette.requests import Request
 
 from penstock.api.access import Caller
-from penstock.api.mcp.server import EARLIER, McpServer
+from penstock.api.mcp import EARLIER, McpServer
 from penstock.api.rpc import Dispatcher, error_body
 from penstock.api.table import METHODS as API_METHODS
 from penstock.brokers.kafka.messages import Received

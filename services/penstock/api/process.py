@@ -15,7 +15,7 @@ from penstock.api.dispatch import Methods
 from penstock.api.downloads import Readers, download_routes
 from penstock.api.http import make_app
 from penstock.api.keys import KeyCache
-from penstock.api.mcp.server import McpServer
+from penstock.api.mcp import McpServer
 from penstock.api.rates import Rates
 from penstock.api.rpc import Dispatcher
 from penstock.api.scaling import Scaling
