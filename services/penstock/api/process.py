@@ -83,7 +83,7 @@ class Api(Service):
             queues=queues or {},
             dead_letters=dead_letters or {},
             replica=self._replica,
-            keys_changed=self._key_cache.refresh if self._key_cache is not None else None,
+            keys_changed=self._key_cache.renew if self._key_cache is not None else None,
         )
         dispatcher = Dispatcher(methods.handlers, batch_limit=settings.batch_limit)
         rate = settings.api_rate_limit
