@@ -22,6 +22,7 @@ from penstock.api.dashboard.pages import PAGES
 from penstock.api.dispatch import Methods
 from penstock.api.http import read_body
 from penstock.api.rpc import masked
+from penstock.api.server import Part
 from penstock.api.streams import Expired, Streams, follow
 from penstock.protocol import errors
 from penstock.protocol.caller import bind
@@ -53,7 +54,7 @@ _STATUSES: dict[type[Exception], int] = {
 }
 
 
-class Dashboard:
+class Dashboard(Part):
     def __init__(self, methods: Methods, authenticator: Authenticator, settings: Settings) -> None:
         self._methods = methods
         self._settings = settings
@@ -63,11 +64,8 @@ class Dashboard:
         self._templates = _templates()
         self._overview = overview.Overview(settings)
         self.home = self._serve(Page("/", "overview.html", self._overview.load))
-
-    @property
-    def routes(self) -> list[Route]:
-        """All but the one at ``/``, which is ``home``: clients that are no browsers get another answer there."""
-        return [
+        # All but the one at ``/``: clients that are no browsers get another answer there.
+        self.routes = [
             *(Route(page.path, self._serve(page), methods=["GET"]) for page in PAGES),
             Route("/do", self._guarded(self._do), methods=["POST"]),
             Route("/login", self._guarded(self._login_page), methods=["GET"]),
