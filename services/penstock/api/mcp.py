@@ -42,7 +42,6 @@ _CONFIRMATION = re.compile(r"(\d{1,19})\.(\d{1,19})\.[0-9a-f]{32}", re.ASCII)
 
 _PREFIX = "io.modelcontextprotocol/"
 _SERVER = {"name": "penstock", "title": "Penstock", "version": __version__}
-_CAPABILITIES: dict[str, Any] = {"tools": {}}
 _INSTRUCTIONS = (
     "Penstock is a durable task queue. `stats` counts tasks by state, `list` finds them, `status` with detail shows "
     "the attempts and errors of one, `task_explain` says why one does not run. ERROR: it will be retried; "
@@ -51,6 +50,7 @@ _INSTRUCTIONS = (
     f"shows what it is about, the second brings the `{CONFIRM}` value of that answer, within {CONFIRM_SECONDS:.0f} s. "
     "Show the user the first answer before you confirm."
 )
+_ABOUT: dict[str, Any] = {"capabilities": {"tools": {}}, "instructions": _INSTRUCTIONS}
 # What shows the records that a change is about, by the family of its method.
 _LOOKS = {
     "": "status", "action": "action.get", "dlq": "dlq.list", "job": "job.get", "ordering": "ordering.list",
@@ -129,12 +129,10 @@ class McpServer:
             case "tools/list", _:
                 return {"tools": listed(caller)} | kept
             case "server/discover", True:
-                about = {"capabilities": _CAPABILITIES, "instructions": _INSTRUCTIONS}
-                return {"supportedVersions": [VERSION, *EARLIER]} | about | kept
+                return {"supportedVersions": [VERSION, *EARLIER]} | _ABOUT | kept
             case "initialize", False:
                 version = params.protocolVersion if params.protocolVersion in EARLIER else EARLIER[0]
-                about = {"capabilities": _CAPABILITIES, "instructions": _INSTRUCTIONS}
-                return {"protocolVersion": version, "serverInfo": _SERVER} | about
+                return {"protocolVersion": version, "serverInfo": _SERVER} | _ABOUT
             case "ping", False:
                 return {}
         raise MethodNotFound("Method not found", {"method": method[:200]})

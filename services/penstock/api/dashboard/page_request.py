@@ -104,16 +104,14 @@ def number_of(text: str, name: str, kind: type[int] | type[float] = float) -> fl
     return number
 
 
-def labels_of(text: str | None) -> dict[str, str] | None:
+def labels_of(text: str) -> dict[str, str]:
     """``name=value name=value`` as labels; a name alone has an empty value."""
-    if not text:
-        return None
     parts = text.replace(",", " ").split()
     return {name: value for name, _, value in (part.partition("=") for part in parts)}
 
 
-def utc(text: str | None) -> str | None:
+def utc(text: str) -> str:
     """An instant from a form field, which has no zone: UTC."""
-    if text is None or text.endswith("Z") or "+" in text[10:] or "-" in text[10:]:
+    if text.endswith("Z") or "+" in text[10:] or "-" in text[10:]:
         return text
     return f"{text}:00Z" if len(text) == 16 else f"{text}Z"
