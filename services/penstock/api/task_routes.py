@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Route
 
 from penstock.api.access import Authenticator, address_of
 from penstock.api.dispatch import Methods
-from penstock.api.http import refusal
+from penstock.api.http import refusal, status_of
 from penstock.api.rpc import error_body, masked
 from penstock.api.server import Part
 from penstock.api.streams import PING, PING_SECONDS, STREAMS, Streams
@@ -48,7 +48,6 @@ HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
     "X-Content-Type-Options": "nosniff",
 }
-_STATUSES = {errors.RateLimited: 429, errors.TooManyWaits: 503}
 _AADS: dict[str, Callable[[Any], str | TenantAad]] = {
     "payload": lambda row: payload_aad(row["action"], row["tenant"]),
     "result": lambda row: aad_of("result", row["id"]),
@@ -163,10 +162,10 @@ class TaskRoutes(Part):
                 body = error_body(exc)
             except errors.RpcError as exc:
                 body = error_body(exc)
-                status = _STATUSES.get(type(exc), getattr(exc, "status", 404))
+                status = 404 if isinstance(exc, errors.InvalidParams) else status_of(exc, 404)
             except (errors.PayloadUnavailable, errors.PayloadLost) as exc:
                 body = msgspec.json.encode({"error": {"message": str(exc)}})
-                status = 503 if isinstance(exc, errors.PayloadUnavailable) else 410
+                status = status_of(exc)
             except Exception as exc:
                 body, status = error_body(masked(exc, "download")), 503
             return Response(body, status, {**HEADERS, **(headers or {})}, media_type="application/json")

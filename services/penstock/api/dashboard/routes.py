@@ -20,7 +20,7 @@ from penstock.api.dashboard.browser_sessions import SESSION_COOKIE, BrowserSessi
 from penstock.api.dashboard.page_request import Page, PageRequest, cleaned
 from penstock.api.dashboard.pages import PAGES
 from penstock.api.dispatch import Methods
-from penstock.api.http import read_body
+from penstock.api.http import read_body, status_of
 from penstock.api.rpc import masked
 from penstock.api.server import Part
 from penstock.api.streams import Expired, Streams, follow
@@ -42,16 +42,6 @@ _HEADERS = {
 }
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _A_YEAR_SECONDS = 31_536_000
-_STATUSES: dict[type[Exception], int] = {
-    errors.RateLimited: 429,
-    errors.Overloaded: 503,
-    errors.TooLarge: 413,
-    errors.InvalidParams: 400,
-    errors.NotFound: 404,
-    errors.RpcError: 409,
-    errors.Unavailable: 503,
-    Exception: 500,
-}
 
 
 class Dashboard(Part):
@@ -257,10 +247,7 @@ class Dashboard(Part):
         return response
 
     def _failure(self, request: Request, browser: BrowserSession | None, exc: Exception) -> Response:
-        if isinstance(exc, errors.AccessDenied):
-            status = exc.status
-        else:
-            status = next(status for kind, status in _STATUSES.items() if isinstance(exc, kind))
+        status = status_of(exc, 409 if isinstance(exc, errors.RpcError) else 500)
         shown = exc if isinstance(exc, errors.RpcError) else masked(exc, "dashboard")
         reference = shown.data.get("ref") if isinstance(shown.data, dict) else None
         values = {"status": status, "problem": _sentence(shown), "reference": reference}
