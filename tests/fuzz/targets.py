@@ -15,13 +15,13 @@ import msgspec
 from starlette.requests import Request
 
 from penstock.api.access import Caller
-from penstock.api.mcp.server import EARLIER, McpServer
+from penstock.api.mcp import EARLIER, McpServer
 from penstock.api.rpc import Dispatcher, error_body
 from penstock.api.table import METHODS as API_METHODS
 from penstock.brokers.kafka.messages import Received
 from penstock.compat.clockwork import schedules as clockwork
 from penstock.compat.scheduler0 import jobs
-from penstock.compat.scheduler0.http import messages
+from penstock.compat.scheduler0.http import records
 from penstock.compat.topics import schedules as topics
 from penstock.methods.inbound import read_inbound
 from penstock.methods.table import METHODS, read_command
@@ -106,13 +106,13 @@ def clockwork_http(data: bytes) -> None:
 def scheduler0_http(data: bytes) -> None:
     """A body of POST /jobs, up to the schedules that it makes."""
     try:
-        given = messages.decode(data, list[jobs.JobGiven], read=jobs.read)
+        given = records.decode(data, list[jobs.JobGiven], read=jobs.read)
         jobs.check_jobs(given)
         jobs.check_deliverable(given)
         for job_id, one in enumerate(given):
             schedule = jobs.schedule_of(jobs.make_job(one, job_id, _NOW), _SETTINGS)
             read_command("schedule.create", msgspec.json.encode(schedule), _SETTINGS)
-    except (messages.Problem, jobs.BadJob, RpcError):
+    except (records.Problem, jobs.BadJob, RpcError):
         pass
 
 

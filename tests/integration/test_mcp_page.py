@@ -9,8 +9,7 @@ import shlex
 import pytest
 
 from penstock.api.keys import CreateKey, create_key
-from penstock.api.mcp.server import EARLIER, SHOWN_CHARS, VERSION
-from penstock.api.mcp.tools import CONFIRM_SECONDS, TOOLS
+from penstock.api.mcp import CONFIRM_SECONDS, EARLIER, SHOWN_CHARS, TOOLS, VERSION
 from penstock.db.pool import Store
 from penstock.protocol.api_key import Permission
 from penstock.protocol.task import NewTask

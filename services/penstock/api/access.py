@@ -30,23 +30,19 @@ class Caller:
     def check_method(self, method: str) -> None:
         """Raises AccessDenied, with the permission that is missing, or because the key is bound to a tenant."""
         found = method_of(method)
-        if found is not None and found.scope is Scope.CLOSED:
-            self.check(found.permission, f"{method} concerns the whole installation: use a key that is bound to none")
-        elif found is not None:  # an unknown one is answered as such
-            self._check_permission(found.permission)
+        if found is not None:  # an unknown one is answered as such
+            reason = f"{method} concerns the whole installation: use a key that is bound to none"
+            self.check(found.permission, reason if found.scope is Scope.CLOSED else None)
 
-    def check(self, needed: Permission, reason: str = "this is about all") -> None:
-        """For what has no tenants. Raises AccessDenied: a permission is missing, or the key is bound to a tenant."""
-        self._check_permission(needed)
-        if self.tenant is not None:
+    def check(self, needed: Permission, reason: str | None = "this is about all") -> None:
+        """reason: why no key of a tenant will do; None: it will. Raises AccessDenied."""
+        if needed not in self.permissions:
+            raise AccessDenied(403, f"Not permitted: this API key may not {needed}", {"needs": needed})
+        if self.tenant is not None and reason is not None:
             raise AccessDenied(
                 403, f"Not permitted: this API key is bound to the tenant {self.tenant!r}, and {reason}",
                 {"tenant": self.tenant},
             )  # fmt: skip
-
-    def _check_permission(self, needed: Permission) -> None:
-        if needed not in self.permissions:
-            raise AccessDenied(403, f"Not permitted: this API key may not {needed}", {"needs": needed})
 
     def may(self, method: str) -> bool:
         found = method_of(method)
@@ -65,7 +61,7 @@ class Authenticator:
 
     def __init__(self, key_cache: KeyCache | None = None, rates: Rates | None = None) -> None:
         self._key_cache = key_cache
-        self._rates = rates
+        self.rates = rates
 
     def check_host(self, headers: Headers) -> None:
         """Without keys, refuse what came by another name than this machine's own. Raises AccessDenied, status 403.
@@ -88,7 +84,7 @@ class Authenticator:
     def admit(self, headers: Headers, address: str) -> Caller:
         """The sender of the request. Raises AccessDenied, status 401; Unavailable while keys cannot be checked."""
         if self._key_cache is None:
-            return Caller(address, ALL_PERMISSIONS, self._rates)
+            return Caller(address, ALL_PERMISSIONS, self.rates)
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
         key = self._key_cache.find(digest_of(given.encode("latin-1"))) if given else None
@@ -112,11 +108,11 @@ class Authenticator:
 
     def admit_user(self, name: str, permissions: frozenset[Permission]) -> Caller:
         """A user whom something else than a key has identified."""
-        return Caller(name, permissions, self._rates, name)
+        return Caller(name, permissions, self.rates, name)
 
     def _caller_of(self, key: ApiKey) -> Caller:
         name = f"{key.id or ''}:{key.name}"
-        return Caller(name, key.permissions, self._rates, key.name, key.tenant, key.actions, key.digest)
+        return Caller(name, key.permissions, self.rates, key.name, key.tenant, key.actions, key.digest)
 
 
 def is_of_another_origin(headers: Headers) -> bool:

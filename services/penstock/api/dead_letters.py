@@ -6,33 +6,139 @@ decides. What no longer has its claim is not sent, since its results would be ig
 """
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated, Literal, NamedTuple, get_args
 
 import msgspec
 
 from penstock.api.context import ApiContext
 from penstock.api.dead_letter_browser import LeasedMessages, lease_messages, queue_away
-from penstock.api.message_contents import Contents, find_states, read_contents
 from penstock.brokers.base import ORIGINAL_ID_ATTRIBUTE, Message, Outgoing, Queue
-from penstock.methods.inbound import accept_inbound, read_inbound, take_in
+from penstock.db.session import Session
+from penstock.methods.inbound import accept_inbound, is_change, read_inbound, take_in
+from penstock.methods.table import API_ONLY, read_command
 from penstock.protocol.api_key import Permission
 from penstock.protocol.checks import CONTROL, LIMIT, MAX_IDS, MAX_LIST, Checked, read_limit
-from penstock.protocol.errors import InvalidParams, MessageNotFound, QueueAway, Refused, Unavailable
+from penstock.protocol.errors import InvalidParams, MessageNotFound, QueueAway, Refused, RpcError, Unavailable
 from penstock.protocol.json_text import entry_text, utf8_size
 from penstock.protocol.method import NoParams, Scope, method
-from penstock.protocol.task import State
+from penstock.protocol.reports import Failed, Progress, RunTimes, Succeeded, Unreadable, Waiting, decode_report
+from penstock.protocol.requests import Invalid, decode_request, parse_claim_id, split_body
+from penstock.protocol.task import NewTask, State
+from penstock.protocol.tenant import stored_key
 from penstock.protocol.views import about, timestamp
 from penstock.runtime.logs import log
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
-from penstock.tasks import enqueue
+from penstock.settings.model import Settings
+from penstock.tasks import enqueue, settle
+from penstock.tasks.params import CancelParams, RescheduleParams, RetryParams
 
 QueueName = Literal["inbound", "outbound", "results"]
 
 MESSAGE_ID_MAX_CHARS = 100
 _FIRST_SHOWN = 3
 _RECEIPT_SHARE = 0.95  # of its retention after which a receipt is no longer counted on, for clocks that differ
+_SHOWN_CHARS = 100
+_ONLY_ANSWERS = "it only answers, and a queue has no way back"
+_KINDS = {Succeeded: "result", Failed: "error", Progress: "progress", Waiting: "wait", RunTimes: "run_times"}
+
+
+@dataclass(slots=True)
+class Entry:
+    what: str  # action, method or kind of report
+    task_id: int | None = None
+    claim: int | None = None
+    attempt: int | None = None  # instead of the claim, in the legacy result id
+    key: tuple[str, str] | None = None  # action and unique key of a task to be added
+    problem: str | None = None  # why it is of no use
+    current: bool | None = None  # whether its claim or attempt holds its task now; None if it names none
+
+    @property
+    def shown(self) -> str:
+        """A few words for a list."""
+        if self.task_id is None:
+            return self.what
+        claim = "" if self.claim is None else f":{self.claim}"
+        return f"{self.what} {self.task_id}{claim}".lstrip()
+
+
+class Contents:
+    """One message: the texts of its entries, of which up to ``limit`` are read."""
+
+    def __init__(self, queue: str, message: Message, settings: Settings, limit: int | None = None) -> None:
+        self.message = message
+        self._queue = queue
+        self._settings = settings
+        self._problem: str | None = None
+        self.texts: Sequence[str | msgspec.Raw] = []
+        try:
+            batch_limit = settings.batch_limit if queue == "inbound" else settings.packed_limit
+            _, self.texts = split_body(message.body, batch_limit=batch_limit)
+        except RpcError as exc:
+            self._problem = exc.message
+        self.entries = [self._read(text) for text in self.texts[:limit]]
+
+    def problem(self, first: int | None = None) -> str | None:
+        """Why the body as a whole is of no use, or one of the first entries."""
+        return self._problem or next((entry.problem for entry in self.entries[:first] if entry.problem), None)
+
+    def _read(self, text: str | msgspec.Raw) -> Entry:
+        if self._queue == "results":
+            report = decode_report(text, bare_ids=True)
+            if isinstance(report, Unreadable):
+                return Entry("", problem=report.reason)
+            task_id, claim = getattr(report, "task_id", None), getattr(report, "claim", None)
+            return Entry(_KINDS[type(report)], task_id, claim, getattr(report, "attempt", None))
+        request = decode_request(text)
+        if isinstance(request, Invalid):
+            return Entry("", problem=request.error.message)
+        if self._queue == "inbound":
+            return _read_inbound(request.method, bytes(request.params), self._settings)
+        action = request.method[:_SHOWN_CHARS]
+        try:
+            claim_id = parse_claim_id(msgspec.json.decode(bytes(request.id), type=str))
+        except ValueError:
+            claim_id = None
+        if claim_id is None:
+            return Entry(action, problem="its id is not <task id>:<claim>")
+        return Entry(action, claim_id.task_id, claim_id.claim)
+
+
+def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
+    try:
+        command = read_command(method, params, settings)
+    except RpcError as exc:
+        return Entry(method[:_SHOWN_CHARS], problem=_ONLY_ANSWERS if method.startswith(API_ONLY) else exc.message)
+    match command:
+        case NewTask():
+            unique = command.unique_key
+            key = None if unique is None else (command.action, stored_key(command.tenant, unique))
+            return Entry(command.action, key=key)
+        case CancelParams() | RetryParams() | RescheduleParams():
+            return Entry(method, task_id=int(command.id))
+    return Entry(method, problem=None if is_change(method, command) else _ONLY_ANSWERS)
+
+
+async def read_contents(
+    session: Session, settings: Settings, queue: str, messages: Iterable[Message], limit: int | None = None
+) -> list[Contents]:
+    """The contents of messages, up to so many entries of each, with whether their claims hold their tasks now."""
+    contents = [Contents(queue, message, settings, limit) for message in messages]
+    entries = [entry for content in contents for entry in content.entries]
+    claims = await settle.read_attempts(
+        session, {(one.task_id, one.claim) for one in entries if one.task_id is not None and one.claim is not None}
+    )
+    attempts = await settle.find_claims(
+        session, {(one.task_id, one.attempt) for one in entries if one.task_id is not None and one.attempt is not None}
+    )
+    for entry in entries:
+        if entry.claim is not None:
+            entry.current = (entry.task_id, entry.claim) in claims
+        elif entry.attempt is not None:
+            entry.current = (entry.task_id, entry.attempt) in attempts
+    return contents
 
 
 class DeadLetterQueue(msgspec.Struct, frozen=True):
@@ -139,9 +245,13 @@ class DlqListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def list_(context: ApiContext, command: DlqListParams) -> DeadMessages:
     """List messages of a dead-letter queue, with what Postgres knows of them; they stay where they are."""
     shown: list[DeadMessage] = []
+    # A request names no claim, so of the inbound queue the first few entries are enough.
+    first = _FIRST_SHOWN if command.queue == "inbound" else None
     async with lease_messages(_queue(context, command.queue + DEAD_LETTER_SUFFIX)) as leased:
         while len(shown) < command.limit and (messages := await leased.take()):
-            shown += await _describe(context, command.queue, messages)
+            async with context.session() as session:
+                contents = await read_contents(session, context.settings, command.queue, messages, first)
+            shown += await _describe(context, command.queue, contents)
     return DeadMessages(shown[: command.limit], leased.seen, leased.total, leased.elsewhere)
 
 
@@ -250,11 +360,8 @@ async def _choose(leased: LeasedMessages, command: WhichDead) -> AsyncIterator[l
             yield wanted
 
 
-async def _describe(context: ApiContext, label: str, messages: Sequence[Message]) -> list[DeadMessage]:
-    # A request names no claim, so of the inbound queue the first few entries are enough.
-    limit = _FIRST_SHOWN if label == "inbound" else None
-    async with context.session() as session:
-        contents = await read_contents(session, context.settings, label, messages, limit)
+async def _describe(context: ApiContext, label: str, contents: Sequence[Contents]) -> list[DeadMessage]:
+    messages = [content.message for content in contents]
     accepted = await _find_accepted(context, messages) if label == "inbound" else {}
     shown = []
     for message, content in zip(messages, contents, strict=True):
@@ -277,10 +384,11 @@ async def _describe(context: ApiContext, label: str, messages: Sequence[Message]
 
 
 async def _describe_whole(context: ApiContext, label: str, message: Message) -> DeadMessageDetail:
-    (summary,) = await _describe(context, label, [message])
     async with context.session() as session:
         (content,) = await read_contents(session, context.settings, label, [message])
-        tasks = await find_states(session, content.entries)
+        columns = zip(*((entry.task_id, *(entry.key or (None, None))) for entry in content.entries), strict=True)
+        tasks = await session.fetch("find_tasks_of_entries", *map(list, columns)) if content.entries else []
+    (summary,) = await _describe(context, label, [content])
     contents = [
         DeadEntry(entry.what, task_id, entry.claim, state, entry.current, entry.problem)
         for entry, (task_id, state) in zip(content.entries, tasks, strict=True)
@@ -292,17 +400,11 @@ async def _describe_whole(context: ApiContext, label: str, message: Message) -> 
 
 async def _find_accepted(context: ApiContext, messages: Sequence[Message]) -> dict[str, bool | None]:
     """By message id, whether an inbound message was accepted before; None where its receipt may be gone."""
+    given = [message.original_id for message in messages], [message.sent_at for message in messages]
+    kept_seconds = context.settings.retention_receipts_seconds * _RECEIPT_SHARE
     async with context.session() as session:
-        rows = await session.fetch("find_receipts", [message.original_id for message in messages])
-        now: datetime = await session.value("read_clock")
-    receipts = {row["message_id"] for row in rows}
-    kept = timedelta(seconds=context.settings.retention_receipts_seconds * _RECEIPT_SHARE)
-    oldest = (now - kept).timestamp()
-    accepted: dict[str, bool | None] = {}
-    for message in messages:
-        has_kept_receipt = message.sent_at is not None and message.sent_at > oldest
-        accepted[message.id] = message.original_id in receipts or (False if has_kept_receipt else None)
-    return accepted
+        rows = await session.fetch("find_accepted", *given, kept_seconds)
+    return {message.id: row["accepted"] for message, row in zip(messages, rows, strict=True)}
 
 
 class _Plan(NamedTuple):

@@ -52,8 +52,10 @@ class _Refusal(errors.InvalidRequest):
 Answer = Callable[[bytes, Caller, Request], Awaitable[tuple[int, bytes | None]]]
 """Answers the body of an admitted request: HTTP status and body, None for none. Raises as ``Dispatcher.answer``."""
 
-# Of the answers to requests that were admitted, and then failed.
-_FAILED = {errors.AccessDenied: 403, errors.InvalidParams: 400, errors.RouteNotFound: 404, errors.Unavailable: 503}
+_STATUSES: dict[type[Exception], int] = {
+    errors.RateLimited: 429, errors.Overloaded: 503, errors.TooManyWaits: 503, errors.TooLarge: 413,
+    errors.InvalidParams: 400, errors.NotFound: 404, errors.PayloadLost: 410, errors.Unavailable: 503,
+}  # fmt: skip
 
 
 def make_app(
@@ -188,7 +190,14 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
 def _failed(exc: Exception, label: str) -> Response:
     """The answer to a request that was admitted; ``label`` is the method that the log names."""
     error = exc if isinstance(exc, errors.RpcError) else masked(exc, label)
-    return _json(error_body(error), next((status for kind, status in _FAILED.items() if isinstance(exc, kind)), 500))
+    return _json(error_body(error), status_of(exc))
+
+
+def status_of(exc: Exception, otherwise: int = 500) -> int:
+    """The HTTP status of an error. otherwise: of those that have none of their own."""
+    if isinstance(exc, errors.AccessDenied):
+        return exc.status
+    return next((status for kind, status in _STATUSES.items() if isinstance(exc, kind)), otherwise)
 
 
 def _refused(exc: errors.RpcError, *, by_own_code: bool = True) -> Response:

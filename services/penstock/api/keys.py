@@ -140,7 +140,8 @@ async def create(context: ApiContext, command: CreateKey) -> NewKey:
     if made is None:
         raise InvalidParams("name", f"{command.name!r} is a key's name already: revoke that, or take another one")
     log.info("api_key_created", id=made.id, name=made.name, permissions=",".join(made.permissions))
-    await _refresh(context)
+    if context.keys_changed is not None:
+        await context.keys_changed()
     return made
 
 
@@ -163,17 +164,9 @@ async def revoke(context: ApiContext, given: KeysRevokeParams) -> Key:
     if key is None:
         raise KeyNotFound(int(given.id))
     log.info("api_key_revoked", id=key.id, name=key.name)
-    await _refresh(context)
-    return key
-
-
-async def _refresh(context: ApiContext) -> None:
-    """Read the keys again here, so that a change counts at once; other api processes see it within seconds."""
     if context.keys_changed is not None:
-        try:
-            await context.keys_changed()
-        except Unavailable as exc:
-            log.warning("api_keys_not_read", reason=str(exc))
+        await context.keys_changed()
+    return key
 
 
 class KeyCache:
@@ -186,6 +179,7 @@ class KeyCache:
         self._read_at = float("-inf")
         self._used: set[int] = set()
         self._noted_at = float("-inf")
+        self._failed = False
 
     def find(self, digest: bytes) -> ApiKey | None:
         """The key whose secret has this digest. Raises Unavailable while the keys were last read too long ago."""
@@ -215,18 +209,21 @@ class KeyCache:
         self._kept = {key.digest: key for key in keys}
         self._read_at = asked_at  # what was asked before must not count as newer than it is
 
+    async def renew(self) -> None:
+        """As ``refresh``, for a change that is to count at once; other api processes see it within seconds."""
+        try:
+            # A pool that is used up would otherwise hold this one for half a minute.
+            async with asyncio.timeout(BELIEVED_SECONDS):
+                await self.refresh()
+        except (Unavailable, TimeoutError) as exc:
+            if not self._failed:
+                log.warning("api_keys_not_read", reason=str(exc) or "no answer in time")
+            self._failed = True
+        else:
+            self._failed = False
+
     async def run(self) -> None:
         """Keep the keys fresh; runs beside the requests."""
-        failed = False
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
-            try:
-                # A pool that is used up would otherwise hold this one for half a minute.
-                async with asyncio.timeout(BELIEVED_SECONDS):
-                    await self.refresh()
-            except (Unavailable, TimeoutError) as exc:
-                if not failed:
-                    log.warning("api_keys_not_read", reason=str(exc) or "no answer in time")
-                failed = True
-            else:
-                failed = False
+            await self.renew()

@@ -2,25 +2,21 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from penstock.api.access import Authenticator
 from penstock.api.audit import Audit
 from penstock.api.dashboard.routes import Dashboard
 from penstock.api.dispatch import Methods
-from penstock.api.downloads import Readers, download_routes
 from penstock.api.http import make_app
 from penstock.api.keys import KeyCache
-from penstock.api.mcp.server import McpServer
+from penstock.api.mcp import McpServer
 from penstock.api.rates import Rates
 from penstock.api.rpc import Dispatcher
 from penstock.api.scaling import Scaling
-from penstock.api.server import HttpServer
-from penstock.api.task_events import TaskEvents
+from penstock.api.server import HttpServer, Part
+from penstock.api.task_routes import TaskRoutes
 from penstock.brokers.base import Queue
 from penstock.db.notify import Notifier
 from penstock.db.opening import open_replica
@@ -30,27 +26,8 @@ from penstock.runtime.logs import log
 from penstock.runtime.loop import Service, SideTask
 from penstock.settings.model import Settings
 
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Parts of an api that an addition shares. rates: None without a limit of requests."""
-
-    store: Store
-    settings: Settings
-    authenticator: Authenticator
-    rates: Rates | None
-    audit: Audit
-
-
-class Addition(Protocol):
-    """Another HTTP API, added to the api process. apps: served on a port of their own, by name."""
-
-    routes: list[BaseRoute]
-    apps: dict[str, tuple[int, ASGIApp]]
-    side_tasks: Mapping[str, SideTask]
-
-    def stop(self) -> None:
-        """Answer long-running requests now."""
+MakeAddition = Callable[[Store, Settings, Authenticator, Audit], Part]
+"""Makes another HTTP API, with what it shares of this one."""
 
 
 class Api(Service):
@@ -70,7 +47,7 @@ class Api(Service):
         settings: Settings,
         queues: Mapping[str, Queue] | None = None,
         dead_letters: Mapping[str, Queue] | None = None,
-        additions: Sequence[Callable[[Parts], Addition]] = (),
+        additions: Sequence[MakeAddition] = (),
     ) -> None:
         self._store = store
         self._replica = open_replica(settings, store)
@@ -83,17 +60,17 @@ class Api(Service):
             queues=queues or {},
             dead_letters=dead_letters or {},
             replica=self._replica,
-            keys_changed=self._key_cache.refresh if self._key_cache is not None else None,
+            keys_changed=self._key_cache.renew if self._key_cache is not None else None,
         )
         dispatcher = Dispatcher(methods.handlers, batch_limit=settings.batch_limit)
         rate = settings.api_rate_limit
         rates = None if rate is None else Rates(rate, settings.api_rate_burst or rate)
         authenticator = Authenticator(self._key_cache, rates)
-        parts = Parts(store, settings, authenticator, rates, methods.audit)
-        self._additions = [make(parts) for make in additions]
         self._dashboard = dashboard = Dashboard(methods, authenticator, settings) if settings.dashboard else None
-        readers = Readers(authenticator, None if dashboard is None else dashboard.may_read)
-        self._task_events = TaskEvents(methods, store, readers)
+        may_read = None if dashboard is None else dashboard.may_read
+        self._parts: list[Part] = [] if dashboard is None else [dashboard]
+        self._parts.append(TaskRoutes(methods, store, authenticator, may_read))
+        self._parts += [make(store, settings, authenticator, methods.audit) for make in additions]
         app = make_app(
             dispatcher,
             authenticator,
@@ -101,19 +78,16 @@ class Api(Service):
             scaling=Scaling(store),
             home=None if dashboard is None else dashboard.home,
             mcp=McpServer(dispatcher, settings).answer if settings.mcp else None,
-            more=(
-                *download_routes(methods, readers),
-                self._task_events.route,
-                *(() if dashboard is None else dashboard.routes),
-                *(route for addition in self._additions for route in addition.routes),
-            ),
+            more=[route for part in self._parts for route in part.routes],
         )
         self._budget = Budget(max(settings.http_bytes_in_flight, settings.largest_request_bytes + ANSWER_BYTES))
-        self._servers = {"http": HttpServer(self._budget.counting(app), settings, settings.http_port)}
-        for addition in self._additions:
-            for name, (port, added) in addition.apps.items():
-                setting = f"{name.upper()}_PORT"
-                self._servers[name] = HttpServer(self._budget.counting(added), settings, port, port_setting=setting)
+        apps: dict[str, tuple[int, ASGIApp]] = {"http": (settings.http_port, app)}
+        for part in self._parts:
+            apps |= part.apps
+        self._servers = {
+            name: HttpServer(self._budget.counting(served), settings, port, name=name)
+            for name, (port, served) in apps.items()
+        }
         self.listening = asyncio.Event()
 
     @property
@@ -143,16 +117,14 @@ class Api(Service):
         self.listening.set()
 
     def side_tasks(self) -> Mapping[str, SideTask]:
-        tasks: dict[str, SideTask] = {
-            "notify": self._notifier.run, "results": self._methods.long_polls.run, "events": self._task_events.run,
-        }  # fmt: skip
+        tasks: dict[str, SideTask] = {"notify": self._notifier.run, "results": self._methods.long_polls.run}
         tasks |= {name: server.run for name, server in self._servers.items()}
         if self._replica is not None:
             tasks["replica"] = self._replica.run
         if self._key_cache is not None:
             tasks["keys"] = self._key_cache.run
-        for addition in self._additions:
-            tasks |= addition.side_tasks
+        for part in self._parts:
+            tasks |= part.side_tasks
         return tasks
 
     async def run_once(self) -> int:
@@ -163,12 +135,9 @@ class Api(Service):
     def stop_taking(self) -> None:
         for server in self._servers.values():
             server.stop()
-        if self._dashboard is not None:
-            self._dashboard.stop()
         self._methods.long_polls.stop()
-        self._task_events.stop()
-        for addition in self._additions:
-            addition.stop()
+        for part in self._parts:
+            part.stop()
 
     async def drain(self, seconds: float) -> None:
         ended = await asyncio.gather(*(server.wait_ended(seconds) for server in self._servers.values()))

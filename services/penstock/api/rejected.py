@@ -22,7 +22,6 @@ from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 
 REJECTED_PAGE_BYTES = 8 * 1024 * 1024
-_REJECTED_AT_ONCE = 50
 
 Source = Literal["inbound", "results", "kafka-source"]
 
@@ -69,17 +68,10 @@ class ListRejected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @method("rejected.list", permission=Permission.READ, scope=Scope.CLOSED)
 async def list_(session: Session, command: ListRejected) -> RejectedPage:
     """List messages of the queues that could not be understood, newest first."""
-    page: list[Rejected] = []
-    before, size = read_cursor(command.cursor), 0
-    while len(page) < command.limit and size < REJECTED_PAGE_BYTES:
-        at_once = min(_REJECTED_AT_ONCE, command.limit - len(page))
-        rows = await session.fetch("list_rejected", before, at_once, command.source)
-        page += map(_shown, rows)
-        size += sum(len(row["body"]) for row in rows)
-        if len(rows) < at_once:
-            return RejectedPage(page, None)
-        before = rows[-1]["id"]
-    return RejectedPage(page, str(before))
+    before = read_cursor(command.cursor)
+    rows = await session.fetch("list_rejected_page", before, command.limit, command.source, REJECTED_PAGE_BYTES)
+    more = bool(rows) and (len(rows) == command.limit or len(rows) < rows[0]["found"])
+    return RejectedPage([_shown(row) for row in rows], str(rows[-1]["id"]) if more else None)
 
 
 class RejectedShowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

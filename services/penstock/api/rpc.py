@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 from jsonrpcserver import Success
 from jsonrpcserver.async_main import dispatch_to_response
-from oslash.either import Left
 
 from penstock.api.access import Caller
 from penstock.protocol.errors import AccessDenied, InternalError, MethodNotFound, Overloaded, RpcError, Unavailable
@@ -130,19 +129,18 @@ class Dispatcher:
         status = 200
         for entry, (label, outcome) in zip(entries, outcomes, strict=True):
             request_id = msgspec.Raw(entry.id) if isinstance(entry, Invalid) else entry.id
-            if not isinstance(outcome, BaseException):
-                counts[label, "ok"] += 1
-                answer = _Response(result=outcome, id=request_id)
-            else:
-                if isinstance(outcome, Unavailable | Overloaded):
-                    status = 503
-                elif isinstance(outcome, AccessDenied):
-                    status = outcome.status
-                error = outcome if isinstance(outcome, RpcError) else masked(outcome, label)
-                counts[label, str(error.code)] += 1
-                answer = _Response(error=_error_object(error), id=request_id)
+            error = _error_of(label, outcome)
+            counts[label, "ok" if error is None else str(error.code)] += 1
+            if isinstance(outcome, Unavailable | Overloaded):
+                status = 503
+            elif isinstance(outcome, AccessDenied):
+                status = outcome.status
             if request_id:
-                answers.append(answer)
+                answers.append(
+                    _Response(result=outcome, id=request_id)
+                    if error is None
+                    else _Response(error=_error_object(error), id=request_id)
+                )
         for (label, code), count in counts.items():
             metrics.REQUESTS.labels(label, code).inc(count)
         if is_batch:
@@ -154,12 +152,11 @@ class Dispatcher:
     async def call(self, name: str, params: bytes, caller: Caller) -> Any:
         """Carry out a request that came in the body of another protocol, which has been charged. Raises RpcError."""
         ((label, outcome),) = await self._dispatch([Request("2.0", name, msgspec.Raw(params))], caller)
-        if not isinstance(outcome, BaseException):
-            metrics.REQUESTS.labels(label, "ok").inc()
-            return outcome
-        error = outcome if isinstance(outcome, RpcError) else masked(outcome, label)
-        metrics.REQUESTS.labels(label, str(error.code)).inc()
-        raise error
+        error = _error_of(label, outcome)
+        metrics.REQUESTS.labels(label, "ok" if error is None else str(error.code)).inc()
+        if error is not None:
+            raise error
+        return outcome
 
     async def _dispatch(self, entries: Sequence[Request | Invalid], caller: Caller) -> list[tuple[str, Outcome]]:
         """Label and outcome of every entry, in their order."""
@@ -185,15 +182,9 @@ class Dispatcher:
                 for name, group in places.items()
             ]
             responses: Any = await dispatch_to_response(calls, methods, deserializer=_as_it_is, validator=_as_it_is)
-            if isinstance(responses, Left):  # the library's own failure; it has logged the traceback
-                responses = [responses] * len(calls)
             for (name, group), response in zip(places.items(), responses, strict=True):
-                if isinstance(response, Left):
-                    label, results = "unknown", [RuntimeError(response._error.message)] * len(group)
-                else:
-                    label, results = methods[name].label, response._value.result
-                for place, outcome in zip(group, results, strict=True):
-                    outcomes[place] = label, outcome
+                for place, outcome in zip(group, response._value.result, strict=True):
+                    outcomes[place] = methods[name].label, outcome
         return outcomes
 
     def _method(self, name: str) -> _Method:
@@ -203,6 +194,13 @@ class Dispatcher:
 
 def _as_it_is(calls: Any) -> Any:
     return calls
+
+
+def _error_of(label: str, outcome: Outcome) -> RpcError | None:
+    """What is answered instead of an exception; None for a result."""
+    if not isinstance(outcome, BaseException):
+        return None
+    return outcome if isinstance(outcome, RpcError) else masked(outcome, label)
 
 
 def masked(exc: BaseException, label: str) -> InternalError:

@@ -1,19 +1,22 @@
-"""uvicorn inside a loop of ours: it is given a socket, leaves the signals alone and stops when asked."""
+"""What is served, and uvicorn in a loop of ours: it is given a socket, leaves signals alone and stops when asked."""
 
 import asyncio
 import logging
 import os
 import socket
 import ssl
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
 from penstock.api.http_limits import HEAD_BYTES, LimitedProtocol
 from penstock.protocol.errors import SettingsError
 from penstock.runtime.logs import log
+from penstock.runtime.loop import SideTask
 from penstock.runtime.periodic import is_set_within, repeat
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
@@ -27,6 +30,17 @@ _HEADERS = [
     ("Referrer-Policy", "no-referrer"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
 ]
+
+
+class Part:
+    """A part of the api process that serves routes. apps: served on a port of their own, by name."""
+
+    routes: Sequence[BaseRoute] = ()
+    apps: Mapping[str, tuple[int, ASGIApp]] = {}
+    side_tasks: Mapping[str, SideTask] = {}
+
+    def stop(self) -> None:
+        """Answer long-running requests now."""
 
 
 class Certificate:
@@ -63,11 +77,11 @@ class HttpServer:
     """Serves an ASGI application; ``bind`` and ``listen`` first, then ``run`` until ``stop``.
 
     One connection more than the settings allow closes the idlest, or, where none is idle, is answered 503.
-    port_setting: the one to change when the port cannot be had.
+    name: as in the setting of its port.
     """
 
-    def __init__(self, app: Any, settings: Settings, port: int, *, port_setting: str = "HTTP_PORT") -> None:
-        self._port_setting = PREFIX + port_setting
+    def __init__(self, app: Any, settings: Settings, port: int, *, name: str = "http") -> None:
+        self._port_setting = f"{PREFIX}{name.upper()}_PORT"
         self._host = settings.http_host
         self._port = port
         self._socket: socket.socket | None = None

@@ -12,6 +12,7 @@ from html import unescape
 from typing import Any
 from urllib.parse import urlsplit
 
+import asyncpg
 import httpx
 import pytest
 
@@ -106,6 +107,18 @@ async def fail_for_good(store: Store, task_id: int, error: dict[str, Any], *, ho
         await claim.confirm(session, batch.id)
         failure = Failure(task.id, task.claim, json.dumps(error), None)
         await settle.fail(session, [failure], hold_keys=hold_keys)
+
+
+async def fail_all(store: Store, *errors: dict[str, Any]) -> None:
+    """Have all tasks fail, each with its error, in the order of their ids."""
+    async with store.transaction() as session:
+        batch = await claim.claim(session, 100)
+        assert batch is not None
+        tasks = sorted(batch.tasks, key=lambda task: task.id)
+        await settle.fail(
+            session,
+            [Failure(task.id, task.claim, json.dumps(error), None) for task, error in zip(tasks, errors, strict=True)],
+        )
 
 
 async def history(browser: Browser) -> list[tuple[str, str, str | None]]:
@@ -331,15 +344,9 @@ async def test_failures_are_grouped_by_fingerprint_with_first_and_last_occurrenc
 ) -> None:
     ids = await enqueue(store, *(NewTask("a") for _ in range(3)), NewTask("b"))
     messages = ["order 7 of 0f3a77c1b2 lost", "order 12 of 0f3a77c1b3 lost", "other", "order 7 of 0f3a77c1b2 lost"]
-    async with store.transaction() as session:
-        batch = await claim.claim(session, 100)
-        assert batch is not None
-        errors = [{"code": 1, "message": "x", "data": {"type": "Lost", "message": text}} for text in messages]
-        tasks = sorted(batch.tasks, key=lambda task: task.id)
-        await settle.fail(
-            session,
-            [Failure(task.id, task.claim, json.dumps(error), None) for task, error in zip(tasks, errors, strict=True)],
-        )
+    await fail_all(
+        store, *({"code": 1, "message": "x", "data": {"type": "Lost", "message": text}} for text in messages)
+    )
     await sql.execute(
         "update penstock.task_history set finished_at = finished_at - interval '1 hour' where id = $1", ids[0]
     )
@@ -356,6 +363,40 @@ async def test_failures_are_grouped_by_fingerprint_with_first_and_last_occurrenc
     alone = await browser.get(group[1])
     assert [f'href="/tasks/{one}"' in alone for one in ids] == [True, True, False, False]
     assert group[1] in await browser.get("/")
+
+
+async def test_failures_that_differ_in_numbers_alone_are_one_group(store: Store, sql: Any) -> None:
+    errors = [
+        {"message": "card 7 declined", "data": {"type": "E", "message": "E: card 7 declined"}},
+        {"message": "E: card 12 declined", "data": {"type": "E"}},
+        {"message": ""},
+        {},
+    ]
+    ids = await enqueue(store, NewTask("a"), NewTask("a"), NewTask("b"), NewTask("b"))
+    await fail_all(store, *({"code": 1} | error for error in errors))
+    rows = await sql.fetch(SQL["read_failure_groups"], 100, None)
+    assert [(row["action"], row["kind"], row["message"], row["ids"]) for row in rows] == [
+        ("b", None, "no message", [ids[3], ids[2]]), ("a", "E", "card 12 declined", [ids[1], ids[0]]),
+    ]  # fmt: skip
+
+
+async def test_processes_are_told_apart_by_machine_and_number(database_url: str, sql: Any) -> None:
+    names = ("api@web-1:7", "api@web-1:7-listen", "api@web-1:8", "scheduler", "?")
+    opened = [
+        await asyncpg.connect(database_url, server_settings={"application_name": f"penstock-{name}"}) for name in names
+    ]
+    try:
+        rows = await sql.fetch(SQL["read_connections"])
+        began = "select backend_start from pg_stat_activity where pid = pg_backend_pid()"
+        starts = [await connection.fetchval(began) for connection in opened]
+    finally:
+        for connection in opened:
+            await connection.close()
+    assert [(row["process"], row["host"], row["pid"], row["since"]) for row in rows if row["host"] == "web-1"] == [
+        ("api", "web-1", "7", min(starts[:2])), ("api", "web-1", "8", starts[2]),
+    ]  # fmt: skip
+    assert [(row["pid"], row["since"]) for row in rows if row["process"] == "scheduler"] == [("", starts[3])]
+    assert "?" not in {row["process"] for row in rows}
 
 
 async def test_pages_of_tasks_go_on_where_the_one_before_ended(store: Store, browser: Browser) -> None:
@@ -1065,12 +1106,10 @@ async def test_the_tally_is_kept_by_the_minute_for_an_hour_and_its_sums_stay(sto
     async with store.session() as session:
         for _ in range(3):  # what was folded is left alone
             await session.fetch("compact_tally", 180.0, 3700.0, 1000, 500, "other")
-        steps = {row["step"]: row["count"] for row in await session.fetch("read_history", 3540.0, 60.0)}
+        steps = await session.fetch("read_tally_steps", 59, 60.0)
     assert await sql.fetchrow("select sum(count), sum(seconds) from penstock.tally") == before
-    assert len(steps) in (59, 60)
-    newest = steps.pop(max(steps))
-    assert set(steps.values()) == {6}  # one in ten seconds, whatever was taken back
-    assert 0 < newest <= 6
+    # One in ten seconds, whatever was taken back.
+    assert [(row["enqueued"], row["succeeded"], row["failed"]) for row in steps] == [(0, 6, 0)] * 59
     old, folded = await sql.fetchrow(
         "select count(*) filter (where at < now() - interval '3700 s'), "
         "count(*) filter (where at >= now() - interval '3700 s' and at < now() - interval '240 s') from penstock.tally"
@@ -1119,7 +1158,8 @@ async def test_latency_is_told_by_percentiles_of_the_newest_successes(store: Sto
 
 
 @pytest.mark.parametrize("name", [
-    "list_audit", "read_session", "read_history", "read_latency", "read_recent_failures", "read_in_flight",
+    "list_audit", "read_session", "read_tally_steps", "read_attempts_by_action", "read_latency", "read_failure_groups",
+    "read_in_flight",
     "read_life", "read_failed_steps", "find_first_id", "search_tasks", "search_settled_tasks", "search_live_tasks",
     "keep_fitting", "count_live_of_tenant", "count_settled_of_tenant",
 ])  # fmt: skip

@@ -15,7 +15,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
 from penstock.api.keys import CreateKey, create_key
-from penstock.api.mcp.server import EARLIER, SHOWN_CHARS, VERSION
+from penstock.api.mcp import EARLIER, SHOWN_CHARS, VERSION
 from penstock.api.process import Api
 from penstock.db.pool import Store
 from penstock.protocol.api_key import Permission
@@ -350,7 +350,7 @@ async def test_a_confirmation_is_for_the_same_key_tool_arguments_and_some_minute
         True,
     ):
         assert "confirm" in await admin.refused("cancel", id=one, confirm=forged)
-    monkeypatch.setattr("penstock.api.mcp.tools.time.time", lambda: float(until) + 1)
+    monkeypatch.setattr("penstock.api.mcp.time.time", lambda: float(until) + 1)
     assert "older than 300 s" in await admin.refused("cancel", id=one, confirm=confirm)
     monkeypatch.undo()
     assert (await admin.call("status", id=one))["state"] == "SCHEDULED"

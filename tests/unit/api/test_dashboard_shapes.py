@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.dashboard import form_actions, formats, graph, overview
+from penstock.api.dashboard import formats, graph, overview
 from penstock.api.dashboard.browser_sessions import local_path
-from penstock.api.dashboard.page_request import cleaned, labels_of, utc
-from penstock.api.dashboard.pages import grouped
+from penstock.api.dashboard.page_request import cleaned, labels_of, params_of, utc
 from penstock.api.dashboard.routes import _templates
 from penstock.api.dashboard.timeline import timeline
 from penstock.protocol.errors import InvalidParams
@@ -171,26 +170,6 @@ def test_a_life_ends_with_what_it_is_at_now(given: dict[str, Any], of_life: dict
     assert timeline(detail(**given), life(**of_life), NOW)[-1]["title"] == last
 
 
-def test_failures_that_differ_in_numbers_alone_are_one_group() -> None:
-    rows = [
-        {"id": n, "action": "a", "kind": "E", "message": f"card {n} declined", "finished_at": NOW} for n in (9, 8, 7)
-    ] + [{"id": 1, "action": "b", "kind": None, "message": None, "finished_at": NOW}]  # fmt: skip
-    assert [(group.action, group.ids) for group in grouped(rows)] == [("a", [9, 8, 7]), ("b", [1])]
-
-
-def test_processes_are_told_apart_by_machine_and_number() -> None:
-    names = ("api@web-1:7", "api@web-1:7-listen", "api@web-1:8", "scheduler", "?")
-    starts = [NOW, NOW - timedelta(seconds=9), None, NOW, NOW]
-    rows = [
-        {"name": f"penstock-{name}", "address": "10.0.0.1", "since": since}
-        for name, since in zip(names, starts, strict=True)
-    ]
-    assert overview._processes(rows) == [
-        ("api", "web-1", "7", NOW - timedelta(seconds=9)), ("api", "web-1", "8", None),
-        ("scheduler", "10.0.0.1", "", NOW),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("there", ["//x", "http://x", "/\\x", "/a\nb", "x", "", "/ä", "/" + "x" * 5000])
 def test_a_way_back_that_is_not_ours_is_the_overview(there: str) -> None:
     assert local_path(there) == "/"
@@ -203,8 +182,8 @@ def test_fields_of_forms_become_what_methods_take() -> None:
     assert utc("2030-01-31T08:00:00+01:00") == "2030-01-31T08:00:00+01:00"
     assert cleaned({"a": " \0x ", "b": " ", "c": "\ud800"}) == {"a": "\ufffdx", "c": "?"}
     given = {"delay": "1.5", "action": "a", "spread": "2", "priority": "3"}
-    assert form_actions.bulk_params("bulk.reschedule", given) == {
+    assert params_of("bulk.reschedule", given) == {
         "action": "a", "delay": 90.0, "spread": 120.0, "priority": 3,
     }  # fmt: skip
     with pytest.raises(InvalidParams, match="older_than must be a number"):
-        form_actions.bulk_params("bulk.retry", {"older_than": "inf"})
+        params_of("bulk.retry", {"older_than": "inf"})

@@ -10,8 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from penstock.api.access import Caller
-from penstock.api.mcp.server import _LOOKS
-from penstock.api.mcp.tools import CONFIRM, TOOLS, has_dry_run, listed, needs_confirmation
+from penstock.api.mcp import _LOOKS, CONFIRM, TOOLS, has_dry_run, listed
 from penstock.api.table import METHODS
 from penstock.protocol.api_key import ALL_PERMISSIONS, Permission
 from penstock.protocol.method import Scope
@@ -38,7 +37,7 @@ def test_a_tool_takes_what_its_method_takes(name: str) -> None:
     Draft202012Validator.check_schema(schema)
     taken = {field.name for field in msgspec.structs.fields(method.params)}
     assert CONFIRM not in taken
-    if needs_confirmation(method):
+    if method.audited:
         taken = taken - {"dry_run"} | {CONFIRM}
     assert set(schema["properties"]) == taken
     assert schema["required"] == [field.name for field in msgspec.structs.fields(method.params) if field.required]
@@ -59,13 +58,13 @@ def test_hints_follow_from_the_permission_and_the_audit(name: str) -> None:
     changes = method.audited or method.permission is Permission.ENQUEUE
     assert hints["readOnlyHint"] is not changes
     assert hints.get("destructiveHint", False) is method.audited
-    assert needs_confirmation(method) is (changes and method.permission is Permission.ADMIN)
-    assert (f"without `{CONFIRM}`" in ALL[name]["description"]) is needs_confirmation(method)
+    assert method.audited is (changes and method.permission is Permission.ADMIN)
+    assert (f"without `{CONFIRM}`" in ALL[name]["description"]) is method.audited
 
 
 def test_every_change_has_a_dry_run_or_a_tool_that_shows_what_it_is_about() -> None:
     for method in TOOLS.values():
-        if needs_confirmation(method) and not has_dry_run(method):
+        if method.audited and not has_dry_run(method):
             look: Any = METHODS[_LOOKS[method.name.rpartition(".")[0]]]
             assert look.permission is Permission.READ
             assert look.name.replace(".", "_") in TOOLS

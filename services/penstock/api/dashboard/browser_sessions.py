@@ -13,13 +13,12 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from penstock.api.access import Authenticator, Caller, address_of
+from penstock.api.access import Authenticator, Caller, address_of, is_of_another_origin
 from penstock.api.dashboard.load_balancer import HEADER, LoadBalancerUsers
 from penstock.api.http_limits import ADMITTED
 from penstock.api.rates import Lookups
@@ -116,8 +115,7 @@ class BrowserSessions:
 
 def check_form(request: Request, browser: BrowserSession, token: str) -> None:
     """Refuse a form that no page of the dashboard has sent. Raises AccessDenied, status 403."""
-    origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != request.headers.get("host", "").lower():
+    if is_of_another_origin(request.headers):
         raise AccessDenied(403, "This form comes from another origin, or its origin is hidden: open the page itself")
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise AccessDenied(403, "This form comes from another site: open the page itself")

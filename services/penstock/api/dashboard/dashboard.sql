@@ -36,14 +36,32 @@ select key_hash from penstock.dashboard_session where token_hash = $1 and expire
 -- $1 SHA-256 of the cookie.
 delete from penstock.dashboard_session where token_hash = $1;
 
--- name: read_history
--- $1 seconds to look back, $2 seconds of one step. Events by step, action and event, along tally_at. Rows older
--- than three minutes are stored by the minute, so steps must not be shorter there.
-select floor(extract(epoch from at) / $2::float8)::bigint as step, action, event, sum(count)::bigint as count,
-       sum(seconds) as seconds
+-- name: read_tally_steps
+-- $1 how many whole steps, $2 seconds of one. The last ones, oldest first: the time of day at which each begins, UTC, and
+-- the tasks enqueued and the attempts that succeeded and failed in it, along tally_at. Rows older than three minutes are
+-- stored by the minute, so steps must not be shorter there.
+with present as (select floor(extract(epoch from now()) / $2::float8)::bigint as step)
+select to_char(to_timestamp(s.step * $2::float8) at time zone 'UTC', 'HH24:MI') as at,
+       coalesce(sum(t.count) filter (where t.event = 'ENQUEUED'), 0)::bigint as enqueued,
+       coalesce(sum(t.count) filter (where t.event = 'SUCCESS'), 0)::bigint as succeeded,
+       coalesce(sum(t.count) filter (where t.event in ('ERROR', 'CRITICAL_ERROR')), 0)::bigint as failed
+from present p
+cross join lateral generate_series(p.step - $1::int, p.step - 1) s (step)
+left join (
+    select floor(extract(epoch from at) / $2::float8)::bigint as step, event, count from penstock.tally
+    where at > now() - make_interval(secs => ($1::int + 1) * $2::float8) and count > 0
+) t on t.step = s.step
+group by s.step order by s.step;
+
+-- name: read_attempts_by_action
+-- $1 seconds to look back. Of each action, and of all, its name being null: the mean run time of handlers in seconds, as
+-- workers report it, or null, and failed attempts, those that were the last one among them; the most first.
+select action, sum(seconds) filter (where event = 'RAN') / sum(count) filter (where event = 'RAN') as mean_seconds,
+       coalesce(sum(count) filter (where event in ('ERROR', 'CRITICAL_ERROR')), 0)::bigint as failed,
+       coalesce(sum(count) filter (where event = 'CRITICAL_ERROR'), 0)::bigint as final
 from penstock.tally
 where at > now() - make_interval(secs => $1) and count > 0
-group by 1, 2, 3;
+group by grouping sets ((), (action)) order by failed desc, action;
 
 -- name: read_latency
 -- $1 how many successes, $2 how many rows. Of the newest by id, along the index of each partition: percentiles of how long
@@ -60,30 +78,51 @@ select action, count(*) as count,
 from newest group by grouping sets ((), (action)) having count(*) > 0
 order by grouping(action) desc, count(*) desc limit $2;
 
--- name: read_recent_failures
--- $1 how many to look at, $2 tenant or null. The newest permanent failures by id, with their errors.
-select id, action, finished_at,
-       left(coalesce(failures -> -1 -> 'error' -> 'data' ->> 'message', failures -> -1 -> 'error' ->> 'message'), 300)
-           as message,
-       left(failures -> -1 -> 'error' -> 'data' ->> 'type', 100) as kind
-from (select id, action, finished_at, failures, tenant from penstock.task_history
-      where state = 'CRITICAL_ERROR' order by id desc limit $1) newest
-where $2::text is null or tenant = $2 order by id desc;
+-- name: read_failure_groups
+-- $1 how many to look at, $2 tenant or null. The newest permanent failures by id, in groups of one action and kind of
+-- error whose messages differ by numbers alone, those with the most failures first. message: of the newest.
+with newest as materialized (
+    select id, action, tenant, finished_at, failures -> -1 -> 'error' as error from penstock.task_history
+    where state = 'CRITICAL_ERROR' order by id desc limit $1
+), told as (
+    select id, action, finished_at, left(error -> 'data' ->> 'type', 100) as kind,
+           coalesce(nullif(left(coalesce(error -> 'data' ->> 'message', error ->> 'message'), 300), ''), 'no message')
+               as message
+    from newest where $2::text is null or tenant = $2
+), marked as (
+    select id, action, finished_at, kind, m.message,
+           regexp_replace(m.message, '\m[0-9a-f]{8,}(?:-[0-9a-f]{4,})*\M|\d+', '0', 'gi') as mark
+    from told cross join lateral (
+        select case when starts_with(message, kind || ': ') then substr(message, length(kind) + 3) else message end
+    ) m (message)
+)
+select left(encode(sha256(convert_to(concat_ws(E'\x1f', action, coalesce(kind, ''), mark), 'UTF8')), 'hex'), 12)
+           as fingerprint,
+       action, kind, (array_agg(message order by id desc))[1] as message, min(finished_at) as first,
+       max(finished_at) as last, array_agg(id order by id desc) as ids
+from marked group by action, kind, mark order by count(*) desc, max(id) desc;
 
 -- name: read_in_flight
 -- $1 how many to count. Tasks ACQUIRED, those of them that a worker has reported, and how long ago the oldest was
--- claimed, in seconds; claims not yet confirmed as sent. Along task_acquired.
+-- claimed, in seconds; claims not yet confirmed as sent; when an attempt last ended, if within minutes. Along task_acquired
+-- and tally_at.
 select count(*) as claimed, count(heartbeat_at) as reported,
        coalesce(extract(epoch from now() - min(claimed_at)), 0)::float8 as oldest_seconds,
-       (select count(*) from penstock.dispatch) as unsent
+       (select count(*) from penstock.dispatch) as unsent,
+       (select max(at) from penstock.tally where at > now() - interval '3 minutes' and count > 0
+        and event in ('SUCCESS', 'ERROR', 'CRITICAL_ERROR')) as last_result
 from (select claimed_at, heartbeat_at from penstock.task
       where state = 'ACQUIRED' order by claimed_at limit $1::bigint) held;
 
 -- name: read_connections
--- Connections of our processes to this database.
-select application_name as name, host(client_addr) as address, min(backend_start) as since
-from pg_stat_activity where datname = current_database() and application_name like 'penstock-%'
-group by 1, 2 order by 1, 2;
+-- Our processes by their connections to this database: process, host and process id, as in the connection's name, and when
+-- the first of its connections began.
+select m[1] as process, coalesce(m[2], host(client_addr), '') as host, coalesce(m[3], '') as pid,
+       min(backend_start) as since
+from pg_stat_activity
+cross join lateral regexp_match(application_name, '^penstock-(\w+)(?:@(.*):(\d+))?(?:-listen)?$') m
+where datname = current_database() and m is not null
+group by 1, 2, 3 order by 1, 2, 3;
 
 -- name: read_life
 -- $1 id. Columns of a task that no method answers, from either table.

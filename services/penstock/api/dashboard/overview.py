@@ -2,18 +2,14 @@
 
 import asyncio
 import math
-import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
-from time import monotonic, time
+from collections.abc import Sequence
+from time import monotonic
 from typing import Any, NamedTuple
 
 import httpx
 
 from penstock.api.dashboard.page_request import PageRequest
-from penstock.api.dashboard.pages import grouped, load_tenant
-from penstock.protocol.task import State
+from penstock.api.dashboard.pages import load_tenant
 from penstock.runtime.budget import in_hand
 from penstock.settings.model import Settings
 from penstock.settings.values import named_url
@@ -25,15 +21,13 @@ HISTORY_CACHE_SECONDS = 5.0
 SAMPLE = 1000  # of the newest successes, for percentiles
 FAILURES = 300  # of the newest, to be grouped
 COUNTED_IN_FLIGHT = 100_000
-HOUR_SECONDS, MINUTE_SECONDS = 3660.0, 60.0
+MINUTES, MINUTE_SECONDS = 60, 60.0
 LATELY_STEPS, LATELY_STEP_SECONDS = 34, 5.0  # within what is stored to the second
 LIVE = ("SCHEDULED", "WAITING", "ERROR", "ACQUIRED")
-_KINDS = {"ENQUEUED": "in", State.SUCCESS: "ok", State.ERROR: "bad", State.CRITICAL_ERROR: "bad"}
 _MAX_ACTIONS = 12
 _MAX_GROUPS = 6
 PROBE_EVERY_SECONDS = 5.0
 _PROBE_SECONDS = 1.5
-_NAME = re.compile(r"penstock-(?P<process>\w+)(?:@(?P<host>.*?):(?P<pid>\d+))?(?P<listen>-listen)?")
 
 
 class Overview:
@@ -106,38 +100,33 @@ class Overview:
     async def _read_now(self, request: PageRequest) -> dict[str, Any]:
         """Values that change every second."""
         lately, (flight,) = await request.methods.fetch(
-            ("read_history", LATELY_STEPS * LATELY_STEP_SECONDS, LATELY_STEP_SECONDS),
-            ("read_in_flight", COUNTED_IN_FLIGHT),
+            ("read_tally_steps", LATELY_STEPS, LATELY_STEP_SECONDS), ("read_in_flight", COUNTED_IN_FLIGHT)
         )
         async with request.methods.session() as session:
-            connections = await session.fetch("read_connections")
-        ended = [row["step"] for row in lately if _KINDS.get(row["event"]) in ("ok", "bad")]
-        return {
-            "sparks": _per_step(lately, LATELY_STEP_SECONDS, LATELY_STEPS),
-            "flight": flight,
-            # When an attempt last ended, rounded up to a step.
-            "last_result": datetime.fromtimestamp((max(ended) + 1) * LATELY_STEP_SECONDS, UTC) if ended else None,
-            "processes": _processes(connections),
-            "health": self._probe.latest(),
-        }
+            processes = await session.fetch("read_connections")
+        return {"sparks": lately, "flight": flight, "processes": processes, "health": self._probe.latest()}
 
     async def _read_history(self, request: PageRequest) -> dict[str, Any]:
         """Values that are more expensive to read and change slowly; cached for some seconds."""
         if self._history is not None and monotonic() - self._history_at < HISTORY_CACHE_SECONDS:
             return self._history
-        hour, latency, failures = await request.methods.fetch(
-            ("read_history", HOUR_SECONDS, MINUTE_SECONDS),
+        minutes, actions, latency, groups = await request.methods.fetch(
+            ("read_tally_steps", MINUTES, MINUTE_SECONDS),
+            ("read_attempts_by_action", MINUTES * MINUTE_SECONDS),
             ("read_latency", SAMPLE, _MAX_ACTIONS),
-            ("read_recent_failures", FAILURES, None),
+            ("read_failure_groups", FAILURES, None),
         )
+        highest = max(row["succeeded"] + row["failed"] for row in minutes)
+        top = nice_top(max(highest, *(row["enqueued"] for row in minutes)))
         self._history_at = monotonic()
         self._history = {
-            "throughput": _throughput(hour),
+            "throughput": {"minutes": minutes, "highest": highest, "top": top},
             "latency": _latency(latency),
             "sample": latency[0]["count"] if latency else 0,
-            **_by_action(hour),
-            "groups": grouped(failures)[:_MAX_GROUPS],
-            "failures": len(failures),
+            "handlers": {row["action"] or "all": row["mean_seconds"] for row in actions},
+            "failed_actions": [row for row in actions if row["action"] and row["failed"]][:_MAX_ACTIONS],
+            "groups": groups[:_MAX_GROUPS],
+            "failures": sum(len(group["ids"]) for group in groups),
         }
         return self._history
 
@@ -145,26 +134,6 @@ class Overview:
         self._probe.stop()
         if self._reading is not None:
             self._reading.cancel()
-
-
-def _per_step(rows: Iterable[Any], seconds: float, count: int) -> list[tuple[int, int, int, int]]:
-    """The last whole steps, each with the tasks enqueued and the attempts that succeeded and failed in it."""
-    counts: Counter[tuple[str | None, int]] = Counter()
-    for row in rows:
-        counts[_KINDS.get(row["event"]), row["step"]] += row["count"]
-    last = int(time() // seconds)
-    return [(at, counts["in", at], counts["ok", at], counts["bad", at]) for at in range(last - count, last)]
-
-
-def _throughput(rows: Iterable[Any]) -> dict[str, Any]:
-    """The last hour by minute. highest: of its columns. top: of the chart's axis."""
-    steps = _per_step(rows, MINUTE_SECONDS, 60)
-    highest = max(succeeded + failed for _, _, succeeded, failed in steps)
-    return {
-        "minutes": [(f"{datetime.fromtimestamp(at * MINUTE_SECONDS, UTC):%H:%M}", *counts) for at, *counts in steps],
-        "highest": highest,
-        "top": nice_top(max(highest, *(enqueued for _, enqueued, _, _ in steps))),
-    }
 
 
 def nice_top(value: float) -> float:
@@ -187,37 +156,6 @@ def _latency(rows: Sequence[Any]) -> list[dict[str, Any]]:
                 max(1.0, (place - low) / (top - low) * 98) if top > low else 50 for place in places
             ]
     return found
-
-
-def _by_action(rows: Iterable[Any]) -> dict[str, Any]:
-    """Of the hour: the mean run time of handlers in seconds, as workers report it, and failed attempts, most first."""
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    seconds: dict[str, float] = defaultdict(float)
-    for row in rows:
-        counts[row["event"]][row["action"]] += row["count"]
-        if row["event"] == "RAN":
-            seconds[row["action"]] += row["seconds"]
-    ran, final = counts["RAN"], counts[State.CRITICAL_ERROR]
-    handlers = {name: seconds[name] / count for name, count in ran.items()}
-    if ran:
-        handlers["all"] = sum(seconds.values()) / ran.total()
-    failed = sorted((counts[State.ERROR] + final).items(), key=lambda item: (-item[1], item[0]))
-    return {
-        "handlers": handlers,
-        "failed_actions": [(name, attempts, final[name]) for name, attempts in failed[:_MAX_ACTIONS]],
-    }
-
-
-def _processes(rows: Iterable[Any]) -> list[tuple[str, str, str, datetime | None]]:
-    """Process, host, pid and start by connections to Postgres; those of an older version are one of each kind."""
-    found: dict[tuple[str, str, str], datetime | None] = {}
-    for row in rows:
-        match = _NAME.match(row["name"])
-        if match is not None:
-            key = match["process"], match["host"] or row["address"] or "", match["pid"] or ""
-            known = [since for since in (found.get(key), row["since"]) if since is not None]
-            found[key] = min(known, default=None)
-    return [(*key, found[key]) for key in sorted(found)]
 
 
 class ProcessHealth(NamedTuple):

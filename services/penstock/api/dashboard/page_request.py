@@ -1,15 +1,23 @@
 """What a page is rendered from: cleaned values of the request, and access to the methods."""
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin
+
+import msgspec
+from msgspec.structs import fields
 
 from penstock.api.dashboard.browser_sessions import BrowserSession
 from penstock.api.dispatch import Methods
-from penstock.protocol.errors import AccessDenied
+from penstock.api.table import METHODS
+from penstock.protocol.errors import AccessDenied, InvalidParams
+from penstock.protocol.method import described
 from penstock.settings.model import Settings
 
 PAGE_ROWS = 50
+# Seconds of one unit, in which forms have what methods take in seconds.
+_UNITS = {"delay": 60, "spread": 60, "older_than": 60, "newer_than": 60}
 _VALUE_CHARS = 16_000
 
 
@@ -53,16 +61,57 @@ def cleaned(values: Mapping[str, str]) -> Values:
     return Values({name: text for name, text in texts.items() if text})
 
 
-def labels_of(text: str | None) -> dict[str, str] | None:
+def params_of(method: str, values: Mapping[str, str], units: Mapping[str, int] = _UNITS) -> dict[str, Any]:
+    """Parameters of a method from the fields of their names, as their types say. Raises InvalidParams.
+
+    A list is made of the field in the singular. A limit whose field is empty is removed: raw JSON, since a call
+    leaves out None.
+    """
+    params: dict[str, Any] = {}
+    for one in fields(METHODS[method].params):
+        kind, _ = described(one.type)
+        kinds = {get_origin(part) or part for part in get_args(kind) or (kind,)}
+        text = values.get(one.name.removesuffix("s") if list in kinds else one.name)
+        if text is not None:
+            params[one.name] = _parameter(one.name, text, kinds, units.get(one.name, 1))
+        elif one.default is msgspec.UNSET:
+            params[one.name] = msgspec.Raw(b"null")
+    return params
+
+
+def _parameter(name: str, text: str, kinds: set[Any], unit: int) -> Any:
+    if name in ("run_at", "since", "until"):
+        return utc(text)
+    if list in kinds:
+        return [text]
+    if dict in kinds:
+        return labels_of(text)
+    if bool in kinds:
+        return text != "no"
+    if float in kinds:
+        return number_of(text, name) * unit
+    return number_of(text, name, int) if int in kinds and str not in kinds else text
+
+
+def number_of(text: str, name: str, kind: type[int] | type[float] = float) -> float:
+    """Raises InvalidParams."""
+    try:
+        number = kind(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise InvalidParams(name, f"must be {'a whole number' if kind is int else 'a number'}, not {text[:60]!r}")
+    return number
+
+
+def labels_of(text: str) -> dict[str, str]:
     """``name=value name=value`` as labels; a name alone has an empty value."""
-    if not text:
-        return None
     parts = text.replace(",", " ").split()
     return {name: value for name, _, value in (part.partition("=") for part in parts)}
 
 
-def utc(text: str | None) -> str | None:
+def utc(text: str) -> str:
     """An instant from a form field, which has no zone: UTC."""
-    if text is None or text.endswith("Z") or "+" in text[10:] or "-" in text[10:]:
+    if text.endswith("Z") or "+" in text[10:] or "-" in text[10:]:
         return text
     return f"{text}:00Z" if len(text) == 16 else f"{text}Z"

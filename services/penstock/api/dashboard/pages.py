@@ -1,18 +1,15 @@
 """What each page but the overview reads: the answers of JSON-RPC methods, and the instants of a task."""
 
 import asyncio
-import hashlib
-import re
-from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from penstock.api.dashboard import graph
-from penstock.api.dashboard.form_actions import EDIT_FIELDS, bulk_params
+from penstock.api.dashboard.form_actions import EDIT_FIELDS
 from penstock.api.dashboard.formats import indented, plain, segment
-from penstock.api.dashboard.page_request import PAGE_ROWS, Page, PageRequest, labels_of, utc
+from penstock.api.dashboard.page_request import PAGE_ROWS, Page, PageRequest, labels_of, params_of
 from penstock.api.dashboard.timeline import timeline, waterfall
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import InvalidParams, NotFound, QueueAway
@@ -32,8 +29,6 @@ FAILURES = 5000  # of the newest, to be grouped
 FAILURE_GROUPS = 100
 NAMED = 1000  # of the newest schedules and workflows, for a search by name
 HITS = 20  # of each kind of task
-_FLAGS = {"yes": True, "no": False}
-_VARYING = re.compile(r"\b[0-9a-f]{8,}(?:-[0-9a-f]{4,})*\b|\d+", re.IGNORECASE)
 
 
 def record_page(path: str, template: str, method: str, name: str, *, live: bool = True) -> Page:
@@ -45,18 +40,12 @@ def record_page(path: str, template: str, method: str, name: str, *, live: bool 
     return Page(path, template, load, method, live)
 
 
-def list_page(
-    path: str, template: str, method: str, name: str, *, filters: tuple[str, ...] = (), flags: tuple[str, ...] = (),
-    **constants: Any,
-) -> Page:  # fmt: skip
-    """A page of the records that ``method`` lists under ``name``. filters, flags: its parameters from the query."""
+def list_page(path: str, template: str, method: str, name: str, **constants: Any) -> Page:
+    """A page of the records that ``method`` lists under ``name``, with its parameters from the query."""
 
     async def load(request: PageRequest) -> dict[str, Any]:
-        query = request.query
-        given = {parameter: query[parameter] for parameter in filters}
-        given |= {parameter: _FLAGS.get(query[parameter]) for parameter in flags}
-        found = await request.call(method, cursor=query["cursor"], limit=PAGE_ROWS, **given)
-        return {name: getattr(found, name), "cursor": found.cursor, "filters": query, **constants}
+        found = await request.call(method, **params_of(method, request.query) | {"limit": PAGE_ROWS})
+        return {name: getattr(found, name), "cursor": found.cursor, "filters": request.query, **constants}
 
     return Page(path, template, load, method)
 
@@ -69,10 +58,7 @@ async def load_tasks(request: PageRequest) -> dict[str, Any]:
     query = request.query
     names = ("state", "action", "tenant", "labels", "key", "text", "since", "until")
     filters = {name: query[name] for name in names}
-    found = await request.call(
-        "list", cursor=query["cursor"], limit=PAGE_ROWS,
-        **filters | {"labels": labels_of(query["labels"]), "since": utc(query["since"]), "until": utc(query["until"])},
-    )  # fmt: skip
+    found = await request.call("list", **params_of("list", query) | {"limit": PAGE_ROWS})
     return {
         "tasks": found.tasks,
         "cursor": found.cursor,
@@ -87,38 +73,12 @@ async def load_tasks(request: PageRequest) -> dict[str, Any]:
     }
 
 
-class FailureGroup(NamedTuple):
-    """Permanent failures of one action and kind of error, whose messages differ by numbers alone."""
-
-    fingerprint: str
-    action: str
-    kind: str | None
-    message: str  # of the newest
-    first: datetime
-    last: datetime
-    ids: list[int]  # newest first
-
-
-def grouped(rows: Iterable[Any]) -> list[FailureGroup]:
-    """Groups of rows of ``read_recent_failures``, newest first; those with the most failures first."""
-    groups: dict[str, FailureGroup] = {}
-    for row in rows:
-        kind, at = row["kind"], row["finished_at"]
-        message = (row["message"] or "no message").removeprefix(f"{kind}: ")
-        mark = "\0".join((row["action"], kind or "", _VARYING.sub("0", message)))
-        fingerprint = hashlib.sha256(mark.encode("utf-8", "replace")).hexdigest()[:12]
-        group = groups.get(fingerprint) or FailureGroup(fingerprint, row["action"], kind, message, at, at, [])
-        group.ids.append(row["id"])
-        groups[fingerprint] = group._replace(first=min(group.first, at), last=max(group.last, at))
-    return sorted(groups.values(), key=lambda group: -len(group.ids))
-
-
 async def load_failures(request: PageRequest) -> dict[str, Any]:
     """Groups of the newest permanent failures; with a fingerprint, one of them and its tasks."""
-    (rows,) = await request.methods.fetch(("read_recent_failures", FAILURES, request.browser.caller.tenant))
+    (groups,) = await request.methods.fetch(("read_failure_groups", FAILURES, request.browser.caller.tenant))
     wanted = request.query["fingerprint"]
-    groups = [group for group in grouped(rows) if wanted in (None, group.fingerprint)]
-    ids = groups[0].ids if wanted and groups else []
+    groups = [group for group in groups if wanted in (None, group["fingerprint"])]
+    ids = groups[0]["ids"] if wanted and groups else []
     return {
         "groups": groups[:FAILURE_GROUPS], "fingerprint": wanted, "ids": ids[:PAGE_ROWS],
         "more": max(0, len(ids) - PAGE_ROWS), "looked_at": FAILURES,
@@ -230,14 +190,12 @@ async def load_queues(request: PageRequest) -> dict[str, Any]:
 
 async def load_dead(request: PageRequest) -> dict[str, Any]:
     """Some dead letters of one queue. Reading receives them, which hides them from other readers for a while."""
-    queue = request.path["queue"]
-    if queue not in ("inbound", "outbound", "results"):
-        raise InvalidParams("queue", f"must be inbound, outbound or results, not {queue[:60]!r}")
+    queue, found, problem = request.path["queue"], None, None
     try:
         found = await request.call("dlq.list", queue=queue, limit=DEAD_SHOWN)
     except QueueAway as exc:
-        return {"queue": queue, "found": None, "problem": exc.message}
-    return {"queue": queue, "found": found, "problem": None}
+        problem = exc.message
+    return {"queue": queue, "found": found, "problem": problem}
 
 
 async def load_actions(request: PageRequest) -> dict[str, Any]:
@@ -289,7 +247,7 @@ async def load_bulk(request: PageRequest) -> dict[str, Any]:
     count = problem = None
     if query["count"] is not None:
         try:
-            count = await request.call(operation, **bulk_params(operation, query), dry_run=True)
+            count = await request.call(operation, **params_of(operation, query) | {"dry_run": True})
         except InvalidParams as exc:
             problem = exc.message
     return {
@@ -304,19 +262,14 @@ PAGES = (
     Page("/search", "search.html", load_search, "list", live=False),
     Page("/tasks/{id}", "task.html", load_task, "status"),
     Page("/tasks/{id}/edit", "edit.html", load_edit, "enqueue", live=False),
-    list_page(
-        "/schedules", "schedules.html", "schedule.list", "schedules", filters=("action", "tenant"), flags=("paused",)
-    ),
+    list_page("/schedules", "schedules.html", "schedule.list", "schedules"),
     Page("/schedules/{name:path}", "schedule.html", load_schedule, "schedule.get"),
-    list_page(
-        "/workflows", "workflows.html", "workflow.list", "workflows", filters=("state", "tenant"),
-        states=list(WorkflowState),
-    ),
+    list_page("/workflows", "workflows.html", "workflow.list", "workflows", states=list(WorkflowState)),
     Page("/workflows/{id}", "workflow.html", load_workflow, "workflow.status"),
     Page("/queues", "queues.html", load_queues, "dlq.stats"),
     Page("/queues/{queue}/dead", "dead.html", load_dead, "dlq.list", live=False),
     record_page("/queues/{queue}/dead/{id}", "dead_message.html", "dlq.show", "message", live=False),
-    list_page("/rejected", "rejected.html", "rejected.list", "rejected", filters=("source",)),
+    list_page("/rejected", "rejected.html", "rejected.list", "rejected"),
     record_page("/rejected/{id}", "rejected_message.html", "rejected.show", "message", live=False),
     Page("/actions", "actions.html", load_actions, "action.list"),
     record_page("/actions/{action:path}", "action.html", "action.get", "action", live=False),
@@ -324,6 +277,6 @@ PAGES = (
     Page("/tenants/{name:path}", "tenant.html", load_tenant, "tenant.get"),
     Page("/bulk", "bulk.html", load_bulk, "job.list"),
     record_page("/jobs/{id}", "job.html", "job.get", "job"),
-    list_page("/keys", "keys.html", "keys.list", "keys", flags=("revoked",), permissions=list(Permission)),
+    list_page("/keys", "keys.html", "keys.list", "keys", permissions=list(Permission)),
     list_page("/audit", "audit.html", "audit.list", "audit"),
 )  # fmt: skip

@@ -20,8 +20,9 @@ from penstock.api.dashboard.browser_sessions import SESSION_COOKIE, BrowserSessi
 from penstock.api.dashboard.page_request import Page, PageRequest, cleaned
 from penstock.api.dashboard.pages import PAGES
 from penstock.api.dispatch import Methods
-from penstock.api.http import read_body
+from penstock.api.http import read_body, status_of
 from penstock.api.rpc import masked
+from penstock.api.server import Part
 from penstock.api.streams import Expired, Streams, follow
 from penstock.protocol import errors
 from penstock.protocol.caller import bind
@@ -41,19 +42,9 @@ _HEADERS = {
 }
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _A_YEAR_SECONDS = 31_536_000
-_STATUSES: dict[type[Exception], int] = {
-    errors.RateLimited: 429,
-    errors.Overloaded: 503,
-    errors.TooLarge: 413,
-    errors.InvalidParams: 400,
-    errors.NotFound: 404,
-    errors.RpcError: 409,
-    errors.Unavailable: 503,
-    Exception: 500,
-}
 
 
-class Dashboard:
+class Dashboard(Part):
     def __init__(self, methods: Methods, authenticator: Authenticator, settings: Settings) -> None:
         self._methods = methods
         self._settings = settings
@@ -63,11 +54,8 @@ class Dashboard:
         self._templates = _templates()
         self._overview = overview.Overview(settings)
         self.home = self._serve(Page("/", "overview.html", self._overview.load))
-
-    @property
-    def routes(self) -> list[Route]:
-        """All but the one at ``/``, which is ``home``: clients that are no browsers get another answer there."""
-        return [
+        # All but the one at ``/``: clients that are no browsers get another answer there.
+        self.routes = [
             *(Route(page.path, self._serve(page), methods=["GET"]) for page in PAGES),
             Route("/do", self._guarded(self._do), methods=["POST"]),
             Route("/login", self._guarded(self._login_page), methods=["GET"]),
@@ -259,10 +247,7 @@ class Dashboard:
         return response
 
     def _failure(self, request: Request, browser: BrowserSession | None, exc: Exception) -> Response:
-        if isinstance(exc, errors.AccessDenied):
-            status = exc.status
-        else:
-            status = next(status for kind, status in _STATUSES.items() if isinstance(exc, kind))
+        status = status_of(exc, 409 if isinstance(exc, errors.RpcError) else 500)
         shown = exc if isinstance(exc, errors.RpcError) else masked(exc, "dashboard")
         reference = shown.data.get("ref") if isinstance(shown.data, dict) else None
         values = {"status": status, "problem": _sentence(shown), "reference": reference}

@@ -5,46 +5,41 @@ PENSTOCK_CLOCKWORK_NETWORKS need none.
 """
 
 import ipaddress
-from collections.abc import Mapping
 from time import perf_counter
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp
+from starlette.routing import Route
 
-from penstock.api.access import address_of
+from penstock.api.access import Authenticator, address_of
+from penstock.api.audit import Audit
 from penstock.api.http import read_body, refusal
 from penstock.api.http_limits import ADMITTED
-from penstock.api.process import Parts
+from penstock.api.server import Part
 from penstock.compat.clockwork import schedules
 from penstock.compat.delayed_records import cancel
 from penstock.db.notify import DELAYED_RECORDS, Notifier
+from penstock.db.pool import Store
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import Refused, RpcError
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
-from penstock.runtime.loop import SideTask
+from penstock.settings.model import Settings
 
 
-class Clockwork:
-    """An addition to the api process, as the settings enable it: beside the others, or on a port of its own."""
+class Clockwork(Part):
+    """As the settings enable it: beside the api's other routes, or on a port of its own."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._store, self._settings, self._authenticator = parts.store, parts.settings, parts.authenticator
-        self._notifier = Notifier(parts.store, DELAYED_RECORDS)  # wakes the supervisors for new delayed records
-        self._networks = [ipaddress.ip_network(network) for network in parts.settings.clockwork_networks]
-        route, port = Route("/schedule", self._answer, methods=["POST", "DELETE"]), parts.settings.clockwork_port
-        self.routes: list[BaseRoute] = [route] if parts.settings.clockwork_api else []
-        self.apps: dict[str, tuple[int, ASGIApp]] = {}
-        if port is not None:
-            self.apps["clockwork"] = port, Starlette(routes=[route])
-        self.side_tasks: Mapping[str, SideTask] = {"notify-delayed-records": self._notifier.run}
-
-    def stop(self) -> None:
-        """No request runs long."""
+    def __init__(self, store: Store, settings: Settings, authenticator: Authenticator, _audit: Audit) -> None:
+        self._store, self._settings, self._authenticator = store, settings, authenticator
+        self._notifier = Notifier(store, DELAYED_RECORDS)  # wakes the supervisors for new delayed records
+        self._networks = [ipaddress.ip_network(network) for network in settings.clockwork_networks]
+        route, port = Route("/schedule", self._answer, methods=["POST", "DELETE"]), settings.clockwork_port
+        self.routes = [route] if settings.clockwork_api else []
+        self.apps = {} if port is None else {"clockwork": (port, Starlette(routes=[route]))}
+        self.side_tasks = {"notify-delayed-records": self._notifier.run}
 
     async def _answer(self, request: Request) -> Response:
         """Every failure is 400, as clockwork's clients expect; refused access is answered as everywhere in Penstock."""

@@ -16,9 +16,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.compat.scheduler0 import jobs
-from penstock.compat.scheduler0.http import messages
-from penstock.compat.scheduler0.http.messages import Problem, answer, decode, nothing, number, path_id
-from penstock.compat.scheduler0.http.records import Records
+from penstock.compat.scheduler0.http.records import (
+    Problem,
+    Records,
+    answer,
+    decode,
+    nothing,
+    number,
+    optional_instant,
+    optional_number,
+    page,
+    path_id,
+    required_text,
+)  # fmt: skip
 from penstock.compat.scheduler0.jobs import BadJob, Job, JobGiven
 from penstock.db.pool import Store
 from penstock.db.session import Session
@@ -56,7 +66,7 @@ class Jobs(Records[Job]):
     clamps_offset = True
 
     def scope(self, query: QueryParams) -> tuple[int, ...]:
-        return (number(messages.required_text(query, "projectId")),)
+        return (number(required_text(query, "projectId")),)
 
     async def create(self, request: Request, body: bytes) -> Response:
         """Answer 202 once the jobs are stored; the supervisor creates their schedules."""
@@ -146,15 +156,15 @@ class Jobs(Records[Job]):
     async def executions(self, request: Request, body: bytes) -> Response:
         """List runs of jobs with their outcomes, as newer servers do."""
         query = request.query_params
-        limit, offset = messages.page(query)
+        limit, offset = page(query)
         state = query.get("state", "")
         if state and state not in _STATES:
             raise Problem(400, f"state must be {', '.join(_STATES)}, not {state[:60]!r}")
         wanted = (
-            messages.optional_instant(query, "startDate"), messages.optional_instant(query, "endDate"),
-            messages.optional_number(query, "projectId"), _STATES.get(state),
+            optional_instant(query, "startDate"), optional_instant(query, "endDate"),
+            optional_number(query, "projectId"), _STATES.get(state),
         )  # fmt: skip
-        job_id = messages.optional_number(query, "jobId")
+        job_id = optional_number(query, "jobId")
         select, count, of_job = "list_executions", "count_executions", []
         if job_id is not None:
             select, count, of_job = "list_executions_of_job", "count_executions_of_job", [job_id]

@@ -12,22 +12,21 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ASGIApp
+from starlette.routing import Mount, Route
 
-from penstock.api.access import address_of
-from penstock.api.audit import set_actor
+from penstock.api.access import Authenticator, address_of
+from penstock.api.audit import Audit, set_actor
 from penstock.api.http import read_body, refusal
 from penstock.api.http_limits import ADMITTED
-from penstock.api.process import Parts
-from penstock.api.rates import Lookups
+from penstock.api.rates import Lookups, Rates
+from penstock.api.server import Part
 from penstock.compat.scheduler0.http.jobs import AsyncTasks, Jobs
-from penstock.compat.scheduler0.http.messages import Problem, answer
-from penstock.compat.scheduler0.http.records import Credentials, Projects
+from penstock.compat.scheduler0.http.records import Credentials, Problem, Projects, answer
 from penstock.compat.scheduler0.store import find_credential
+from penstock.db.pool import Store
 from penstock.protocol.errors import AccessDenied, Refused, RpcError, TooSlow, Unavailable
 from penstock.runtime.logs import log
-from penstock.runtime.loop import SideTask
+from penstock.settings.model import Settings
 
 NOT_READY = "peer cannot accept requests"
 UNAUTHORIZED = "unauthorized requests"
@@ -42,8 +41,8 @@ _AUDITED = ("name", "archived", "projectId", "spec", "executionType")
 class CredentialAuthenticator:
     """Checks the headers of a request in Postgres, so that an archived credential is refused at once."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._store, self._rates, settings = parts.store, parts.rates, parts.settings
+    def __init__(self, store: Store, settings: Settings, rates: Rates | None) -> None:
+        self._store, self._rates = store, rates
         self._lookups = Lookups()
         self._peer: bytes | None = None
         password = settings.scheduler0_auth_password
@@ -81,15 +80,13 @@ class CredentialAuthenticator:
         return None
 
 
-class Scheduler0:
-    """An addition to the api process, without routes unless the settings enable it."""
+class Scheduler0(Part):
+    """Without routes unless the settings enable it."""
 
-    def __init__(self, parts: Parts) -> None:
-        store, settings = parts.store, parts.settings
-        self._store, self._settings, self._audit = store, settings, parts.audit
-        self._authenticator = CredentialAuthenticator(parts)
-        tasks = AsyncTasks(store)
-        self.stop = tasks.stop
+    def __init__(self, store: Store, settings: Settings, authenticator: Authenticator, audit: Audit) -> None:
+        self._store, self._settings, self._audit = store, settings, audit
+        self._authenticator = CredentialAuthenticator(store, settings, authenticator.rates)
+        self._tasks = tasks = AsyncTasks(store)
         credentials, projects, jobs = Credentials(store, settings), Projects(store, settings), Jobs(store, settings)
         routes = [
             self._route("/credentials", GET=credentials.list, POST=credentials.create),
@@ -111,10 +108,10 @@ class Scheduler0:
         ]  # fmt: skip
         app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
         # Both prefixes are used by scheduler0's clients.
-        mounts = [Mount("/v1", app=app), Mount("/api/v1", app=app)]
-        self.routes: list[BaseRoute] = [*mounts] if settings.scheduler0 else []
-        self.apps: dict[str, tuple[int, ASGIApp]] = {}
-        self.side_tasks: Mapping[str, SideTask] = {}
+        self.routes = [Mount("/v1", app=app), Mount("/api/v1", app=app)] if settings.scheduler0 else []
+
+    def stop(self) -> None:
+        self._tasks.stop()
 
     async def _health(self, request: Request, body: bytes) -> Response:
         """Every api is the leader of a cluster without peers. Raises Unavailable."""

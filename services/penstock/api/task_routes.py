@@ -1,27 +1,38 @@
-"""Events of a task as it runs: ``GET /tasks/ID/events``, server-sent events until it has settled.
+"""What programs and browsers fetch of a task: payload and result as files, and its events as it runs.
 
-``state``, ``progress`` and ``step`` say how the task is, and come again on another connection; ``log``, ``chunk`` and
-``dropped`` have ids, and a reader that sends the last one as Last-Event-ID gets those behind it. One watch looks for
-the changes of all tasks that are followed; a stream reads its task only when there is one.
+``GET /tasks/ID/payload`` and ``GET /tasks/ID/result`` answer one of them, however large.
+
+``GET /tasks/ID/events`` answers server-sent events until the task has settled. ``state``, ``progress`` and ``step`` say
+how the task is, and come again on another connection; ``log``, ``chunk`` and ``dropped`` have ids, and a reader that
+sends the last one as Last-Event-ID gets those behind it. One watch looks for the changes of all tasks that are
+followed; a stream reads its task only when there is one.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 
+from penstock.api.access import Authenticator, address_of
 from penstock.api.dispatch import Methods
-from penstock.api.downloads import HEADERS, Readers
+from penstock.api.http import refusal, status_of
+from penstock.api.rpc import error_body, masked
+from penstock.api.server import Part
 from penstock.api.streams import PING, PING_SECONDS, STREAMS, Streams
 from penstock.api.watch import Watch
 from penstock.db.notify import CHANNEL, OUTPUT
 from penstock.db.pool import Store
+from penstock.payloads.cipher import TenantAad
+from penstock.payloads.codec import aad_of, payload_aad
 from penstock.protocol import errors
+from penstock.protocol.caller import bind, seen
+from penstock.protocol.checks import read_id
 from penstock.protocol.output import OutputEntry, Seen, Shown
 from penstock.protocol.views import timestamp
 from penstock.runtime.budget import in_hand
@@ -29,6 +40,18 @@ from penstock.runtime.periodic import is_set_within
 from penstock.tasks import output
 from penstock.tasks.views import TaskDetail
 
+MayRead = Callable[[Request], Awaitable[bool | None]]
+"""Whether a signed-in browser may read, to whose tenant the request is then bound; None without a browser's session."""
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
+    "X-Content-Type-Options": "nosniff",
+}
+_AADS: dict[str, Callable[[Any], str | TenantAad]] = {
+    "payload": lambda row: payload_aad(row["action"], row["tenant"]),
+    "result": lambda row: aad_of("result", row["id"]),
+}
 _ROOM_BYTES = 1024 * 1024  # of output in one read
 _LATE_SECONDS = 1.0  # for output that arrives behind the outcome of its task
 _ENDED = "end"  # id of the last event: what is behind it is 204
@@ -42,9 +65,9 @@ _encode = msgspec.json.encode
 class _Stream:
     """What one reader of a task has. task: how it was at the last look, as is output: how many parts it had."""
 
-    def __init__(self, task_id: int, seen: Seen) -> None:
+    def __init__(self, task_id: int, has: Seen) -> None:
         self.task_id = task_id
-        self.seen = seen
+        self.seen = has
         self.task: Any = None
         self.parts = 0
         self.settled_seconds: float | None = None
@@ -90,24 +113,78 @@ class _Stream:
             yield _event("dropped", _encode(missing), str(self.seen))
 
 
-class TaskEvents:
-    """The route, and ``run``, its side task; ``stop`` ends every stream."""
+class TaskRoutes(Part):
+    """For callers with an API key that may read, or a browser's session. may_read: None without a dashboard."""
 
-    def __init__(self, methods: Methods, store: Store, readers: Readers) -> None:
+    def __init__(
+        self, methods: Methods, store: Store, authenticator: Authenticator, may_read: MayRead | None = None
+    ) -> None:
         self._methods = methods
-        self._readers = readers
+        self._authenticator = authenticator
+        self._may_read = may_read
         self._streams = Streams()
         self._followed: set[_Stream] = set()
         self._watch = Watch(store, self._look, lambda: bool(self._followed), (CHANNEL, OUTPUT))
-        self.run = self._watch.run
-        self.route: BaseRoute = readers.route("events", self._answer)
+        self.side_tasks = {"events": self._watch.run}
+        downloads = [self._route(what, partial(self._download, what)) for what in _AADS]
+        self.routes = [*downloads, self._route("events", self._events)]
 
     def stop(self) -> None:
         self._streams.stop()
         for stream in self._followed:
             stream.changed.set()
 
-    async def _answer(self, request: Request, task_id: int, name: str) -> Response:
+    async def _admit(self, request: Request) -> str:
+        """Bind the request to its caller's tenant; returns the name of the key. Raises AccessDenied, RateLimited."""
+        self._authenticator.check_host(request.headers)
+        bind(None)
+        name = ""
+        may_read = None if self._may_read is None else await self._may_read(request)  # which binds
+        if may_read is None:
+            caller = self._authenticator.admit(request.headers, address_of(request))
+            caller.charge(1)
+            bind(caller.tenant, caller.actions)
+            name, may_read = caller.key, caller.may("status")
+        if not may_read:
+            raise errors.AccessDenied(403, "this API key may not read tasks")
+        return name
+
+    def _route(self, path: str, answer: Callable[[Request, int, str], Awaitable[Response]]) -> BaseRoute:
+        """answer: called with the task's id and the name of the caller's key."""
+
+        async def guarded(request: Request) -> Response:
+            headers: dict[str, str] | None = None
+            try:
+                name = await self._admit(request)
+                return await answer(request, read_id(request.path_params["id"], "id"), name)
+            except errors.Overloaded as exc:
+                status, headers = refusal(exc)
+                body = error_body(exc)
+            except errors.RpcError as exc:
+                body = error_body(exc)
+                status = 404 if isinstance(exc, errors.InvalidParams) else status_of(exc, 404)
+            except (errors.PayloadUnavailable, errors.PayloadLost) as exc:
+                body = msgspec.json.encode({"error": {"message": str(exc)}})
+                status = status_of(exc)
+            except Exception as exc:
+                body, status = error_body(masked(exc, "download")), 503
+            return Response(body, status, {**HEADERS, **(headers or {})}, media_type="application/json")
+
+        return Route(f"/tasks/{{id}}/{path}", guarded, methods=["GET"])
+
+    async def _download(self, what: str, _request: Request, task_id: int, _name: str) -> Response:
+        """One object, fetched and decrypted. Raises TaskNotFound, also for a task without it; PayloadUnavailable."""
+        async with self._methods.session() as session:
+            rows = seen(await session.fetch("read_tasks", [task_id]))
+            codec = session.codec
+        if not rows or rows[0][f"{what}_gone"] or rows[0][what] is None:
+            raise errors.TaskNotFound(task_id)
+        body = await codec.load(rows[0][what], _AADS[what](rows[0]))
+        in_hand().hold(len(body))
+        headers = {**HEADERS, "Content-Disposition": f'attachment; filename="task-{task_id}-{what}.json"'}
+        return Response(body, 200, headers, media_type="application/json")
+
+    async def _events(self, request: Request, task_id: int, name: str) -> Response:
         last = request.headers.get("last-event-id", "")
         if last == _ENDED:
             return Response(status_code=204)  # which an EventSource does not ask again
@@ -135,7 +212,7 @@ class TaskEvents:
                     yield event
                 while follows and not stream.is_over:
                     if not await is_set_within(stream.changed, PING_SECONDS):
-                        await self._readers.admit(request)  # its key may have been revoked
+                        await self._admit(request)  # its key may have been revoked
                         yield PING
                     elif self._streams.stopping.is_set():
                         return

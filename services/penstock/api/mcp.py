@@ -6,8 +6,13 @@ declares its version in each request, by a header and in ``_meta``; one of an ea
 
 import base64
 import binascii
+import hmac
+import json
+import re
+import time
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -15,10 +20,12 @@ from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
 
 from penstock.api.access import Caller, is_of_another_origin
-from penstock.api.mcp import tools
-from penstock.api.mcp.tools import CONFIRM, CONFIRM_SECONDS, TOOLS, has_dry_run
+from penstock.api.openrpc import schema_of_params
 from penstock.api.rpc import Dispatcher, error_body, result_body
+from penstock.api.table import METHODS
+from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import AccessDenied, InvalidParams, InvalidRequest, MethodNotFound, NotFound, RpcError
+from penstock.protocol.json_text import decode_any
 from penstock.protocol.method import Method, decode
 from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.protocol.spelling import did_you_mean
@@ -29,10 +36,12 @@ VERSION = "2026-07-28"
 EARLIER = ("2025-11-25", "2025-06-18")  # with a handshake
 SHOWN_CHARS = 60_000  # of an answer: clients cut or refuse what a model cannot read
 _LIST_MILLISECONDS = 300_000  # that a client may keep the list of tools
+CONFIRM = "confirm"
+CONFIRM_SECONDS = 300.0
+_CONFIRMATION = re.compile(r"(\d{1,19})\.(\d{1,19})\.[0-9a-f]{32}", re.ASCII)
 
 _PREFIX = "io.modelcontextprotocol/"
 _SERVER = {"name": "penstock", "title": "Penstock", "version": __version__}
-_CAPABILITIES: dict[str, Any] = {"tools": {}}
 _INSTRUCTIONS = (
     "Penstock is a durable task queue. `stats` counts tasks by state, `list` finds them, `status` with detail shows "
     "the attempts and errors of one, `task_explain` says why one does not run. ERROR: it will be retried; "
@@ -41,6 +50,7 @@ _INSTRUCTIONS = (
     f"shows what it is about, the second brings the `{CONFIRM}` value of that answer, within {CONFIRM_SECONDS:.0f} s. "
     "Show the user the first answer before you confirm."
 )
+_ABOUT: dict[str, Any] = {"capabilities": {"tools": {}}, "instructions": _INSTRUCTIONS}
 # What shows the records that a change is about, by the family of its method.
 _LOOKS = {
     "": "status", "action": "action.get", "dlq": "dlq.list", "job": "job.get", "ordering": "ordering.list",
@@ -49,6 +59,14 @@ _LOOKS = {
 }  # fmt: skip
 
 _encode = msgspec.json.Encoder().encode
+
+# Keys decide who may do what, and the answer of one is a secret; the others are for programs: a worker's claims and
+# tokens, imports of thousands, and a document that tools/list stands for.
+_NO_TOOLS = ("keys.", "claims.", "rpc.", "task.complete", "task.fail", "schedule.create_many", "schedule.import_status")
+_TWO_CALLS = f" Changes nothing without `{CONFIRM}`: the first answer shows what it is about, and has the value."
+
+# A dot is no character of a tool's name for every model.
+TOOLS = {name.replace(".", "_"): method for name, method in METHODS.items() if not name.startswith(_NO_TOOLS)}
 
 
 class _HeaderMismatch(InvalidRequest):
@@ -109,14 +127,12 @@ class McpServer:
             case "tools/call", _:
                 return await self._call(params, caller)
             case "tools/list", _:
-                return {"tools": tools.listed(caller)} | kept
+                return {"tools": listed(caller)} | kept
             case "server/discover", True:
-                about = {"capabilities": _CAPABILITIES, "instructions": _INSTRUCTIONS}
-                return {"supportedVersions": [VERSION, *EARLIER]} | about | kept
+                return {"supportedVersions": [VERSION, *EARLIER]} | _ABOUT | kept
             case "initialize", False:
                 version = params.protocolVersion if params.protocolVersion in EARLIER else EARLIER[0]
-                about = {"capabilities": _CAPABILITIES, "instructions": _INSTRUCTIONS}
-                return {"protocolVersion": version, "serverInfo": _SERVER} | about
+                return {"protocolVersion": version, "serverInfo": _SERVER} | _ABOUT
             case "ping", False:
                 return {}
         raise MethodNotFound("Method not found", {"method": method[:200]})
@@ -140,7 +156,7 @@ class McpServer:
 
     async def _carry_out(self, method: Method, arguments: Mapping[str, msgspec.Raw], caller: Caller) -> Any:
         """Raises RpcError."""
-        if not tools.needs_confirmation(method):
+        if not method.audited:
             return await self._dispatcher.call(method.name, _encode(arguments), caller)
         caller.check_method(method.name)
         given = {name: value for name, value in arguments.items() if name != CONFIRM}
@@ -151,7 +167,7 @@ class McpServer:
             confirmed = msgspec.json.decode(arguments[CONFIRM], type=str)
         except msgspec.DecodeError:
             raise InvalidParams(CONFIRM, "must be the text of the first answer") from None
-        count = tools.check_confirmation(caller, method.name, given, confirmed)
+        count = check_confirmation(caller, method.name, given, confirmed)
         if has_dry_run(method) and (now := (await self._preview(method, given, caller)).estimate) > count * 1.1:
             raise InvalidParams(
                 CONFIRM,
@@ -166,12 +182,12 @@ class McpServer:
             count = preview.estimate
         else:
             shown, count = await self._current(method, given, caller), 0
-        until = datetime.now(UTC) + timedelta(seconds=CONFIRM_SECONDS)
+        until = int(time.time() + CONFIRM_SECONDS)
         return {
             "changed": False,
             "next": f"Call again with the same arguments and this {CONFIRM} value to make the change.",
-            CONFIRM: tools.confirmation(caller, method.name, given, count),
-            "valid_until": until.isoformat(timespec="seconds"),
+            CONFIRM: confirmation(caller, method.name, given, count, until),
+            "valid_until": datetime.fromtimestamp(until, UTC).isoformat(),
             "about": shown,
         }
 
@@ -244,3 +260,64 @@ def _decoded(value: str) -> str:
         return base64.b64decode(value[9:-2], validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
         return ""
+
+
+def has_dry_run(method: Method) -> bool:
+    return "dry_run" in method.params.__struct_fields__
+
+
+def listed(caller: Caller) -> list[dict[str, Any]]:
+    """The tools that a caller may call, as ``tools/list`` has them."""
+    shown = [_described(tool) for tool, method in TOOLS.items() if caller.may(method.name)]
+    if caller.actions is None:
+        return shown
+    limit = f" This key may enqueue {', '.join(caller.actions)} alone."
+    return [
+        one | {"description": one["description"] + limit}
+        if TOOLS[one["name"]].permission is Permission.ENQUEUE
+        else one
+        for one in shown
+    ]
+
+
+@cache
+def _described(tool: str) -> dict[str, Any]:
+    method = TOOLS[tool]
+    schema = schema_of_params(method)
+    description = method.summary
+    if method.audited:  # to add tasks needs no confirmation
+        description += _TWO_CALLS
+        schema["properties"].pop("dry_run", None)  # the first call is the dry run
+        schema["properties"][CONFIRM] = {"type": "string", "description": "From the answer to the first call."}
+    reads = method.permission is not Permission.ENQUEUE and not method.audited
+    hints = {"readOnlyHint": reads, "openWorldHint": False}
+    if not reads:
+        hints |= {"destructiveHint": method.audited, "idempotentHint": False}
+    return {"name": tool, "description": description, "inputSchema": schema, "annotations": hints}
+
+
+def confirmation(caller: Caller, method: str, arguments: Mapping[str, msgspec.Raw], count: int, until: int) -> str:
+    """The value that a look answers, and that the change must bring. count: of tasks found; 0 if it counts none.
+
+    It is signed with the digest of the caller's key, which every api process has, and only the caller's answers depend
+    on. A caller that knows its key can make one: it is against changes that no one looked at, not against the key's
+    holder, who may call ``/rpc``.
+    """
+    same = {name: decode_any(value) for name, value in arguments.items() if name != "dry_run"}
+    signed = json.dumps([method, same, until, count], sort_keys=True)
+    return f"{until}.{count}.{hmac.digest(caller.digest, signed.encode(), 'sha256').hex()[:32]}"
+
+
+def check_confirmation(caller: Caller, method: str, arguments: Mapping[str, msgspec.Raw], given: str) -> int:
+    """The count of the dry run. Raises InvalidParams."""
+    found = _CONFIRMATION.fullmatch(given)
+    until, count = (0, 0) if found is None else map(int, found.groups())
+    if found is None or not hmac.compare_digest(given, confirmation(caller, method, arguments, count, until)):
+        raise InvalidParams(
+            CONFIRM,
+            f"is of another key, tool or other arguments: call without it first, and again with the {CONFIRM} value of "
+            "that answer and the same arguments",
+        )
+    if until < time.time():
+        raise InvalidParams(CONFIRM, f"is older than {CONFIRM_SECONDS:.0f} s: call without it for a new one")
+    return count
