@@ -1,14 +1,17 @@
 """Handlers: functions registered with ``@action``."""
 
+import copy
+import functools
 import importlib
 import inspect
 import math
 import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import cached_property
-from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -111,6 +114,23 @@ class Handler:
             return self._convert(result)
         except msgspec.ValidationError as exc:
             raise UnexpectedResult(task_id, str(exc)) from None
+
+    def inside(self, around: Callable[..., AbstractContextManager[None]]) -> Self:
+        """The same handler, each call of which runs inside of ``around``, called with the same arguments."""
+        function, made = self.function, copy.copy(self)
+
+        @functools.wraps(function)
+        async def run_async(*args: Any, **kwargs: Any) -> Any:
+            with around(*args, **kwargs):
+                return await function(*args, **kwargs)
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with around(*args, **kwargs):
+                return function(*args, **kwargs)
+
+        made.function = run_async if self.is_async else run
+        return made
 
     @cached_property
     def _convert(self) -> Callable[[Any], Any]:
