@@ -23,8 +23,9 @@ from penstock.protocol.task import ACTION_MAX_CHARS, MAX_ATTEMPTS_LIMIT
 from penstock.runtime.logs import log
 from penstock.worker.handlers.context import Call, Context, Wait
 from penstock.worker.handlers.enqueueing import Action, ActionFunction
+from penstock.worker.handlers.lifespan import place
 from penstock.worker.handlers.outcomes import is_number
-from penstock.worker.handlers.parameters import Parameters, batch_fit, injected, place, result_converter
+from penstock.worker.handlers.parameters import Parameters, batch_fit, injected, result_converter
 
 _MAX_BATCH = 10_000
 _MAX_LINGER_SECONDS = 60.0
