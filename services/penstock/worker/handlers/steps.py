@@ -82,50 +82,6 @@ class Step:
             raise ValueError(f"timeout is above 0 seconds, not {self.timeout!r}")
 
 
-class Journal:
-    """The finished steps of a task, and those that this attempt asks for."""
-
-    def __init__(self, carried: Sequence[Entry] = ()) -> None:
-        self._not_asked: dict[StepKey, Entry] = {entry.key: entry for entry in carried}
-        self._repetitions: Counter[str] = Counter()
-        self.asked = 0  # steps
-        self.under_way = 0  # steps
-
-    def ask(self, name: str) -> Entry | StepPlace:
-        """The entry of the next step of that name, or its place if it has to run. Raises StepChanged."""
-        place = StepPlace(name=name, repetition=self._repetitions[name], position=self.asked)
-        known = self._not_asked.pop(place.key, None)
-        expected = () if known is not None or self.under_way else self._not_asked.values()
-        for entry in expected:
-            if not entry.parallel:
-                raise StepChanged(
-                    f"the handler calls its step {place.label!r}, but the journal of the task has {entry.label!r} "
-                    "next: it was changed while the task was under way; restore its steps, or give it a new action"
-                )
-        self._repetitions[name] += 1
-        self.asked += 1
-        return place if known is None else known
-
-    def check_all_asked(self) -> None:
-        """Raises StepChanged when the handler has ended without asking for a finished step."""
-        for entry in self._not_asked.values():
-            raise StepChanged(
-                f"the handler ended without its step {entry.label!r}, which the journal of the task has: it was "
-                "changed while the task was under way; restore the step, or give the handler a new action"
-            )
-
-    @contextmanager
-    def running(self, place: StepPlace) -> Generator[Callable[[], StepPlace]]:
-        """While a step runs; gives a function for its place, which knows whether others ran meanwhile."""
-        overlaps = self.under_way > 0
-        self.under_way += 1
-        began = self.asked
-        try:
-            yield lambda: msgspec.structs.replace(place, parallel=overlaps or self.asked != began)
-        finally:
-            self.under_way -= 1
-
-
 def replayed(entry: Entry, error: Exception | None = None) -> Any:
     """The result of a finished step. error: with which it failed in this attempt. Raises StepFailed."""
     if not entry.has_failed:
@@ -192,15 +148,56 @@ class StepPort(Protocol):
 
 
 class Steps:
-    """Runs the steps of one attempt. port: None where nothing is recorded, as in a test of a handler."""
+    """The steps of one attempt: those that its task has finished before, and those that it asks for.
 
-    def __init__(self, journal: Journal, port: StepPort | None) -> None:
-        self.journal = journal
+    port: None where nothing is recorded, as in a test of a handler.
+    """
+
+    def __init__(self, finished: Sequence[Entry], port: StepPort | None) -> None:
+        self._not_asked: dict[StepKey, Entry] = {entry.key: entry for entry in finished}
+        self._repetitions: Counter[str] = Counter()
+        self._asked = 0
+        self._under_way = 0
         self._port = port
+
+    def _ask(self, name: str) -> Entry | StepPlace:
+        """The entry of the next step of that name, or its place if it has to run. Raises StepChanged."""
+        place = StepPlace(name=name, repetition=self._repetitions[name], position=self._asked)
+        known = self._not_asked.pop(place.key, None)
+        expected = () if known is not None or self._under_way else self._not_asked.values()
+        for entry in expected:
+            if not entry.parallel:
+                raise StepChanged(
+                    f"the handler calls its step {place.label!r}, but the journal of the task has {entry.label!r} "
+                    "next: it was changed while the task was under way; restore its steps, or give it a new action"
+                )
+        self._repetitions[name] += 1
+        self._asked += 1
+        return place if known is None else known
+
+    def check_all_asked(self) -> None:
+        """Raises StepChanged when the handler has ended without asking for a finished step."""
+        for entry in self._not_asked.values():
+            raise StepChanged(
+                f"the handler ended without its step {entry.label!r}, which the journal of the task has: it was "
+                "changed while the task was under way; restore the step, or give the handler a new action"
+            )
+
+    @contextmanager
+    def _running(self, place: StepPlace) -> Generator[Callable[[], StepPlace]]:
+        """While a step runs, if it may; gives a function for its place, which knows whether others ran meanwhile."""
+        overlaps = self._under_way > 0
+        self._under_way += 1
+        began = self._asked
+        try:
+            self._begin()
+            yield lambda: msgspec.structs.replace(place, parallel=overlaps or self._asked != began)
+        finally:
+            self._under_way -= 1
 
     def _begin(self) -> None:
         if self._port is not None:
-            self._port.begin(self.journal.asked - 1)
+            self._port.begin(self._asked - 1)
 
     def _record(self, place: StepPlace, trial: Trial) -> Future[Entry]:
         if self._port is not None:
@@ -213,11 +210,10 @@ class Steps:
         return recorded
 
     async def run(self, step: Step, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        found = self.journal.ask(step.name)
+        found = self._ask(step.name)
         if isinstance(found, Entry):
             return replayed(found)
-        with self.journal.running(found) as place:
-            self._begin()
+        with self._running(found) as place:
             trial = Trial(step, partial(function, *args, **kwargs))
             while not trial.is_over:
                 try:
@@ -229,11 +225,10 @@ class Steps:
         return replayed(entry, trial.error)
 
     def run_sync(self, step: Step, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        found = self.journal.ask(step.name)
+        found = self._ask(step.name)
         if isinstance(found, Entry):
             return replayed(found)
-        with self.journal.running(found) as place:
-            self._begin()
+        with self._running(found) as place:
             trial = Trial(step, partial(function, *args, **kwargs))
             while not trial.is_over:
                 try:
@@ -245,10 +240,10 @@ class Steps:
 
     def suspend(self, name: str, what: str, **when: Any) -> Any:
         """What a sleep or an event that is over gave; raises Suspend for one that begins."""
-        found = self.journal.ask(name)
+        found = self._ask(name)
         if isinstance(found, Entry):
             return replayed(found)
-        if self.journal.under_way:
+        if self._under_way:
             raise RuntimeError(f"{what} suspends the task, and a step still runs: await the step first")
         self._begin()
         raise Suspend(found, **when)
