@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import chain
 from time import monotonic
@@ -47,48 +48,37 @@ _KILL_SECONDS = _CANCEL_SECONDS + 1  # from the time limit until the child that 
 Answer = tuple[str, responses.Problem | None]
 
 
+@dataclass(eq=False)
 class Runner:
     """Runs attempts, at most ``worker_concurrency`` calls at once, and calls ``answer`` once with each."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        threads: Threads,
-        processes: ProcessPool | None = None,
-        resources: Resources,
-        codec: PayloadCodec,
-        timings: Timings,
-        answer: Callable[[Attempt, str], None],
-        progress: Callable[[Attempt, float | None, str | None], None],
-        send_step: Callable[[Attempt, str], Awaitable[None]],
-        send_output: Callable[[Attempt, str, int], None],
-    ) -> None:
-        self._concurrency = settings.worker_concurrency
-        self._threads = threads
-        self._resources = resources
-        self._processes = processes
-        if processes is not None:
-            processes.on_idle = self._start_waiting
-        self._timeout_seconds = settings.task_timeout_seconds
-        self._bad_params_attempts = settings.bad_params_attempts
-        self._log_details = settings.log_failure_details and not codec.encrypts
+    settings: Settings
+    _: KW_ONLY
+    threads: Threads
+    processes: ProcessPool | None = None
+    resources: Resources
+    codec: PayloadCodec
+    timings: Timings
+    answer: Callable[[Attempt, str], None]
+    progress: Callable[[Attempt, float | None, str | None], None]
+    send_step: Callable[[Attempt, str], Awaitable[None]]
+    send_output: Callable[[Attempt, str, int], None]
+
+    def __post_init__(self) -> None:
+        settings, codec = self.settings, self.codec
+        if self.processes is not None:
+            self.processes.on_idle = self._start_waiting
         self._answer_of = partial(
             responses.answer_of,
             limit_bytes=settings.largest_result_bytes,
             compress_bytes=None if codec.is_on else settings.result_compress_bytes,
         )
-        self._codec = codec
-        self._timings = timings
-        self._answer = answer
-        self._progress = progress
-        self._send_output = send_output
-        self._outputs = Outputs(settings, send_output, self._on_loop)
+        self._outputs = Outputs(settings, self.send_output, self._on_loop)
         self._delay_noted_at = float("-inf")
         self._spans = active.active()
         self._loop = asyncio.get_running_loop()
         self._recordings: set[asyncio.Task[None]] = set()
-        self._steps = partial(AttemptSteps, settings, codec, send_step, self._loop)
+        self._steps = partial(AttemptSteps, settings, codec, self.send_step, self._loop)
         self._thread_id = threading.get_ident()
         self._held: dict[Attempt, None] = {}
         self._running: dict[HandlerCall, None] = {}  # in the order in which they began
@@ -110,11 +100,11 @@ class Runner:
 
     def saturation(self) -> str | None:
         """What the call that has waited longest for its start waits for, if for seconds; from any thread."""
-        children = self._processes.size if self._processes is not None else 0
+        children = self.processes.size if self.processes is not None else 0
         for waiting, what in (
-            (self._waiting_for_thread, f"{self._threads.size} threads"),
+            (self._waiting_for_thread, f"{self.threads.size} threads"),
             (self._waiting_for_process, f"{children} child processes"),
-            (self._waiting, f"{self._concurrency} slots"),
+            (self._waiting, f"{self.settings.worker_concurrency} slots"),
         ):
             with suppress(IndexError):
                 seconds = monotonic() - waiting[0].received_at
@@ -129,9 +119,9 @@ class Runner:
         """Whether a slot is free, or tasks are short and few wait: a long one would wait here, and others be idle."""
         waiting = sum(map(len, self._queues))
         if not waiting:
-            return len(self._running) < self._concurrency
+            return len(self._running) < self.settings.worker_concurrency
         is_short = self._mean_seconds < _SHORT_SECONDS and monotonic() - self._last_end < _SHORT_SECONDS
-        return is_short and len(self._running) + waiting < 2 * self._concurrency
+        return is_short and len(self._running) + waiting < 2 * self.settings.worker_concurrency
 
     def hold(self, attempts: Iterable[Attempt]) -> None:
         """Have attempts among ``attempts`` that are added, or dropped, later."""
@@ -159,7 +149,7 @@ class Runner:
         return self._waiting if call.handler.is_async else self._waiting_for_thread
 
     def _is_for_process(self, call: HandlerCall | Attempt) -> bool:
-        return self._processes is not None and call.handler.process
+        return self.processes is not None and call.handler.process
 
     def _queue(self, batch: HandlerCall) -> None:
         self._queue_of(batch).append(batch)
@@ -184,7 +174,7 @@ class Runner:
             attempt.params = attempt.handler.fit(attempt.params)
         except InvalidParams as exc:
             own = attempt.handler.bad_params_attempts
-            attempts = self._bad_params_attempts if own is None else own
+            attempts = self.settings.bad_params_attempts if own is None else own
             data = {name: responses.cut(value) for name, value in exc.data.items()}
             refusal = responses.Refusal("BadParams", exc.message, code=exc.code, data=data, attempts=attempts)
             self._refuse(attempt, refusal)
@@ -228,15 +218,15 @@ class Runner:
     def _start_waiting(self) -> None:
         running, waiting, plain = self._running, self._waiting, self._waiting_for_thread
         in_child = self._waiting_for_process
-        while self._may_start and len(running) < self._concurrency:
+        while self._may_start and len(running) < self.settings.worker_concurrency:
             # The oldest waiting call is next, so that plain functions and coroutines do not delay each other.
             is_older = plain and not (waiting and waiting[0].received_at < plain[0].received_at)
-            if in_child and self._processes is not None and self._processes.has_room:
+            if in_child and self.processes is not None and self.processes.has_room:
                 call = in_child.popleft()
-                call.child = self._processes.take()
-            elif is_older and self._threads.has_room:
+                call.child = self.processes.take()
+            elif is_older and self.threads.has_room:
                 call = plain.popleft()
-                self._threads.reserve()
+                self.threads.reserve()
             elif waiting:
                 call = waiting.popleft()
             else:
@@ -258,7 +248,7 @@ class Runner:
         for attempt in call.attempts:
             if attempt.is_lost:
                 attempt.answered = True
-                self._answer(attempt, "")
+                self.answer(attempt, "")
             else:
                 attempt.lease.begin()
         call.attempts = [attempt for attempt in call.attempts if not attempt.answered]
@@ -270,7 +260,7 @@ class Runner:
     async def _run(self, call: HandlerCall) -> None:
         """Run one call, and answer its attempts."""
         call.started_at = now = monotonic()
-        limit = call.limit_seconds or call.handler.timeout or self._timeout_seconds
+        limit = call.limit_seconds or call.handler.timeout or self.settings.task_timeout_seconds
         call.limit_seconds = min(limit, self._ends_at - now)
         call.deadline = now + call.limit_seconds
         if call.deadline < self._alarm_at:
@@ -284,7 +274,7 @@ class Runner:
             await self._prepare(call)
             run = self._run_in_process if self._is_for_process(call) else self._run_here
             answers = await run(call) if call.attempts else ()
-            if self._codec.bucket is not None and any(map(self._is_large, answers)):
+            if self.codec.bucket is not None and any(map(self._is_large, answers)):
                 call.deadline = math.inf  # the handler has done its work
                 answers = await asyncio.gather(*map(self._stored, call.attempts, answers))
         except BaseException as exc:
@@ -298,7 +288,7 @@ class Runner:
                 call.where = call.where or responses.traceback_of(exc)
             if isinstance(exc, BaseExceptionGroup):  # of a task group
                 exc = next((one for one in exc.exceptions if isinstance(one, Suspend)), exc)
-            if call.span is not None and not (self._codec.encrypts or isinstance(exc, responses.Refusal | Suspend)):
+            if call.span is not None and not (self.codec.encrypts or isinstance(exc, responses.Refusal | Suspend)):
                 call.span.raised(exc)
             error = "" if isinstance(exc, Suspend) else type(exc).__name__
             errors: dict[int, responses.Error] = {}
@@ -324,9 +314,9 @@ class Runner:
     async def _open(self, attempt: Attempt) -> None:
         try:
             if needs_opening(attempt.params):
-                await open_params(self._codec, attempt)
+                await open_params(self.codec, attempt)
             if attempt.journal:
-                await open_journal(self._codec, attempt)
+                await open_journal(self.codec, attempt)
         except responses.Refusal as exc:
             self._refuse(attempt, exc)
 
@@ -349,7 +339,7 @@ class Runner:
             args, kwargs = first.params
             args = (*contexts, *args) if handler.takes_context else args
         if handler.injected:
-            kwargs = {**kwargs, **self._resources.values(handler.injected)}
+            kwargs = {**kwargs, **self.resources.values(handler.injected)}
         entered = enter_hooks(contexts) if HOOKS else ()
         try:
             if handler.is_async:
@@ -397,14 +387,14 @@ class Runner:
         return responses.failure_answer(attempt.claim_id, attempt.handler, outcome, errors)
 
     def _is_large(self, answer: Answer) -> bool:
-        return answer[1] is None and len(answer[0]) > self._codec.threshold_bytes
+        return answer[1] is None and len(answer[0]) > self.codec.threshold_bytes
 
     async def _stored(self, attempt: Attempt, answer: Answer) -> Answer:
         """The response, with a large result stored as an object."""
         if attempt.answered or not self._is_large(answer):
             return answer
         try:
-            return await store_result(self._codec, attempt.claim, answer[0]), None
+            return await store_result(self.codec, attempt.claim, answer[0]), None
         except responses.Refusal as exc:
             return responses.failure_answer(attempt.claim_id, attempt.handler, exc)
 
@@ -413,7 +403,7 @@ class Runner:
         if attempt.answered or batch.overdue or batch.cut:
             return
         answer = self._answer_to(attempt, outcome, {})
-        if self._codec.bucket is not None and self._is_large(answer):
+        if self.codec.bucket is not None and self._is_large(answer):
             return  # stored with the others' when the call ends
         self._settle(attempt, answer, (monotonic() - batch.started_at) / len(batch.attempts))
         self.changed.set()
@@ -424,7 +414,7 @@ class Runner:
         attempts = {attempt.claim_id: attempt for attempt in call.attempts}
         trace = None if call.span is None else call.span.context
         answers: dict[str, Answer] = {}
-        assert self._processes is not None
+        assert self.processes is not None
         assert call.child is not None
         child, call.child = call.child, None
 
@@ -433,7 +423,7 @@ class Runner:
             if kind == "progress":
                 self._report(attempt, *content)
             elif kind == "output":
-                self._send_output(attempt, *content)
+                self.send_output(attempt, *content)
             elif kind == "step":
                 recording = self._loop.create_task(self._keep_step(child, attempt, *content))
                 self._recordings.add(recording)
@@ -441,13 +431,13 @@ class Runner:
             else:
                 text, problem, attempt.sleep = content
                 answers[claim_id] = text, problem and responses.Problem(*problem)
-                if call.is_batch and not (self._codec.bucket and self._is_large(answers[claim_id])):
+                if call.is_batch and not (self.codec.bucket and self._is_large(answers[claim_id])):
                     self._settle(attempt, answers[claim_id], (monotonic() - call.started_at) / len(attempts))
 
-        limit = call.limit_seconds or self._timeout_seconds
+        limit = call.limit_seconds or self.settings.task_timeout_seconds
         try:
             name, headers = call.handler.name, trace and trace.headers
-            await self._processes.call(child, name, limit, call.attempts, headers, receive)
+            await self.processes.call(child, name, limit, call.attempts, headers, receive)
         except ProcessDied as exc:
             if len(call.attempts) == 1:
                 raise
@@ -475,12 +465,12 @@ class Runner:
         self._waiting_for_process.extend(map(HandlerCall.of, alone))
 
     async def _in_thread(self, call: HandlerCall, function: Callable[[], Any]) -> Any:
-        call.thread_call = self._threads.start(function)
+        call.thread_call = self.threads.start(function)
         try:
             result, raised = await call.thread_call.outcome
         except asyncio.CancelledError:
-            self._threads.leave(call.thread_call)
-            log.warning("thread_left_behind", **call.log_fields(), left=self._threads.left)
+            self.threads.leave(call.thread_call)
+            log.warning("thread_left_behind", **call.log_fields(), left=self.threads.left)
             raise
         if raised is not None:
             raise raised
@@ -502,11 +492,11 @@ class Runner:
 
     def _give_back(self, call: HandlerCall) -> None:
         """Give back the child of a call, or the thread of one whose handler was not called."""
-        if self._processes is not None and call.handler.process:
+        if self.processes is not None and call.handler.process:
             if call.child is not None:
-                self._processes.give_back(call.child)
+                self.processes.give_back(call.child)
         elif call.thread_call is None and not call.handler.is_async:
-            self._threads.release()
+            self.threads.release()
 
     def _abandon(self, call: HandlerCall) -> None:
         """Leave the attempts to the worker that receives their messages next."""
@@ -516,7 +506,7 @@ class Runner:
                 self._outputs.end(attempt.output)
                 attempt.end_span("cut")
                 if attempt.reported:  # its own report makes sure of the steps; a message that comes again does not
-                    self._answer(attempt, responses.suspension(attempt.claim_id, call.handler, Suspend(seconds=0.0)))
+                    self.answer(attempt, responses.suspension(attempt.claim_id, call.handler, Suspend(seconds=0.0)))
         if call.is_batch and call.span is not None:
             call.span.end("cut")
         self._end(call)
@@ -531,12 +521,13 @@ class Runner:
             trace_id = attempt.span.trace_id
             text = attempt.end_span("" if problem is None else problem.kind, text)
         outcome = "ok" if problem is None else "timeout" if problem.kind == responses.TIMEOUT_KIND else "error"
-        self._timings.add(attempt.handler.name, outcome, ran, trace_id)
+        self.timings.add(attempt.handler.name, outcome, ran, trace_id)
         if attempt.is_lost:
             log.info("task_dropped", **attempt.log_fields(), ran_seconds=round(ran, 3))
         elif problem is not None:
-            log_failure(attempt.claim, attempt.handler.name, problem, details=self._log_details)
-        self._answer(attempt, text)
+            details = self.settings.log_failure_details and not self.codec.encrypts
+            log_failure(attempt.claim, attempt.handler.name, problem, details=details)
+        self.answer(attempt, text)
 
     def _end(self, call: HandlerCall) -> None:
         self._running.pop(call, None)
@@ -592,7 +583,7 @@ class Runner:
     def _report(self, attempt: Attempt, percent: float | None, note: str | None) -> None:
         if not attempt.answered:
             attempt.seen_at = monotonic()
-            self._progress(attempt, percent, note)
+            self.progress(attempt, percent, note)
 
     def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function on the event loop, from any thread."""

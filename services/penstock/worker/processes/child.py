@@ -113,8 +113,8 @@ class _ChildRunner(Runner):
             send_output=lambda attempt, *part: channel.send("output", attempt.claim_id, *part),
         )  # fmt: skip
         self._outputs.flush_seconds = _FLUSH_SECONDS
-        self._codec = PayloadCodec()  # the worker opens payloads, and stores results
-        self._steps = partial(AttemptSteps, settings, self._codec, self._send_step, self._loop)
+        self.codec = PayloadCodec()  # the worker opens payloads, and stores results
+        self._steps = partial(AttemptSteps, settings, self.codec, self._send_step, self._loop)
         self._sent: dict[tuple[str, int], asyncio.Future[None]] = {}  # steps by claim id and number
         self._spans = None  # the worker's are the parents of the handler's own
         self._attempts: dict[str, Attempt] = {}
@@ -123,7 +123,7 @@ class _ChildRunner(Runner):
 
     @property
     def is_left(self) -> bool:
-        return self._ignored_cancel or self._threads.left > 0
+        return self._ignored_cancel or self.threads.left > 0
 
     async def call(
         self,
