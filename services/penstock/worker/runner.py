@@ -35,7 +35,7 @@ from penstock.worker.processes.channel import Child
 from penstock.worker.processes.pool import ProcessDied, ProcessKilled, ProcessPool
 from penstock.worker.result_sender import Timings
 from penstock.worker.steps import AttemptSteps, open_journal, sleep_entry
-from penstock.worker.threads import Threads
+from penstock.worker.threads import Threads, stack_of
 
 _CANCEL_SECONDS = 5.0  # clean-up time of a cancelled handler before the task is answered without it
 _SHORT_SECONDS = 1.0  # shorter tasks are fetched ahead
@@ -233,12 +233,12 @@ class Runner:
                 break
             if not self._begin(call):
                 continue
-            running[call] = None
             now = monotonic()
             if now >= self._delay_noted_at + _DELAY_NOTED_SECONDS:
                 self._delay_noted_at = now
                 metrics.START_DELAY_SECONDS.observe(now - call.received_at)
             call.task = self._loop.create_task(self._run(call))
+            running[call] = None  # with its task, which other threads look at
         if not (running or waiting or plain or in_child or self._open_batches):
             self._empty.set()
 
@@ -559,7 +559,7 @@ class Runner:
             call.ran_seconds = now - call.started_at
             call.deadline = now + _CANCEL_SECONDS
             if call.thread_call is not None:
-                call.where = call.thread_call.stack()
+                call.where = stack_of(call.thread_call.thread_id)
             call.task.cancel()
             return
         hint = "it goes on beside the others; do not swallow CancelledError"
