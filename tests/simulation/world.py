@@ -81,7 +81,7 @@ class _Api(Service):
 
 
 class _Worker(Worker):
-    """Without the threads that watch the event loop: they live in real time."""
+    """Without the task that watches the threads of handlers: they live in real time."""
 
     def side_tasks(self) -> Mapping[str, SideTask]:
         return {name: task for name, task in super().side_tasks().items() if not name.startswith("watch")}

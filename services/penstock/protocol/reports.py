@@ -192,7 +192,7 @@ Report = Succeeded | Failed | Waiting | Suspended | Stepped | Progress | Output 
 NO_HINTS = Hints()
 
 
-class _Response(msgspec.Struct, frozen=True, gc=False):
+class Response(msgspec.Struct, frozen=True, gc=False):
     jsonrpc: str = "2.0"  # may be missing: a result is worth more than its version
     id: int | str | None = None
     result: msgspec.Raw = _EMPTY
@@ -249,8 +249,8 @@ class _AnnounceParams(msgspec.Struct, frozen=True):
     result: msgspec.Raw = _EMPTY
 
 
-_decode_response = msgspec.json.Decoder(_Response).decode
-_decode_responses = msgspec.json.Decoder(list[_Response]).decode
+decode_response = msgspec.json.Decoder(Response).decode
+_decode_responses = msgspec.json.Decoder(list[Response]).decode
 _decode_error = msgspec.json.Decoder(_Error).decode
 
 
@@ -280,7 +280,7 @@ def decode_reports(
         is_batch, entries = split_body(text, batch_limit=batch_limit)
     except RpcError as exc:
         return [Unreadable(body if isinstance(body, str) else body.decode("utf-8", "backslashreplace"), exc.message)]
-    responses: Sequence[_Response | None] = [None] * len(entries)
+    responses: Sequence[Response | None] = [None] * len(entries)
     if is_batch and isinstance(entries[0], msgspec.Raw):
         with suppress(ValueError, RecursionError):  # at least one entry is no response: they are decoded one by one
             responses = _decode_responses(text)
@@ -300,12 +300,12 @@ class _Decoder:
     bare_ids: bool
     room: Room = field(default_factory=Room)
 
-    def decode(self, entry: str | msgspec.Raw, response: _Response | None = None) -> Report:
+    def decode(self, entry: str | msgspec.Raw, response: Response | None = None) -> Report:
         try:
             if response is None:
                 if isinstance(entry, str):
                     json_text.refuse_depth(entry)
-                response = _decode_response(entry)
+                response = decode_response(entry)
             match response.method:
                 case None:
                     return self._outcome(response)
@@ -337,7 +337,7 @@ class _Decoder:
         except (ValueError, RecursionError) as exc:
             return Unreadable(entry_text(entry), f"not a JSON-RPC response: {short_reason(exc)}")
 
-    def _outcome(self, response: _Response) -> Succeeded | Failed:
+    def _outcome(self, response: Response) -> Succeeded | Failed:
         result, error = bytes(response.result), bytes(response.error)
         if error == b"null" and result:
             error = b""  # as in JSON-RPC 1.0: both members, one of them null
@@ -350,7 +350,7 @@ class _Decoder:
         if response.id is None:
             raise _EntryError("holds no id")
         whose = self._whose(response.id, result or error)
-        trace = _trace(response) if bytes(response.traceparent) else None
+        trace = trace_of(response) if bytes(response.traceparent) else None
         if error:
             decoded = _decode_error(error)
             text = error.decode() if isinstance(decoded.code, int) else _with_number(error, decoded.code)
@@ -426,7 +426,7 @@ class _Decoder:
         version, description = (text and text[:PROGRESS_NOTE_CHARS] for text in (given.version, given.description))
         return Announced(given.action, worker, version, description, *kept)
 
-    def _steps(self, response: _Response) -> Sequence[Entry]:
+    def _steps(self, response: Response) -> Sequence[Entry]:
         raw = response.steps
         return tuple(map(self._stored, decode_entries(raw))) if bytes(raw) else ()
 
@@ -438,7 +438,7 @@ class _Decoder:
             text = self._decoded(bytes(entry.error or entry.result), entry.encoding)
         return entry.with_value(text, None)
 
-    def _suspend(self, response: _Response) -> Suspended:
+    def _suspend(self, response: Response) -> Suspended:
         params = msgspec.json.decode(response.params, type=_SuspendParams)
         claim_id = self._claim_of(params.id)
         until = params.until
@@ -448,7 +448,7 @@ class _Decoder:
                 raise _EntryError(f"until is too far away: {until.isoformat()}")
         return Suspended(*claim_id, params.seconds, until, params.redelivered, self.worker, self._steps(response))
 
-    def _wait(self, response: _Response) -> Waiting | Failed:
+    def _wait(self, response: Response) -> Waiting | Failed:
         """An invalid wait is a failed attempt: its worker has ended it and will not report again."""
         raw = response.params
         claim_id = self._claim_of(msgspec.json.decode(raw, type=_ClaimParams).id)
@@ -527,7 +527,7 @@ def _hints(error: _Error) -> Hints:
     return msgspec.structs.replace(hints, unknown_action=True) if error.code == METHOD_NOT_FOUND else hints
 
 
-def _trace(response: _Response) -> TraceContext | None:
+def trace_of(response: Response) -> TraceContext | None:
     """The attempt's context; an invalid one is ignored, since a result is worth more than its trace."""
     try:
         state = decode_any(response.tracestate) if bytes(response.tracestate) else None

@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -62,35 +62,17 @@ class Faults:
 
     def over(self, registry: Registry) -> Registry:
         """The same handlers, with these failures."""
-        faulty = Registry()
-        for name, handler in registry.items():
-            made = copy.copy(handler)
-            made.function = self._faulty(handler)
-            made.takes_context = handler.batch is None
-            faulty[name] = made
-        return faulty
+        return Registry({action: self._faulty(handler) for action, handler in registry.items()})
 
-    def _faulty(self, handler: Handler) -> Callable[..., Any]:
-        function = handler.function
-        skipped = 0 if handler.takes_context or handler.batch is not None else 1  # arguments that it does not take
-        if not handler.is_async:
-
-            @functools.wraps(function)
-            def run(*args: Any, **kwargs: Any) -> Any:
-                with self._around(handler.name, args[0]):
-                    return function(*args[skipped:], **kwargs)
-
-            return run
-
-        @functools.wraps(function)
-        async def run_async(*args: Any, **kwargs: Any) -> Any:
-            with self._around(handler.name, args[0]):
-                return await function(*args[skipped:], **kwargs)
-
-        return run_async
+    def _faulty(self, handler: Handler) -> Handler:
+        function, made = handler.function, copy.copy(handler)
+        if not handler.takes_context and handler.batch is None:  # a context tells which task it is
+            made.takes_context = True
+            made.function = functools.wraps(function)(lambda _, *args, **kwargs: function(*args, **kwargs))
+        return made.inside(functools.partial(self._around, handler.name))
 
     @contextmanager
-    def _around(self, action: str, first: Context | Sequence[Any]) -> Iterator[None]:
+    def _around(self, action: str, first: Context | Sequence[Any], *_: Any, **__: Any) -> Iterator[None]:
         tasks = {first.task_id} if isinstance(first, Context) else {call.ctx.task_id for call in first}
         self._actions |= dict.fromkeys(tasks, action)
         planned = self._due(action, crash=False)

@@ -25,7 +25,7 @@ with needing("penstock.lambda_handler", "lambda"):
 
 _STOP_SECONDS = 3.0  # before the end of the invocation, handlers are stopped
 _DRAIN_SECONDS = 1.5  # before it, what is unfinished is left to a later invocation
-_OF_A_PROCESS = {"extend visibility", "watch loop"}  # Lambda holds the messages, and stops what blocks
+_NOT_RUN = "extend visibility"  # Lambda holds the messages
 
 
 class _Event:
@@ -115,8 +115,8 @@ class _Environment:
         )  # fmt: skip
         self._stack.push_async_callback(worker.close)
         await worker.open()
-        wanted = {name: run for name, run in worker.side_tasks().items() if name not in _OF_A_PROCESS}
-        self._sides = [asyncio.create_task(run(), name=name) for name, run in wanted.items()]
+        sides = worker.side_tasks().items()
+        self._sides = [asyncio.create_task(run(), name=name) for name, run in sides if name != _NOT_RUN]
         return worker
 
     async def _close(self) -> None:

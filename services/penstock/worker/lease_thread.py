@@ -7,9 +7,7 @@ this thread answers every task of the worker and ends the process.
 
 import asyncio
 import os
-import sys
 import threading
-import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -29,6 +27,8 @@ from penstock.worker.payload_io import final_answer
 from penstock.worker.responses import Refusal, failure_answer, timeout_of
 from penstock.worker.result_sender import ResultSender, Timings
 from penstock.worker.runner import Runner
+from penstock.worker.threads import stack_of
+from penstock.worker.watchdog import watch_loop
 
 _STUCK_SECONDS = 10.0  # past a time limit; a loop that turns has answered the task by then
 _LOOKS = 3  # that find the loop stuck, one a second: a process that was suspended gets to answer its tasks
@@ -83,6 +83,7 @@ class LeaseThread:
             group.create_task(self.leases.extend_unfinished(outbound))
             group.create_task(self._heartbeat(sender))
             group.create_task(self._watch(sender, outbound))
+            group.create_task(watch_loop(self._loop, self._loop_thread, self.runner.attempts_of))
 
     async def _heartbeat(self, sender: ResultSender) -> None:
         """Send heartbeats, and responses that a blocked event loop holds up: their tasks would count as silent."""
@@ -110,8 +111,7 @@ class LeaseThread:
             await asyncio.sleep(1.0)
             looks = looks + 1 if self.runner.stuck(_STUCK_SECONDS) else 0
         culprits = self.runner.attempts_of(asyncio.current_task(self._loop))
-        frame = sys._current_frames().get(self._loop_thread)
-        stack = "".join(traceback.format_stack(frame)) if frame else None
+        stack = stack_of(self._loop_thread)
         try:
             async with asyncio.timeout(_LAST_SECONDS):
                 await self._answer_all(culprits, stack, sender, outbound)

@@ -11,14 +11,13 @@ from penstock.payloads.codec import PayloadCodec, aad_of, payload_aad
 from penstock.payloads.records import encrypt_error
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.journal import add_entries
-from penstock.protocol.reports import add_trace, encode_result
+from penstock.protocol.reports import add_trace, decode_response, encode_result, trace_of
 from penstock.protocol.requests import ClaimId
 from penstock.protocol.sealed import SEALED_ENCODING, escape_plain
-from penstock.protocol.trace_context import of_headers
 from penstock.runtime.logs import log
 from penstock.runtime.periodic import Pauses
 from penstock.worker.attempt import Attempt
-from penstock.worker.responses import Refusal, decode_answer
+from penstock.worker.responses import Refusal
 
 _QUOTE = ord('"')
 _FIRST_PAUSE_SECONDS = 0.5
@@ -53,12 +52,12 @@ def needed(attempt: Attempt, what: str) -> Iterator[None]:
 
 async def store_result(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
     """Offload a large result; returns the response. Retries while the bucket is unavailable. Raises Refusal."""
-    decoded = decode_answer(answer)
+    decoded = decode_response(answer)
     result = bytes(decoded.result).decode()
     if not result or not codec.is_large(result):
         return answer
     kept = await kept_object(codec, claim, result, aad_of("result", claim.task_id))
-    return encode_result(decoded.id, kept, bytes(decoded.spawn).decode(), encoding=SEALED_ENCODING)
+    return encode_result(str(decoded.id), kept, bytes(decoded.spawn).decode(), encoding=SEALED_ENCODING)
 
 
 async def kept_object(codec: PayloadCodec, claim: ClaimId, result: str, aad: str) -> str:
@@ -85,8 +84,8 @@ def final_answer(codec: PayloadCodec, attempt: Attempt, answer: str) -> str:
 
 def _encrypted(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
     """The response with its result, spawned tasks or error encrypted."""
-    decoded = decode_answer(answer)
-    if decoded.params is not None:
+    decoded = decode_response(answer)
+    if decoded.method is not None:
         return answer
     error = bytes(decoded.error).decode()
     if error:
@@ -96,6 +95,6 @@ def _encrypted(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
         if decoded.encoding is None:
             result = codec.encode(escape_plain(result), aad_of("result", claim.task_id))
         spawned = spawn and codec.encode(spawn, aad_of("spawn", claim.task_id))
-        sealed = encode_result(decoded.id, result, spawned, encoding=SEALED_ENCODING)
-    trace = of_headers({"traceparent": decoded.traceparent, "tracestate": decoded.tracestate})
+        sealed = encode_result(str(decoded.id), result, spawned, encoding=SEALED_ENCODING)
+    trace = trace_of(decoded)
     return sealed if trace is None else add_trace(sealed, trace)

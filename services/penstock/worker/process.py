@@ -43,7 +43,6 @@ from penstock.worker.responses import failure_answer, no_task_answer, unknown_ac
 from penstock.worker.result_sender import ResultSender, Timings
 from penstock.worker.runner import Runner, log_failure
 from penstock.worker.threads import Threads
-from penstock.worker.watchdog import Watchdog
 
 _SUSPECT_DELIVERIES = 3
 _ALONE_SECONDS = 1.0  # for which a suspect waits for the others to end, and then runs alone
@@ -120,7 +119,6 @@ class Worker(Service):
             "send responses": self._sender.run,
             "delete messages": self._leases.deleter.run,
             "watch threads": self._watch_threads,
-            "watch loop": Watchdog(self._runner.attempts_of).run,
         }
         if self._lease_thread is None:
             tasks["heartbeat"] = self._heartbeat

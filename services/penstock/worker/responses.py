@@ -12,7 +12,7 @@ import msgspec
 from penstock.protocol.compression import ENCODING, pack_result
 from penstock.protocol.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE, RateLimited
 from penstock.protocol.json_text import MAX_DEPTH, dumps, escape_for_sqs, foreign, json_depth
-from penstock.protocol.reports import encode_error, encode_notification, encode_result, error_text
+from penstock.protocol.reports import decode_response, encode_error, encode_notification, encode_result, error_text
 from penstock.protocol.requests import Invalid, Request, given
 from penstock.protocol.spelling import nearest
 from penstock.protocol.task import BUILT_IN_ACTIONS
@@ -32,26 +32,6 @@ _ASKED = (Retry, Snooze, RateLimited)  # by which a handler asks for another run
 _encode = msgspec.json.Encoder(enc_hook=foreign).encode
 
 Error = tuple[int, str, dict[str, Any]]  # code, message and data
-
-
-class _WaitParams(msgspec.Struct):
-    id: str
-
-
-class _Answer(msgspec.Struct):
-    """A response, or a wait's notification, which has params."""
-
-    id: str = ""
-    result: msgspec.Raw = msgspec.Raw(b"")
-    error: msgspec.Raw = msgspec.Raw(b"")
-    spawn: msgspec.Raw = msgspec.Raw(b"")
-    encoding: str | None = None
-    params: _WaitParams | None = None
-    traceparent: str = ""
-    tracestate: str = ""
-
-
-decode_answer = msgspec.json.Decoder(_Answer).decode
 
 
 class Refusal(Exception):
@@ -238,11 +218,11 @@ def no_task_answer(entry: Request | Invalid, reason: str) -> str:
 def refused_answer(answer: str, size: int) -> str:
     """The response instead of one that the results queue does not accept."""
     message = f"the answer is {size} bytes, more than the results queue is set to take (its MaximumMessageSize)"
-    decoded = decode_answer(answer)
+    decoded = decode_response(answer)
     final = not bytes(decoded.error)  # the handler has done its work
-    claim_id = decoded.id if decoded.params is None else decoded.params.id
+    claim_id = decoded.id if decoded.method is None else msgspec.json.decode(decoded.params)["id"]
     refusal = Refusal("BadResult", message, code=TOO_LARGE, data={"size": size, "final": final})
-    return failure_answer(claim_id, None, refusal)[0]
+    return failure_answer(str(claim_id), None, refusal)[0]
 
 
 def _hints(handler: Handler | None) -> dict[str, Any]:

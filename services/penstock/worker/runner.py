@@ -7,10 +7,13 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import chain
 from time import monotonic
 from typing import Any
+
+import msgspec
 
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import InvalidParams
@@ -21,9 +24,9 @@ from penstock.runtime.logs import bind_task, log
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.worker import responses
-from penstock.worker.attempt import Attempt, Batch, OpenBatches
+from penstock.worker.attempt import Attempt, HandlerCall, OpenBatches
 from penstock.worker.handlers.context import Call, Context
-from penstock.worker.handlers.lifespan import HOOKS, Entered, Resources, enter_hooks, leave_hooks
+from penstock.worker.handlers.lifespan import HOOKS, Resources, enter_hooks, leave_hooks
 from penstock.worker.handlers.steps import Suspend
 from penstock.worker.leases import Lease
 from penstock.worker.output import Outputs
@@ -32,7 +35,7 @@ from penstock.worker.processes.channel import Child
 from penstock.worker.processes.pool import ProcessDied, ProcessKilled, ProcessPool
 from penstock.worker.result_sender import Timings
 from penstock.worker.steps import AttemptSteps, open_journal, sleep_entry
-from penstock.worker.threads import Threads
+from penstock.worker.threads import Threads, stack_of
 
 _CANCEL_SECONDS = 5.0  # clean-up time of a cancelled handler before the task is answered without it
 _SHORT_SECONDS = 1.0  # shorter tasks are fetched ahead
@@ -42,58 +45,46 @@ _MEAN_WEIGHT = 0.05
 _KILL_SECONDS = _CANCEL_SECONDS + 1  # from the time limit until the child that did not stop its handler is killed
 
 
-Unit = Attempt | Batch
 Answer = tuple[str, responses.Problem | None]
 
 
+@dataclass(eq=False)
 class Runner:
     """Runs attempts, at most ``worker_concurrency`` calls at once, and calls ``answer`` once with each."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        threads: Threads,
-        processes: ProcessPool | None = None,
-        resources: Resources,
-        codec: PayloadCodec,
-        timings: Timings,
-        answer: Callable[[Attempt, str], None],
-        progress: Callable[[Attempt, float | None, str | None], None],
-        send_step: Callable[[Attempt, str], Awaitable[None]],
-        send_output: Callable[[Attempt, str, int], None],
-    ) -> None:
-        self._concurrency = settings.worker_concurrency
-        self._threads = threads
-        self._resources = resources
-        self._processes = processes
-        if processes is not None:
-            processes.on_idle = self._start_waiting
-        self._timeout_seconds = settings.task_timeout_seconds
-        self._bad_params_attempts = settings.bad_params_attempts
-        self._log_details = settings.log_failure_details and not codec.encrypts
+    settings: Settings
+    _: KW_ONLY
+    threads: Threads
+    processes: ProcessPool | None = None
+    resources: Resources
+    codec: PayloadCodec
+    timings: Timings
+    answer: Callable[[Attempt, str], None]
+    progress: Callable[[Attempt, float | None, str | None], None]
+    send_step: Callable[[Attempt, str], Awaitable[None]]
+    send_output: Callable[[Attempt, str, int], None]
+
+    def __post_init__(self) -> None:
+        settings, codec = self.settings, self.codec
+        if self.processes is not None:
+            self.processes.on_idle = self._start_waiting
         self._answer_of = partial(
             responses.answer_of,
             limit_bytes=settings.largest_result_bytes,
             compress_bytes=None if codec.is_on else settings.result_compress_bytes,
         )
-        self._codec = codec
-        self._timings = timings
-        self._answer = answer
-        self._progress = progress
-        self._send_output = send_output
-        self._outputs = Outputs(settings, send_output, self._on_loop)
+        self._outputs = Outputs(settings, self.send_output, self._on_loop)
         self._delay_noted_at = float("-inf")
         self._spans = active.active()
         self._loop = asyncio.get_running_loop()
         self._recordings: set[asyncio.Task[None]] = set()
-        self._steps = partial(AttemptSteps, settings, codec, send_step, self._loop)
+        self._steps = partial(AttemptSteps, settings, codec, self.send_step, self._loop)
         self._thread_id = threading.get_ident()
         self._held: dict[Attempt, None] = {}
-        self._running: dict[Unit, None] = {}  # in the order in which they began
-        self._waiting: deque[Unit] = deque()
-        self._waiting_for_thread: deque[Unit] = deque()
-        self._waiting_for_process: deque[Unit] = deque()
+        self._running: dict[HandlerCall, None] = {}  # in the order in which they began
+        self._waiting: deque[HandlerCall] = deque()
+        self._waiting_for_thread: deque[HandlerCall] = deque()
+        self._waiting_for_process: deque[HandlerCall] = deque()
         self._queues = self._waiting, self._waiting_for_thread, self._waiting_for_process
         self._open_batches = OpenBatches(self._queue)
         self._may_start = True
@@ -109,11 +100,11 @@ class Runner:
 
     def saturation(self) -> str | None:
         """What the call that has waited longest for its start waits for, if for seconds; from any thread."""
-        children = self._processes.size if self._processes is not None else 0
+        children = self.processes.size if self.processes is not None else 0
         for waiting, what in (
-            (self._waiting_for_thread, f"{self._threads.size} threads"),
+            (self._waiting_for_thread, f"{self.threads.size} threads"),
             (self._waiting_for_process, f"{children} child processes"),
-            (self._waiting, f"{self._concurrency} slots"),
+            (self._waiting, f"{self.settings.worker_concurrency} slots"),
         ):
             with suppress(IndexError):
                 seconds = monotonic() - waiting[0].received_at
@@ -128,9 +119,9 @@ class Runner:
         """Whether a slot is free, or tasks are short and few wait: a long one would wait here, and others be idle."""
         waiting = sum(map(len, self._queues))
         if not waiting:
-            return len(self._running) < self._concurrency
+            return len(self._running) < self.settings.worker_concurrency
         is_short = self._mean_seconds < _SHORT_SECONDS and monotonic() - self._last_end < _SHORT_SECONDS
-        return is_short and len(self._running) + waiting < 2 * self._concurrency
+        return is_short and len(self._running) + waiting < 2 * self.settings.worker_concurrency
 
     def hold(self, attempts: Iterable[Attempt]) -> None:
         """Have attempts among ``attempts`` that are added, or dropped, later."""
@@ -146,20 +137,21 @@ class Runner:
             if attempt.handler.batch is not None:
                 self._join(attempt, alone)
             else:
-                self._queue_of(attempt).append(attempt)
+                call = HandlerCall.of(attempt)
+                self._queue_of(call).append(call)
         self.drop(attempts)
         self._empty.clear()
         self._start_waiting()
 
-    def _queue_of(self, unit: Unit) -> deque[Unit]:
-        if self._is_for_process(unit):
+    def _queue_of(self, call: HandlerCall) -> deque[HandlerCall]:
+        if self._is_for_process(call):
             return self._waiting_for_process
-        return self._waiting if unit.handler.is_async else self._waiting_for_thread
+        return self._waiting if call.handler.is_async else self._waiting_for_thread
 
-    def _is_for_process(self, unit: Unit) -> bool:
-        return self._processes is not None and unit.handler.process
+    def _is_for_process(self, call: HandlerCall | Attempt) -> bool:
+        return self.processes is not None and call.handler.process
 
-    def _queue(self, batch: Batch) -> None:
+    def _queue(self, batch: HandlerCall) -> None:
         self._queue_of(batch).append(batch)
         self._start_waiting()
 
@@ -168,43 +160,42 @@ class Runner:
         attempt.started_at = monotonic()
         # Else it is fitted when its batch starts, or in the child.
         if not (needs_opening(attempt.params) or self._is_for_process(attempt)):
-            try:
-                attempt.params = self._fitted(attempt)
-            except responses.Refusal as exc:
-                self._refuse(attempt, exc)
-                return
+            self._fit(attempt)
+        if attempt.answered:
+            return
         if alone:
-            self._queue(Batch.of(attempt))
+            self._queue(HandlerCall.of(attempt))
         else:
             self._open_batches.add(attempt)
 
-    def _refuse(self, attempt: Attempt, refusal: responses.Refusal) -> None:
-        """Answer an attempt of a batch without calling its handler."""
-        attempt.lease.begin()
-        self._settle(attempt, responses.failure_answer(attempt.claim_id, attempt.handler, refusal), 0.0)
-
-    def _fitted(self, attempt: Attempt) -> Any:
-        """What the handler is called with. Raises Refusal."""
+    def _fit(self, attempt: Attempt) -> None:
+        """Turn the parameters into what the handler is called with; if they do not fit, the attempt is answered."""
         try:
-            return attempt.handler.fit(attempt.params)
+            attempt.params = attempt.handler.fit(attempt.params)
         except InvalidParams as exc:
             own = attempt.handler.bad_params_attempts
-            attempts = self._bad_params_attempts if own is None else own
+            attempts = self.settings.bad_params_attempts if own is None else own
             data = {name: responses.cut(value) for name, value in exc.data.items()}
-            raise responses.Refusal("BadParams", exc.message, code=exc.code, data=data, attempts=attempts) from None
+            refusal = responses.Refusal("BadParams", exc.message, code=exc.code, data=data, attempts=attempts)
+            self._refuse(attempt, refusal)
+
+    def _refuse(self, attempt: Attempt, refusal: responses.Refusal) -> None:
+        """Answer an attempt without calling its handler."""
+        attempt.lease.begin()
+        self._settle(attempt, responses.failure_answer(attempt.claim_id, attempt.handler, refusal), 0.0)
 
     def attempts(self) -> Iterator[Attempt]:
         """Every attempt without a response, running or waiting; from any thread."""
         # In the order of their way to the end, so that none is missed that moves on meanwhile.
         yield from self._held.copy()
         delayed, *waiting = self._open_batches.delayed(), *map(list, self._queues)
-        for unit in chain(delayed, *waiting, self._running.copy()):
-            yield from (attempt for attempt in [*unit.attempts] if not attempt.answered)
+        for call in chain(delayed, *waiting, self._running.copy()):
+            yield from (attempt for attempt in [*call.attempts] if not attempt.answered)
 
     def stuck(self, seconds: float) -> list[Attempt]:
         """Attempts that run for so long after they should have been stopped, which the loop does; from any thread."""
         before = monotonic() - seconds
-        return [a for unit in self._running.copy() if unit.deadline < before for a in unit.attempts if not a.answered]
+        return [a for call in self._running.copy() if call.deadline < before for a in call.attempts if not a.answered]
 
     def lose(self, attempt: Attempt) -> None:
         """Cancel the handler of an attempt that lost its claim, and drop its outcome."""
@@ -215,7 +206,7 @@ class Runner:
     def attempts_of(self, task: asyncio.Task[Any] | None) -> Sequence[Attempt]:
         """The unanswered attempts that a task of the loop runs; from any thread."""
         running = self._running.copy()
-        return [a for unit in running if unit.task is task for a in unit.attempts if not a.answered]
+        return [a for call in running if call.task is task for a in call.attempts if not a.answered]
 
     async def wait_empty(self) -> None:
         """End batching delays, and wait until every attempt has its response."""
@@ -227,151 +218,145 @@ class Runner:
     def _start_waiting(self) -> None:
         running, waiting, plain = self._running, self._waiting, self._waiting_for_thread
         in_child = self._waiting_for_process
-        while self._may_start and len(running) < self._concurrency:
+        while self._may_start and len(running) < self.settings.worker_concurrency:
             # The oldest waiting call is next, so that plain functions and coroutines do not delay each other.
             is_older = plain and not (waiting and waiting[0].received_at < plain[0].received_at)
-            if in_child and self._processes is not None and self._processes.has_room:
-                unit = in_child.popleft()
-                unit.child = self._processes.take()
-            elif is_older and self._threads.has_room:
-                unit = plain.popleft()
-                self._threads.reserve()
+            if in_child and self.processes is not None and self.processes.has_room:
+                call = in_child.popleft()
+                call.child = self.processes.take()
+            elif is_older and self.threads.has_room:
+                call = plain.popleft()
+                self.threads.reserve()
             elif waiting:
-                unit = waiting.popleft()
+                call = waiting.popleft()
             else:
                 break
-            if isinstance(unit, Attempt):
-                if not unit.lease.begun:
-                    unit.lease.begin()
-            elif not self._close_batch(unit):
+            if not self._begin(call):
                 continue
-            running[unit] = None
             now = monotonic()
             if now >= self._delay_noted_at + _DELAY_NOTED_SECONDS:
                 self._delay_noted_at = now
-                metrics.START_DELAY_SECONDS.observe(now - unit.received_at)
-            unit.task = self._loop.create_task(self._run(unit))
+                metrics.START_DELAY_SECONDS.observe(now - call.received_at)
+            call.task = self._loop.create_task(self._run(call))
+            running[call] = None  # with its task, which other threads look at
         if not (running or waiting or plain or in_child or self._open_batches):
             self._empty.set()
 
-    def _close_batch(self, batch: Batch) -> bool:
-        """Let no more attempts join a batch, drop the lost ones, and begin the others; False when none is left."""
-        self._open_batches.close(batch)
-        attempts, batch.attempts = batch.attempts, []
-        for attempt in attempts:
+    def _begin(self, call: HandlerCall) -> bool:
+        """Let no more attempts join a call, drop the lost ones, and begin the others; False when none is left."""
+        self._open_batches.close(call)
+        for attempt in call.attempts:
             if attempt.is_lost:
                 attempt.answered = True
-                self._answer(attempt, "")
+                self.answer(attempt, "")
             else:
                 attempt.lease.begin()
-                batch.attempts.append(attempt)
+        call.attempts = [attempt for attempt in call.attempts if not attempt.answered]
         self.changed.set()
-        if not batch.attempts:
-            self._give_back(batch)
-        return bool(batch.attempts)
+        if not call.attempts:
+            self._give_back(call)
+        return bool(call.attempts)
 
-    async def _run(self, unit: Unit) -> None:
+    async def _run(self, call: HandlerCall) -> None:
         """Run one call, and answer its attempts."""
-        unit.started_at = now = monotonic()
-        limit = unit.limit_seconds or unit.handler.timeout or self._timeout_seconds
-        unit.limit_seconds = min(limit, self._ends_at - now)
-        unit.deadline = now + unit.limit_seconds
-        if unit.deadline < self._alarm_at:
-            self._set_alarm(unit.deadline)
+        call.started_at = now = monotonic()
+        limit = call.limit_seconds or call.handler.timeout or self.settings.task_timeout_seconds
+        call.limit_seconds = min(limit, self._ends_at - now)
+        call.deadline = now + call.limit_seconds
+        if call.deadline < self._alarm_at:
+            self._set_alarm(call.deadline)
+        for attempt in call.attempts:
+            attempt.started_at = now
         error = ""
         try:
-            if self._processes is not None and unit.handler.process:
-                answers = await self._run_in_process(unit, self._processes)
-            else:
-                answers = await (self._run_batch(unit) if isinstance(unit, Batch) else self._run_attempt(unit))
-            if self._codec.bucket is not None and any(map(self._is_large, answers)):
-                unit.deadline = math.inf  # the handler has done its work
-                answers = await asyncio.gather(*map(self._stored, unit.attempts, answers))
+            if self._spans is not None:
+                call.begin_span(self._spans).activate()
+            await self._prepare(call)
+            run = self._run_in_process if self._is_for_process(call) else self._run_here
+            answers = await run(call) if call.attempts else ()
+            if self.codec.bucket is not None and any(map(self._is_large, answers)):
+                call.deadline = math.inf  # the handler has done its work
+                answers = await asyncio.gather(*map(self._stored, call.attempts, answers))
         except BaseException as exc:
             # SystemExit, or a CancelledError of the handler's own, fails one call and not the worker.
-            if unit.cut and isinstance(exc, asyncio.CancelledError):
-                self._abandon(unit)
+            if call.cut and isinstance(exc, asyncio.CancelledError):
+                self._abandon(call)
                 return
             if isinstance(exc, ProcessKilled):
-                unit.ended = exc.ended
-            elif unit.overdue:
-                unit.where = unit.where or responses.traceback_of(exc)
+                call.ended = exc.ended
+            elif call.overdue:
+                call.where = call.where or responses.traceback_of(exc)
             if isinstance(exc, BaseExceptionGroup):  # of a task group
                 exc = next((one for one in exc.exceptions if isinstance(one, Suspend)), exc)
-            if unit.span is not None and not (self._codec.encrypts or isinstance(exc, responses.Refusal | Suspend)):
-                unit.span.raised(exc)
+            if call.span is not None and not (self.codec.encrypts or isinstance(exc, responses.Refusal | Suspend)):
+                call.span.raised(exc)
             error = "" if isinstance(exc, Suspend) else type(exc).__name__
             errors: dict[int, responses.Error] = {}
-            answers = [self._answer_to(attempt, exc, errors) for attempt in unit.attempts]
-        if isinstance(unit, Batch) and unit.span is not None:
-            unit.span.end(error)
-        if unit.overdue:
-            self._finish_overdue(unit)
+            answers = [self._answer_to(attempt, exc, errors) for attempt in call.attempts]
+        if call.is_batch and call.span is not None:
+            call.span.end(error)
+        if call.overdue:
+            self._finish_overdue(call)
         else:
-            self._finish(unit, answers)
+            self._finish(call, answers)
 
-    async def _run_attempt(self, attempt: Attempt) -> Sequence[Answer]:
-        handler = attempt.handler
-        if self._spans is not None:
-            attempt.begin_span(self._spans).activate()
-        bind_task(attempt.claim.task_id, attempt.claim.claim, handler.name)
-        attempt.output = self._outputs.begin(attempt, handler.output)
-        if needs_opening(attempt.params):
-            await open_params(self._codec, attempt)
-        if attempt.journal:
-            await open_journal(self._codec, attempt)
-        args, kwargs = self._fitted(attempt)
+    async def _prepare(self, call: HandlerCall) -> None:
+        """Open payloads and journals, and fit parameters; attempts for which that fails are answered, and dropped."""
+        sealed = [attempt for attempt in call.attempts if attempt.journal or needs_opening(attempt.params)]
+        if sealed:
+            await asyncio.gather(*map(self._open, sealed))
+        for attempt in call.attempts:
+            is_raw = type(attempt.params) is msgspec.Raw
+            if is_raw and not (attempt.answered or self._is_for_process(call)):
+                self._fit(attempt)
+        call.attempts = [attempt for attempt in call.attempts if not attempt.answered]
+
+    async def _open(self, attempt: Attempt) -> None:
+        try:
+            if needs_opening(attempt.params):
+                await open_params(self.codec, attempt)
+            if attempt.journal:
+                await open_journal(self.codec, attempt)
+        except responses.Refusal as exc:
+            self._refuse(attempt, exc)
+
+    async def _run_here(self, call: HandlerCall) -> Sequence[Answer]:
+        """Run a call in this process."""
+        handler, attempts, first = call.handler, call.attempts, call.attempts[0]
+        for attempt in attempts:
+            attempt.output = self._outputs.begin(attempt, handler.output, is_alone=not call.is_batch)
+        needs_contexts = call.is_batch or handler.takes_context or HOOKS or first.journal
+        contexts = [self._context(attempt) for attempt in attempts] if needs_contexts else []
+        args: Sequence[Any]
+        kwargs: Mapping[str, Any]
+        if call.is_batch:
+            bind_task(None, None, handler.name)
+            early = [partial(self._on_loop, self._answer_early, call, attempt) for attempt in attempts]
+            params = [attempt.params for attempt in attempts]
+            args, kwargs = ([*map(Call, contexts, params, early)],), {}
+        else:
+            bind_task(*first.claim, handler.name)
+            args, kwargs = first.params
+            args = (*contexts, *args) if handler.takes_context else args
         if handler.injected:
-            kwargs = {**kwargs, **self._resources.values(handler.injected)}
-        entered: Sequence[Entered] = ()
-        context = None
-        if handler.takes_context or HOOKS or attempt.journal:
-            context = self._context(attempt)
-            args = (context, *args) if handler.takes_context else args
-            entered = enter_hooks([context]) if HOOKS else ()
+            kwargs = {**kwargs, **self.resources.values(handler.injected)}
+        entered = enter_hooks(contexts) if HOOKS else ()
         try:
             if handler.is_async:
-                result = await handler.function(*args, **kwargs)
+                returned = await handler.function(*args, **kwargs)
             else:
-                result = await self._in_thread(attempt, partial(handler.function, *args, **kwargs))
-            if context is not None:
-                context.check_steps()
+                returned = await self._in_thread(call, partial(handler.function, *args, **kwargs))
+            if contexts and not call.is_batch:
+                contexts[0].check_steps()
         except BaseException as exc:
-            leave_hooks(entered, [exc])
+            leave_hooks(entered, [exc] * len(entered))
             raise
-        if entered:
-            leave_hooks(entered, [None])
-        return ((self._answer_of(attempt, result), None),)
+        is_list = call.is_batch and isinstance(returned, list | tuple)
+        leave_hooks(entered, returned if is_list else [None] * len(entered))
+        return self._answers_of_batch(call, returned) if call.is_batch else ((self._answer_of(first, returned), None),)
 
-    async def _run_batch(self, batch: Batch) -> Sequence[Answer]:
-        handler = batch.handler
-        bind_task(None, None, handler.name)
-        for attempt in batch.attempts:
-            attempt.started_at = batch.started_at
-        await self._open_all(batch)
-        if not batch.attempts:
-            return ()
-        if self._spans is not None:
-            batch.begin_span(self._spans).activate()
-        for attempt in batch.attempts:
-            attempt.output = self._outputs.begin(attempt, handler.output, is_alone=False)
-        calls = [
-            Call(
-                self._context(attempt),
-                attempt.params,
-                partial(self._on_loop, self._answer_early, batch, attempt),
-            )
-            for attempt in batch.attempts
-        ]
-        function = partial(handler.function, calls, **self._resources.values(handler.injected))
-        entered = enter_hooks([call.ctx for call in calls]) if HOOKS else ()
-        try:
-            returned = await (function() if handler.is_async else self._in_thread(batch, function))
-        except BaseException as exc:
-            leave_hooks(entered, [exc] * len(calls))
-            raise
-        leave_hooks(entered, returned if isinstance(returned, list | tuple) else [None] * len(calls))
-        errors: dict[int, responses.Error] = {}
+    def _answers_of_batch(self, batch: HandlerCall, returned: Any) -> Sequence[Answer]:
+        """The responses to what a batched handler returned. Raises Unfit."""
         if not isinstance(returned, list | tuple):
             problem = "a batched handler returns a list with one answer for each task, not a "
             raise responses.Unfit("BadBatch", problem + type(returned).__name__)
@@ -379,26 +364,11 @@ class Runner:
         if len(returned) != count:
             problem = f"the handler returned {len(returned)} answers to {count} tasks: it is unknown which is whose"
             raise responses.Unfit("BadBatch", problem)
+        errors: dict[int, responses.Error] = {}
         return [
             ("", None) if attempt.answered else self._answer_to(attempt, outcome, errors)
             for attempt, outcome in zip(batch.attempts, returned, strict=True)
         ]
-
-    async def _open_all(self, batch: Batch) -> None:
-        """Open the payloads of a batch, and drop the attempts for which that fails."""
-        sealed = [attempt for attempt in batch.attempts if needs_opening(attempt.params)]
-        if sealed:
-            await asyncio.gather(*map(self._open, sealed))
-            batch.attempts = [attempt for attempt in batch.attempts if not attempt.answered]
-
-    async def _open(self, attempt: Attempt) -> None:
-        """Open the payload of an attempt in a batch, and fit it; if that fails, the attempt is answered."""
-        try:
-            await open_params(self._codec, attempt)
-            if not self._is_for_process(attempt):
-                attempt.params = self._fitted(attempt)
-        except responses.Refusal as exc:
-            self._refuse(attempt, exc)
 
     def _context(self, attempt: Attempt) -> Context:
         return attempt.context(partial(self._on_loop, self._report, attempt), self._steps(attempt))
@@ -417,55 +387,43 @@ class Runner:
         return responses.failure_answer(attempt.claim_id, attempt.handler, outcome, errors)
 
     def _is_large(self, answer: Answer) -> bool:
-        return answer[1] is None and len(answer[0]) > self._codec.threshold_bytes
+        return answer[1] is None and len(answer[0]) > self.codec.threshold_bytes
 
     async def _stored(self, attempt: Attempt, answer: Answer) -> Answer:
         """The response, with a large result stored as an object."""
         if attempt.answered or not self._is_large(answer):
             return answer
         try:
-            return await store_result(self._codec, attempt.claim, answer[0]), None
+            return await store_result(self.codec, attempt.claim, answer[0]), None
         except responses.Refusal as exc:
             return responses.failure_answer(attempt.claim_id, attempt.handler, exc)
 
-    def _answer_early(self, batch: Batch, attempt: Attempt, outcome: Any) -> None:
+    def _answer_early(self, batch: HandlerCall, attempt: Attempt, outcome: Any) -> None:
         """Answer a task of a batch whose others still run."""
         if attempt.answered or batch.overdue or batch.cut:
             return
         answer = self._answer_to(attempt, outcome, {})
-        if self._codec.bucket is not None and self._is_large(answer):
+        if self.codec.bucket is not None and self._is_large(answer):
             return  # stored with the others' when the call ends
         self._settle(attempt, answer, (monotonic() - batch.started_at) / len(batch.attempts))
         self.changed.set()
 
-    async def _run_in_process(self, unit: Unit, processes: ProcessPool) -> Sequence[Answer]:
+    async def _run_in_process(self, call: HandlerCall) -> Sequence[Answer]:
         """Run a call in a child, which sends the responses; those of a batch are settled as they come."""
-        unit.deadline += _KILL_SECONDS  # the child stops its handler at the limit; if it does not, it is killed
-        if isinstance(unit, Batch):
-            await self._open_all(unit)
-            if not unit.attempts:
-                return ()
-        else:
-            if needs_opening(unit.params):
-                await open_params(self._codec, unit)
-            if unit.journal:
-                await open_journal(self._codec, unit)
-        attempts = {attempt.claim_id: attempt for attempt in unit.attempts}
-        for attempt in attempts.values():
-            attempt.started_at = unit.started_at
-        if self._spans is not None:
-            unit.begin_span(self._spans)
-        trace = None if unit.span is None else unit.span.context
+        call.deadline += _KILL_SECONDS  # the child stops its handler at the limit; if it does not, it is killed
+        attempts = {attempt.claim_id: attempt for attempt in call.attempts}
+        trace = None if call.span is None else call.span.context
         answers: dict[str, Answer] = {}
-        assert unit.child is not None
-        child, unit.child = unit.child, None
+        assert self.processes is not None
+        assert call.child is not None
+        child, call.child = call.child, None
 
         def receive(kind: str, claim_id: str, *content: Any) -> None:
             attempt = attempts[claim_id]
             if kind == "progress":
                 self._report(attempt, *content)
             elif kind == "output":
-                self._send_output(attempt, *content)
+                self.send_output(attempt, *content)
             elif kind == "step":
                 recording = self._loop.create_task(self._keep_step(child, attempt, *content))
                 self._recordings.add(recording)
@@ -473,17 +431,18 @@ class Runner:
             else:
                 text, problem, attempt.sleep = content
                 answers[claim_id] = text, problem and responses.Problem(*problem)
-                if isinstance(unit, Batch) and not (self._codec.bucket and self._is_large(answers[claim_id])):
-                    self._settle(attempt, answers[claim_id], (monotonic() - unit.started_at) / len(attempts))
+                if call.is_batch and not (self.codec.bucket and self._is_large(answers[claim_id])):
+                    self._settle(attempt, answers[claim_id], (monotonic() - call.started_at) / len(attempts))
 
-        limit = unit.limit_seconds or self._timeout_seconds
+        limit = call.limit_seconds or self.settings.task_timeout_seconds
         try:
-            await processes.call(child, unit.handler.name, limit, unit.attempts, trace and trace.headers, receive)
+            name, headers = call.handler.name, trace and trace.headers
+            await self.processes.call(child, name, limit, call.attempts, headers, receive)
         except ProcessDied as exc:
-            if not (isinstance(unit, Batch) and len(unit.attempts) > 1):
+            if len(call.attempts) == 1:
                 raise
-            self._run_alone(unit, answers, exc)
-        return [answers[attempt.claim_id] for attempt in unit.attempts]
+            self._run_alone(call, answers, exc)
+        return [answers[attempt.claim_id] for attempt in call.attempts]
 
     async def _keep_step(self, child: Child, attempt: Attempt, number: int, report: str) -> None:
         """Report a step that has finished in a child."""
@@ -496,22 +455,22 @@ class Runner:
         else:
             child.send("recorded", attempt.claim_id, number, None)
 
-    def _run_alone(self, batch: Batch, answers: Mapping[str, Answer], death: ProcessDied) -> None:
+    def _run_alone(self, batch: HandlerCall, answers: Mapping[str, Answer], death: ProcessDied) -> None:
         """Run the unanswered tasks of a batch once more, each in a call of its own: one of them ended the child."""
         alone = [attempt for attempt in batch.attempts if attempt.claim_id not in answers]
         batch.attempts = [attempt for attempt in batch.attempts if attempt.claim_id in answers]
         log.warning("batch_split", action=batch.handler.name, tasks=len(alone), reason=str(death))
         for attempt in alone:
             attempt.end_span("ProcessDied")
-        self._waiting_for_process.extend(map(Batch.of, alone))
+        self._waiting_for_process.extend(map(HandlerCall.of, alone))
 
-    async def _in_thread(self, unit: Unit, function: Callable[[], Any]) -> Any:
-        unit.thread_call = self._threads.start(function)
+    async def _in_thread(self, call: HandlerCall, function: Callable[[], Any]) -> Any:
+        call.thread_call = self.threads.start(function)
         try:
-            result, raised = await unit.thread_call.outcome
+            result, raised = await call.thread_call.outcome
         except asyncio.CancelledError:
-            self._threads.leave(unit.thread_call)
-            log.warning("thread_left_behind", **unit.log_fields(), left=self._threads.left)
+            self.threads.leave(call.thread_call)
+            log.warning("thread_left_behind", **call.log_fields(), left=self.threads.left)
             raise
         if raised is not None:
             raise raised
@@ -520,37 +479,37 @@ class Runner:
 
     # Answering
 
-    def _finish(self, unit: Unit, answers: Sequence[Answer]) -> None:
+    def _finish(self, call: HandlerCall, answers: Sequence[Answer]) -> None:
         """Answer the attempts, each with its share of the call's run time."""
         now = monotonic()
-        ran = now - unit.started_at
-        for attempt, answer in zip(unit.attempts, answers, strict=True):
+        ran = now - call.started_at
+        for attempt, answer in zip(call.attempts, answers, strict=True):
             if not attempt.answered:
                 self._settle(attempt, answer, ran / len(answers))
         self._mean_seconds += (ran - self._mean_seconds) * _MEAN_WEIGHT
         self._last_end = now
-        self._end(unit)
+        self._end(call)
 
-    def _give_back(self, unit: Unit) -> None:
+    def _give_back(self, call: HandlerCall) -> None:
         """Give back the child of a call, or the thread of one whose handler was not called."""
-        if self._processes is not None and unit.handler.process:
-            if unit.child is not None:
-                self._processes.give_back(unit.child)
-        elif unit.thread_call is None and not unit.handler.is_async:
-            self._threads.release()
+        if self.processes is not None and call.handler.process:
+            if call.child is not None:
+                self.processes.give_back(call.child)
+        elif call.thread_call is None and not call.handler.is_async:
+            self.threads.release()
 
-    def _abandon(self, unit: Unit) -> None:
+    def _abandon(self, call: HandlerCall) -> None:
         """Leave the attempts to the worker that receives their messages next."""
-        for attempt in unit.attempts:
+        for attempt in call.attempts:
             if not attempt.answered:
                 attempt.answered = True
                 self._outputs.end(attempt.output)
                 attempt.end_span("cut")
                 if attempt.reported:  # its own report makes sure of the steps; a message that comes again does not
-                    self._answer(attempt, responses.suspension(attempt.claim_id, unit.handler, Suspend(seconds=0.0)))
-        if isinstance(unit, Batch) and unit.span is not None:
-            unit.span.end("cut")
-        self._end(unit)
+                    self.answer(attempt, responses.suspension(attempt.claim_id, call.handler, Suspend(seconds=0.0)))
+        if call.is_batch and call.span is not None:
+            call.span.end("cut")
+        self._end(call)
 
     def _settle(self, attempt: Attempt, answer: Answer, ran: float) -> None:
         attempt.answered = True
@@ -562,16 +521,17 @@ class Runner:
             trace_id = attempt.span.trace_id
             text = attempt.end_span("" if problem is None else problem.kind, text)
         outcome = "ok" if problem is None else "timeout" if problem.kind == responses.TIMEOUT_KIND else "error"
-        self._timings.add(attempt.handler.name, outcome, ran, trace_id)
+        self.timings.add(attempt.handler.name, outcome, ran, trace_id)
         if attempt.is_lost:
             log.info("task_dropped", **attempt.log_fields(), ran_seconds=round(ran, 3))
         elif problem is not None:
-            log_failure(attempt.claim, attempt.handler.name, problem, details=self._log_details)
-        self._answer(attempt, text)
+            details = self.settings.log_failure_details and not self.codec.encrypts
+            log_failure(attempt.claim, attempt.handler.name, problem, details=details)
+        self.answer(attempt, text)
 
-    def _end(self, unit: Unit) -> None:
-        self._running.pop(unit, None)
-        self._give_back(unit)
+    def _end(self, call: HandlerCall) -> None:
+        self._running.pop(call, None)
+        self._give_back(call)
         if any(self._queues) or not self._running:
             self._start_waiting()
         self.changed.set()
@@ -587,43 +547,43 @@ class Runner:
     def _look_for_overdue(self) -> None:
         self._alarm, self._alarm_at = None, math.inf
         now = monotonic()
-        for unit in [unit for unit in self._running if unit.deadline <= now]:
-            self._stop(unit, now)
-        earliest = min((unit.deadline for unit in self._running), default=math.inf)
+        for call in [call for call in self._running if call.deadline <= now]:
+            self._stop(call, now)
+        earliest = min((call.deadline for call in self._running), default=math.inf)
         if earliest < math.inf:
             self._set_alarm(earliest)
 
-    def _stop(self, unit: Unit, now: float) -> None:
-        if not unit.overdue:
-            unit.overdue = True
-            unit.ran_seconds = now - unit.started_at
-            unit.deadline = now + _CANCEL_SECONDS
-            if unit.thread_call is not None:
-                unit.where = unit.thread_call.stack()
-            unit.task.cancel()
+    def _stop(self, call: HandlerCall, now: float) -> None:
+        if not call.overdue:
+            call.overdue = True
+            call.ran_seconds = now - call.started_at
+            call.deadline = now + _CANCEL_SECONDS
+            if call.thread_call is not None:
+                call.where = stack_of(call.thread_call.thread_id)
+            call.task.cancel()
             return
         hint = "it goes on beside the others; do not swallow CancelledError"
-        log.warning("task_ignores_cancel", **unit.log_fields(), hint=hint)
-        self._finish_overdue(unit)
+        log.warning("task_ignores_cancel", **call.log_fields(), hint=hint)
+        self._finish_overdue(call)
 
-    def _finish_overdue(self, unit: Unit) -> None:
-        if unit not in self._running:
+    def _finish_overdue(self, call: HandlerCall) -> None:
+        if call not in self._running:
             return  # its attempts were answered before, while it went on
         refusal = responses.timeout_of(
-            unit.ran_seconds, unit.limit_seconds, unit.where, **(unit.ended.data if unit.ended else {})
+            call.ran_seconds, call.limit_seconds, call.where, **(call.ended.data if call.ended else {})
         )
         errors: dict[int, responses.Error] = {}
         answers = [
-            ("", None) if attempt.answered else self._answer_to(attempt, refusal, errors) for attempt in unit.attempts
+            ("", None) if attempt.answered else self._answer_to(attempt, refusal, errors) for attempt in call.attempts
         ]
-        self._finish(unit, answers)
+        self._finish(call, answers)
 
     # Progress
 
     def _report(self, attempt: Attempt, percent: float | None, note: str | None) -> None:
         if not attempt.answered:
             attempt.seen_at = monotonic()
-            self._progress(attempt, percent, note)
+            self.progress(attempt, percent, note)
 
     def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function on the event loop, from any thread."""
@@ -638,14 +598,13 @@ class Runner:
     def take_back(self) -> list[Lease]:
         """Remove the attempts of messages of which no task has started; returns the leases of these messages."""
         untouched: dict[Lease, None] = {}
-        for unit in [*chain(*self._queues), *self._open_batches.delayed()]:
-            untouched |= dict.fromkeys(attempt.lease for attempt in unit.attempts if not attempt.lease.begun)
-            if isinstance(unit, Batch):
-                unit.attempts = [attempt for attempt in unit.attempts if attempt.lease.begun]
-                if not unit.attempts:
-                    self._open_batches.close(unit)
+        for call in [*chain(*self._queues), *self._open_batches.delayed()]:
+            untouched |= dict.fromkeys(attempt.lease for attempt in call.attempts if not attempt.lease.begun)
+            call.attempts = [attempt for attempt in call.attempts if attempt.lease.begun]
+            if not call.attempts:
+                self._open_batches.close(call)
         for queue in self._queues:
-            kept = [unit for unit in queue if any(attempt.lease.begun for attempt in unit.attempts)]
+            kept = [call for call in queue if call.attempts]
             queue.clear()
             queue.extend(kept)
         self._open_batches.flush()
@@ -666,11 +625,11 @@ class Runner:
         self._open_batches.flush()
         for queue in self._queues:
             queue.clear()
-        for unit in self._running:
-            unit.cut = True
-            unit.task.cancel()
+        for call in self._running:
+            call.cut = True
+            call.task.cancel()
         if self._running:
-            await asyncio.wait([unit.task for unit in self._running], timeout=seconds)
+            await asyncio.wait([call.task for call in self._running], timeout=seconds)
         self._running.clear()
         self._empty.set()
         return unanswered

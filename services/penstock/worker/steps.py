@@ -4,19 +4,19 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from time import time
+from time import monotonic, time
 
 import msgspec
 
 from penstock.payloads.codec import PayloadCodec, aad_of
 from penstock.protocol.errors import TOO_LARGE
-from penstock.protocol.journal import Entry, decode_entries, encode_entry
+from penstock.protocol.journal import Entry, StepPlace, decode_entries, encode_entry
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.sealed import MARK, SEALED_ENCODING, escape_plain
 from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.context import TaskCancelled
-from penstock.worker.handlers.steps import Ran, Suspend
+from penstock.worker.handlers.steps import Suspend, Trial
 from penstock.worker.payload_io import kept_object, needed
 from penstock.worker.responses import Unfit, encoded_error, encoded_result
 
@@ -44,15 +44,16 @@ class AttemptSteps:
             text = f"the task has {steps} durable steps; the limit is {limit} (PENSTOCK_STEPS_LIMIT)"
             raise Unfit("TooManySteps", text, code=TOO_LARGE)
 
-    def record(self, ran: Ran) -> Future[str]:
+    def record(self, place: StepPlace, trial: Trial) -> Future[Entry]:
+        error = trial.error
         # Encoded by the caller, in a thread where the handler runs in one.
-        text = encoded_result(ran.result, "the step") if ran.error is None else encoded_error(ran.error)
-        is_error = ran.error is not None
-        entry = Entry.of(ran.place, text, is_error=is_error, at=ran.at, seconds=ran.seconds, tries=ran.tries)
+        text = encoded_result(trial.result, "the step") if error is None else encoded_error(error)
+        seconds = round(monotonic() - trial.began, 6)
+        entry = Entry.of(place, text, is_error=error is not None, at=trial.at, seconds=seconds, tries=trial.tries)
         return asyncio.run_coroutine_threadsafe(self.keep(entry), self.loop)
 
-    async def keep(self, entry: Entry) -> str:
-        """Report a finished step; returns its result or error once the report is sent. Raises Refusal, Suspend."""
+    async def keep(self, entry: Entry) -> Entry:
+        """Report a finished step; returns it once the report is sent. Raises Refusal, Suspend."""
         attempt, codec, settings = self.attempt, self.codec, self.settings
         text = entry.value
         size, limit = utf8_size(text), settings.largest_result_bytes
@@ -62,8 +63,9 @@ class AttemptSteps:
         if codec.is_on:
             aad = aad_of("step", attempt.claim.task_id, *entry.key)
             sealed = await kept_object(codec, attempt.claim, escape_plain(text), aad)
-            entry = entry.with_value(sealed, SEALED_ENCODING)
-        report = encode_entry(entry)
+            report = encode_entry(entry.with_value(sealed, SEALED_ENCODING))
+        else:
+            report = encode_entry(entry)
         journal_bytes = len(attempt.journal) + sum(map(len, attempt.reported)) + len(report)
         if journal_bytes > settings.steps_limit_bytes:
             problem = f"the results of the task's steps are {journal_bytes} bytes; the limit is"
@@ -73,7 +75,7 @@ class AttemptSteps:
         await self.send(attempt, report)
         if not attempt.lease.is_unbroken():
             raise Suspend(is_redelivered=True)  # the report may come too late for the attempt that follows
-        return text
+        return entry
 
 
 def sleep_entry(why: Suspend) -> str | None:

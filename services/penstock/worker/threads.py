@@ -30,10 +30,6 @@ class Call:
     is_left: bool = False
     thread_id: int | None = None
 
-    def stack(self) -> str | None:
-        frame = sys._current_frames().get(self.thread_id or 0)
-        return None if frame is None else "".join(traceback.format_stack(frame))
-
     def run(self) -> Outcome:
         self.thread_id = threading.get_ident()
         try:
@@ -42,6 +38,12 @@ class Call:
             return None, exc
         finally:
             self.thread_id = None
+
+
+def stack_of(thread_id: int | None, entries: int | None = None) -> str | None:
+    """Where a thread is now; None for none. entries: how many of the innermost."""
+    frame = sys._current_frames().get(thread_id or 0)
+    return None if frame is None else "".join(traceback.format_stack(frame, entries))
 
 
 class Threads:

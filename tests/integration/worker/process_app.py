@@ -117,9 +117,9 @@ def grow(ctx: Context, megabytes: int) -> int:
 @action(process=True)
 async def talk(ctx: Context) -> str:
     log.warning("a line of the child")
-    await ctx.progress(40, "nearly")
     ctx.spawn("plain", {"number": 1})
     while not ctx.lease_lost:
+        await ctx.progress(40, "nearly")  # without a pause: it has to learn of the loss all the same
         await asyncio.sleep(0.02)
     await ctx.progress(50, "lease lost")
     await ctx.wait_cancelled()

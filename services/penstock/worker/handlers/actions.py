@@ -1,14 +1,17 @@
 """Handlers: functions registered with ``@action``."""
 
+import copy
+import functools
 import importlib
 import inspect
 import math
 import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import cached_property
-from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -20,8 +23,9 @@ from penstock.protocol.task import ACTION_MAX_CHARS, MAX_ATTEMPTS_LIMIT
 from penstock.runtime.logs import log
 from penstock.worker.handlers.context import Call, Context, Wait
 from penstock.worker.handlers.enqueueing import Action, ActionFunction
+from penstock.worker.handlers.lifespan import place
 from penstock.worker.handlers.outcomes import is_number
-from penstock.worker.handlers.parameters import Parameters, batch_fit, injected, place, result_converter
+from penstock.worker.handlers.parameters import Parameters, batch_fit, injected, result_converter
 
 _MAX_BATCH = 10_000
 _MAX_LINGER_SECONDS = 60.0
@@ -111,6 +115,23 @@ class Handler:
             return self._convert(result)
         except msgspec.ValidationError as exc:
             raise UnexpectedResult(task_id, str(exc)) from None
+
+    def inside(self, around: Callable[..., AbstractContextManager[None]]) -> Self:
+        """The same handler, each call of which runs inside of ``around``, called with the same arguments."""
+        function, made = self.function, copy.copy(self)
+
+        @functools.wraps(function)
+        async def run_async(*args: Any, **kwargs: Any) -> Any:
+            with around(*args, **kwargs):
+                return await function(*args, **kwargs)
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with around(*args, **kwargs):
+                return function(*args, **kwargs)
+
+        made.function = run_async if self.is_async else run
+        return made
 
     @cached_property
     def _convert(self) -> Callable[[Any], Any]:

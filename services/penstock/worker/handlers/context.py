@@ -18,7 +18,7 @@ from penstock.protocol.task import ACTION_MAX_CHARS
 from penstock.runtime.logs import task_log
 from penstock.worker.handlers.enqueueing import Action
 from penstock.worker.handlers.outcomes import is_number
-from penstock.worker.handlers.steps import Journal, Step, StepPort, Steps
+from penstock.worker.handlers.steps import Step, StepPort, Steps
 
 _NOTE_KEPT_CHARS = 1000
 _SPAWN_OPTIONS = {
@@ -208,7 +208,7 @@ class Context:
 
     def _durable(self) -> Steps:
         if self._steps is None:
-            self._steps = Steps(Journal(decode_entries(self.journal)), self.step_port)
+            self._steps = Steps(decode_entries(self.journal), self.step_port)
         return self._steps
 
     async def step(self, name: str | Step, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -257,7 +257,7 @@ class Context:
     def check_steps(self) -> None:
         """Raises StepChanged when the handler has returned without asking for a step that its task has finished."""
         if self.journal:
-            self._durable().journal.check_all_asked()
+            self._durable().check_all_asked()
 
     @property
     def log(self) -> Any:

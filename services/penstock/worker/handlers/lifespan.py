@@ -41,8 +41,8 @@ def lifespan(function: Any = None, *, process: bool | None = None) -> Any:
     if function is None:
         return partial(lifespan, process=process)
     if not inspect.isasyncgenfunction(function):
-        raise SettingsError(f"@lifespan takes an async def with one yield, which {_name(function)} is not")
-    LIFESPANS[_name(function)] = function, process
+        raise SettingsError(f"@lifespan takes an async def with one yield, which {place(function)} is not")
+    LIFESPANS[place(function)] = function, process
     return function
 
 
@@ -54,13 +54,15 @@ def around_attempt(function: H) -> H:
     """
     hook: Hook = function
     if not inspect.isgeneratorfunction(hook):
-        raise SettingsError(f"@around_attempt takes a def with one yield, which {_name(function)} is not")
-    HOOKS[_name(function)] = contextmanager(hook)
+        raise SettingsError(f"@around_attempt takes a def with one yield, which {place(function)} is not")
+    HOOKS[place(function)] = contextmanager(hook)
     return function
 
 
-def _name(function: Any) -> str:
-    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', function)}"
+def place(function: Any) -> str:
+    """Where a function is defined, for messages."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 class Resources:

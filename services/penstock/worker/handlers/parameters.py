@@ -15,7 +15,7 @@ from penstock.protocol.errors import InvalidParams, SettingsError
 from penstock.protocol.json_text import decode_any
 from penstock.protocol.spelling import did_you_mean
 from penstock.worker.handlers.context import Call, Context, Wait
-from penstock.worker.handlers.lifespan import INJECTED
+from penstock.worker.handlers.lifespan import INJECTED, place
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
@@ -331,9 +331,3 @@ def checked(convert: Callable[[Any], Any], name: str | None = None) -> Callable[
             raise InvalidParams(name or "params", f"is wrong: {type(exc).__name__}: {exc}") from exc
 
     return convert_or_refuse
-
-
-def place(function: Callable[..., Any]) -> str:
-    """Where a function is defined, for messages."""
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
@@ -23,29 +23,6 @@ from penstock.worker.handlers.outcomes import Fail, Retry, Snooze
 
 _TIMEOUT_TYPE = "WaitTimeout"  # of the error of an event that did not come in time
 _BACKOFF = Backoff(1, 2, 60)
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """A step that has run. error: code, message and data of its final failure. at: epoch seconds."""
-
-    place: StepPlace
-    at: float
-    seconds: float
-    tries: int
-    result: Any = None
-    error: Exception | None = None
-
-
-class StepPort(Protocol):
-    """The worker's side of an attempt's steps; from any thread."""
-
-    def begin(self, steps: int) -> None:
-        """Raises what forbids another step: the attempt holds its message no more. steps: how many began before it."""
-
-    def record(self, step: Ran) -> Future[str]:
-        """Done once the report of a finished step is in the results queue; gives its result or error as JSON text."""
-        ...
 
 
 class StepFailed(Exception):
@@ -105,20 +82,89 @@ class Step:
             raise ValueError(f"timeout is above 0 seconds, not {self.timeout!r}")
 
 
-class Journal:
-    """The finished steps of a task, and those that this attempt asks for."""
+def replayed(entry: Entry, error: Exception | None = None) -> Any:
+    """The result of a finished step. error: with which it failed in this attempt. Raises StepFailed."""
+    if not entry.has_failed:
+        return msgspec.json.decode(entry.value)
+    kind, message, data = read_error(entry.error)
+    raise (EventTimeout if kind == _TIMEOUT_TYPE else StepFailed)(entry.label, kind, message, data) from error
 
-    def __init__(self, carried: Sequence[Entry] = ()) -> None:
-        self._not_asked: dict[StepKey, Entry] = {entry.key: entry for entry in carried}
+
+@dataclass(slots=True)
+class Trial:
+    """The tries of one step within an attempt. error: of its final failure. at: when it began, in epoch seconds."""
+
+    step: Step
+    function: partial[Any]
+    at: float = field(init=False, default_factory=time.time)
+    began: float = field(init=False, default_factory=time.monotonic)
+    tries: int = field(init=False, default=0)
+    result: Any = field(init=False, default=None)
+    error: Exception | None = field(init=False, default=None)
+    is_over: bool = field(init=False, default=False)
+
+    async def call(self) -> Any:
+        self.tries += 1
+        if inspect.iscoroutinefunction(self.function.func):
+            return await self.function()
+        result = await asyncio.wrap_future(_in_thread(self.function))
+        return await result if inspect.isawaitable(result) else result
+
+    def call_sync(self) -> Any:
+        self.tries += 1
+        if self.step.timeout is None:
+            return self.function()
+        return _in_thread(self.function).result(self.step.timeout)
+
+    def returned(self, result: Any) -> None:
+        self.result = result
+        self.is_over = True
+
+    def pause_after(self, exc: Exception) -> float:
+        """Seconds until the next try; 0 when the step has failed finally. Raises what is the attempt's failure."""
+        retries = self.step.retries
+        if isinstance(exc, TimeoutError) and not str(exc) and self.step.timeout is not None:
+            exc = TimeoutError(f"not finished after {self.step.timeout:g} s")
+        ends_attempt = StepFailed | StepChanged | Snooze | RateLimited
+        if not isinstance(exc, Fail) and (retries is None or isinstance(exc, ends_attempt)):
+            raise exc
+        if isinstance(exc, Fail) or self.tries > (retries or 0):
+            self.error = exc
+            self.is_over = True
+            return 0.0
+        asked = exc.delay if isinstance(exc, Retry) else None
+        return self.step.backoff.delay_seconds(self.tries) if asked is None else asked
+
+
+class StepPort(Protocol):
+    """The worker's side of an attempt's steps; from any thread."""
+
+    def begin(self, steps: int) -> None:
+        """Raises what forbids another step: the attempt holds its message no more. steps: how many began before it."""
+
+    def record(self, place: StepPlace, trial: Trial) -> Future[Entry]:
+        """Done once the report of a finished step is in the results queue; gives what a later attempt gets."""
+        ...
+
+
+class Steps:
+    """The steps of one attempt: those that its task has finished before, and those that it asks for.
+
+    port: None where nothing is recorded, as in a test of a handler.
+    """
+
+    def __init__(self, finished: Sequence[Entry], port: StepPort | None) -> None:
+        self._not_asked: dict[StepKey, Entry] = {entry.key: entry for entry in finished}
         self._repetitions: Counter[str] = Counter()
-        self.asked = 0  # steps
-        self.under_way = 0  # steps
+        self._asked = 0
+        self._under_way = 0
+        self._port = port
 
-    def ask(self, name: str) -> Entry | StepPlace:
+    def _ask(self, name: str) -> Entry | StepPlace:
         """The entry of the next step of that name, or its place if it has to run. Raises StepChanged."""
-        place = StepPlace(name=name, repetition=self._repetitions[name], position=self.asked)
+        place = StepPlace(name=name, repetition=self._repetitions[name], position=self._asked)
         known = self._not_asked.pop(place.key, None)
-        expected = () if known is not None or self.under_way else self._not_asked.values()
+        expected = () if known is not None or self._under_way else self._not_asked.values()
         for entry in expected:
             if not entry.parallel:
                 raise StepChanged(
@@ -126,7 +172,7 @@ class Journal:
                     "next: it was changed while the task was under way; restore its steps, or give it a new action"
                 )
         self._repetitions[name] += 1
-        self.asked += 1
+        self._asked += 1
         return place if known is None else known
 
     def check_all_asked(self) -> None:
@@ -138,148 +184,69 @@ class Journal:
             )
 
     @contextmanager
-    def running(self, place: StepPlace) -> Generator[Callable[[], StepPlace]]:
-        """While a step runs; gives a function for its place, which knows whether others ran meanwhile."""
-        overlaps = self.under_way > 0
-        self.under_way += 1
-        began = self.asked
+    def _running(self, place: StepPlace) -> Generator[Callable[[], StepPlace]]:
+        """While a step runs, if it may; gives a function for its place, which knows whether others ran meanwhile."""
+        overlaps = self._under_way > 0
+        self._under_way += 1
+        began = self._asked
         try:
-            yield lambda: msgspec.structs.replace(place, parallel=overlaps or self.asked != began)
+            self._begin()
+            yield lambda: msgspec.structs.replace(place, parallel=overlaps or self._asked != began)
         finally:
-            self.under_way -= 1
-
-
-def replayed(entry: Entry) -> Any:
-    """The result of a finished step. Raises StepFailed."""
-    if not entry.has_failed:
-        return msgspec.json.decode(entry.value)
-    kind, message, data = read_error(entry.error)
-    raise (EventTimeout if kind == _TIMEOUT_TYPE else StepFailed)(entry.label, kind, message, data)
-
-
-class Steps:
-    """Runs the steps of one attempt. port: None where nothing is recorded, as in a test of a handler."""
-
-    def __init__(self, journal: Journal, port: StepPort | None) -> None:
-        self.journal = journal
-        self._port = port
+            self._under_way -= 1
 
     def _begin(self) -> None:
         if self._port is not None:
-            self._port.begin(self.journal.asked - 1)
+            self._port.begin(self._asked - 1)
 
-    def _record(self, ran: Ran) -> Future[str]:
-        """Gives the recorded result or error."""
+    def _record(self, place: StepPlace, trial: Trial) -> Future[Entry]:
         if self._port is not None:
-            return self._port.record(ran)
-        if ran.error is None:
-            return _done(msgspec.json.encode(ran.result).decode())
-        data = {"type": type(ran.error).__name__, "message": str(ran.error)}
-        return _done(msgspec.json.encode({"data": data}).decode())
+            return self._port.record(place, trial)
+        value, error = trial.result, trial.error
+        if error is not None:
+            value = {"data": {"type": type(error).__name__, "message": str(error)}}
+        recorded: Future[Entry] = Future()
+        recorded.set_result(Entry.of(place, msgspec.json.encode(value).decode(), is_error=error is not None))
+        return recorded
 
     async def run(self, step: Step, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        found = self.journal.ask(step.name)
+        found = self._ask(step.name)
         if isinstance(found, Entry):
             return replayed(found)
-        with self.journal.running(found) as place:
-            self._begin()
-            trial = _Trial(step, partial(function, *args, **kwargs))
+        with self._running(found) as place:
+            trial = Trial(step, partial(function, *args, **kwargs))
             while not trial.is_over:
                 try:
                     async with asyncio.timeout(step.timeout):
                         trial.returned(await trial.call())
                 except Exception as exc:
                     await asyncio.sleep(trial.pause_after(exc))
-            recorded = await asyncio.wrap_future(self._record(trial.ran(place())))
-        return trial.outcome(recorded, found)
+            entry = await asyncio.wrap_future(self._record(place(), trial))
+        return replayed(entry, trial.error)
 
     def run_sync(self, step: Step, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        found = self.journal.ask(step.name)
+        found = self._ask(step.name)
         if isinstance(found, Entry):
             return replayed(found)
-        with self.journal.running(found) as place:
-            self._begin()
-            trial = _Trial(step, partial(function, *args, **kwargs))
+        with self._running(found) as place:
+            trial = Trial(step, partial(function, *args, **kwargs))
             while not trial.is_over:
                 try:
                     trial.returned(trial.call_sync())
                 except Exception as exc:
                     time.sleep(trial.pause_after(exc))
-            recorded = self._record(trial.ran(place())).result()
-        return trial.outcome(recorded, found)
+            entry = self._record(place(), trial).result()
+        return replayed(entry, trial.error)
 
     def suspend(self, name: str, what: str, **when: Any) -> Any:
         """What a sleep or an event that is over gave; raises Suspend for one that begins."""
-        found = self.journal.ask(name)
+        found = self._ask(name)
         if isinstance(found, Entry):
             return replayed(found)
-        if self.journal.under_way:
+        if self._under_way:
             raise RuntimeError(f"{what} suspends the task, and a step still runs: await the step first")
         self._begin()
         raise Suspend(found, **when)
-
-
-class _Trial:
-    """The tries of one step within an attempt."""
-
-    def __init__(self, step: Step, function: Callable[[], Any]) -> None:
-        self._step = step
-        self._function = function
-        self._at = time.time()
-        self._began = time.monotonic()
-        self._tries = 0
-        self._result: Any = None
-        self._error: Exception | None = None
-        self.is_over = False
-
-    async def call(self) -> Any:
-        self._tries += 1
-        if inspect.iscoroutinefunction(self._function.func):  # type: ignore[attr-defined]
-            return await self._function()
-        result = await asyncio.wrap_future(_in_thread(self._function))
-        return await result if inspect.isawaitable(result) else result
-
-    def call_sync(self) -> Any:
-        self._tries += 1
-        if self._step.timeout is None:
-            return self._function()
-        return _in_thread(self._function).result(self._step.timeout)
-
-    def returned(self, result: Any) -> None:
-        self._result = result
-        self.is_over = True
-
-    def pause_after(self, exc: Exception) -> float:
-        """Seconds until the next try; 0 when the step has failed finally. Raises what is the attempt's failure."""
-        retries = self._step.retries
-        if isinstance(exc, TimeoutError) and not str(exc) and self._step.timeout is not None:
-            exc = TimeoutError(f"not finished after {self._step.timeout:g} s")
-        ends_attempt = StepFailed | StepChanged | Snooze | RateLimited
-        if not isinstance(exc, Fail) and (retries is None or isinstance(exc, ends_attempt)):
-            raise exc
-        if isinstance(exc, Fail) or self._tries > (retries or 0):
-            self._error = exc
-            self.is_over = True
-            return 0.0
-        asked = exc.delay if isinstance(exc, Retry) else None
-        return self._step.backoff.delay_seconds(self._tries) if asked is None else asked
-
-    def ran(self, place: StepPlace) -> Ran:
-        seconds = round(time.monotonic() - self._began, 6)
-        return Ran(place, self._at, seconds, self._tries, self._result, self._error)
-
-    def outcome(self, recorded: str, place: StepPlace) -> Any:
-        """The result as a later attempt gets it. Raises StepFailed."""
-        if self._error is None:
-            return msgspec.json.decode(recorded)
-        kind, message, data = read_error(recorded.encode())
-        raise StepFailed(place.label, kind, message, data) from self._error
-
-
-def _done(value: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(value)
-    return future
 
 
 def _in_thread(function: Callable[[], Any]) -> Future[Any]:

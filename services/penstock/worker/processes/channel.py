@@ -7,23 +7,13 @@ import struct
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-
-from penstock.settings.model import Settings
 
 _LENGTH = struct.Struct("!I")
 # To the fork server: a child to kill by its process id, or 0 to fork one for a given socket.
 ORDER = struct.Struct("!q")
-
-
-class Start(NamedTuple):
-    """What the worker sends the fork server first, pickled. parent: the worker's process id."""
-
-    settings: Settings
-    apps: tuple[str, ...]
-    parent: int
 
 
 def frame(message: Any) -> bytes:

@@ -6,7 +6,7 @@ import resource
 import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from penstock.protocol.requests import ClaimId, parse_claim_id
 from penstock.runtime.chaos import faults_of
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
-from penstock.worker.attempt import Attempt
+from penstock.worker.attempt import Attempt, HandlerCall
 from penstock.worker.handlers.actions import REGISTRY, Registry
 from penstock.worker.handlers.chaos import with_faults
 from penstock.worker.handlers.lifespan import Resources
@@ -31,7 +31,7 @@ from penstock.worker.leases import Lease
 from penstock.worker.processes.channel import Channel
 from penstock.worker.responses import Refusal, Unfit
 from penstock.worker.result_sender import Timings
-from penstock.worker.runner import Answer, Runner, Unit
+from penstock.worker.runner import Answer, Runner
 from penstock.worker.steps import AttemptSteps
 from penstock.worker.threads import Threads
 
@@ -40,8 +40,8 @@ MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 _HARD_LIMIT = 2  # times the memory limit: there allocations fail, before the kernel kills something
 
 
-def run(connection: socket.socket, settings: Settings) -> int:
-    """Serve the worker until it sends a stop; returns the exit code."""
+def run(connection: socket.socket, settings: Settings) -> None:
+    """Serve the worker until it sends a stop."""
     if settings.process_max_memory_bytes is not None:
         limit = settings.process_max_memory_bytes * _HARD_LIMIT
         with suppress(ValueError, OSError):  # the kernel does not know it
@@ -50,58 +50,40 @@ def run(connection: socket.socket, settings: Settings) -> int:
     faults = faults_of(settings, f"child {os.getpid()} of a worker")
     registry = REGISTRY if faults is None else with_faults(REGISTRY, faults)
     try:
-        return asyncio.run(_Child(Channel(connection), settings, registry).live())
+        asyncio.run(_live(Channel(connection), settings, registry))
     finally:
         active.stop_tracing()
 
 
-class _Child:
-    def __init__(self, channel: Channel, settings: Settings, registry: Registry) -> None:
-        self._channel = channel
-        self._settings = settings
-        self._registry = registry
-        self._stop = asyncio.Event()
+async def _live(channel: Channel, settings: Settings, registry: Registry) -> None:
+    resources, loop, stop = Resources(in_child=True), asyncio.get_running_loop(), asyncio.Event()
+    try:
+        await resources.open()
+        for handler in registry.values():
+            if handler.process:
+                resources.check(handler.name, handler.injected)
+        runner = _ChildRunner(settings, channel, resources, registry)
+        obey: dict[str, Callable[..., Any]] = {
+            "call": runner.call,
+            "lost": runner.note,
+            "recorded": runner.recorded,
+            "stop": stop.set,
+        }
 
-    async def live(self) -> int:
-        resources = Resources(in_child=True)
-        self._loop = asyncio.get_running_loop()
-        try:
-            await resources.open()
-            for handler in self._registry.values():
-                if handler.process:
-                    resources.check(handler.name, handler.injected)
-            self._runner = _ChildRunner(self._settings, self._channel, resources, self._registry)
-            threading.Thread(target=self._read, name="channel", daemon=True).start()
-            self._channel.send("ready")
-            await self._stop.wait()
-        finally:
-            await resources.close()
-        return 0
+        def read() -> None:
+            while (message := channel.read()) is not None:
+                loop.call_soon_threadsafe(obey[message[0]], *message[1:])
+            os._exit(0)  # the worker has ended; a handler may block the event loop
 
-    def _read(self) -> None:
-        while (message := self._channel.read()) is not None:
-            self._loop.call_soon_threadsafe(self._obey, *message)
-        os._exit(0)  # the worker has ended; a handler may block the event loop
-
-    def _obey(self, kind: str, *content: Any) -> None:
-        if kind == "call":
-            self._calling = self._loop.create_task(self._call(*content))
-        elif kind == "lost":
-            self._runner.note(*content)
-        elif kind == "recorded":
-            self._runner.recorded(*content)
-        else:
-            self._stop.set()
-
-    async def _call(
-        self, action: str, limit_seconds: float, tasks: Sequence[Sequence[Any]], trace: Mapping[str, str] | None
-    ) -> None:
-        await self._runner.call(action, limit_seconds, tasks, trace_context.of_headers(trace or {}))
-        self._channel.send("done", resident_bytes(), self._runner.is_left)
+        threading.Thread(target=read, name="channel", daemon=True).start()
+        channel.send("ready")
+        await stop.wait()
+    finally:
+        await resources.close()
 
 
 class _ChildRunner(Runner):
-    """A runner whose outcomes go to the channel. is_left: a handler went on after its time limit."""
+    """A runner whose outcomes go to the channel."""
 
     def __init__(self, settings: Settings, channel: Channel, resources: Resources, registry: Registry) -> None:
         self._channel = channel
@@ -113,27 +95,19 @@ class _ChildRunner(Runner):
             send_output=lambda attempt, *part: channel.send("output", attempt.claim_id, *part),
         )  # fmt: skip
         self._outputs.flush_seconds = _FLUSH_SECONDS
-        self._codec = PayloadCodec()  # the worker opens payloads, and stores results
-        self._steps = partial(AttemptSteps, settings, self._codec, self._send_step, self._loop)
+        self.codec = PayloadCodec()  # the worker opens payloads, and stores results
+        self._steps = partial(AttemptSteps, settings, self.codec, self._send_step, self._loop)
         self._sent: dict[tuple[str, int], asyncio.Future[None]] = {}  # steps by claim id and number
         self._spans = None  # the worker's are the parents of the handler's own
         self._attempts: dict[str, Attempt] = {}
         self._trace: trace_context.TraceContext | None = None
         self._ignored_cancel = False
 
-    @property
-    def is_left(self) -> bool:
-        return self._ignored_cancel or self._threads.left > 0
-
-    async def call(
-        self,
-        action: str,
-        limit_seconds: float,
-        tasks: Sequence[Sequence[Any]],
-        trace: trace_context.TraceContext | None,
+    def call(
+        self, action: str, limit_seconds: float, tasks: Sequence[Sequence[Any]], trace: Mapping[str, str] | None
     ) -> None:
-        """Run one call, and wait for its end. tasks: of a batched handler several, each as :func:`task_of` gives it."""
-        self._trace = trace
+        """Begin a call. tasks: of a batched handler several, each as :func:`task_of` gives it."""
+        self._trace = trace_context.of_headers(trace or {})
         handler, now = self._registry[action], monotonic()
         attempts = []
         for claim_id, params, tenant, is_redelivered, journal, until in tasks:
@@ -145,7 +119,11 @@ class _ChildRunner(Runner):
             attempts.append(attempt)
         self._attempts = {attempt.claim_id: attempt for attempt in attempts}
         self.add(attempts)
+        self._calling = self._loop.create_task(self._end_call())
+
+    async def _end_call(self) -> None:
         await self.wait_empty()  # a batch does not wait for more tasks
+        self._channel.send("done", resident_bytes(), self._ignored_cancel or self.threads.left > 0)
 
     def note(self, claim_id: str, is_cancelled: bool, lease_is_lost: bool, until: float) -> None:
         """Note whether the claim and the lease of a task are lost, and when the lease ends: a host has one clock."""
@@ -155,11 +133,11 @@ class _ChildRunner(Runner):
             if is_cancelled:
                 attempt.cancellation.set()
 
-    async def _run(self, unit: Unit) -> None:
+    async def _run(self, call: HandlerCall) -> None:
         spans = active.active()
         if self._trace is not None and spans is not None:
             spans.continue_from(self._trace)
-        await super()._run(unit)
+        await super()._run(call)
 
     def _settle(self, attempt: Attempt, answer: Answer, ran: float) -> None:
         attempt.answered = True
@@ -167,9 +145,9 @@ class _ChildRunner(Runner):
         text, problem = answer
         self._channel.send("answer", attempt.claim_id, "" if attempt.is_lost else text, problem, attempt.sleep)
 
-    def _finish_overdue(self, unit: Unit) -> None:
-        self._ignored_cancel = self._ignored_cancel or unit.task is not asyncio.current_task()
-        super()._finish_overdue(unit)
+    def _finish_overdue(self, call: HandlerCall) -> None:
+        self._ignored_cancel = self._ignored_cancel or call.task is not asyncio.current_task()
+        super()._finish_overdue(call)
 
     async def _send_step(self, attempt: Attempt, entry: str) -> None:
         number = len(attempt.reported)

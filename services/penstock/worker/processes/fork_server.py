@@ -81,7 +81,8 @@ class ForkServer:
             self._control.close()
             with suppress(OSError):
                 Path("/proc/self/oom_score_adj").write_text(_KILLED_FIRST, "ascii")
-            code = child.run(socket.socket(fileno=descriptor), self._settings)
+            child.run(socket.socket(fileno=descriptor), self._settings)
+            code = 0
         except BaseException:
             log.exception("process_failed")
         finally:
@@ -122,12 +123,11 @@ def die_with(parent: int) -> None:
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    start: channel.Start = pickle.load(sys.stdin.buffer)  # from the worker that started this process
-    die_with(start.parent)
-    settings = start.settings
+    settings, apps, parent = pickle.load(sys.stdin.buffer)  # from the worker that started this process
+    die_with(parent)
     faulthandler.enable()
     setup_logging("worker", level=settings.log_level, form=settings.log_format)
-    for app in start.apps:
+    for app in apps:
         load_app(app)
     setup_root("worker", level=settings.log_level, form=settings.log_format)
     threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]

@@ -101,27 +101,15 @@ class ProcessPool:
         self, child: Child, attempts: Sequence[Attempt], receive: Callable[..., None]
     ) -> tuple[int, bool]:
         """Hand over messages until the call is done; returns the child's memory, and whether a handler goes on."""
-        known = {attempt: (False, False, attempt.lease.until) for attempt in attempts}
-        reading = asyncio.ensure_future(channel.read(child.reader))
+        reporting = asyncio.create_task(_report_losses(child, attempts))
         try:
-            while True:
-                await asyncio.wait((reading,), timeout=_TICK_SECONDS)
-                if not reading.done():
-                    for attempt in attempts:
-                        lost = attempt.is_lost, attempt.lease.lost, attempt.lease.until
-                        if lost != known[attempt]:
-                            known[attempt] = lost
-                            child.send("lost", attempt.claim_id, *lost)
-                    continue
-                message = reading.result()
-                if message is None:
-                    raise ProcessDied(await self._end_of(child))
+            while (message := await channel.read(child.reader)) is not None:
                 if message[0] == "done":
                     return message[1], message[2]
                 receive(*message)
-                reading = asyncio.ensure_future(channel.read(child.reader))
+            raise ProcessDied(await self._end_of(child))
         finally:
-            reading.cancel()
+            reporting.cancel()
 
     async def _end_of(self, child: Child) -> Ended:
         try:
@@ -177,7 +165,7 @@ class ProcessPool:
                 stdin=PIPE, pass_fds=(theirs.fileno(),), start_new_session=True,
             )  # fmt: skip
         assert server.stdin is not None
-        server.stdin.write(pickle.dumps(channel.Start(self._settings, self._apps, os.getpid())))
+        server.stdin.write(pickle.dumps((self._settings, self._apps, os.getpid())))
         server.stdin.close()
         self._orders = ours.dup()
         reader, writer = await asyncio.open_unix_connection(sock=ours)
@@ -254,6 +242,18 @@ class ProcessPool:
             child.send("stop")
         if self._children or self._forking:
             await ends_within(_STOP_SECONDS, self._gone.wait())
+
+
+async def _report_losses(child: Child, attempts: Sequence[Attempt]) -> None:
+    """Report to a child which claims and leases of its tasks are lost, and until when the leases hold."""
+    known = {attempt: (False, False, attempt.lease.until) for attempt in attempts}
+    while True:
+        await asyncio.sleep(_TICK_SECONDS)
+        for attempt in attempts:
+            lost = attempt.is_lost, attempt.lease.lost, attempt.lease.until
+            if lost != known[attempt]:
+                known[attempt] = lost
+                child.send("lost", attempt.claim_id, *lost)
 
 
 def task_of(attempt: Attempt) -> tuple[str, bytes, str | None, bool, str, float]:
