@@ -183,10 +183,13 @@ class SqsTransport:
         made: Callable[..., Awaitable[Mapping[str, Any]]] = getattr(client, operation)
         return made
 
-    async def renew_credentials(self, refused: Any) -> None:
-        """Look for other credentials in the SDK's chain: a client keeps what it found in the environment or a file."""
+    async def renew_credentials(self, refused: Any, code: str) -> None:
+        """Look for other credentials in the SDK's chain: a client keeps what it found in the environment or a file.
+
+        refused: the client whose call failed. code: of the error; nothing is done for one that says nothing of them.
+        """
         is_early = monotonic() < self._look_for_credentials_at
-        if refused is not self._client or self._own_key is not None or is_early:
+        if code not in _BAD_CREDENTIALS or refused is not self._client or self._own_key is not None or is_early:
             return
         self._look_for_credentials_at = monotonic() + _LOOK_FOR_CREDENTIALS_SECONDS
         session = get_session()
@@ -370,9 +373,8 @@ class SqsQueue:
             reply = await self._transport.call_of(client, operation)(**arguments)
         except UNAVAILABLE as exc:
             metrics.SQS_CALLS.labels(operation, self.label, "failed").inc()
-            code = error_code(exc.response.get("Error", {}).get("Code")) if isinstance(exc, ClientError) else ""
-            if code in _BAD_CREDENTIALS:
-                await self._transport.renew_credentials(client)
+            code = code_of(exc)
+            await self._transport.renew_credentials(client, code)
             if code in _REFUSALS:
                 raise _CallRefused(f"SQS refuses {operation}: {exc}", is_final=_is_final(code, str(exc))) from exc
             if code in MISSING_QUEUE:
@@ -404,6 +406,11 @@ async def _credentials(session: Any) -> Any:
 def error_code(code: str | None) -> str:
     """An error code without the prefix that one of the two SQS protocols puts before it."""
     return (code or "").removeprefix("AWS.SimpleQueueService.")
+
+
+def code_of(exc: Exception) -> str:
+    """The error code of a failed call; empty if SQS did not answer."""
+    return error_code(exc.response.get("Error", {}).get("Code")) if isinstance(exc, ClientError) else ""
 
 
 def billed_units(sizes: Iterable[int]) -> int:

@@ -55,7 +55,7 @@ class Ground:
         if url is not None:
             transport = SqsTransport(endpoint_url=url, region="us-east-1")
             self.others.append(transport)
-        return Sender(transport.client, load_settings(sqs_send_queues=queues))
+        return Sender(transport, load_settings(sqs_send_queues=queues))
 
 
 @pytest.fixture
@@ -105,6 +105,21 @@ async def test_a_burst_shares_calls_and_each_task_has_its_own_answer(ground: Gro
     assert len(set(ids)) == 100
     bodies = {message["MessageId"]: message["Body"] for queue in (one, two) for message in await ground.received(queue)}
     assert [bodies[message_id] for message_id in ids] == [str(n) for n in range(100)]
+
+
+async def test_expired_credentials_are_replaced_by_fresh_ones(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.brokers.sqs._LOOK_FOR_CREDENTIALS_SECONDS", 0.0)
+    queue = await ground.queue("renewed")
+    with sqs_proxy(ground.url) as proxy:
+        sender = ground.sender(queue, url=proxy.url)
+        proxy.keys = {"fresh"}
+        for _ in range(2):  # the look for the queue's URL, too, is refused
+            (refused,) = await sender.send(calls({"queue": queue, "body": "late"}))
+            assert "ExpiredToken" in str(refused)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "fresh")
+        outcomes = [(await sender.send(calls({"queue": queue, "body": "late"})))[0] for _ in range(3)]
+    assert any(isinstance(outcome, dict) for outcome in outcomes)
+    assert {message["Body"] for message in await ground.received(queue)} == {"late"}
 
 
 async def test_of_a_fifo_queue_the_order_stays_and_a_second_attempt_adds_nothing(ground: Ground) -> None:

@@ -3,14 +3,13 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from botocore.exceptions import ClientError
 
-from penstock.brokers.sqs import LIMITS, MISSING_QUEUE, UNAVAILABLE, SqsTransport, billed_units, error_code
+from penstock.brokers.sqs import LIMITS, MISSING_QUEUE, UNAVAILABLE, SqsTransport, billed_units, code_of
 from penstock.protocol.batching import pack
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
 from penstock.runtime import metrics
@@ -52,7 +51,7 @@ def add_to(deliveries: Deliveries) -> None:
     settings = deliveries.settings
     transport = SqsTransport.of(settings, answer_seconds=10)
     deliveries.at_close(transport.close)
-    deliveries.action(ACTION, Sender(transport.client, settings).send, batch=_BATCH, linger=_LINGER_SECONDS)
+    deliveries.action(ACTION, Sender(transport, settings).send, batch=_BATCH, linger=_LINGER_SECONDS)
 
 
 @dataclass(slots=True)
@@ -67,10 +66,10 @@ class _Entry:
 
 
 class Sender:
-    """The handler. client: gives the SQS client, see SqsTransport."""
+    """The handler."""
 
-    def __init__(self, client: Callable[[], Any], settings: Settings) -> None:
-        self._client = client
+    def __init__(self, transport: SqsTransport, settings: Settings) -> None:
+        self._transport = transport
         self._allowed = {
             name: entry for entry in settings.sqs_send_queues for name in (entry, entry.rsplit("/", 1)[-1])
         }
@@ -129,9 +128,12 @@ class Sender:
         return _Entry(position, queue, sending.group_id, arguments, size)
 
     async def _send_to(self, queue: str, entries: Sequence[_Entry], outcomes: list[Outcome]) -> None:
+        client = None
         try:
-            url = await self._url(queue)
+            client = await self._transport.client()
+            url = await self._url(client, queue)
         except UNAVAILABLE as exc:
+            await self._transport.renew_credentials(client, code_of(exc))
             reason = NotDelivered(f"the queue {queue} cannot be looked up: {short_text(exc)}")
             for entry in entries:
                 outcomes[entry.position] = reason
@@ -158,12 +160,14 @@ class Sender:
 
     async def _call(self, queue: str, url: str, batch: Sequence[_Entry], outcomes: list[Outcome]) -> None:
         operation = "send_message_batch"
+        client = None
         try:
-            client = await self._client()
+            client = await self._transport.client()
             reply = await client.send_message_batch(QueueUrl=url, Entries=[entry.arguments for entry in batch])
         except UNAVAILABLE as exc:
             metrics.SQS_CALLS.labels(operation, _LABEL, "failed").inc()
-            code = error_code(exc.response.get("Error", {}).get("Code")) if isinstance(exc, ClientError) else ""
+            code = code_of(exc)
+            await self._transport.renew_credentials(client, code)
             if code in MISSING_QUEUE:
                 self._urls.pop(queue, None)  # it may be made again, under another URL
             if code in _REFUSALS and len(batch) > 1:
@@ -181,11 +185,10 @@ class Sender:
         for entry in batch:
             outcomes[entry.position] = _outcome(queue, sent.get(str(entry.position)), failed.get(str(entry.position)))
 
-    async def _url(self, queue: str) -> str:
+    async def _url(self, client: Any, queue: str) -> str:
         if "://" in queue:
             return queue
         if queue not in self._urls:
-            client = await self._client()
             self._urls[queue] = (await client.get_queue_url(QueueName=queue))["QueueUrl"]
         return self._urls[queue]
 
