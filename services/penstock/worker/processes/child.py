@@ -90,7 +90,7 @@ class _ChildRunner(Runner):
         self._registry = registry
         super().__init__(
             settings, threads=Threads(1), codec=PayloadCodec(settings), timings=Timings(), resources=resources,
-            answer=lambda attempt, text: None, send_step=self._send_step,
+            answer=self._leave_out, send_step=self._send_step,
             progress=lambda attempt, *report: channel.send("progress", attempt.claim_id, *report),
             send_output=lambda attempt, *part: channel.send("output", attempt.claim_id, *part),
         )  # fmt: skip
@@ -138,6 +138,10 @@ class _ChildRunner(Runner):
         if self._trace is not None and spans is not None:
             spans.continue_from(self._trace)
         await super()._run(call)
+
+    def _leave_out(self, attempt: Attempt, text: str) -> None:
+        """Answer a task whose claim was lost before its start, for the worker counts the answers of a call."""
+        self._channel.send("answer", attempt.claim_id, text, None, None)
 
     def _settle(self, attempt: Attempt, answer: Answer, ran: float) -> None:
         attempt.answered = True

@@ -1,0 +1,64 @@
+"""What a child process answers, without the process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from penstock.settings.model import load_settings
+from penstock.worker.handlers.actions import Registry, action
+from penstock.worker.handlers.context import Call
+from penstock.worker.handlers.lifespan import Resources
+from penstock.worker.processes.channel import Channel
+from penstock.worker.processes.child import _ChildRunner
+
+
+class Sent:
+    """A channel that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[Any, ...]] = []
+
+    def send(self, *message: Any) -> None:
+        self.messages.append(message)
+
+    async def done(self) -> list[tuple[Any, ...]]:
+        async with asyncio.timeout(10):
+            while not self.messages or self.messages[-1][0] != "done":
+                await asyncio.sleep(0.01)
+        return self.messages[:-1]
+
+
+@pytest.mark.parametrize("batch", [None, 10])
+async def test_a_task_whose_claim_is_lost_before_its_start_is_answered_without_a_call(batch: int | None) -> None:
+    called: list[Any] = []
+    registry = Registry()
+    if batch is None:
+
+        @action("a", registry=registry, process=True)
+        async def one(**params: Any) -> None:
+            called.append(params)
+
+    else:
+
+        @action("a", registry=registry, process=True, batch=batch)
+        async def several(calls: list[Call[dict[str, Any]]]) -> list[None]:
+            called.extend(call.params for call in calls)
+            return [None for _ in calls]
+
+    sent = Sent()
+    runner = _ChildRunner(load_settings(), cast(Channel, sent), Resources(in_child=True), registry)
+    tasks = [[f"{number}:1", f'{{"n":{number}}}', None, False, "", float("inf")] for number in (1, 2)]
+    for some in [tasks] if batch else [tasks[1:], tasks[:1]]:
+        sent.messages.clear()
+        runner.call("a", 10.0, some, None)
+        runner.note("2:1", True, False, float("inf"))
+        answers = {message[1]: message for message in await sent.done() if message[0] == "answer"}
+        assert answers.keys() == {task[0] for task in some}
+        assert all(
+            claim_id == "1:1" or (text, problem) == ("", None) for _, claim_id, text, problem, _ in answers.values()
+        )
+    assert {"n": 1} in called
+    runner.close()
