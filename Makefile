@@ -45,9 +45,9 @@ peers: setup ## Drain the same tasks by other queues too (ARGS="--tasks 2000 --r
 migrate: setup ## Bring the schema of PENSTOCK_DATABASE_URL up to date
 	@$(BIN)/penstock migrate
 
-test: setup ## Run the tests, JOBS (4) files at a time, on PostgreSQL PG (18) (ARGS="-k name -x" is passed on)
+test: setup ## Run the tests, JOBS (6) files at a time, on PostgreSQL PG (18) (ARGS="-k name -x" is passed on)
 	@PG=$(PG) $(BIN)/python -m tests.postgres_versions
-	@PG=$(PG) env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $${JOBS:-4} --dist loadfile --no-loadscope-reorder $(ARGS)
+	@PG=$(PG) env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $${JOBS:-6} --dist loadfile --no-loadscope-reorder $(ARGS)
 
 chaos: setup ## Kill, freeze, disconnect and starve processes under load (ARGS="--scenario kills --seconds 10")
 	@$(BIN)/python -m tests.chaos $(ARGS)
