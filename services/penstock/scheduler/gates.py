@@ -22,7 +22,7 @@ from penstock.protocol.task import Stretch
 from penstock.runtime.logs import log
 from penstock.scheduler.sending import Sender
 from penstock.tasks import claim
-from penstock.tasks.records import ClaimBatch
+from penstock.tasks.claim import ClaimBatch
 
 _GATES_AT_ONCE = 500
 _ADMITTED_AT_ONCE = 16  # actions; those of others take the way through a gate
