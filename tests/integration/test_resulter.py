@@ -40,7 +40,7 @@ from penstock.tasks import enqueue, settle
 from penstock.tasks.claim import ActionThroughput
 from tests.claims import claim_id
 from tests.integration.doors import postgres_away, put, rejected, sample
-from penstock.limits.store import set_route
+from tests.integration.rules import set_route
 
 TaskOf = Callable[[int], Any]
 EMPTY = Depth(0, 0, 0)

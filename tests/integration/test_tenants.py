@@ -18,7 +18,7 @@ from penstock.brokers.base import Outgoing, Queue
 from penstock.brokers.sqs import SqsQueue, SqsTransport, group_id
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
-from penstock.limits.store import delete_tenant, read_tenant_limits, set_limits, set_tenant
+from tests.integration.rules import delete_tenant, read_tenant_limits, set_limits, set_tenant
 from penstock.methods.inbound import accept_inbound, read_inbound
 from penstock.methods.table import read_command
 from penstock.protocol.requests import parse_claim_id
