@@ -1,5 +1,6 @@
 """The methods about schedules, whose names are stored behind the tenant's, and shown to the tenant without it."""
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -25,6 +26,7 @@ from penstock.tasks.new_task import check_task_payload, new_task
 from penstock.tasks.params import EnqueueParams
 
 UPCOMING = 5
+_change = partial(method, permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound,), by_queue=True)
 
 
 def _read_create(given: model.ScheduleCreateParams, settings: Settings) -> CreateSchedule:
@@ -46,10 +48,7 @@ def _narrow_create(command: CreateSchedule) -> CreateSchedule:
     return CreateSchedule(narrow_tenant(command.schedule), command.replace)
 
 
-@method(
-    "schedule.create", permission=Permission.ADMIN, scope=Scope.OWN, errors=(TooLarge,), read=_read_create,
-    narrow=_narrow_create, by_queue=True,
-)  # fmt: skip
+@_change("schedule.create", errors=(TooLarge,), read=_read_create, narrow=_narrow_create)
 async def create(session: Session, command: CreateSchedule) -> model.ScheduleDetail:
     """Have a task made by the clock, again and again."""
     name = await _name_of_callers(session, command.schedule.name, lock=True, is_new=True)
@@ -77,17 +76,11 @@ def _narrow_update(command: UpdateSchedule) -> UpdateSchedule:
     return command
 
 
-@method(
-    "schedule.update", permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound, TooLarge),
-    read=_read_update, narrow=_narrow_update, by_queue=True,
-)  # fmt: skip
+@_change("schedule.update", errors=(ScheduleNotFound, TooLarge), read=_read_update, narrow=_narrow_update)
 async def update(session: Session, command: UpdateSchedule) -> model.ScheduleDetail:
     """Change what is named of a schedule and leave the rest."""
     name = await _name_of_callers(session, command.name, lock=True)
     return _detail(await store.update_schedule(session, UpdateSchedule(name, command.given, command.check)))
-
-
-_change = partial(method, permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound,), by_queue=True)
 
 
 @method("schedule.get", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,))
@@ -99,7 +92,9 @@ async def get(session: Session, given: model.ScheduleName) -> model.ScheduleDeta
 @method("schedule.list", permission=Permission.READ, scope=Scope.OWN, narrow=narrow_tenant)
 async def list_schedules(session: Session, given: model.ScheduleListParams) -> model.SchedulePage:
     """List schedules, newest first, without their payloads."""
-    records = await store.list_schedules(session, given)
+    labels = None if given.labels is None else json.dumps(given.labels)
+    page = read_cursor(given.cursor), given.limit, labels, given.action, given.paused, given.tenant
+    records = [store.record_of(row) for row in await session.fetch("list_schedules", *page)]
     cursor = str(records[-1].id) if len(records) == given.limit else None
     return model.SchedulePage([view_of(model.Schedule, _members(record)) for record in records], cursor)
 

@@ -12,7 +12,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.db.session import Session
-from penstock.protocol.checks import read_cursor
 from penstock.protocol.errors import InvalidParams, ScheduleNotFound
 from penstock.protocol.task import NewTask, State
 from penstock.protocol.tenant import tenant_of_key
@@ -79,7 +78,7 @@ async def create_batch(
     standing: dict[str, model.ScheduleRecord] = {}
     if replace_existing:
         rows = await session.fetch("lock_schedules", [schedule.name for schedule in wanted])
-        standing = {row["name"]: _record(row) for row in rows}
+        standing = {row["name"]: record_of(row) for row in rows}
     ((began, now),) = await session.fetch("read_instants")
     last_place = {schedule.name: place for place, schedule in enumerate(wanted)}
     outcomes: list[bool | InvalidParams] = [
@@ -163,16 +162,7 @@ async def read_schedule(session: Session, name: str, *, lock: bool = False) -> m
     rows = await session.fetch("lock_schedules" if lock else "read_schedules", [name])
     if not rows:
         raise ScheduleNotFound(name)
-    return _record(rows[0])
-
-
-async def list_schedules(session: Session, wanted: model.ScheduleListParams) -> list[model.ScheduleRecord]:
-    labels = None if wanted.labels is None else json.dumps(wanted.labels)
-    before = read_cursor(wanted.cursor)
-    rows = await session.fetch(
-        "list_schedules", before, wanted.limit, labels, wanted.action, wanted.paused, wanted.tenant
-    )
-    return [_record(row) for row in rows]
+    return record_of(rows[0])
 
 
 async def list_runs(session: Session, name: str, *, before: int | None, limit: int) -> list[model.ScheduleRun]:
@@ -232,7 +222,7 @@ async def read_import(session: Session, import_id: int) -> Any:
     return rows[0]
 
 
-def _record(row: Any) -> model.ScheduleRecord:
+def record_of(row: Any) -> model.ScheduleRecord:
     columns = {name: row[name] for name in model.NewSchedule.__struct_fields__}
     columns |= {"missed": Missed(row["missed"]), "overlap": Overlap(row["overlap"])}
     columns["labels"] = json.loads(row["labels"])
