@@ -16,7 +16,7 @@ from penstock.protocol.fence import Fence
 from penstock.protocol.journal import encode_entry, encode_step
 from penstock.protocol.message_attributes import worker_of
 from penstock.protocol.trace_context import Hop
-from penstock.results.apply import ApplySummary, apply_reports, plain_results
+from penstock.results.apply import ApplySummary, Outcome, apply_reports, plain_results
 from penstock.results.watermark import ReadingNote
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import log
@@ -130,10 +130,7 @@ class Resulter(Consumer):
     async def _keep_alive(self, left: Sequence[reports.Report]) -> None:
         """Record heartbeats of tasks whose results wait here for another transaction."""
         claims = {
-            report.task_id: report.claim
-            for report in left
-            if isinstance(report, reports.Succeeded | reports.Failed | reports.Waiting | reports.Suspended)
-            and report.claim is not None
+            report.task_id: report.claim for report in left if isinstance(report, Outcome) and report.claim is not None
         }
         try:
             async with self._store.transaction(hurried=True) as session:

@@ -133,10 +133,4 @@ def _traced(change: Any, trace: str) -> Any:
 
 
 def _merge(parts: Sequence[Inbound]) -> Inbound:
-    merged = Inbound()
-    for part in parts:
-        merged.tasks += part.tasks
-        merged.texts += part.texts
-        merged.changes += part.changes
-        merged.refused += part.refused
-    return merged
+    return Inbound(*([one for part in parts for one in getattr(part, name)] for name in Inbound.__slots__))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from penstock.db.context import within
 from penstock.db.pool import Store
 from penstock.db.session import Session
-from penstock.methods.table import read_command
+from penstock.methods.table import METHODS, read_command
 from penstock.protocol.reports import NO_HINTS, Failed, Hints, Report, Succeeded
 from penstock.protocol.task import Claimed, State
 from penstock.results.apply import apply_reports
@@ -18,14 +19,7 @@ from penstock.settings.model import Settings
 from penstock.tasks import claim as claims
 from penstock.workflows.advance import AdvanceSummary
 from penstock.workflows.advancer import advance_workflows, find_pending
-from penstock.workflows.model import Step, Workflow, WorkflowAccepted, WorkflowChanged
-from penstock.workflows.store import (
-    cancel_workflow,
-    create_workflow,
-    read_steps,
-    read_workflow,
-    retry_workflow,
-)
+from penstock.workflows.model import Step, WorkflowDetail
 
 
 class Spawned(Exception):
@@ -43,11 +37,11 @@ class Broken(Exception):
 
 Work = Callable[[str, Any], Any]
 
-CHANGES: dict[str, Callable[..., Awaitable[WorkflowAccepted | WorkflowChanged]]] = {
-    "workflow.create": create_workflow,
-    "workflow.cancel": cancel_workflow,
-    "workflow.retry": retry_workflow,
-}
+
+async def carry_out(session: Session, settings: Settings, method: str, **params: Any) -> Any:
+    """Carry out a method in a session of the caller's."""
+    command = read_command(method, msgspec.json.encode(params), settings)
+    return await METHODS[method].carry_out(within(session, settings), command)
 
 
 class Lives:
@@ -58,9 +52,8 @@ class Lives:
 
     async def ask(self, method: str, **params: Any) -> Any:
         """Carry out a change, as the api would."""
-        command = read_command(method, msgspec.json.encode(params), self.settings)
         async with self.store.transaction() as session:
-            return await CHANGES[method](session, command, self.settings)
+            return await carry_out(session, self.settings, method, **params)
 
     async def create(self, **params: Any) -> int:
         return (await self.ask("workflow.create", **params)).id
@@ -123,14 +116,18 @@ class Lives:
                 return
             await self.work(tasks, handler)
 
-    async def look(self, workflow_id: int) -> Workflow:
-        command = read_command("workflow.status", msgspec.json.encode({"id": workflow_id}), self.settings)
+    async def look(self, workflow_id: int, cursor: str | None = None) -> WorkflowDetail:
+        params = {"id": workflow_id, "limit": 1000, "cursor": cursor}
         async with self.store.session() as session:
-            return await read_workflow(session, command)
+            found: WorkflowDetail = await carry_out(session, self.settings, "workflow.status", **params)
+            return found
 
     async def steps(self, workflow_id: int) -> dict[str, Step]:
-        async with self.store.session() as session:
-            steps = await read_steps(session, workflow_id, after=-1, limit=1000)
+        page = await self.look(workflow_id)
+        steps = page.tree
+        while page.cursor is not None:
+            page = await self.look(workflow_id, page.cursor)
+            steps += page.tree
         return {step.name: step for step in steps}
 
     async def counts(self, workflow_id: int) -> dict[str, int]:

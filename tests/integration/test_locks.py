@@ -21,7 +21,6 @@ from penstock.compat import delayed_records
 from penstock.compat.delayed_records import DelayedRecord
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
-from penstock.methods.table import read_command
 from penstock.protocol.errors import Locked, TooSlow, Unavailable
 from penstock.protocol.reports import encode_result
 from penstock.protocol.task import Claimed, NewTask
@@ -37,11 +36,11 @@ from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import settle as settling
 from penstock.tasks.promotion import Promotions
 from penstock.workflows.advancer import WorkflowAdvancer
-from penstock.workflows.store import create_workflow
 from tests.claims import claim_id
 from tests.integration.apis import running
 from tests.integration.doors import put, rejected, request
 from tests.integration.faulty_postgres import Refusals
+from tests.integration.lives import carry_out
 from tests.integration.schedule_changes import change_schedule
 
 EMPTY = Depth(0, 0, 0)
@@ -299,9 +298,9 @@ async def test_one_workflow_whose_key_is_held_does_not_keep_the_others(
 ) -> None:
     for n in range(10):
         second = {"name": "two", "action": "b", "after": ["one"]} | ({"ordering_key": "K"} if n == 4 else {})
-        body = json.dumps({"steps": [{"name": "one", "action": "a"}, second]}).encode()
+        steps = [{"name": "one", "action": "a"}, second]
         async with short.transaction() as session:
-            await create_workflow(session, read_command("workflow.create", body, settings), settings)
+            await carry_out(session, settings, "workflow.create", steps=steps)
     tasks = await claimed(short)
     async with short.transaction() as session:
         await settling.finish(session, {(task.id, task.claim): "1" for task in tasks})

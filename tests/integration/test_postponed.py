@@ -12,7 +12,6 @@ import pytest
 from penstock.brokers.sqs import SqsQueue
 from penstock.db.pool import Store
 from penstock.limits.explain import Cause
-from penstock.limits.store import list_actions, read_action
 from penstock.payloads.codec import PayloadCodec
 from penstock.payloads.records import encrypt_error
 from penstock.protocol.errors import RateLimited
@@ -31,6 +30,7 @@ from penstock.worker.handlers.steps import Step
 from penstock.worker.responses import failure_answer, unknown_action
 from tests.integration.limits.test_explain import why
 from tests.integration.limits.test_limits import Outbound, enqueue, limit, open_none
+from tests.integration.rules import list_actions, read_action
 from tests.integration.test_steps import Line
 from tests.integration.test_waits import World
 

@@ -16,7 +16,6 @@ from penstock.brokers.sqs import SqsQueue
 from penstock.cli.app import app
 from penstock.db.pool import Store
 from penstock.limits.model import RouteSetParams
-from penstock.limits.store import set_route
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import HANDLER_ERROR, TOO_LARGE, Unavailable
@@ -35,12 +34,13 @@ from penstock.protocol.task import Claimed, NewTask
 from penstock.resulter import Resulter
 from penstock.results.apply import ERROR_LIMIT_BYTES, delay_after
 from penstock.settings.model import Settings
+from penstock.supervisor.repair import find_stale
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue, settle
-from penstock.tasks import stale as stale_tasks
-from penstock.tasks.records import ActionThroughput
+from penstock.tasks.claim import ActionThroughput
 from tests.claims import claim_id
 from tests.integration.doors import postgres_away, put, rejected, sample
+from tests.integration.rules import set_route
 
 TaskOf = Callable[[int], Any]
 EMPTY = Depth(0, 0, 0)
@@ -204,7 +204,7 @@ async def test_progress_is_shown_and_counts_as_a_sign_of_life(
     assert json.loads((await task_of(shown.id))["progress"]) == {"percent": 12.5, "note": "half é"}
     async with store.session() as session:
         later = datetime.now(UTC) + timedelta(seconds=61)
-        stale = {task.id: task.taken for task in await stale_tasks.find_stale(session, 60, limit=10, now=later)}
+        stale = {task.id: task.taken for task in await find_stale(session, 60, limit=10, now=later)}
     assert stale == {shown.id: True, quiet.id: False}
 
 

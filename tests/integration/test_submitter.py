@@ -11,7 +11,6 @@ from penstock.api.audit import Audited
 from penstock.brokers.base import MAX_RECEIVES, Depth
 from penstock.brokers.sqs import SqsQueue
 from penstock.db.pool import Store
-from penstock.limits.store import list_routes
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import NewTask, State
@@ -20,6 +19,7 @@ from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.tasks import enqueue, settle
 from tests.integration.doors import postgres_away, put, rejected, request, sample
+from tests.integration.rules import list_routes
 
 TaskOf = Callable[[int], Any]
 EMPTY = Depth(0, 0, 0)

@@ -18,9 +18,7 @@ from penstock.brokers.base import Outgoing, Queue
 from penstock.brokers.sqs import SqsQueue, SqsTransport, group_id
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
-from penstock.limits.store import delete_tenant, read_tenant_limits, set_limits, set_tenant
 from penstock.methods.inbound import accept_inbound, read_inbound
-from penstock.methods.table import read_command
 from penstock.protocol.requests import parse_claim_id
 from penstock.protocol.task import NewTask, State
 from penstock.results.spawn import Spawner, hold_spawners, spawn_children
@@ -33,9 +31,10 @@ from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import reschedule, settle
 from penstock.tasks.transactional import enqueue_many
 from penstock.workflows.advancer import advance_workflows
-from penstock.workflows.store import cancel_workflow, create_workflow
 from tests.integration.apis import running
 from tests.integration.doors import take
+from tests.integration.lives import carry_out
+from tests.integration.rules import delete_tenant, read_tenant_limits, set_limits, set_tenant
 from tests.integration.schedule_changes import change_schedule
 
 
@@ -186,12 +185,12 @@ async def test_a_workflow_and_all_that_it_makes_are_for_its_tenant(store: Store,
         {"action": "a", "name": "one", "ordering_key": "o"},
         {"name": "m", "action": "b", "over": [1, 2], "after": ["one"]},
     ]
-    raw = json.dumps({"steps": steps, "tenant": "acme", "key": "k"}).encode()
+    given = {"steps": steps, "tenant": "acme", "key": "k"}
     async with store.transaction() as session:
-        flow = await create_workflow(session, read_command("workflow.create", raw, settings), settings)
-        other = json.dumps({"steps": [{"action": "c", "name": "c"}], "tenant": "other", "key": "k"}).encode()
-        theirs = await create_workflow(session, read_command("workflow.create", other, settings), settings)
-        again = await create_workflow(session, read_command("workflow.create", raw, settings), settings)
+        flow = await carry_out(session, settings, "workflow.create", **given)
+        other = {"steps": [{"action": "c", "name": "c"}], "tenant": "other", "key": "k"}
+        theirs = await carry_out(session, settings, "workflow.create", **other)
+        again = await carry_out(session, settings, "workflow.create", **given)
     assert theirs.id != flow.id
     assert (again.id, again.duplicate) == (flow.id, True)
     rows = await sql.fetch("select tenant, ordering_key from penstock.task where workflow = $1", flow.id)
@@ -201,9 +200,7 @@ async def test_a_workflow_and_all_that_it_makes_are_for_its_tenant(store: Store,
     assert batch is not None
     async with store.transaction() as session:
         await settle.finish(session, {(batch.tasks[0].id, batch.id): "null"})
-        again = await cancel_workflow(
-            session, read_command("workflow.cancel", b'{"key":"k","tenant":"other"}', settings), settings
-        )  # type: ignore[arg-type]
+        again = await carry_out(session, settings, "workflow.cancel", key="k", tenant="other")
         assert again.id == theirs.id
     async with store.transaction() as session:
         await advance_workflows(session, [flow.id], settings)

@@ -30,10 +30,11 @@ from penstock.results.wait_answers import give_up_overdue
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
-from penstock.supervisor.duties import time_out_waits
+from penstock.supervisor.duties import expire_some, time_out_waits
+from penstock.supervisor.repair import find_stale
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
-from penstock.tasks import settle, stale
+from penstock.tasks import settle
 from tests.integration.apis import JSON, running
 from tests.integration.cli.test_task_commands import run
 from tests.integration.doors import put, rejected
@@ -108,8 +109,8 @@ async def test_a_task_that_waits_takes_no_room_and_is_settled_by_its_event(
 ) -> None:
     task = await world.waiting(NewTask("a"))
     async with world.store.session() as session:
-        assert (await claims.count_in_flight(session, 10)).count == 0
-        assert await stale.find_stale(session, 0, limit=10, now=IN_A_YEAR) == []
+        assert (await claims.count_in_flight(session, 10)).tasks == 0
+        assert await find_stale(session, 0, limit=10, now=IN_A_YEAR) == []
     seen = await task_of(task.id)
     assert (seen["state"], seen["attempts"], seen["claim"]) == ("WAITING", 1, task.claim)
     assert await world.answer(result={"by": "Ann"}) == (task.id, "SUCCESS", False, False)
@@ -473,7 +474,7 @@ async def test_a_task_that_waits_has_begun_so_it_neither_expires_nor_moves_nor_i
     new = NewTask("a", unique_key="u", expires_in_seconds=60)
     task = await world.waiting(new)
     async with world.store.transaction() as session:
-        assert await stale.expire(session, 10, now=IN_A_YEAR) == 0
+        assert await expire_some(session, 10, now=IN_A_YEAR) == 0
         with pytest.raises(StateConflict):
             await world.change(session, "reschedule", id=task.id, delay=0)
         assert await session.fetch("spread_tasks", [task.id], [0.0], None, 5) == []
@@ -483,7 +484,7 @@ async def test_a_task_that_waits_has_begun_so_it_neither_expires_nor_moves_nor_i
     assert (await task_of(task.id))["payload"] == "{}"
     await world.answer("fail", error="no")
     async with world.store.transaction() as session:  # as one that failed while it ran
-        assert await stale.expire(session, 10, now=IN_A_YEAR) == 1
+        assert await expire_some(session, 10, now=IN_A_YEAR) == 1
 
 
 async def test_a_plan_of_overdue_and_of_old_waits_goes_by_an_index(world: World, sql: Any) -> None:

@@ -10,8 +10,9 @@ from benchmarks.harness.actions import NOOP
 from benchmarks.harness.producers import plain_noop
 from benchmarks.harness.rig import Bench, Rig, rig_up
 from benchmarks.harness.scenarios.backlog import drain_once
-from penstock.limits.model import RouteSetParams
-from penstock.limits.store import delete_route, set_limits, set_route
+from penstock.db.context import within
+from penstock.limits.methods import delete_route, set_limits, set_route
+from penstock.limits.model import RouteName, RouteSetParams
 from penstock.protocol.task import NewTask
 
 _KEYS = 10_000
@@ -94,10 +95,11 @@ async def _drain(rig: Rig, tasks: int, name: str, limited: str | None, make: Mak
 async def _set_rules(rig: Rig, limited: str) -> None:
     async with rig.store.transaction() as session:
         await set_limits(session, limited, {"max_in_flight": _WIDE})
-        await set_route(session, RouteSetParams("bench", "no-such-queue", ["another.*"], {}))
+        route = RouteSetParams("bench", "no-such-queue", ["another.*"], {})
+        await set_route.carry_out(within(session, rig.settings), route)
 
 
 async def _forget_rules(rig: Rig, limited: str) -> None:
     async with rig.store.transaction() as session:
         await set_limits(session, limited, {"max_in_flight": None})
-        await delete_route(session, "bench")
+        await delete_route.carry_out(within(session, rig.settings), RouteName("bench"))

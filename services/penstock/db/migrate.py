@@ -37,20 +37,14 @@ def migrations_path() -> Path:
     return shipped if shipped.is_dir() else _PACKAGE.parents[1] / "migrations"
 
 
-def _config(
-    connect_to_it: Callable[[], Awaitable[Any]] | None = None,
-    output: StringIO | None = None,
-    schema: str = DEFAULT,
-    lock_seconds: float = LOCK_SECONDS,
-) -> Config:
+def _config(output: StringIO | None = None, **attributes: Any) -> Config:
+    """attributes: what ``migrations/env.py`` reads."""
     config = Config(output_buffer=output) if output is not None else Config()
     config.set_main_option("script_location", str(migrations_path()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     # For the table definitions beside the migrations, which only Alembic reads.
     config.set_main_option("prepend_sys_path", str(migrations_path()).replace("%", "%%"))
-    config.attributes["connect"] = connect_to_it
-    config.attributes["schema"] = schema
-    config.attributes["lock_seconds"] = lock_seconds
+    config.attributes.update({"schema": DEFAULT, "lock_seconds": LOCK_SECONDS} | attributes)
     return config
 
 
@@ -79,7 +73,7 @@ def _migrate(
         )
     for left in reversed(range(tries)):
         try:
-            return run(_config(connect_to_it, schema=schema, lock_seconds=lock_seconds), revision)
+            return run(_config(connect=connect_to_it, schema=schema, lock_seconds=lock_seconds), revision)
         except DBAPIError as exc:
             if getattr(exc.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
                 raise

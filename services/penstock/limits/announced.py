@@ -7,15 +7,14 @@ from penstock.limits.model import AnnouncedAction
 from penstock.protocol.reports import Announced
 from penstock.protocol.task import ANNOUNCED_SECONDS, MAX_ACTIONS_SHOWN
 from penstock.protocol.views import raw, view_of
+from penstock.tasks.records import columns_of
 
 COUNTED = 10_000  # tasks of one action
 
 
 async def record(session: Session, announcements: Sequence[Announced]) -> None:
-    given = zip(
-        *((a.action, a.worker, a.version, a.description, a.params, a.result) for a in announcements), strict=True
-    )
-    await session.fetch("note_announced", *map(list, given), ANNOUNCED_SECONDS)
+    given = columns_of(announcements, "action", "worker", "version", "description", "params", "result")
+    await session.fetch("note_announced", *given, ANNOUNCED_SECONDS)
 
 
 async def list_announced(session: Session) -> list[AnnouncedAction]:

@@ -61,11 +61,11 @@ async def explain(session: Session, task_id: int) -> Explanation:
     row = rows[0]
     match State(row["state"]):
         case State.WAITING:
-            found = _Found(*_waiting(row))
+            found = _waiting(row)
         case State.ACQUIRED:
-            found = _Found(*_in_flight(row))
+            found = _in_flight(row)
         case State.SCHEDULED | State.ERROR:
-            found = _held_back(row) or _Found(*await _in_line(session, row))
+            found = _held_back(row) or await _in_line(session, row)
         case state:
             found = _Found(Cause.SETTLED, f"Settled as {_shown(state)} {_span(row, 'finished_at')} ago.")
     is_behind = found.cause is Cause.ORDERING_KEY and row["head"] != task_id
@@ -86,38 +86,37 @@ def _span(row: Mapping[str, Any], since: str) -> str:
     return span(abs((row["at"] - row[since]).total_seconds()))
 
 
-def _waiting(row: Mapping[str, Any]) -> tuple[Cause, str]:
+def _waiting(row: Mapping[str, Any]) -> _Found:
     if row["token"] is not None:
-        return Cause.EVENT, f"Waits for the event of token {row['token']}, until {timestamp(row['deadline'])}."
+        return _Found(Cause.EVENT, f"Waits for the event of token {row['token']}, until {timestamp(row['deadline'])}.")
     if row["workflow"] is not None and row["steps_before"]:
-        return Cause.STEPS, f"Waits for earlier steps of workflow {row['workflow']}: {row['steps_before']}."
+        return _Found(Cause.STEPS, f"Waits for earlier steps of workflow {row['workflow']}: {row['steps_before']}.")
     if row["workflow"] is not None:
-        return Cause.STEPS, f"Waits for the supervisor to release this step of workflow {row['workflow']}."
+        return _Found(Cause.STEPS, f"Waits for the supervisor to release this step of workflow {row['workflow']}.")
     key = own_key(row["ordering_key"])
     if row["held"]:
-        return Cause.ORDERING_KEY, (
+        return _Found(
+            Cause.ORDERING_KEY,
             f"Task {row['head']} failed and holds ordering key {key}: retry it, or release the key "
-            f"(`penstock ordering release`)."
+            f"(`penstock ordering release`).",
         )
     if row["head"] is None or row["head"] == row["id"] or row["head_state"] is None:
-        return Cause.ORDERING_KEY, f"Next of ordering key {key}; a scheduler takes it up now."
-    return (
-        Cause.ORDERING_KEY,
-        f"Task {row['head']} of ordering key {key} goes first; it is {_shown(row['head_state'])}.",
-    )
+        return _Found(Cause.ORDERING_KEY, f"Next of ordering key {key}; a scheduler takes it up now.")
+    reason = f"Task {row['head']} of ordering key {key} goes first; it is {_shown(row['head_state'])}."
+    return _Found(Cause.ORDERING_KEY, reason)
 
 
-def _in_flight(row: Mapping[str, Any]) -> tuple[Cause, str]:
+def _in_flight(row: Mapping[str, Any]) -> _Found:
     to = f"queue of route {row['route']}" if row["route"] else "outbound queue"
     claimed = _span(row, "claimed_at")
     if row["heartbeat_at"] is not None:
         by = f" on {row['worker']}" if row["worker"] else ""
-        return Cause.RUNNING, f"Runs{by} since {claimed}; last heartbeat {_span(row, 'heartbeat_at')} ago."
+        return _Found(Cause.RUNNING, f"Runs{by} since {claimed}; last heartbeat {_span(row, 'heartbeat_at')} ago.")
     if row["is_unsent"]:
-        return Cause.SENT, f"Claimed {claimed} ago; a scheduler is sending it to the {to}."
+        return _Found(Cause.SENT, f"Claimed {claimed} ago; a scheduler is sending it to the {to}.")
     late = (row["at"] - row["claimed_at"]).total_seconds() > _SOON_SECONDS
     hint = f": check that workers receive from the {to}" if late else ""
-    return Cause.SENT, f"Sent to the {to} {claimed} ago; no worker has reported on it yet{hint}."
+    return _Found(Cause.SENT, f"Sent to the {to} {claimed} ago; no worker has reported on it yet{hint}.")
 
 
 def _held_back(row: Mapping[str, Any]) -> _Found | None:
@@ -173,19 +172,18 @@ def _unknown(row: Mapping[str, Any]) -> str:
     return f"{who}. It waits since {_span(row, 'unknown_since')}, and is sent {due}, or once a worker announces it."
 
 
-async def _in_line(session: Session, row: Mapping[str, Any]) -> tuple[Cause, str]:
+async def _in_line(session: Session, row: Mapping[str, Any]) -> _Found:
     place = row["route"], row["priority"], row["run_at"], row["id"]
     ((before, in_flight),) = await session.fetch("count_before", *place, COUNTED)
     due = f"Due since {_span(row, 'run_at')}"
     if not before and not in_flight:
         if (row["at"] - row["run_at"]).total_seconds() < _SOON_SECONDS:
-            return Cause.BACKLOG, f"{due}; a scheduler claims it next."
-        return Cause.NO_SCHEDULER, f"{due}, and nothing is in flight: check that a scheduler runs (`penstock doctor`)."
+            return _Found(Cause.BACKLOG, f"{due}; a scheduler claims it next.")
+        hint = "check that a scheduler runs (`penstock doctor`)"
+        return _Found(Cause.NO_SCHEDULER, f"{due}, and nothing is in flight: {hint}.")
     by = f" by route {row['route']}" if row["route"] else ""
-    return Cause.BACKLOG, (
-        f"{due}; {_counted(before)} due tasks go first{by}, and {_counted(in_flight)} are in flight: more are sent as "
-        "these settle."
-    )
+    ahead = f"{_counted(before)} due tasks go first{by}, and {_counted(in_flight)} are in flight"
+    return _Found(Cause.BACKLOG, f"{due}; {ahead}: more are sent as these settle.")
 
 
 def _counted(count: int) -> str:

@@ -1,38 +1,80 @@
-"""The methods about limits and pauses of actions and tenants, about routes, and why a task does not run."""
+"""The methods about limits and pauses of actions and tenants, about routes, and why a task does not run.
 
+A change locks limits and routes, so no task passes a limit or a pause after its commit. Tasks that are in flight by
+then, or in a claim that began before, count and are not recalled.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 from penstock.db.session import Session
-from penstock.limits import announced, model, store
+from penstock.limits import announced, model
 from penstock.limits.explain import Explanation, explain
+from penstock.limits.token_bucket import Limits
 from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import narrow_tenant
-from penstock.protocol.errors import RouteNotFound, TaskNotFound
+from penstock.protocol.checks import like_pattern
+from penstock.protocol.errors import InvalidParams, RouteNotFound, TaskNotFound
 from penstock.protocol.method import NoParams, Scope, method
+from penstock.protocol.tenant import EVERY_TENANT
 from penstock.protocol.views import view_of
 
+_NAMES = Limits.__slots__
+_OF_TENANT = ("max_in_flight", "rate", "burst")
 _look = partial(method, permission=Permission.READ, scope=Scope.CLOSED)
 _change = partial(method, permission=Permission.ADMIN, scope=Scope.CLOSED, by_queue=True, wakes=True)
 
+
+async def lock_rules(session: Session) -> None:
+    """Lock limits and routes against other changes and against claims, inside a transaction."""
+    await session.fetch("limit_lock_wait")
+    await session.fetch("lock_rules")
+
+
 # Actions
+
+
+async def set_limits(session: Session, action: str, change: Mapping[str, Any]) -> model.Action:
+    """Change the given limits of an action, inside a transaction; returns all of them."""
+    await lock_rules(session)
+    before = await read_action(session, action)
+    limits = {name: change.get(name, getattr(before, name)) for name in _NAMES}
+    if limits == asdict(Limits()):
+        await session.fetch("forget_action", action)
+    else:
+        await session.fetch("set_action", action, *limits.values())
+        await session.fetch("adopt_in_flight", action)
+    await session.fetch("open_gates", action)
+    return await read_action(session, action)
+
+
+async def read_action(session: Session, action: str) -> model.Action:
+    """The limits of an action, which may be unlimited."""
+    rows = await session.fetch("read_actions", [action])
+    if rows:
+        return view_of(model.Action, rows[0])
+    return model.Action(action, **asdict(Limits()), in_flight=0, updated_at=None)
 
 
 @_change("action.set")
 async def set_action(session: Session, given: model.ActionSetParams) -> model.Action:
     """Limit an action; an omitted member stays unchanged, null removes a limit."""
-    return await store.set_limits(session, given.action, model.limits_of(given))
+    return await set_limits(session, given.action, model.limits_of(given))
 
 
 @_look("action.get")
 async def get_action(session: Session, given: model.ActionName) -> model.Action:
     """Show what limits an action has."""
-    return await store.read_action(session, given.action)
+    return await read_action(session, given.action)
 
 
 @_look("action.list")
 async def list_actions(session: Session, _given: NoParams) -> model.Actions:
     """List the actions that are limited or paused."""
-    return model.Actions(await store.list_actions(session))
+    return model.Actions([view_of(model.Action, row) for row in await session.fetch("read_actions", None)])
 
 
 @_look("action.announced")
@@ -44,13 +86,13 @@ async def list_announced(session: Session, _given: NoParams) -> model.AnnouncedA
 @_change("action.pause")
 async def pause_action(session: Session, given: model.ActionName) -> model.Action:
     """Send no more tasks of an action, and go on taking them."""
-    return await store.set_limits(session, given.action, {"paused": True})
+    return await set_limits(session, given.action, {"paused": True})
 
 
 @_change("action.resume")
 async def resume_action(session: Session, given: model.ActionName) -> model.Action:
     """Send them again."""
-    return await store.set_limits(session, given.action, {"paused": False})
+    return await set_limits(session, given.action, {"paused": False})
 
 
 # Routes
@@ -59,20 +101,31 @@ async def resume_action(session: Session, given: model.ActionName) -> model.Acti
 @_change("route.set")
 async def set_route(session: Session, route: model.RouteSetParams) -> model.RouteChanged:
     """Make or replace a route: which tasks go to a queue of their own."""
-    await store.set_route(session, route)
+    await lock_rules(session)
+    patterns = [like_pattern(pattern) for pattern in route.actions]
+    await session.fetch("set_route", route.name, route.queue, patterns, json.dumps(route.labels), route.position)
     return model.RouteChanged(route.name, deleted=False)
 
 
 @_look("route.list")
 async def list_routes(session: Session, _given: NoParams) -> model.Routes:
     """List routes in the order in which they are tried."""
-    return model.Routes(await store.list_routes(session))
+    routes = [
+        view_of(model.Route, row, actions=list(map(_glob, row["actions"])), labels=json.loads(row["labels"]))
+        for row in await session.fetch("read_routes")
+    ]
+    return model.Routes(routes)
+
+
+def _glob(pattern: str) -> str:
+    return pattern.replace("%", "*").replace("\\*", "%").replace("\\_", "_").replace("\\\\", "\\")
 
 
 @_change("route.delete", errors=(RouteNotFound,))
 async def delete_route(session: Session, route: model.RouteName) -> model.RouteChanged:
     """Delete a route; its waiting tasks take the other routes."""
-    if not await store.delete_route(session, route.name):
+    await lock_rules(session)
+    if await session.value("delete_route", route.name) is None:
         raise RouteNotFound(route.name)
     return model.RouteChanged(route.name, deleted=True)
 
@@ -80,16 +133,44 @@ async def delete_route(session: Session, route: model.RouteName) -> model.RouteC
 # Tenants
 
 
+async def set_tenant_limits(session: Session, tenant: str, change: Mapping[str, Any]) -> model.TenantDetail:
+    """Change the given limits of a tenant, or of ``*``, or pause or resume it, inside a transaction."""
+    await lock_rules(session)
+    before = await read_tenant_limits(session, tenant)
+    # A tenant under the default has no limits of its own, and a pause gives it none.
+    limits = [change.get(name, getattr(before, name) if before.own else None) for name in _OF_TENANT]
+    paused = change.get("paused", before.paused)
+    own = before.own or "paused" not in change
+    if own or paused:
+        await session.fetch("set_tenant", tenant, paused, own, *limits)
+    else:
+        await session.fetch("forget_tenant", tenant)
+    return await _open_tenant(session, tenant)
+
+
+async def _open_tenant(session: Session, tenant: str) -> model.TenantDetail:
+    every = None if tenant == EVERY_TENANT else tenant
+    await session.fetch("adopt_in_flight_of_tenants", every)
+    await session.fetch("open_gates_of_tenant", every)
+    return await read_tenant_limits(session, tenant)
+
+
+async def read_tenant_limits(session: Session, tenant: str) -> model.TenantDetail:
+    """The limits in effect for a tenant, its own or the default."""
+    (row,) = await session.fetch("read_tenant", tenant)
+    return view_of(model.TenantDetail, row)
+
+
 @_change("tenant.set")
 async def set_tenant(session: Session, given: model.TenantSetParams) -> model.TenantDetail:
     """Give a tenant limits of its own, or * all that have none; a member left out stays, null takes a limit away."""
-    return await store.set_tenant(session, given.tenant, model.limits_of(given))
+    return await set_tenant_limits(session, given.tenant, model.limits_of(given))
 
 
 @method("tenant.get", permission=Permission.READ, scope=Scope.OWN, narrow=narrow_tenant)
 async def get_tenant(session: Session, given: model.TenantOrAll) -> model.TenantDetail:
     """Show what a tenant is held to, and how many of its tasks are held."""
-    return await store.read_tenant_limits(session, given.tenant)
+    return await read_tenant_limits(session, given.tenant)
 
 
 @_look("tenant.list")
@@ -102,19 +183,22 @@ async def list_tenants(session: Session, given: model.TenantListParams) -> model
 @_change("tenant.delete")
 async def delete_tenant(session: Session, given: model.TenantOrAll) -> model.TenantDetail:
     """Have a tenant go by the default again, its pause being over."""
-    return await store.delete_tenant(session, given.tenant)
+    await lock_rules(session)
+    if await session.value("forget_tenant", given.tenant) is None:
+        raise InvalidParams("tenant", f"has no rule of its own: {given.tenant!r}")
+    return await _open_tenant(session, given.tenant)
 
 
 @_change("tenant.pause")
 async def pause_tenant(session: Session, given: model.TenantName) -> model.TenantDetail:
     """Take tasks of a tenant, but send none to workers."""
-    return await store.set_tenant(session, given.tenant, {"paused": True})
+    return await set_tenant_limits(session, given.tenant, {"paused": True})
 
 
 @_change("tenant.resume")
 async def resume_tenant(session: Session, given: model.TenantName) -> model.TenantDetail:
     """Send tasks of a tenant again."""
-    return await store.set_tenant(session, given.tenant, {"paused": False})
+    return await set_tenant_limits(session, given.tenant, {"paused": False})
 
 
 # Tasks

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from operator import itemgetter
+from typing import Any
 
 BUSY_SECONDS = 0.05  # until a limit of tasks in flight is looked at again; settling wakes no scheduler
 
@@ -34,26 +34,16 @@ class Allowance:
         return None if self.tokens is None else self.tokens - tasks
 
 
-def allowance(
-    *,
-    max_in_flight: int | None,
-    rate: float | None,
-    burst: int | None,
-    in_flight: int,
-    tokens: float | None,
-    refilled_at: datetime | None,
-    now: datetime,
-    room: int,
-) -> Allowance:
-    """What a limit leaves of ``room``. now: by the clock that wrote ``refilled_at``."""
+def allowance(row: Any, in_flight: int, room: int) -> Allowance:
+    """What a limited action, tenant or gate leaves of ``room``. at: now, by the clock that wrote ``refilled_at``."""
     tasks, retry = room, BUSY_SECONDS
-    if max_in_flight is not None:
-        tasks = min(tasks, max(0, max_in_flight - in_flight))
+    if row["max_in_flight"] is not None:
+        tasks = min(tasks, max(0, row["max_in_flight"] - in_flight))
     left: float | None = None
-    if rate is not None:
-        left = full = float(burst or max(1, math.ceil(rate)))
-        if tokens is not None and refilled_at is not None:
-            left = min(full, tokens + max(0.0, (now - refilled_at).total_seconds()) * rate)
+    if (rate := row["rate"]) is not None:
+        left = full = float(row["burst"] or max(1, math.ceil(rate)))
+        if row["tokens"] is not None and row["refilled_at"] is not None:
+            left = min(full, row["tokens"] + max(0.0, (row["at"] - row["refilled_at"]).total_seconds()) * rate)
         tasks = min(tasks, int(left))
         if left < 1:
             retry = max(retry, (1 - left) / rate)

@@ -1,5 +1,6 @@
 """The methods that answer tasks which wait for an event."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,15 +20,17 @@ from penstock.settings.model import Settings
 from penstock.tasks.methods import check_own_task
 from penstock.tasks.params import TaskCompleteParams, TaskFailParams
 
+_answers = partial(
+    method, permission=Permission.ENQUEUE, scope=Scope.OWN, errors=(TaskNotFound, StateConflict, TooLarge),
+    narrow=narrow_tenant, by_queue=True,
+)  # fmt: skip
+
 
 def _read_complete(given: TaskCompleteParams, settings: Settings) -> AnswerWait:
     return _read_answer(given, "result", bytes(given.result).decode("utf-8"), settings)
 
 
-@method(
-    "task.complete", permission=Permission.ENQUEUE, scope=Scope.OWN, errors=(TaskNotFound, StateConflict, TooLarge),
-    read=_read_complete, narrow=narrow_tenant, by_queue=True,
-)  # fmt: skip
+@_answers("task.complete", read=_read_complete)
 async def complete(context: Context, command: AnswerWait) -> Answered:
     """Give a task the result that it waits for; one that comes before its task waits is kept."""
     return await _answer(context, command)
@@ -53,10 +56,7 @@ def _read_fail(given: TaskFailParams, settings: Settings) -> AnswerWait:
     return _read_answer(given, "error", msgspec.json.encode(whole).decode("utf-8"), settings)
 
 
-@method(
-    "task.fail", permission=Permission.ENQUEUE, scope=Scope.OWN, errors=(TaskNotFound, StateConflict, TooLarge),
-    read=_read_fail, narrow=narrow_tenant, by_queue=True,
-)  # fmt: skip
+@_answers("task.fail", read=_read_fail)
 async def fail(context: Context, command: AnswerWait) -> Answered:
     """Fail the attempt of a task that waits; one that comes before its task waits is kept."""
     return await _answer(context, command)

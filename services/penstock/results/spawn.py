@@ -6,7 +6,8 @@ Those of a step become its children, made when its workflow advances; those of a
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+
+from asyncpg import Record
 
 from penstock.db.session import Session
 from penstock.payloads.codec import aad_of
@@ -40,23 +41,14 @@ def read_spawner(text: str, settings: Settings, trace: TraceContext | None = Non
     return Spawner(text, tasks, [child.compensate for child, _ in children if child.compensate is not None])
 
 
-class Parent(NamedTuple):
-    """A task whose result brings tasks along. workflow: None for one that is no step. labels: as JSON text."""
-
-    workflow: int | None
-    tenant: str | None
-    action: str
-    labels: str | None
-
-
-async def hold_spawners(session: Session, spawners: Mapping[Pair, Spawner]) -> dict[Pair, Parent]:
-    """Lock the tasks whose claim still holds."""
+async def hold_spawners(session: Session, spawners: Mapping[Pair, Spawner]) -> dict[Pair, Record]:
+    """Lock the tasks whose claim still holds; returns their rows."""
     rows = await session.fetch("hold_spawners", *columns(spawners))
-    return {(row["id"], row["claim"]): Parent(*row[2:]) for row in rows}
+    return {(row["id"], row["claim"]): row for row in rows}
 
 
 async def refuse_strays(
-    session: Session, spawners: Mapping[Pair, Spawner], held: Mapping[Pair, Parent], allowed: Sequence[str]
+    session: Session, spawners: Mapping[Pair, Spawner], held: Mapping[Pair, Record], allowed: Sequence[str]
 ) -> dict[Pair, InvalidParams]:
     """Which results bring along a task that goes by another route than their own, and of no allowed action.
 
@@ -69,33 +61,33 @@ async def refuse_strays(
         found: list[tuple[str, str | None]] = [(task.action, task.labels) for task in spawner.tasks]
         found += [(action, None) for action in spawner.compensations]
         wanted[pair] = [kind for kind in found if not any(fnmatchcase(kind[0], pattern) for pattern in allowed)]
-        kinds |= dict.fromkeys([(parent.action, parent.labels), *wanted[pair]])
+        kinds |= dict.fromkeys([(parent["action"], parent["labels"]), *wanted[pair]])
     rows = await session.fetch("find_routes", [action for action, _ in kinds], [labels for _, labels in kinds])
     routes = dict(zip(kinds, (row["route"] for row in rows), strict=True))
     refused: dict[Pair, InvalidParams] = {}
     for pair, parent in held.items():
-        own = routes[parent.action, parent.labels]
+        own = routes[parent["action"], parent["labels"]]
         stray = next((kind for kind in wanted[pair] if routes[kind] != own), None)
         if stray is not None:
             by = ["no route" if route is None else f"the route {route}" for route in (routes[stray], own)]
             reason = (
-                f"holds {stray[0]!r}, which goes by {by[0]}, and {parent.action!r} by {by[1]}: "
+                f"holds {stray[0]!r}, which goes by {by[0]}, and {parent['action']!r} by {by[1]}: "
                 "PENSTOCK_SPAWN_ACTIONS names actions that any task may spawn"
             )
             refused[pair] = InvalidParams("spawn", reason)
     return refused
 
 
-async def spawn_children(session: Session, spawners: Mapping[Pair, Spawner], held: Mapping[Pair, Parent]) -> None:
+async def spawn_children(session: Session, spawners: Mapping[Pair, Spawner], held: Mapping[Pair, Record]) -> None:
     """Make the tasks of results that were accepted in this transaction; they are for their parent's tenant."""
-    steps = {pair: parent.workflow for pair, parent in held.items() if parent.workflow is not None}
+    steps = {pair: row["workflow"] for pair, row in held.items() if row["workflow"] is not None}
     if steps:
         await session.fetch(
             "attach_children", list(steps.values()), *columns(steps),
             [session.codec.encode(spawners[pair].text, aad_of("spawn", pair[0])) for pair in steps],
         )  # fmt: skip
     plain = [
-        replace(task, tenant=parent.tenant)
+        replace(task, tenant=parent["tenant"])
         for pair, parent in held.items()
         if pair not in steps
         for task in spawners[pair].tasks

@@ -58,10 +58,9 @@ async def answer_wait(session: Session, command: AnswerWait, settings: Settings)
 async def _answer(session: Session, command: AnswerWait, settings: Settings) -> Answered:
     kept = stored_token(command.token, command.tenant)
     answer = session.codec.encode(command.answer, aad_of("answer", kept))
-    (row,) = await session.fetch("keep_answers", [kept], [answer], [command.digest])
-    token = waits.read_token(row)
-    made_for = claim_of_token(command.token)
-    if token.fresh:
+    (token,) = await session.fetch("keep_answers", [kept], [answer], [command.digest])
+    pair, made_for = waits.pair_of(token), claim_of_token(command.token)
+    if token["fresh"]:
         if made_for is not None and not await settle.read_attempts(session, [made_for]):
             await session.fetch("forget_tokens", [kept])
             state = await _state_of(session, made_for[0])
@@ -69,25 +68,26 @@ async def _answer(session: Session, command: AnswerWait, settings: Settings) -> 
                 raise TaskNotFound(made_for[0])
             raise StateConflict(made_for[0], state, "answered by a token of that attempt")
         return _KEPT
-    if token.active and token.pair is not None and await waits.resume_waits(session, [token.pair]):
-        await apply_reports(session, [waits.read_answer(command.answer, token.pair, token.policy)], settings)
-        await waits.note_answers(session, [(token.token, token.pair, command.digest)])
-        return Answered(token.pair[0], await _state_of(session, token.pair[0]), kept=False, duplicate=False)
-    is_same = token.digest == command.digest
-    if token.pair is None:
+    if token["active"] and pair is not None and await waits.resume_waits(session, [pair]):
+        policy = waits.read_policy(token["policy"])
+        await apply_reports(session, [waits.read_answer(command.answer, pair, policy)], settings)
+        await waits.note_answers(session, [(kept, pair, command.digest)])
+        return Answered(pair[0], await _state_of(session, pair[0]), kept=False, duplicate=False)
+    is_same = token["digest"] == command.digest
+    if pair is None:
         if is_same:
             return Answered(None, None, kept=True, duplicate=True)
         raise AnsweredAlready(None, None)
-    if token.active:
+    if token["active"]:
         await session.fetch("end_waits", [kept])  # its task was cancelled at this very moment
-    task_id = token.pair[0]
+    task_id = pair[0]
     state = await _state_of(session, task_id)
     if is_same:
         return Answered(task_id, state, kept=False, duplicate=True)
     if state is None:
         raise TaskNotFound(task_id)
     if state.final or made_for is not None:
-        if token.digest is not None:
+        if token["digest"] is not None:
             raise AnsweredAlready(task_id, state)
         raise StateConflict(task_id, state, "answered")
     # The attempt that waited is over and another is to come, which may wait for the same token.

@@ -1,7 +1,6 @@
 """Suspend tasks until an outside event, whichever comes first, the wait or its answer."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import asyncpg
 import msgspec
@@ -15,7 +14,7 @@ from penstock.protocol.reports import Failed, Hints, Succeeded, Suspended, Waiti
 from penstock.protocol.task import State
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
-from penstock.tasks.records import Pair, columns
+from penstock.tasks.records import Pair, columns, columns_of
 
 _AT_ONCE = 500
 
@@ -23,17 +22,6 @@ Ended = Succeeded | Failed | Suspended
 """The outcome of a wait. Suspended: of a durable step's, whose handler goes on."""
 
 _decode_policy = msgspec.json.Decoder(WaitPolicy).decode
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    token: str
-    pair: Pair | None  # the task that waits or waited for it, with its claim; None for an answer that is kept
-    active: bool  # it waits now
-    answer: str | None  # kept until a task waits, as a member of a JSON-RPC response
-    digest: bytes | None  # of the answer that was given or is kept
-    policy: WaitPolicy
-    fresh: bool = False  # it was unknown before
 
 
 async def begin_waits(session: Session, waits: Sequence[Waiting], default_seconds: float) -> tuple[int, list[Ended]]:
@@ -53,7 +41,7 @@ async def begin_waits(session: Session, waits: Sequence[Waiting], default_second
         todo = [wait for wait in todo if part.get(wait.token) is not wait]
         # What tasks wait for, as it is stored; claims that no longer hold are left out.
         rows = await session.fetch(
-            "note_waits", [w.task_id for w in part.values()], [w.claim for w in part.values()], list(part),
+            "note_waits", *columns_of(part.values(), "task_id", "claim"), list(part),
             [default_seconds if w.timeout is None else w.timeout for w in part.values()],
             [msgspec.json.encode(w.policy).decode() for w in part.values()],
             [reports.claim_of_token(token) is None for token in part],
@@ -89,29 +77,27 @@ async def _settle_others(
     """The outcomes of waits whose token has an answer or a task already."""
     tokens = {pair: row["token"] for pair, row in others.items()}
     rows = await session.fetch("read_tokens", list(tokens.values()))
-    known = {row["token"]: read_token(row) for row in rows}  # they are locked, so all are there
+    known = {row["token"]: row for row in rows}  # they are locked, so all are there
     settled: list[Ended] = []
     answers: dict[Pair, str] = {}
     for pair, name in tokens.items():
         token, policy = known[name], by_pair[pair].policy
-        if token.answer is not None:
+        if token["answer"] is not None:
             try:
-                answers[pair] = session.codec.decode_inline(token.answer, aad_of("answer", name))
+                answers[pair] = session.codec.decode_inline(token["answer"], aad_of("answer", name))
             except (PayloadUnavailable, PayloadLost) as exc:
                 # The answer stays, for the next attempt that waits for its token.
                 problem = f"the answer that came before it waited cannot be read: {exc}"
                 settled.append(_failed(pair, policy, problem, type="AnswerNotRead"))
-        elif token.pair is not None and token.pair != pair:
-            holder = token.pair[0]
+        elif pair_of(token) not in (None, pair):
+            holder = token["task_id"]
             problem = f"task {holder} waits for the same token; a token is one task's at a time"
             settled.append(_failed(pair, policy, problem, type="TokenTaken", holder=holder))
     held = await _suspend(session, {pair: others[pair] for pair in answers}, by_pair)
     answered: list[tuple[str, Pair, bytes]] = []
     for pair in held:  # an answer is not spent on a claim that holds no more
-        digest = known[tokens[pair]].digest
-        assert digest is not None
         settled.append(read_answer(answers[pair], pair, by_pair[pair].policy))
-        answered.append((tokens[pair], pair, digest))
+        answered.append((tokens[pair], pair, known[tokens[pair]]["digest"]))
         log.info("wait_answered_before", task_id=pair[0], claim=pair[1])
     if answered:
         await resume_waits(session, held)
@@ -156,11 +142,9 @@ async def note_answers(session: Session, answered: Sequence[tuple[str, Pair, byt
     await session.fetch("end_waits_of", ids)
 
 
-def read_token(row: asyncpg.Record) -> Token:
-    """A row of ``read_tokens`` or ``keep_answers``."""
-    pair = None if row["task_id"] is None else (row["task_id"], row["claim"])
-    policy, fresh = read_policy(row["policy"]), row.get("fresh", False)
-    return Token(row["token"], pair, row["active"], row["answer"], row["digest"], policy, fresh)
+def pair_of(row: asyncpg.Record) -> Pair | None:
+    """Whose token it is, of a row of ``read_tokens`` or ``keep_answers``."""
+    return None if row["task_id"] is None else (row["task_id"], row["claim"])
 
 
 def read_policy(text: str | None) -> WaitPolicy:

@@ -49,7 +49,8 @@ where t.id = any(array[r.id]) and t.claim = any(array[r.claim]) and t.state::tex
 returning t.id, t.claim;
 
 -- name: read_tokens
--- $1 tokens.
+-- $1 tokens. task_id, claim: which waits or waited for it, null for an answer that is kept; active: it waits now; answer:
+-- kept until a task waits, as a member of a JSON-RPC response; digest: of the answer that was given or is kept.
 select token, task_id, claim, deadline is not null as active, answer, digest, policy::text as policy
 from penstock.wait where token = any($1::text[]);
 

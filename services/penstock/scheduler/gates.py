@@ -22,7 +22,7 @@ from penstock.protocol.task import Stretch
 from penstock.runtime.logs import log
 from penstock.scheduler.sending import Sender
 from penstock.tasks import claim
-from penstock.tasks.records import ClaimBatch
+from penstock.tasks.claim import ClaimBatch
 
 _GATES_AT_ONCE = 500
 _ADMITTED_AT_ONCE = 16  # actions; those of others take the way through a gate
@@ -102,7 +102,7 @@ class Gates:
         most = [row["max_in_flight"] or 0 for row in rows.values()]
         allowances = {}
         for action, in_flight in await session.fetch("count_admitting", list(rows), most):
-            allowances[action] = _of_row(rows[action], in_flight, room)
+            allowances[action] = allowance(rows[action], in_flight, room)
         return {action: one for action, one in allowances.items() if one.tasks}
 
     def _note_admitted(self, action: str) -> None:
@@ -158,21 +158,18 @@ class Gates:
         in_flight = 0
         if limits.max_in_flight is not None:
             in_flight = await session.value("count_gated", action, limits.max_in_flight)
-        return _of_row(row, in_flight, self.at_once)
+        return allowance(row, in_flight, self.at_once)
 
     async def _of_gates(
         self, session: Session, action: str, limits: Limits, room: int
     ) -> tuple[dict[str, Allowance], TenantLimits]:
         rows = await session.fetch("lock_gates", action, _GATES_AT_ONCE, limits.key_max_in_flight)
         tenants = await look_at_tenants(session, rows, room)
-        of_keys = limits.key_max_in_flight, limits.key_rate, limits.key_burst
-        gates: dict[str, Allowance] = {}
+        of_key = {"max_in_flight": limits.key_max_in_flight, "rate": limits.key_rate, "burst": limits.key_burst}
+        gates = {}
         for row in rows:
-            max_in_flight, rate, burst = of_keys if row["has_key"] else (None, None, None)
-            gates[row["name"]] = allowance(
-                max_in_flight=max_in_flight, rate=rate, burst=burst, in_flight=row["in_flight"],
-                tokens=row["tokens"], refilled_at=row["refilled_at"], now=row["at"], room=room,
-            )  # fmt: skip
+            limited = dict(row) | (of_key if row["has_key"] else dict.fromkeys(of_key))
+            gates[row["name"]] = allowance(limited, row["in_flight"], room)
         return tenants.bound(gates), tenants
 
     async def _note(
@@ -266,13 +263,5 @@ async def look_at_tenants(session: Session, rows: Sequence[Any], room: int) -> T
             continue
         if row["paused"]:
             found.paused += [gate for gate, tenant in found.of.items() if tenant == name]
-        found.allowances[name] = _of_row(row, in_flight.get(name, 0), room)
+        found.allowances[name] = allowance(row, in_flight.get(name, 0), room)
     return found
-
-
-def _of_row(row: Any, in_flight: int, room: int) -> Allowance:
-    """What a limited action or tenant leaves of ``room``."""
-    return allowance(
-        max_in_flight=row["max_in_flight"], rate=row["rate"], burst=row["burst"], in_flight=in_flight,
-        tokens=row["tokens"], refilled_at=row["refilled_at"], now=row["at"], room=room,
-    )  # fmt: skip

@@ -26,7 +26,7 @@ from penstock.scheduler.unclaimable import give_up_unclaimable
 from penstock.scheduler.window import ClaimWindow, Throughput
 from penstock.settings.model import Settings
 from penstock.tasks import claim
-from penstock.tasks.records import ClaimBatch
+from penstock.tasks.claim import ClaimBatch
 
 _AGED_SHARE = 10  # one claim in so many goes to tasks that have waited too long
 _AGED_LOOK_SECONDS = 1.0  # until the next look when there were none

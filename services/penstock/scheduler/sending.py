@@ -20,7 +20,7 @@ from penstock.runtime.tracing import active
 from penstock.scheduler.packing import PackedMessage, message_of, pack_messages
 from penstock.settings.model import Settings
 from penstock.tasks import claim, settle
-from penstock.tasks.records import ClaimBatch
+from penstock.tasks.claim import ClaimBatch
 
 _SENDING_SHARE = 2 / 3  # of unsent_after_seconds, that a send may take
 

@@ -16,7 +16,7 @@ from penstock.protocol.task import BEGINNING, Claimed
 from penstock.runtime import metrics
 from penstock.settings.model import Settings
 from penstock.tasks import claim
-from penstock.tasks.records import ActionThroughput, InFlight
+from penstock.tasks.claim import ActionThroughput, InFlight
 
 _FRESH_SECONDS = 1.0  # of a count, while it leaves room
 _MEMORY_SECONDS = 0.3  # over which the rate is smoothed
@@ -87,7 +87,7 @@ class Window:
         if self._is_whole:
             self._older = 0
             self._whole_at, self._whole_rest_until = ended, ended + rest
-        in_flight = self._older + found.count
+        in_flight = self._older + found.tasks
         self._older += found.aged
         self._since = found.aged_before
         # A whole count also misses older ones that settled before the last count.

@@ -1,7 +1,8 @@
 """The methods about schedules, whose names are stored behind the tenant's, and shown to the tenant without it."""
 
+import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -14,17 +15,22 @@ from penstock.protocol.caller import actions_of_caller, bound_to, check_actions,
 from penstock.protocol.checks import HIGHEST_ID, read_cursor
 from penstock.protocol.errors import AccessDenied, InvalidParams, ScheduleNotFound, TooLarge
 from penstock.protocol.method import Scope, decode, method
-from penstock.protocol.task import BEGINNING
+from penstock.protocol.task import BEGINNING, NewTask, State
 from penstock.protocol.tenant import stored_key
 from penstock.protocol.views import timestamp, view_of
+from penstock.runtime import metrics
+from penstock.runtime.logs import log
 from penstock.schedules import model, store
 from penstock.schedules.model import CreateSchedule, NewSchedule, UpdateSchedule
-from penstock.schedules.policy import render
+from penstock.schedules.policy import Overlap, queue_of, render, run_name
 from penstock.settings.model import Settings
 from penstock.tasks.new_task import check_task_payload, new_task
 from penstock.tasks.params import EnqueueParams
 
 UPCOMING = 5
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_change = partial(method, permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound,), by_queue=True)
 
 
 def _read_create(given: model.ScheduleCreateParams, settings: Settings) -> CreateSchedule:
@@ -46,10 +52,7 @@ def _narrow_create(command: CreateSchedule) -> CreateSchedule:
     return CreateSchedule(narrow_tenant(command.schedule), command.replace)
 
 
-@method(
-    "schedule.create", permission=Permission.ADMIN, scope=Scope.OWN, errors=(TooLarge,), read=_read_create,
-    narrow=_narrow_create, by_queue=True,
-)  # fmt: skip
+@_change("schedule.create", errors=(TooLarge,), read=_read_create, narrow=_narrow_create)
 async def create(session: Session, command: CreateSchedule) -> model.ScheduleDetail:
     """Have a task made by the clock, again and again."""
     name = await _name_of_callers(session, command.schedule.name, lock=True, is_new=True)
@@ -77,17 +80,11 @@ def _narrow_update(command: UpdateSchedule) -> UpdateSchedule:
     return command
 
 
-@method(
-    "schedule.update", permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound, TooLarge),
-    read=_read_update, narrow=_narrow_update, by_queue=True,
-)  # fmt: skip
+@_change("schedule.update", errors=(ScheduleNotFound, TooLarge), read=_read_update, narrow=_narrow_update)
 async def update(session: Session, command: UpdateSchedule) -> model.ScheduleDetail:
     """Change what is named of a schedule and leave the rest."""
     name = await _name_of_callers(session, command.name, lock=True)
     return _detail(await store.update_schedule(session, UpdateSchedule(name, command.given, command.check)))
-
-
-_change = partial(method, permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound,), by_queue=True)
 
 
 @method("schedule.get", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,))
@@ -99,7 +96,9 @@ async def get(session: Session, given: model.ScheduleName) -> model.ScheduleDeta
 @method("schedule.list", permission=Permission.READ, scope=Scope.OWN, narrow=narrow_tenant)
 async def list_schedules(session: Session, given: model.ScheduleListParams) -> model.SchedulePage:
     """List schedules, newest first, without their payloads."""
-    records = await store.list_schedules(session, given)
+    labels = None if given.labels is None else json.dumps(given.labels)
+    page = read_cursor(given.cursor), given.limit, labels, given.action, given.paused, given.tenant
+    records = [store.record_of(row) for row in await session.fetch("list_schedules", *page)]
     cursor = str(records[-1].id) if len(records) == given.limit else None
     return model.SchedulePage([view_of(model.Schedule, _members(record)) for record in records], cursor)
 
@@ -107,7 +106,10 @@ async def list_schedules(session: Session, given: model.ScheduleListParams) -> m
 @_change("schedule.delete")
 async def delete(session: Session, given: model.ScheduleName) -> model.ScheduleDeleted:
     """Delete a schedule; tasks that it created stay."""
-    deleted = await store.delete_schedule(session, await _name_of_callers(session, given.name, lock=True))
+    name = await _name_of_callers(session, given.name, lock=True)
+    deleted = await store.read_schedule(session, name, lock=True)
+    await session.fetch("delete_schedules", [name])
+    log.info("schedule_deleted", name=name)
     return model.ScheduleDeleted(deleted.id, _members(deleted)["name"])
 
 
@@ -132,16 +134,55 @@ async def _pause(session: Session, given: model.ScheduleName, *, paused: bool) -
 async def run_now(session: Session, given: model.ScheduleName, settings: Settings) -> model.ScheduleRun:
     """Run a schedule once, beside its clock, also when it is paused."""
     name = await _name_of_callers(session, given.name, lock=True)
-    return await store.run_schedule(session, name, max_attempts=settings.max_attempts)
+    standing = await store.read_schedule(session, name, lock=True)
+    instant: datetime = await session.value("read_instant")
+    schedule = standing.schedule
+    outcome, task_id, state = "SKIPPED", None, None
+    busy = schedule.overlap is Overlap.SKIP and await session.value("is_live_task", standing.last_task_id)
+    if not busy:
+        ordering_key = schedule.ordering_key
+        if ordering_key is None and schedule.overlap is Overlap.QUEUE:
+            ordering_key = queue_of(standing.id)
+        task = NewTask(
+            action=schedule.action,
+            payload=render(schedule.payload, schedule.own_name, standing.id, instant),
+            priority=schedule.priority,
+            ordering_key=ordering_key,
+            max_attempts=schedule.max_attempts or settings.max_attempts,
+            timeout_seconds=schedule.timeout_seconds,
+            tenant=schedule.tenant,
+        )
+        outcome, ((task_id, state),) = "FIRED", await store.add_tasks(session, [task])
+        await session.fetch("note_manual_task", standing.id, task_id)
+    await session.fetch("record_runs", [standing.id], [instant], [outcome], [task_id], [True], [None], [1])
+    metrics.SCHEDULE_RUNS.labels(outcome).inc()
+    run = {"scheduled_at": instant, "outcome": outcome, "fired_at": instant, "task_id": task_id, "manual": True}
+    return _run(standing.id, run | {"since": None, "instants": 1}, state)
 
 
 @method("schedule.runs", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,))
 async def list_runs(session: Session, given: model.ScheduleRunsParams) -> model.SchedulePageOfRuns:
     """List the runs of a schedule, newest first."""
-    name = await _name_of_callers(session, given.name)
-    runs = await store.list_runs(session, name, before=read_cursor(given.cursor), limit=given.limit)
-    cursor = store.run_cursor(runs[-1]) if len(runs) == given.limit else None
+    schedule = await store.read_schedule(session, await _name_of_callers(session, given.name))
+    before = read_cursor(given.cursor)
+    try:
+        instant = None if before is None else _EPOCH + before * _MICROSECOND
+    except OverflowError:
+        raise InvalidParams("cursor", f"must be that of the page before, not {before}") from None
+    rows = await session.fetch("list_runs", schedule.id, instant, given.limit)
+    ids = [row["task_id"] for row in rows if row["task_id"] is not None]
+    states = {row["id"]: State(row["state"]) for row in await session.fetch("read_states", ids)} if ids else {}
+    cursor = str((rows[-1]["scheduled_at"] - _EPOCH) // _MICROSECOND) if len(rows) == given.limit else None
+    runs = [_run(schedule.id, row, states.get(row["task_id"])) for row in rows]
     return model.SchedulePageOfRuns(runs, cursor)
+
+
+def _run(schedule_id: int, row: Any, state: State | None) -> model.ScheduleRun:
+    """state: of the task; None without one, or after its record was deleted."""
+    outcome = row["outcome"]
+    if outcome == "FIRED":
+        outcome = "CLEANED" if state is None else state.value
+    return view_of(model.ScheduleRun, row, run=run_name(schedule_id, row["scheduled_at"]), outcome=outcome)
 
 
 def _narrow_many(given: model.ScheduleCreateManyParams) -> model.ScheduleCreateManyParams:
@@ -162,7 +203,10 @@ async def create_many(session: Session, given: model.ScheduleCreateManyParams) -
 @method("schedule.import_status", permission=Permission.READ, scope=Scope.CLOSED, errors=(ScheduleNotFound,))
 async def import_status(session: Session, given: model.ScheduleImportStatusParams) -> model.ImportStatus:
     """Show how far a schedule.create_many has come."""
-    row = await store.read_import(session, int(given.id))
+    rows = await session.fetch("read_import", int(given.id))
+    if not rows:
+        raise ScheduleNotFound(int(given.id))
+    (row,) = rows
     state = "RUNNING" if row["finished_at"] is None else "DONE"
     return view_of(model.ImportStatus, row, state=state, errors=msgspec.json.decode(row["errors"]))
 

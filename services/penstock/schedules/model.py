@@ -271,16 +271,8 @@ class NewSchedule(
 
     def rule(self, anchor: datetime) -> Rule:
         """When and how it fires. anchor: creation time, from which ``@every`` counts without a start."""
-        return Rule(
-            self.name,
-            timing(self.expression, self.timezone, self.start_at or anchor.replace(microsecond=0)),
-            self.start_at,
-            self.end_at,
-            self.jitter_seconds,
-            self.missed,
-            self.max_missed,
-            self.max_lateness_seconds,
-        )
+        instants = timing(self.expression, self.timezone, self.start_at or anchor.replace(microsecond=0))
+        return Rule(**{name: getattr(self, name) for name in Rule.__slots__ if name != "timing"}, timing=instants)
 
     @property
     def timing_key(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Schedules in Postgres: created, changed, triggered, listed, inside the caller's transaction.
+"""Schedules in Postgres: created, changed, read, inside the caller's transaction.
 
 Instants are compared with the database's clock. A change locks the schedule's clock too: nothing fires meanwhile.
 """
@@ -6,26 +6,21 @@ Instants are compared with the database's clock. A change locks the schedule's c
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from msgspec.structs import replace
 
 from penstock.db.session import Session
-from penstock.protocol.checks import read_cursor
 from penstock.protocol.errors import InvalidParams, ScheduleNotFound
 from penstock.protocol.task import NewTask, State
 from penstock.protocol.tenant import tenant_of_key
-from penstock.protocol.views import view_of
 from penstock.runtime import metrics
-from penstock.runtime.logs import log
 from penstock.schedules import model
-from penstock.schedules.policy import Missed, Next, Overlap, queue_of, render, run_name
+from penstock.schedules.policy import Missed, Next, Overlap
 from penstock.tasks import enqueue as enqueuing
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ERRORS_KEPT = 100
-_MICROSECOND = timedelta(microseconds=1)
 
 
 async def update_schedule(session: Session, command: model.UpdateSchedule) -> model.ScheduleRecord:
@@ -42,14 +37,6 @@ async def pause_schedule(session: Session, name: str, *, paused: bool) -> model.
     """Pause or resume. Raises ScheduleNotFound."""
     current = await read_schedule(session, name, lock=True)
     return await _rewrite(session, current, replace(current.schedule, paused=paused))
-
-
-async def delete_schedule(session: Session, name: str) -> model.ScheduleRecord:
-    """Returns the schedule as it was. Raises ScheduleNotFound."""
-    current = await read_schedule(session, name, lock=True)
-    await session.fetch("delete_schedules", [name])
-    log.info("schedule_deleted", name=name)
-    return current
 
 
 async def _rewrite(session: Session, current: model.ScheduleRecord, changed: model.NewSchedule) -> model.ScheduleRecord:
@@ -79,7 +66,7 @@ async def create_batch(
     standing: dict[str, model.ScheduleRecord] = {}
     if replace_existing:
         rows = await session.fetch("lock_schedules", [schedule.name for schedule in wanted])
-        standing = {row["name"]: _record(row) for row in rows}
+        standing = {row["name"]: record_of(row) for row in rows}
     ((began, now),) = await session.fetch("read_instants")
     last_place = {schedule.name: place for place, schedule in enumerate(wanted)}
     outcomes: list[bool | InvalidParams] = [
@@ -127,34 +114,6 @@ def _first(schedule: model.NewSchedule, standing: model.ScheduleRecord | None, b
     return following
 
 
-async def run_schedule(session: Session, name: str, *, max_attempts: int) -> model.ScheduleRun:
-    """Trigger a schedule once, even if paused. max_attempts: of one without its own. Raises ScheduleNotFound."""
-    standing = await read_schedule(session, name, lock=True)
-    instant: datetime = await session.value("read_instant")
-    schedule = standing.schedule
-    outcome, task_id, state = "SKIPPED", None, None
-    busy = schedule.overlap is Overlap.SKIP and await session.value("is_live_task", standing.last_task_id)
-    if not busy:
-        ordering_key = schedule.ordering_key
-        if ordering_key is None and schedule.overlap is Overlap.QUEUE:
-            ordering_key = queue_of(standing.id)
-        task = NewTask(
-            action=schedule.action,
-            payload=render(schedule.payload, schedule.own_name, standing.id, instant),
-            priority=schedule.priority,
-            ordering_key=ordering_key,
-            max_attempts=schedule.max_attempts or max_attempts,
-            timeout_seconds=schedule.timeout_seconds,
-            tenant=schedule.tenant,
-        )
-        outcome, ((task_id, state),) = "FIRED", await add_tasks(session, [task])
-        await session.fetch("note_manual_task", standing.id, task_id)
-    await session.fetch("record_runs", [standing.id], [instant], [outcome], [task_id], [True], [None], [1])
-    metrics.SCHEDULE_RUNS.labels(outcome).inc()
-    run = {"scheduled_at": instant, "outcome": outcome, "fired_at": instant, "task_id": task_id, "manual": True}
-    return _run(standing.id, run | {"since": None, "instants": 1}, state)
-
-
 # Reading
 
 
@@ -163,41 +122,7 @@ async def read_schedule(session: Session, name: str, *, lock: bool = False) -> m
     rows = await session.fetch("lock_schedules" if lock else "read_schedules", [name])
     if not rows:
         raise ScheduleNotFound(name)
-    return _record(rows[0])
-
-
-async def list_schedules(session: Session, wanted: model.ScheduleListParams) -> list[model.ScheduleRecord]:
-    labels = None if wanted.labels is None else json.dumps(wanted.labels)
-    before = read_cursor(wanted.cursor)
-    rows = await session.fetch(
-        "list_schedules", before, wanted.limit, labels, wanted.action, wanted.paused, wanted.tenant
-    )
-    return [_record(row) for row in rows]
-
-
-async def list_runs(session: Session, name: str, *, before: int | None, limit: int) -> list[model.ScheduleRun]:
-    """A page, newest first. before: instant after the page, in microseconds of the epoch. Raises ScheduleNotFound."""
-    schedule = await read_schedule(session, name)
-    try:
-        instant = None if before is None else _EPOCH + timedelta(microseconds=before)
-    except OverflowError:
-        raise InvalidParams("cursor", f"must be that of the page before, not {before}") from None
-    rows = await session.fetch("list_runs", schedule.id, instant, limit)
-    ids = [row["task_id"] for row in rows if row["task_id"] is not None]
-    states = {row["id"]: State(row["state"]) for row in await session.fetch("read_states", ids)} if ids else {}
-    return [_run(schedule.id, row, states.get(row["task_id"])) for row in rows]
-
-
-def _run(schedule_id: int, row: Any, state: State | None) -> model.ScheduleRun:
-    """state: of the task; None without one, or after its record was deleted."""
-    outcome = row["outcome"]
-    if outcome == "FIRED":
-        outcome = "CLEANED" if state is None else state.value
-    return view_of(model.ScheduleRun, row, run=run_name(schedule_id, row["scheduled_at"]), outcome=outcome)
-
-
-def run_cursor(run: model.ScheduleRun) -> str:
-    return str((datetime.fromisoformat(run.scheduled_at) - _EPOCH) // _MICROSECOND)
+    return record_of(rows[0])
 
 
 # Imports of many
@@ -224,15 +149,7 @@ async def note_import(
     await session.fetch("note_import", import_id, created, replaced, refused, kept, _ERRORS_KEPT)
 
 
-async def read_import(session: Session, import_id: int) -> Any:
-    """A row of the statement ``read_import``. Raises ScheduleNotFound."""
-    rows = await session.fetch("read_import", import_id)
-    if not rows:
-        raise ScheduleNotFound(import_id)
-    return rows[0]
-
-
-def _record(row: Any) -> model.ScheduleRecord:
+def record_of(row: Any) -> model.ScheduleRecord:
     columns = {name: row[name] for name in model.NewSchedule.__struct_fields__}
     columns |= {"missed": Missed(row["missed"]), "overlap": Overlap(row["overlap"])}
     columns["labels"] = json.loads(row["labels"])

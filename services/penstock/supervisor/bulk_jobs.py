@@ -11,8 +11,7 @@ from time import monotonic
 from penstock.db.pool import Store
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import log
-from penstock.tasks.bulk import BATCHES
-from penstock.tasks.bulk_jobs import Batch, JobState, advance_job, end_job, take_job
+from penstock.tasks.bulk import BATCHES, Batch, JobState, advance_job, end_job, take_job
 
 _IDLE_SECONDS = 0.5
 _FAILED_REST_SECONDS = 2.0

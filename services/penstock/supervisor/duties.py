@@ -1,18 +1,21 @@
 """What duties of the supervisor share: one that fails stops no other, and one of bounded batches."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 
 from penstock.db.pool import Store
 from penstock.db.session import Session
-from penstock.protocol.errors import Unavailable
+from penstock.protocol.errors import PenstockError, Unavailable
+from penstock.protocol.task import EXPIRED
 from penstock.results.wait_answers import give_up_overdue
 from penstock.runtime import metrics
+from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import log
 from penstock.runtime.periodic import in_batches
 from penstock.settings.model import Settings
-from penstock.tasks import stale
+from penstock.tasks import settle
 
 _BATCH = 500
 _BATCHES_PER_ROUND = 20
@@ -36,7 +39,22 @@ async def in_transactions(
 
 async def expire(store: Store) -> int:
     """Cancel tasks past their ``expires_at``, which no claim takes any more; a running one if it fails."""
-    return await in_transactions(store, stale.expire, _BATCH, "tasks_expired")
+    return await in_transactions(store, expire_some, _BATCH, "tasks_expired")
+
+
+async def expire_some(session: Session, limit: int, *, now: datetime | None = None) -> int:
+    """Cancel up to ``limit`` tasks that were not started in time, inside a transaction; returns how many."""
+
+    async def cancel(ids: Sequence[int], hurried: bool) -> int:
+        async with session.savepoint(hurried=hurried):
+            return len(await settle.cancel(session, ids, EXPIRED))
+
+    async def leave(task_id: int, error: PenstockError) -> int:  # for the next round
+        log.warning("expired_task_left", task_id=task_id, reason=str(error))
+        return 0
+
+    ids = [row["id"] for row in await session.fetch("find_expired", limit, now)]
+    return sum(await in_halves(ids, cancel, leave))
 
 
 async def time_out_waits(store: Store, settings: Settings) -> int:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 
+from prometheus_client import Gauge
+
 from penstock.brokers.base import Queue
 from penstock.db.pool import Store
 from penstock.limits.announced import list_announced
@@ -17,9 +19,6 @@ from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 
 _CHEAP_SECONDS = 0.05
 _REST = 50  # counting that takes longer is followed by so many times the excess without
-_OF_ROUTES = (
-    metrics.SCALING_WAITING, metrics.SCALING_IN_FLIGHT, metrics.SCALING_OLDEST_SECONDS, metrics.SCALING_SLOTS,
-)  # fmt: skip
 
 
 @dataclass
@@ -45,8 +44,7 @@ class Gauges:
     dead_letters: Mapping[str, Queue]  # by label; one that cannot be read is left out, each rise is logged
     by_route: Callable[[], Mapping[str, Queue]] = dict  # the queues of routes now
     _rest_until: float = field(init=False, default=float("-inf"))
-    _shown: set[str] = field(init=False, default_factory=set)
-    _announced: set[str] = field(init=False, default_factory=set)
+    _shown: dict[Gauge, set[str]] = field(init=False, default_factory=dict)  # the names of each gauge
     _rises: defaultdict[str, _Rises] = field(init=False, default_factory=lambda: defaultdict(_Rises))
 
     async def run_once(self) -> int:
@@ -95,19 +93,17 @@ class Gauges:
         metrics.DUE.set(lag["due"])
         metrics.OLDEST_DUE_SECONDS.set(max(0.0, lag["oldest_seconds"]))
         metrics.REJECTED_KEPT.set(rejected)
-        for load in loads:
-            figures = load.waiting, load.in_flight, load.oldest_seconds, load.slots()
-            for gauge, figure in zip(_OF_ROUTES, figures, strict=True):
-                gauge.labels(load.name).set(figure)
-        for action in announced:
-            metrics.ACTION_WORKERS.labels(action.action).set(action.workers)
-            metrics.ACTION_WAITING.labels(action.action).set(action.waiting)
-        for name in self._announced - {action.action for action in announced}:
-            metrics.ACTION_WORKERS.remove(name)
-            metrics.ACTION_WAITING.remove(name)
-        self._announced = {action.action for action in announced}
-        shown = {load.name for load in loads}
-        for name in self._shown - shown:  # a deleted route would keep its workers running
-            for gauge in _OF_ROUTES:
-                gauge.remove(name)
-        self._shown = shown
+        self._show(metrics.SCALING_WAITING, {load.name: load.waiting for load in loads})
+        self._show(metrics.SCALING_IN_FLIGHT, {load.name: load.in_flight for load in loads})
+        self._show(metrics.SCALING_OLDEST_SECONDS, {load.name: load.oldest_seconds for load in loads})
+        self._show(metrics.SCALING_SLOTS, {load.name: load.slots() for load in loads})
+        self._show(metrics.ACTION_WORKERS, {action.action: action.workers for action in announced})
+        self._show(metrics.ACTION_WAITING, {action.action: action.waiting for action in announced})
+
+    def _show(self, gauge: Gauge, figures: Mapping[str, float]) -> None:
+        """Set a gauge by name, and for these names alone: a deleted route would keep its workers running."""
+        for name, figure in figures.items():
+            gauge.labels(name).set(figure)
+        for name in self._shown.get(gauge, set()) - figures.keys():
+            gauge.remove(name)
+        self._shown[gauge] = set(figures)

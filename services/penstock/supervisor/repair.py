@@ -22,9 +22,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from time import monotonic
+from typing import NamedTuple
 
 from penstock.brokers.base import Queue
 from penstock.db.pool import Store
+from penstock.db.session import Session
 from penstock.protocol.errors import HANDLER_ERROR, PenstockError
 from penstock.protocol.message_attributes import read_carried
 from penstock.protocol.reports import NO_HINTS
@@ -37,14 +39,31 @@ from penstock.runtime.logs import log
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import claim, settle
-from penstock.tasks import stale as stale_tasks
-from penstock.tasks.records import StaleTask
 
 _BATCH = 500
 _UNSENT_DISPATCHES = 20
 _LATE_SECONDS = 60.0  # claims that become visible later than that after their instant wait for a sweep
 _SWEEP_SECONDS = 600.0
 _ERROR = "StaleTask"  # its type
+
+
+class StaleTask(NamedTuple):
+    """An ACQUIRED task without a recent heartbeat."""
+
+    id: int
+    claim: int
+    action: str
+    attempts: int
+    max_attempts: int
+    claimed_at: datetime
+    taken: bool  # a worker has reported it
+    suspect: bool  # it travelled alone
+    held_seconds: float  # since its claim
+    silent_seconds: float  # since its last heartbeat, or its claim
+    route: str | None
+    worker: str | None
+    trace: str | None  # see ``read_carried``
+
 
 _LostAttempt = tuple[StaleTask, str, Callable[[], None] | None]
 """An attempt without heartbeat, its error as JSON text, and what ends its span if it is traced."""
@@ -78,9 +97,7 @@ class Repair:
         after, since = None, await self._oldest_claim()
         while True:
             async with self.store.session() as session:
-                stale = await stale_tasks.find_stale(
-                    session, settings.stale_after_seconds, limit=_BATCH, after=after, since=since
-                )
+                stale = await find_stale(session, settings.stale_after_seconds, limit=_BATCH, after=after, since=since)
             if not stale:
                 break
             if on_the_way is None:
@@ -128,9 +145,7 @@ class Repair:
         total = 0
         while True:
             async with self.store.session() as session:
-                released = await stale_tasks.release_unsent(
-                    session, self.settings.unsent_after_seconds, limit=_UNSENT_DISPATCHES
-                )
+                released = await release_unsent(session, self.settings.unsent_after_seconds, limit=_UNSENT_DISPATCHES)
             if not released:
                 return total
             total += released
@@ -183,6 +198,26 @@ class Repair:
             metrics.RELEASED.labels("untaken").inc(released)
             log.warning("untaken_tasks_released", tasks=released)
         return released
+
+
+async def release_unsent(session: Session, after_seconds: float, *, limit: int, now: datetime | None = None) -> int:
+    """Release the claims of batches never confirmed; returns how many tasks."""
+    return len(await session.fetch("release_unsent", after_seconds, limit, now))
+
+
+async def find_stale(
+    session: Session,
+    after_seconds: float,
+    *,
+    limit: int,
+    now: datetime | None = None,
+    after: StaleTask | None = None,
+    since: datetime | None = None,
+) -> list[StaleTask]:
+    """ACQUIRED tasks without a heartbeat for that long, oldest claim first, from after ``after`` or from ``since``."""
+    claimed_at, task_id = (after.claimed_at, after.id) if after else (since, 0)
+    rows = await session.fetch("find_stale", after_seconds, limit, now, claimed_at, task_id)
+    return [StaleTask(**row) for row in rows]
 
 
 def _lost_attempt(task: StaleTask) -> _LostAttempt:

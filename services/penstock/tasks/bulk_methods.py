@@ -15,7 +15,7 @@ from penstock.protocol.errors import InvalidParams, JobNotFound
 from penstock.protocol.method import Method, Scope, method
 from penstock.protocol.views import NEXT_CURSOR, Instant, about, view_of
 from penstock.runtime.logs import log
-from penstock.tasks import bulk, bulk_jobs
+from penstock.tasks import bulk
 from penstock.tasks.bulk import STATES, BulkWork, NewTimes, Operation, Selection
 from penstock.tasks.new_task import read_start
 from penstock.tasks.params import BulkParams, BulkRescheduleParams, JobId, JobListParams
@@ -34,7 +34,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     kind: Annotated[str, about("The method that made it.")]
     params: Annotated[Any, about("What it was made with, and `top`, the highest id of a task that it is about.")]
-    state: bulk_jobs.JobState
+    state: bulk.JobState
     total: Annotated[int | None, about("Tasks that it is about, as counted before it began; null before that.")]
     total_is_exact: Annotated[bool, about("False: estimated.")]
     seen: Annotated[int, about("Records looked at so far.")]
@@ -108,7 +108,7 @@ def _bulk_method(operation: Operation, summary: str, read: Callable[..., BulkWor
         async with context.transaction() as session:
             if work.dry_run:
                 return await bulk.preview(session, work)
-            job = await bulk_jobs.create_job(session, operation, msgspec.json.encode(work))
+            job = await bulk.create_job(session, operation, msgspec.json.encode(work))
         log.info("job_made", job=job.id, kind=job.kind)
         return BulkStarted(job.id)
 
@@ -127,7 +127,7 @@ reschedule = _bulk_method(
 )
 
 
-def _shown(job: bulk_jobs.BulkJob) -> Job:
+def _shown(job: bulk.BulkJob) -> Job:
     errors = [JobError(error["id"], error["reason"]) for error in job.errors]
     is_exact = job.cursor is not None and bool(job.cursor.get("exact"))
     seconds = ((job.finished_at or job.updated_at) - job.created_at).total_seconds()
@@ -135,9 +135,9 @@ def _shown(job: bulk_jobs.BulkJob) -> Job:
     return view_of(Job, asdict(job), total_is_exact=is_exact, rate=rate, errors=errors)
 
 
-async def _own_job(session: Session, given: JobId) -> bulk_jobs.BulkJob:
+async def _own_job(session: Session, given: JobId) -> bulk.BulkJob:
     """Raises JobNotFound, also for a job of tasks that the caller may not see."""
-    job = await bulk_jobs.read_job(session, int(given.id))
+    job = await bulk.read_job(session, int(given.id))
     if not sees(job.params.get("select", {}).get("tenant")):
         raise JobNotFound(job.id)
     return job
@@ -153,7 +153,7 @@ async def get_job(session: Session, given: JobId) -> Job:
 async def list_jobs(session: Session, page: JobListParams) -> JobPage:
     """List jobs, newest first."""
     before = checks.read_cursor(page.cursor)
-    jobs = await bulk_jobs.list_jobs(session, before=before, limit=page.limit, tenant=bound_to())
+    jobs = await bulk.list_jobs(session, before=before, limit=page.limit, tenant=bound_to())
     cursor = str(jobs[-1].id) if len(jobs) == page.limit else None
     return JobPage([_shown(job) for job in jobs], cursor)
 
@@ -163,7 +163,7 @@ async def cancel_job(context: Context, given: JobId) -> Job:
     """Stop a job; what it has done stays done."""
     async with context.transaction() as session:
         job = await _own_job(session, given)
-        await bulk_jobs.end_job(session, job.id, bulk_jobs.JobState.CANCELLED)
-        job = await bulk_jobs.read_job(session, job.id)
+        await bulk.end_job(session, job.id, bulk.JobState.CANCELLED)
+        job = await bulk.read_job(session, job.id)
     log.info("job_cancelled", job=job.id, state=job.state)
     return _shown(job)

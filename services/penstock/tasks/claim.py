@@ -5,17 +5,42 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 
 from penstock.db.session import Session
 from penstock.protocol.task import BEGINNING, EVERYTHING, Claimed, Position, Stretch
 from penstock.runtime import metrics
-from penstock.tasks.records import ActionThroughput, ClaimBatch, InFlight, Pair, columns
+from penstock.tasks.records import Pair, columns, columns_of
 
 NO_ROOMS: Mapping[str, int] = {}
 _MEMBERS = len(Claimed._fields)
+
+
+class ClaimBatch(NamedTuple):
+    """One claim. id: its token, by which the sending is confirmed. reached: the last position by priority."""
+
+    id: int
+    tasks: list[Claimed]
+    reached: dict[int, Position]
+
+
+class InFlight(NamedTuple):
+    """How many tasks are claimed and unsettled; ``aged`` of them were claimed before ``aged_before``."""
+
+    tasks: int
+    aged: int
+    aged_before: datetime
+
+
+class ActionThroughput(NamedTuple):
+    """Recent attempts of one action. timed: those of known run time, ``seconds`` in total."""
+
+    action: str
+    ended: int
+    timed: int
+    seconds: float
 
 
 async def claim(
@@ -132,10 +157,7 @@ async def read_throughput(session: Session, seconds: float) -> list[ActionThroug
 
 
 def _columns_of(stretches: Sequence[Stretch]) -> list[list[Any]]:
-    return [
-        [s.low for s in stretches], [s.high for s in stretches],
-        [s.after.run_at for s in stretches], [s.after.id for s in stretches],
-    ]  # fmt: skip
+    return columns_of(stretches, "low", "high", "after.run_at", "after.id")
 
 
 async def _batch(session: Session, rows: Sequence[asyncpg.Record]) -> ClaimBatch | None:

@@ -4,7 +4,6 @@ import asyncio
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import asyncpg
 
@@ -14,8 +13,12 @@ from penstock.protocol.sealed import reference_of
 from penstock.protocol.task import NewTask, State
 from penstock.runtime import metrics
 from penstock.runtime.tracing import active
+from penstock.tasks.records import columns_of
 from penstock.tasks.views import Accepted
 
+# Members of NewTask, in the order of the statements' parameters.
+_PLAIN = ("action", "payload", "run_at", "delay_seconds", "priority", "max_attempts", "timeout_seconds")
+_KEYED = ("unique_key", "ordering_key", "labels", "expires_at", "expires_in_seconds", "limit_key")
 _DEADLOCK_TRIES = 3
 _RETRY_PAUSE_SECONDS = 0.1  # at most: two that wait for each other give up at the same moment, and would meet again
 
@@ -51,11 +54,11 @@ async def insert(session: Session, tasks: Sequence[NewTask]) -> list[Accepted]:
     """As ``enqueue``, of tasks whose payloads are encoded already."""
     metrics.BATCH_SIZE.labels("enqueue").observe(len(tasks))
     if all(t.is_plain for t in tasks):
-        columns = _plain_columns(tasks)
-        if active.active() is not None:
-            rows = await session.fetch("enqueue_traced_tasks", *columns, [t.trace for t in tasks])
-        else:
-            rows = await session.fetch("enqueue_plain_tasks", *columns)
+        is_traced = active.active() is not None
+        names, statement = (
+            ((*_PLAIN, "trace"), "enqueue_traced_tasks") if is_traced else (_PLAIN, "enqueue_plain_tasks")
+        )
+        rows = await session.fetch(statement, *columns_of(tasks, *names))
         return [Accepted(row[0], State.SCHEDULED, False) for row in rows]
     if all(t.unique == "retained" and t.on_duplicate != "replace" for t in tasks):
         # One statement can store them: of a repeated key the first task keeps it.
@@ -96,13 +99,7 @@ async def _insert_in_parts(session: Session, parts: Sequence[Sequence[NewTask]])
 async def _enqueue_keyed(session: Session, tasks: Sequence[NewTask]) -> list[Accepted]:
     rows = await session.fetch(
         "enqueue_keyed_tasks",
-        *_plain_columns(tasks),
-        [t.unique_key for t in tasks],
-        [t.ordering_key for t in tasks],
-        [t.labels for t in tasks],
-        [t.expires_at for t in tasks],
-        [t.expires_in_seconds for t in tasks],
-        [t.limit_key for t in tasks],
+        *columns_of(tasks, *_PLAIN, *_KEYED),
         [t.unique == "live" for t in tasks],
         [None if isinstance(t.unique, str) else t.unique for t in tasks],
         [t.tenant for t in tasks],
@@ -130,11 +127,9 @@ async def _enqueue_keyed(session: Session, tasks: Sequence[NewTask]) -> list[Acc
 async def _replace(session: Session, tasks: Mapping[int, NewTask]) -> dict[int, str]:
     if not tasks:
         return {}
-    given = tasks.values()
-    rows = await session.fetch(
-        "replace_tasks", list(tasks), [t.payload for t in given], [t.run_at for t in given],
-        [t.delay_seconds for t in given], [t.priority if t.replaces_priority else None for t in given],
-    )  # fmt: skip
+    given = columns_of(tasks.values(), "payload", "run_at", "delay_seconds")
+    priorities = [t.priority if t.replaces_priority else None for t in tasks.values()]
+    rows = await session.fetch("replace_tasks", list(tasks), *given, priorities)
     return {row["id"]: row["state"] for row in rows}
 
 
@@ -150,18 +145,6 @@ async def insert_rejected(session: Session, source: str, bodies: Sequence[tuple[
         reasons = [reason.replace("\0", "\ufffd") for _, reason in bodies]
         await session.fetch("insert_rejected", [source] * len(bodies), texts, reasons)
         metrics.REJECTED.labels(source).inc(len(bodies))
-
-
-def _plain_columns(tasks: Sequence[NewTask]) -> list[list[Any]]:
-    return [
-        [t.action for t in tasks],
-        [t.payload for t in tasks],
-        [t.run_at for t in tasks],
-        [t.delay_seconds for t in tasks],
-        [t.priority for t in tasks],
-        [t.max_attempts for t in tasks],
-        [t.timeout_seconds for t in tasks],
-    ]
 
 
 def _key_of(task: NewTask) -> tuple[str, str | None, str | None]:

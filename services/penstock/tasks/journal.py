@@ -16,7 +16,7 @@ from penstock.protocol.views import raw, view_of
 from penstock.runtime import metrics
 from penstock.tasks import views
 from penstock.tasks.enqueue import reference_objects
-from penstock.tasks.records import Pair, columns
+from penstock.tasks.records import Pair, columns, columns_of
 
 Owned = TypeVar("Owned", bound=tuple[int, Any])
 
@@ -47,10 +47,9 @@ async def record(session: Session, steps: Sequence[Stepped], *, most: int, most_
     texts = [carried(e.with_value(session.codec.encode(e.value, aad_of("step", s.task_id, *e.key)), None))
              for s, e in zip(given, entries, strict=True)]  # fmt: skip
     rows = await session.fetch(
-        "record_entries", *columns((step.task_id, step.claim) for step in given),
-        [e.name for e in entries], [e.repetition for e in entries], [e.position for e in entries], texts,
-        [e.has_failed for e in entries], [e.at for e in entries], [e.seconds for e in entries],
-        [e.tries for e in entries], [step.worker for step in given], most, most_bytes,
+        "record_entries", *columns_of(given, "task_id", "claim"),
+        *columns_of(entries, "name", "repetition", "position"), texts,
+        *columns_of(entries, "has_failed", "at", "seconds", "tries"), *columns_of(given, "worker"), most, most_bytes,
     )  # fmt: skip
     await reference_objects(session, ((step.entry.value, step.task_id) for step in given))
     return stolen | {(row["task_id"], (row["name"], row["repetition"])) for row in rows}
@@ -68,10 +67,8 @@ async def name_others_objects(session: Session, stored: Mapping[Owned, str]) -> 
 
 async def suspend(session: Session, pairs: Mapping[Pair, Resume]) -> int:
     """ACQUIRED back to be claimed later, the attempt not spent; returns how many claims held. Ids are distinct."""
-    rows = await session.fetch(
-        "suspend_attempts", *columns(pairs), [r.seconds for r in pairs.values()], [r.until for r in pairs.values()],
-        [r.worker for r in pairs.values()], [r.suspect for r in pairs.values()],
-    ) if pairs else []  # fmt: skip
+    resumes = columns_of(pairs.values(), *Resume._fields)
+    rows = await session.fetch("suspend_attempts", *columns(pairs), *resumes) if pairs else []
     for row in rows:
         metrics.TRANSITIONS.labels(row["action"], row["state"]).inc()
     return len(rows)

@@ -12,7 +12,7 @@ from penstock.db.session import Session
 from penstock.protocol.task import ANNOUNCED_SECONDS, MAX_ATTEMPTS_LIMIT, Failure, State
 from penstock.runtime import metrics
 from penstock.tasks import ordering
-from penstock.tasks.records import Pair, columns
+from penstock.tasks.records import Pair, columns, columns_of
 
 PROMOTIONS_FROM = 16  # tasks promoted at a time from which on one row for all is cheaper than one for each
 
@@ -86,14 +86,12 @@ async def fail(session: Session, failures: Sequence[Failure], *, hold_keys: bool
     settled: set[int] = set()
     again = [f for f in failures if f.delay_seconds is not None]
     if again:
-        rows = await session.fetch(
-            "delay_tasks", [f.id for f in again], [f.claim for f in again], [f.error for f in again],
-            [f.delay_seconds for f in again], [f.suspect for f in again], [f.worker for f in again],
-        )  # fmt: skip
+        given = columns_of(again, "id", "claim", "error", "delay_seconds", "suspect", "worker")
+        rows = await session.fetch("delay_tasks", *given)
         settled |= _count(rows, State.ERROR)
     final = [f for f in failures if f.delay_seconds is None]
     if final:
-        given = [f.id for f in final], [f.claim for f in final], [f.error for f in final], [f.worker for f in final]
+        given = columns_of(final, "id", "claim", "error", "worker")
         rows = await _settle(session, "fail_tasks_permanently", *given, into=State.CRITICAL_ERROR, hold_keys=hold_keys)
         settled.update(row["id"] for row in rows)
     return settled
@@ -101,9 +99,8 @@ async def fail(session: Session, failures: Sequence[Failure], *, hold_keys: bool
 
 async def refund(session: Session, failures: Sequence[Failure]) -> set[int]:
     """Refund lost attempts: do not count them, and send their tasks alone; returns those whose claim still held."""
-    ids, claims = columns((failure.id, failure.claim) for failure in failures)
-    rows = await session.fetch("refund_attempts", ids, claims, [failure.error for failure in failures]) if ids else []
-    return {row["id"] for row in rows}
+    given = columns_of(failures, "id", "claim", "error")
+    return {row["id"] for row in await session.fetch("refund_attempts", *given)} if failures else set()
 
 
 class PutOff(NamedTuple):

@@ -1,1 +1,1 @@
-"""Graphs of tasks: definition, advance, step inputs, store, methods."""
+"""Graphs of tasks: definition, advance, step inputs, methods."""

@@ -23,6 +23,7 @@ from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import settle
 from penstock.tasks.enqueue import queues_of_tasks, reference_objects
+from penstock.tasks.records import columns_of
 from penstock.workflows.definition import fallback_of, policy_of, read_children, step_task
 from penstock.workflows.model import MAX_CHILDREN, ChildParams, NewStep, StepKind, StepOptions, WorkflowState
 from penstock.workflows.step_inputs import StepInputs, compensation_payload, list_result, read_inputs
@@ -210,7 +211,8 @@ class WorkflowRun:
         for start in range(0, len(taking), _INPUTS_AT_ONCE):
             await self._start_with_inputs(taking[start : start + _INPUTS_AT_ONCE])
         for step in kinds.get(StepKind.COMPENSATION, []):
-            await self._start_compensation(step)
+            undone = await compensation_payload(self._session, step)
+            await self._start_if_fit([(step, *undone)], "the payload and the result to be undone are")
         ended = [await self._expand(step) for step in kinds.get(StepKind.MAP, [])]
         ended += [(step, State.SUCCESS, None) for step in kinds.get(StepKind.JOIN, [])]
         return await self._settle_nodes(ended)
@@ -237,10 +239,8 @@ class WorkflowRun:
                     await reference_objects(self._session, [(kept, task_id)])
                     steps[task_id] = (step, kept)
         options = [self._options(step) for step, _ in steps.values()]
-        rows = await self._session.fetch(
-            "start_steps", list(steps), [o.ordering_key for o in options], [o.delay for o in options],
-            [o.expires_in for o in options], [payload for _, payload in steps.values()],
-        )  # fmt: skip
+        given = columns_of(options, "ordering_key", "delay", "expires_in")
+        rows = await self._session.fetch("start_steps", list(steps), *given, [payload for _, payload in steps.values()])
         self.summary.started += len(rows)
         self.summary.delayed |= any(one.delay for one in options)
         for action, count in Counter(row["action"] for row in rows if row["state"] == State.SCHEDULED).items():
@@ -260,40 +260,28 @@ class WorkflowRun:
                 payloads[row["id"]] = await self._session.codec.load(row["payload"], aad)
             except PayloadLost as exc:
                 payloads[row["id"]], lost[row["id"]] = "{}", f"its payload cannot be had: {exc}"
-        startable: dict[int, tuple[Any, str | None]] = {}
+        merged: list[tuple[Any, str | None, str | None]] = []
         for step, given in zip(steps, inputs, strict=True):
             task_id: int = step["task_id"]
-            if task_id not in payloads:
-                continue  # just cancelled
-            problem = given.problem or lost.get(task_id)
+            if task_id in payloads:  # or it was just cancelled
+                problem = given.problem or lost.get(task_id)
+                merged.append((step, None if problem else _merged(payloads[task_id], step, given), problem))
+        await self._start_if_fit(merged, "its payload with the results of its predecessors is")
+
+    async def _start_if_fit(self, given: Iterable[tuple[Any, str | None, str | None]], what: str) -> None:
+        """Start tasks with changed payloads, or cancel them with the reason. what: is too large."""
+        startable: dict[int, tuple[Any, str | None]] = {}
+        for step, payload, problem in given:
+            size, limit = utf8_size(payload or ""), self._settings.largest_payload_bytes
+            if size > limit:
+                problem = f"{what} {size} bytes; the limit is {limit} ({_LIMIT_NAMED})"
             if problem is None:
-                merged = _merged(payloads[task_id], step, given)
-                size = utf8_size(merged)
-                if size <= limit:
-                    startable[task_id] = (step, merged)
-                    continue
-                problem = (
-                    f"its payload with the results of its predecessors is {size} bytes; the limit is {limit} "
-                    f"({_LIMIT_NAMED})"
-                )
-            await self._refuse(step, problem)
+                startable[step["task_id"]] = (step, payload)
+                continue
+            self._refused = True
+            log.warning("step_refused", workflow=step["workflow_id"], step=step["name"], reason=problem)
+            await settle.cancel(self._session, [step["task_id"]], problem[:_REASON_CHARS])
         await self._start_tasks(startable)
-
-    async def _refuse(self, step: Any, problem: str) -> None:
-        self._refused = True
-        log.warning("step_refused", workflow=step["workflow_id"], step=step["name"], reason=problem)
-        await settle.cancel(self._session, [step["task_id"]], problem[:_REASON_CHARS])
-
-    async def _start_compensation(self, step: Any) -> None:
-        payload, problem = await compensation_payload(self._session, step)
-        size = utf8_size(payload or "")
-        limit = self._settings.largest_payload_bytes
-        if problem is None and size > limit:
-            problem = f"the payload and the result to be undone are {size} bytes; the limit is {limit} ({_LIMIT_NAMED})"
-        if problem is not None:
-            await self._refuse(step, problem)
-            return
-        await self._start_tasks({step["task_id"]: (step, payload)})
 
     # Children
 

@@ -1,21 +1,26 @@
-"""The methods about workflows."""
+"""The methods about workflows, in Postgres."""
 
 from dataclasses import replace
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
 from penstock.db.session import Session
 from penstock.protocol.api_key import Permission
-from penstock.protocol.caller import check_actions, narrow_tenant, own_tenant
+from penstock.protocol.caller import check_actions, narrow_tenant, own_tenant, seen
 from penstock.protocol.checks import read_cursor
 from penstock.protocol.errors import TooLarge, WorkflowConflict, WorkflowNotFound
 from penstock.protocol.method import Scope, method
 from penstock.protocol.task import State
+from penstock.protocol.tenant import own_key
+from penstock.protocol.views import view_of
+from penstock.runtime.logs import log
 from penstock.settings.model import Settings
-from penstock.workflows import definition, model, store
+from penstock.workflows import definition, model
+from penstock.workflows.advance import WorkflowRun, insert_steps
 
-Which = TypeVar("Which", model.WorkflowStatusParams, model.WorkflowCancelParams, model.WorkflowRetryParams)
+Which = TypeVar("Which", bound=model.Which)
 
 
 def _narrow_create(command: model.CreateWorkflow) -> model.CreateWorkflow:
@@ -27,53 +32,149 @@ def _narrow_create(command: model.CreateWorkflow) -> model.CreateWorkflow:
     return replace(command, tenant=own_tenant(command.tenant))
 
 
-@method(
-    "workflow.create", permission=Permission.ENQUEUE, scope=Scope.OWN, errors=(WorkflowConflict, TooLarge),
-    read=definition.read_create, narrow=_narrow_create, by_queue=True, savepoint=True, wakes=True,
-)  # fmt: skip
-async def create(session: Session, command: model.CreateWorkflow, settings: Settings) -> model.WorkflowAccepted:
-    """Make tasks that wait for each other; all of them are stored when the answer comes."""
-    return await store.create_workflow(session, command, settings)
-
-
 def _narrow_which(given: Which) -> Which:
     return given if given.key is None else narrow_tenant(given)
 
 
-@method(
-    "workflow.status", permission=Permission.READ, scope=Scope.OWN, errors=(WorkflowNotFound,),
-    narrow=_narrow_which,
+_look = partial(method, permission=Permission.READ, scope=Scope.OWN)
+_change = partial(
+    method, permission=Permission.ADMIN, scope=Scope.OWN, errors=(WorkflowNotFound, WorkflowConflict),
+    narrow=_narrow_which, by_queue=True, savepoint=True, wakes=True,
 )  # fmt: skip
+
+
+@_change(
+    "workflow.create", permission=Permission.ENQUEUE, errors=(WorkflowConflict, TooLarge), read=definition.read_create,
+    narrow=_narrow_create,
+)  # fmt: skip
+async def create(session: Session, command: model.CreateWorkflow, settings: Settings) -> model.WorkflowAccepted:
+    """Make tasks that wait for each other; all of them are stored when the answer comes."""
+    row = command.key, command.name, command.definition, len(command.steps), command.tenant
+    workflow_id: int | None = await session.value("create_workflow", *row)
+    if workflow_id is None:
+        assert command.key is not None
+        rows = await session.fetch("find_workflow", command.key, command.tenant)
+        if rows:
+            found, definition, state = rows[0]["id"], rows[0]["definition"], model.WorkflowState(rows[0]["state"])
+            if definition != command.definition:
+                why = f"has the key {command.key!r} and another definition: give this one a key of its own"
+                raise WorkflowConflict(found, state, why)
+            return model.WorkflowAccepted(found, state, duplicate=True)
+        workflow_id = await session.value("create_workflow", *row)  # retention has just removed it
+        if workflow_id is None:
+            raise WorkflowConflict(
+                0, model.WorkflowState.RUNNING, f"with the key {command.key!r} was just made: try again"
+            )
+    steps = [(workflow_id, number, None, step) for number, step in enumerate(command.steps)]
+    started = await insert_steps(session, steps, start={workflow_id})
+    if started < sum(not step.after for step in command.steps):
+        run = WorkflowRun(session, await session.fetch("hold_workflow", workflow_id), settings)
+        await run.start(await session.fetch("find_ready", workflow_id, 0))
+        await run.advance()
+    return model.WorkflowAccepted(workflow_id, model.WorkflowState.RUNNING, duplicate=False)
+
+
+@_look("workflow.status", errors=(WorkflowNotFound,), narrow=_narrow_which)
 async def status(session: Session, given: model.WorkflowStatusParams) -> model.WorkflowDetail:
     """Show a workflow with a page of its steps."""
     after = read_cursor(given.cursor)
-    workflow = await store.read_workflow(session, given)
+    workflow = await _read(session, given)
     counts = {State(row["state"]): row["count"] for row in await session.fetch("count_steps", workflow.id)}
-    steps = await store.read_steps(session, workflow.id, after=-1 if after is None else after, limit=given.limit)
+    page = workflow.id, -1 if after is None else after, given.limit, model.STEP_NAMES_SHOWN
+    steps = [
+        view_of(model.Step, row, kind=model.StepKind(row["kind"]), state=State(row["state"]))
+        for row in await session.fetch("page_steps", *page)
+    ]
     cursor = str(steps[-1].number) if len(steps) == given.limit else None
     return model.WorkflowDetail(**msgspec.structs.asdict(workflow), counts=counts, tree=steps, cursor=cursor)
 
 
-@method("workflow.list", permission=Permission.READ, scope=Scope.OWN, narrow=narrow_tenant)
+@_look("workflow.list", narrow=narrow_tenant)
 async def list_workflows(session: Session, given: model.WorkflowListParams) -> model.WorkflowPage:
     """List workflows, newest first, without their steps."""
-    found = await store.list_workflows(session, given)
-    return model.WorkflowPage(found, str(found[-1].id) if len(found) == given.limit else None)
+    before = read_cursor(given.cursor)
+    rows = await session.fetch("list_workflows", before, given.limit, given.state, given.tenant)
+    cursor = str(rows[-1]["id"]) if len(rows) == given.limit else None
+    return model.WorkflowPage([_workflow(row) for row in rows], cursor)
 
 
-@method(
-    "workflow.cancel", permission=Permission.ADMIN, scope=Scope.OWN, errors=(WorkflowNotFound, WorkflowConflict),
-    narrow=_narrow_which, by_queue=True, savepoint=True, wakes=True,
-)  # fmt: skip
+@_change("workflow.cancel")
 async def cancel(session: Session, given: model.WorkflowCancelParams, settings: Settings) -> model.WorkflowChanged:
     """Cancel all steps of a workflow that have not ended."""
-    return await store.cancel_workflow(session, given, settings)
+    run = await _hold(session, given, settings)
+    (workflow,) = run.held.values()
+    if not workflow.state.final:
+        # Locked tasks cannot settle. Those that settled before are recorded first: a workflow that they end is not
+        # cancelled.
+        await session.fetch("hold_unstarted_steps", workflow.id, True)
+        await run.advance()
+    if workflow.state in (model.WorkflowState.SUCCESS, model.WorkflowState.FAILED):
+        raise WorkflowConflict(workflow.id, workflow.state, f"is {workflow.state}; it cannot be cancelled")
+    if workflow.state != model.WorkflowState.CANCELLED:
+        workflow.state, workflow.reason, workflow.to_stop = model.WorkflowState.CANCELLED, given.reason, True
+        # Written before its steps are cancelled, so that they do not count as failures.
+        await run.write()
+        await run.advance()
+        log.info("workflow_cancelled", workflow=workflow.id, reason=given.reason)
+    return model.WorkflowChanged(workflow.id, workflow.state, restarted=0)
 
 
-@method(
-    "workflow.retry", permission=Permission.ADMIN, scope=Scope.OWN, errors=(WorkflowNotFound, WorkflowConflict),
-    narrow=_narrow_which, by_queue=True, savepoint=True, wakes=True,
-)  # fmt: skip
+@_change("workflow.retry")
 async def retry(session: Session, given: model.WorkflowRetryParams, settings: Settings) -> model.WorkflowChanged:
     """Begin a failed or cancelled workflow again, with the steps that have not succeeded."""
-    return await store.retry_workflow(session, given, settings)
+    run = await _hold(session, given, settings)
+    (workflow,) = run.held.values()
+    if workflow.state == model.WorkflowState.RUNNING:
+        return model.WorkflowChanged(workflow.id, workflow.state, restarted=0)
+    if workflow.state not in (model.WorkflowState.FAILED, model.WorkflowState.CANCELLED):
+        why = (
+            "steps of it still run" if workflow.state == model.WorkflowState.FAILING else "there is nothing left to do"
+        )
+        raise WorkflowConflict(workflow.id, workflow.state, f"is {workflow.state}; it cannot be retried, for {why}")
+    steps = await session.fetch("reopen_steps", workflow.id, workflow.compensated)
+    again = [step for step in steps if step["again"]]
+    if not again and workflow.compensated:
+        why = f"is {workflow.state} and what had succeeded was undone: create a new one"
+        raise WorkflowConflict(workflow.id, workflow.state, why)
+    childless = run.childless(again)
+    kept = {step["number"] for step in childless}
+    again = [step for step in again if step["number"] not in kept]
+    tasks = [step["task_id"] for step in again if step["task_id"] is not None]
+    await session.plan_for(len(tasks))
+    restarted = await session.fetch("restart_steps", tasks)
+    if lost := len(tasks) - len(restarted):
+        why = f"cannot be retried: the records of {lost} of its tasks are no longer kept"
+        raise WorkflowConflict(workflow.id, workflow.state, why)
+    workflow.open = len(steps)
+    workflow.state = model.WorkflowState.FAILING if workflow.compensated else model.WorkflowState.RUNNING
+    if not workflow.compensated:
+        workflow.reason, workflow.undo = None, None
+    await run.write()
+    await run.spawn_again(childless)
+    await run.start([step for step in again if not step["pending"]])
+    await run.advance()
+    restarting = len(again) + len(childless)
+    log.info("workflow_retried", workflow=workflow.id, steps=restarting)
+    return model.WorkflowChanged(workflow.id, workflow.state, restarted=restarting)
+
+
+async def _hold(session: Session, which: model.Which, settings: Settings) -> WorkflowRun:
+    """Lock a workflow and apply its events. Raises WorkflowNotFound."""
+    held = await session.fetch("hold_workflow", (await _read(session, which)).id)
+    if not held:
+        raise which.not_found
+    run = WorkflowRun(session, held, settings)
+    await run.advance()
+    return run
+
+
+async def _read(session: Session, which: model.Which) -> model.Workflow:
+    """Raises WorkflowNotFound, also for a workflow of a tenant that the caller may not see."""
+    rows = seen(await session.fetch("read_workflow", which.id, which.key, which.tenant))
+    if not rows:
+        raise which.not_found
+    return _workflow(rows[0])
+
+
+def _workflow(row: Any) -> model.Workflow:
+    return view_of(model.Workflow, row, key=own_key(row["key"]), state=model.WorkflowState(row["state"]))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from penstock.protocol.checks import CONTROL, LIMIT, NUMBERED, Checked, read_cursor, read_id, read_reason
-from penstock.protocol.errors import InvalidParams
+from penstock.protocol.checks import KEY, LIMIT, NUMBERED, Checked, read_cursor, read_id, read_reason
+from penstock.protocol.errors import InvalidParams, WorkflowNotFound
 from penstock.protocol.task import KEY_MAX_CHARS, REASON_MAX_CHARS, NewTask, State
 from penstock.protocol.tenant import TENANT
 from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about
@@ -84,25 +84,7 @@ class StepParams(ChildParams, frozen=True, forbid_unknown_fields=True, omit_defa
     item_as: str | None = None
 
 
-def check_key(key: str | None) -> None:
-    """Raises InvalidParams."""
-    if key is not None and (not 1 <= len(key) <= KEY_MAX_CHARS or CONTROL.search(key)):
-        raise InvalidParams("key", f"must have 1 to {KEY_MAX_CHARS} characters, none of them a control character")
-
-
-_Id = Annotated[int | str | None, about("The workflow.")]
-_Key = Annotated[str | None, about("Instead of id: the key that it was created with."), Checked(check_key)]
 _TenantOfKey = Annotated[str | None, about("With key: the tenant that owns it; null: no tenant."), TENANT]
-
-
-def _check_which(given: Which) -> None:
-    """Raises InvalidParams; makes a number of the id."""
-    if given.id is not None:
-        msgspec.structs.force_setattr(given, "id", read_id(given.id, "id"))
-    if (given.id is None) == (given.key is None):
-        raise InvalidParams("id", "or key must be given, not both")
-    if given.tenant is not None and given.key is None:
-        raise InvalidParams("tenant", "goes with key, which each tenant has for itself; an id needs no tenant")
 
 
 def _check_step(cursor: str | None) -> None:
@@ -126,20 +108,37 @@ class WorkflowCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
             "The same key and definition again get the first workflow; another definition is an error. "
             f"1 to {KEY_MAX_CHARS} characters."
         ),
-        Checked(check_key),
+        KEY,
     ] = None
     tenant: Annotated[str | None, about("The tenant of its steps and of its key; null: no tenant.")] = None
 
 
-class WorkflowStatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: _Id = None
-    key: _Key = None
+class Which(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters that name a workflow by its id or its key, of which one is None. tenant: the owner of the key."""
+
+    id: Annotated[int | str | None, about("The workflow.")] = None
+    key: Annotated[str | None, about("Instead of id: the key that it was created with."), KEY] = None
+    if TYPE_CHECKING:  # it stands last among the parameters
+        tenant: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises InvalidParams; makes a number of the id."""
+        if self.id is not None:
+            msgspec.structs.force_setattr(self, "id", read_id(self.id, "id"))
+        if (self.id is None) == (self.key is None):
+            raise InvalidParams("id", "or key must be given, not both")
+        if self.tenant is not None and self.key is None:
+            raise InvalidParams("tenant", "goes with key, which each tenant has for itself; an id needs no tenant")
+
+    @property
+    def not_found(self) -> WorkflowNotFound:
+        return WorkflowNotFound(self.key or "" if self.id is None else self.id)
+
+
+class WorkflowStatusParams(Which, frozen=True):
     limit: Annotated[int, about("Maximum number of steps; 1 to 1000."), LIMIT] = 100
     cursor: Annotated[str | None, CURSOR, Checked(_check_step)] = None
     tenant: _TenantOfKey = None
-
-    def __post_init__(self) -> None:
-        _check_which(self)
 
 
 class WorkflowListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,29 +148,15 @@ class WorkflowListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     tenant: Annotated[str | None, about("Only workflows of this tenant."), TENANT] = None
 
 
-class WorkflowCancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: _Id = None
-    key: _Key = None
+class WorkflowCancelParams(Which, frozen=True):
     reason: Annotated[
         str | None, about(f"Shown with it and its steps; 1 to {REASON_MAX_CHARS} characters."), Checked(read_reason)
     ] = None
     tenant: _TenantOfKey = None
 
-    def __post_init__(self) -> None:
-        _check_which(self)
 
-
-class WorkflowRetryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: _Id = None
-    key: _Key = None
+class WorkflowRetryParams(Which, frozen=True):
     tenant: _TenantOfKey = None
-
-    def __post_init__(self) -> None:
-        _check_which(self)
-
-
-Which = WorkflowStatusParams | WorkflowCancelParams | WorkflowRetryParams
-"""Parameters that name a workflow by its id or its key, of which one is None; tenant: owner of the key."""
 
 
 # Results

@@ -11,7 +11,6 @@ from penstock.brokers.sqs import SqsQueue
 from penstock.client.client import Client
 from penstock.db.pool import Store
 from penstock.limits.explain import Cause, Explanation, explain
-from penstock.limits.store import set_limits, set_tenant
 from penstock.protocol.errors import TaskNotFound
 from penstock.protocol.reports import decode_reports, encode_notification
 from penstock.protocol.task import Failure, NewTask
@@ -21,6 +20,7 @@ from penstock.settings.model import Settings
 from penstock.tasks import settle as settling
 from tests.integration.apis import running
 from tests.integration.limits.test_limits import Outbound, enqueue
+from tests.integration.rules import set_limits, set_tenant
 
 ALIVE = '{"percent":null,"note":null}'
 

@@ -18,16 +18,6 @@ from penstock.brokers.opening import create_queues
 from penstock.brokers.sqs import SqsQueue, SqsTransport
 from penstock.db.pool import Store
 from penstock.limits.model import Action, RouteSetParams
-from penstock.limits.store import (
-    delete_route,
-    delete_tenant,
-    list_actions,
-    list_routes,
-    read_action,
-    set_limits,
-    set_route,
-    set_tenant,
-)
 from penstock.limits.token_bucket import Limits
 from penstock.methods.table import read_command
 from penstock.protocol.requests import parse_claim_id
@@ -41,6 +31,16 @@ from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import settle as settling
 from tests.integration.doors import take
+from tests.integration.rules import (
+    delete_route,
+    delete_tenant,
+    list_actions,
+    list_routes,
+    read_action,
+    set_limits,
+    set_route,
+    set_tenant,
+)
 
 TaskOf = Callable[[int], Any]
 

@@ -11,7 +11,6 @@ from penstock.api.process import Api
 from penstock.brokers.sqs import SqsQueue
 from penstock.client.client import Client
 from penstock.db.pool import Store
-from penstock.limits.store import list_actions, list_routes
 from penstock.limits.token_bucket import Limits
 from penstock.protocol.errors import InvalidParams, RpcError
 from penstock.settings.model import Settings
@@ -19,6 +18,7 @@ from penstock.submitter import Submitter
 from tests.integration.apis import running
 from tests.integration.doors import put, rejected, request
 from tests.integration.limits.test_limits import limits_of
+from tests.integration.rules import list_actions, list_routes
 
 
 @pytest.fixture

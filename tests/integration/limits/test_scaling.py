@@ -19,7 +19,6 @@ from penstock.brokers.sqs import SqsQueue
 from penstock.db.pool import Store
 from penstock.limits.model import RouteSetParams
 from penstock.limits.scaling import OUTBOUND, RouteLoad, read_route_loads
-from penstock.limits.store import delete_route, set_limits, set_route
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.api_key import Permission
 from penstock.protocol.task import NewTask
@@ -30,6 +29,7 @@ from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import settle
 from tests.integration.apis import running
 from tests.integration.doors import postgres_away, sample
+from tests.integration.rules import delete_route, set_limits, set_route
 
 PAGE = (Path(__file__).parents[3] / "docs" / "autoscaling.md").read_text("utf-8")
 

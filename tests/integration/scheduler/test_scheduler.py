@@ -23,7 +23,8 @@ from penstock.scheduler import scan_bounds, window
 from penstock.scheduler.packing import pack_messages
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
-from penstock.tasks import claim, settle, stale
+from penstock.supervisor.repair import release_unsent
+from penstock.tasks import claim, settle
 from penstock.tasks import enqueue as enqueuing
 from tests.claims import claim_id
 from tests.integration.doors import no_routes, postgres_away, sample, take
@@ -467,7 +468,7 @@ async def test_a_claim_that_postgres_could_not_confirm_is_given_back_later(
     assert await unconfirmed(store) == 1
     later = datetime.now(UTC) + timedelta(seconds=settings.unsent_after_seconds + 1)
     async with store.session() as session:
-        assert await stale.release_unsent(session, settings.unsent_after_seconds, limit=10, now=later) == 1
+        assert await release_unsent(session, settings.unsent_after_seconds, limit=10, now=later) == 1
     row = await task_of(task_id)
     assert (row["state"], row["attempts"]) == ("SCHEDULED", 0)
     async with asyncio.timeout(20):  # it stands before the bounds now: the next sweep finds it

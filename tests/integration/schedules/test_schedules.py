@@ -25,10 +25,10 @@ from penstock.protocol.views import timestamp
 from penstock.runtime.loop import Loop
 from penstock.runtime.periodic import repeat
 from penstock.schedules import firing as fires
-from penstock.schedules.methods import create_many
-from penstock.schedules.model import ScheduleRecord, ScheduleRun
+from penstock.schedules.methods import create_many, list_runs
+from penstock.schedules.model import ScheduleRecord, ScheduleRun, ScheduleRunsParams
 from penstock.schedules.policy import FEW_COUNTED
-from penstock.schedules.store import list_runs, read_import, read_schedule
+from penstock.schedules.store import read_schedule
 from penstock.settings.model import Settings, load_settings
 from penstock.supervisor.process import Supervisor
 from penstock.supervisor.retention import Retention
@@ -70,7 +70,9 @@ async def make(do: Change, name: str = "n", **params: Any) -> ScheduleRecord:
 
 async def runs_of(store: Store, name: str = "n", limit: int = 1000) -> list[ScheduleRun]:
     async with store.session() as session:
-        return await list_runs(session, name, before=None, limit=limit)
+        page = await list_runs.carry_out(within(session, load_settings()), ScheduleRunsParams(name, limit))
+        runs: list[ScheduleRun] = page.runs
+        return runs
 
 
 def lateness(run: ScheduleRun) -> timedelta:
@@ -685,7 +687,7 @@ async def test_an_import_writes_what_is_right_and_tells_what_is_not(
     imports = Imports(store=store, settings=limits)
     assert [await imports.run_once() for _ in range(4)] == [500, 500, 200, 0]
     async with store.session() as session:
-        row = await read_import(session, import_id)
+        (row,) = await session.fetch("read_import", import_id)
     assert (row["total"], row["seen"], row["created"], row["replaced"], row["refused"]) == (1200, 1200, 1195, 0, 5)
     assert row["finished_at"] is not None
     errors = json.loads(row["errors"])
@@ -703,7 +705,7 @@ async def test_an_import_that_replaces_is_the_same_twice(store: Store, limits: S
         import_id = await start(store, limits, entries, replace=True)
         await imports.run_once()
         async with store.session() as session:
-            row = await read_import(session, import_id)
+            (row,) = await session.fetch("read_import", import_id)
         assert (row["created"], row["replaced"], row["refused"]) == (created, replaced, 0)
     assert await sql.fetchval("select count(*) from penstock.schedule") == 10
 
@@ -721,7 +723,7 @@ async def test_two_supervisors_share_imports_and_do_nothing_twice(store: Store, 
 
     async def sql_left() -> int:
         async with store.session() as session:
-            return sum([1 for number in (1, 2) if (await read_import(session, number))["finished_at"] is None])
+            return sum([1 for n in (1, 2) if (await session.fetch("read_import", n))[0]["finished_at"] is None])
 
     await asyncio.gather(work(), work(), work())
     assert await sql.fetchval("select count(*) from penstock.schedule") == 4000

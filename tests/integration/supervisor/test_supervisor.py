@@ -29,7 +29,7 @@ from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue, settle
-from penstock.tasks.records import ClaimBatch
+from penstock.tasks.claim import ClaimBatch
 from tests.integration.doors import no_routes, put, sample, take
 
 TaskOf = Callable[[int], Any]

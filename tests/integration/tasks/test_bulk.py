@@ -24,8 +24,7 @@ from penstock.settings.model import Settings
 from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.retention import Retention
 from penstock.tasks import bulk, claim, enqueue, ordering, settle
-from penstock.tasks.bulk import preview
-from penstock.tasks.bulk_jobs import BatchResult, BulkJob, JobState, create_job, end_job, read_job
+from penstock.tasks.bulk import BatchResult, BulkJob, JobState, create_job, end_job, preview, read_job
 from tests.integration.doors import request, sample
 from tests.transitions import TRANSITIONS
 

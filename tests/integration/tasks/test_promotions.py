@@ -22,7 +22,7 @@ from penstock.supervisor.process import Supervisor
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue, ordering, reschedule
 from penstock.tasks import settle as settling
-from penstock.tasks.records import ClaimBatch
+from penstock.tasks.claim import ClaimBatch
 from tests.integration.doors import no_routes
 
 TaskOf = Callable[[int], Any]

@@ -48,13 +48,15 @@ from penstock.results.apply import ApplySummary, apply_reports, delay_after
 from penstock.results.wait_answers import Answered, AnswerWait, answer_wait, give_up_overdue
 from penstock.scheduler.scan_bounds import LEVELS, ScanBounds
 from penstock.settings.model import Settings, load_settings
+from penstock.supervisor.duties import expire_some
+from penstock.supervisor.repair import find_stale, release_unsent
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import ordering
 from penstock.tasks import reschedule as rescheduling
 from penstock.tasks import settle as settling
-from penstock.tasks import stale as stale_tasks
-from penstock.tasks.records import ClaimBatch, Pair
+from penstock.tasks.claim import ClaimBatch
+from penstock.tasks.records import Pair
 from tests.rounds import run_rounds
 from tests.transitions import READY_STATES, TRANSITIONS
 from tests.unit.protocol.test_message_properties import payloads
@@ -538,8 +540,8 @@ class Lives(RuleBasedStateMachine):
     def release_unsent(self) -> None:
         async def work() -> int:
             async with self.store.session() as session:
-                assert await stale_tasks.release_unsent(session, 60, limit=100) == 0, "too early"
-                return await stale_tasks.release_unsent(session, 60, limit=100, now=in_a_day())
+                assert await release_unsent(session, 60, limit=100) == 0, "too early"
+                return await release_unsent(session, 60, limit=100, now=in_a_day())
 
         pairs = [pair for pairs in self.batches.values() for pair in pairs if self.holds(*pair)]
         silent = [(task_id, claim) for task_id, claim in pairs if self.tasks[task_id].beat != claim]
@@ -805,12 +807,12 @@ class Lives(RuleBasedStateMachine):
         async def work() -> list[int]:
             now = in_a_day()
             async with self.store.session() as session:
-                assert await stale_tasks.find_stale(session, STALE_AFTER_SECONDS, limit=100) == [], "too early"
+                assert await find_stale(session, STALE_AFTER_SECONDS, limit=100) == [], "too early"
             found: list[int] = []
             after = None
             while True:
                 async with self.store.transaction() as session:
-                    stale = await stale_tasks.find_stale(session, STALE_AFTER_SECONDS, limit=page, now=now, after=after)
+                    stale = await find_stale(session, STALE_AFTER_SECONDS, limit=page, now=now, after=after)
                     await settling.fail(session, [self.failure(task) for task in stale])
                 found += [task.id for task in stale]
                 if len(stale) < page:
@@ -854,8 +856,8 @@ class Lives(RuleBasedStateMachine):
     def expire(self, limit: int) -> None:
         async def work() -> int:
             async with self.store.transaction() as session:
-                assert await stale_tasks.expire(session, limit) == 0, "too early"
-                return await stale_tasks.expire(session, limit, now=in_a_day())
+                assert await expire_some(session, limit) == 0, "too early"
+                return await expire_some(session, limit, now=in_a_day())
 
         expired = {
             i

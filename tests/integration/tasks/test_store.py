@@ -13,12 +13,12 @@ from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.protocol.errors import Refused, Unavailable
 from penstock.protocol.task import BEGINNING, Failure, NewTask, Position, State, Stretch
+from penstock.supervisor.repair import find_stale, release_unsent
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import reschedule, settle
-from penstock.tasks import stale as stale_tasks
+from penstock.tasks.claim import ActionThroughput, ClaimBatch
 from penstock.tasks.promotion import Promotions
-from penstock.tasks.records import ActionThroughput, ClaimBatch
 
 ERROR = json.dumps({"code": -32000, "message": "boom"})
 TaskOf = Callable[[int], Any]
@@ -145,7 +145,7 @@ async def test_a_limit_holds_over_all_stretches_together(store: Store) -> None:
     assert batch is not None
     assert len(batch.tasks) == 4
     async with store.session() as session:
-        assert (await claims.count_in_flight(session, 100)).count == 4
+        assert (await claims.count_in_flight(session, 100)).tasks == 4
 
 
 async def test_a_claim_never_gives_a_task_a_smaller_token_than_it_had(store: Store, sql: Any, task_of: TaskOf) -> None:
@@ -335,9 +335,9 @@ async def test_an_unconfirmed_dispatch_is_given_back_and_a_confirmed_one_is_not(
     second = await claim(store, 1)
     async with store.session() as session:
         await claims.confirm(session, second.id)
-        assert await stale_tasks.release_unsent(session, 60, limit=10) == 0
+        assert await release_unsent(session, 60, limit=10) == 0
         later = datetime.now(UTC) + timedelta(seconds=120)
-        assert await stale_tasks.release_unsent(session, 60, limit=10, now=later) == 1
+        assert await release_unsent(session, 60, limit=10, now=later) == 1
     row = await task_of(lost)
     assert (row["state"], row["attempts"]) == ("SCHEDULED", 0)
     assert (await task_of(sent))["state"] == "ACQUIRED"
@@ -350,7 +350,7 @@ async def test_a_stale_task_tells_whether_a_worker_ever_took_it(store: Store) ->
         beats = {(t.id, t.claim): '{"percent":40.0,"note":null}' for t in batch.tasks if t.id == alive}
         assert await settle.note_heartbeats(session, beats) == 1
         later = datetime.now(UTC) + timedelta(seconds=61)
-        stale = await stale_tasks.find_stale(session, 60, limit=10, now=later)
+        stale = await find_stale(session, 60, limit=10, now=later)
     assert {task.id: task.taken for task in stale} == {quiet: False, alive: True}
 
 
@@ -359,9 +359,9 @@ async def test_a_heartbeat_keeps_a_task_from_being_stale(store: Store) -> None:
     batch = await claim(store)
     await asyncio.sleep(0.3)
     async with store.session() as session:
-        assert len(await stale_tasks.find_stale(session, 0.2, limit=10)) == 1
+        assert len(await find_stale(session, 0.2, limit=10)) == 1
         await settle.note_heartbeats(session, {(task.id, task.claim): None for task in batch.tasks})
-        assert await stale_tasks.find_stale(session, 0.2, limit=10) == []
+        assert await find_stale(session, 0.2, limit=10) == []
 
 
 async def test_a_heartbeat_that_comes_after_a_task_was_chosen_keeps_it_from_being_released(
@@ -385,10 +385,10 @@ async def test_tasks_in_flight_are_counted_by_age_and_up_to_a_limit(store: Store
     await sql.execute("update penstock.task set claimed_at = now() - interval '1 hour' where id = any($1)", old)
     async with store.session() as session:
         everything = await claims.count_in_flight(session, 100)
-        assert (everything.count, everything.aged) == (6, 2)
-        assert (await claims.count_in_flight(session, 3)).count == 3
+        assert (everything.tasks, everything.aged) == (6, 2)
+        assert (await claims.count_in_flight(session, 3)).tasks == 3
         young = await claims.count_in_flight(session, 100, since=everything.aged_before)
-        assert (young.count, young.aged) == (4, 0)
+        assert (young.tasks, young.aged) == (4, 0)
         assert everything.aged_before <= young.aged_before
 
 

@@ -17,9 +17,8 @@ from penstock.protocol.reports import Succeeded
 from penstock.protocol.task import EXPIRED, NewTask
 from penstock.results.apply import apply_reports
 from penstock.settings.model import Settings, load_settings
-from penstock.tasks import claim, enqueue, ordering, settle, stale
-from penstock.workflows.model import Step
-from penstock.workflows.store import read_steps
+from penstock.supervisor.duties import expire_some
+from penstock.tasks import claim, enqueue, ordering, settle
 from tests.integration.lives import Broken, Lives, Spawned
 
 
@@ -399,7 +398,7 @@ async def test_a_step_that_is_cancelled_or_expires_tells_why(lives: Lives, store
         await settle.cancel(session, [steps["a"].task_id or 0], "not wanted")
     await sql.execute("update penstock.task set expires_at = now() where id = $1", steps["b"].task_id)
     async with store.transaction() as session:
-        assert await stale.expire(session, 10) == 1
+        assert await expire_some(session, 10) == 1
     await lives.advance()
     steps = await lives.steps(flow)
     assert (steps["a"].state, steps["a"].reason) == ("CANCELLED", "not wanted")
@@ -607,7 +606,7 @@ async def test_a_workflow_of_ten_thousand_steps_is_made_at_once_and_costs_as_muc
     asked.clear()
     done: set[int] = set()
     after = [{int(name[1:]) for name in step["after"]} for step in steps]
-    numbers = {step.task_id: step.number for step in await _all_steps(lives, flow)}
+    numbers = {step.task_id: step.number for step in (await lives.steps(flow)).values()}
     while await lives.advance() or not done:
         while tasks := await lives.claim(2000):
             for task in tasks:
@@ -627,11 +626,6 @@ async def test_a_group_and_a_fan_in_of_a_thousand(lives: Lives) -> None:
     await lives.live(lambda _, payload: payload.get("n"))
     assert sum(lives.ran[-1][1]["parts"].values()) == sum(range(1000))
     assert (await lives.look(flow)).state == "SUCCESS"
-
-
-async def _all_steps(lives: Lives, flow: int) -> list[Step]:
-    async with lives.store.session() as session:
-        return await read_steps(session, flow, after=-1, limit=100_000)
 
 
 def _break(*_: Any) -> None:

@@ -17,9 +17,10 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 def allowed(**given: Any) -> Allowance:
     of_nothing: dict[str, Any] = {
         "max_in_flight": None, "rate": None, "burst": None, "in_flight": 0, "tokens": None, "refilled_at": None,
-        "now": NOW, "room": 1000,
+        "at": NOW, "room": 1000,
     }  # fmt: skip
-    return allowance(**of_nothing | given)
+    row = of_nothing | given
+    return allowance(row, row["in_flight"], row["room"])
 
 
 def test_no_limit_leaves_all_the_room() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.protocol.task import BEGINNING
 from penstock.scheduler.window import Window
-from penstock.tasks.records import InFlight
+from penstock.tasks.claim import InFlight
 
 EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
 AGED_SECONDS = 2.0  # as count_in_flight has it
