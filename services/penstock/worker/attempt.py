@@ -24,28 +24,47 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
-    """One attempt of a task by this worker.
+class HandlerCall:
+    """One call of a handler, which occupies one slot of the worker: an attempt, or a batch of attempts.
 
-    limit_seconds: the message's own, or None. started_at: of a batched handler, when it joined a batch.
-    params: raw JSON; of a batched handler, decoded when it joins a batch.
-    seen_at: last heartbeat. spawned: tasks that go with its result. carried: trace context of the message.
-    journal: finished durable steps, JSON text. reported: entries that this attempt has added. sleep: one that begins.
-    output: what it logs and emits, if that is collected; output_parts: how many reports of it were sent.
+    limit_seconds: run time; of an attempt before its start, the message's own limit or None.
+    overdue: stopped at its time limit. cut: stopped with the process. where: the stack at which it was stopped.
+    thread_call: of a plain function. child: the process that is reserved. ended: how it did, killed at the time limit.
     """
 
     handler: Handler
     limit_seconds: float | None
     received_at: float
+    started_at: float = field(init=False, default=0.0)
+    ran_seconds: float = field(init=False, default=0.0)
+    where: str | None = field(init=False, default=None)
+    deadline: float = field(init=False, default=math.inf)
+    task: asyncio.Task[None] = field(init=False)
+    thread_call: Call | None = field(init=False, default=None)
+    child: Child | None = field(init=False, default=None)
+    ended: Ended | None = field(init=False, default=None)
+    span: AttemptSpan | None = field(init=False, default=None)
+    overdue: bool = field(init=False, default=False)
+    cut: bool = field(init=False, default=False)
+
+
+@dataclass(slots=True, eq=False)
+class Attempt(HandlerCall):
+    """One attempt of a task by this worker.
+
+    params: raw JSON; of a batched handler, decoded when it joins a batch, and ``started_at`` counts from then.
+    seen_at: last heartbeat. spawned: tasks that go with its result. carried: trace context of the message.
+    journal: finished durable steps, JSON text. reported: entries that this attempt has added. sleep: one that begins.
+    output: what it logs and emits, if that is collected; output_parts: how many reports of it were sent.
+    """
+
     claim_id: str
     claim: ClaimId
     params: Any
     lease: Lease
     seen_at: float
-    started_at: float = field(init=False, default=0.0)
     tenant: str | None = field(init=False, default=None)
     carried: CarriedTrace | None = field(init=False, default=None)
-    span: AttemptSpan | None = field(init=False, default=None)
     answered: bool = field(init=False, default=False)
     cancellation: Cancellation = field(init=False, default_factory=Cancellation)
     spawned: list[str] = field(init=False, default_factory=list)
@@ -54,6 +73,10 @@ class Attempt:
     sleep: str | None = field(init=False, default=None)
     output: AttemptOutput[Attempt] | None = field(init=False, default=None)
     output_parts: int = field(init=False, default=0)
+
+    @property
+    def attempts(self) -> Sequence[Attempt]:
+        return (self,)
 
     @property
     def entries(self) -> Sequence[str]:
@@ -92,59 +115,34 @@ class Attempt:
 
 
 @dataclass(slots=True, eq=False)
-class HandlerCall:
-    """One call of a handler, which occupies one slot of the worker: of an attempt, or of a batch of attempts.
+class Batch(HandlerCall):
+    """Attempts of one batched call. timer: of the batching delay, while it lasts."""
 
-    limit_seconds: run time; before the start, the messages' own limit or None. timer: of the batching delay, while it
-    lasts. overdue: stopped at its time limit. cut: stopped with the process. where: the stack at which it was stopped.
-    thread_call: of a plain function. child: the process that is reserved. ended: how it did, killed at the time limit.
-    """
-
-    handler: Handler
-    limit_seconds: float | None
-    received_at: float
     attempts: list[Attempt]
     timer: asyncio.TimerHandle | None = field(init=False, default=None)
-    started_at: float = field(init=False, default=0.0)
-    ran_seconds: float = field(init=False, default=0.0)
-    where: str | None = field(init=False, default=None)
-    deadline: float = field(init=False, default=math.inf)
-    task: asyncio.Task[None] = field(init=False)
-    thread_call: Call | None = field(init=False, default=None)
-    child: Child | None = field(init=False, default=None)
-    ended: Ended | None = field(init=False, default=None)
-    span: AttemptSpan | None = field(init=False, default=None)
-    overdue: bool = field(init=False, default=False)
-    cut: bool = field(init=False, default=False)
 
     @classmethod
-    def of(cls, attempt: Attempt) -> HandlerCall:
-        """A call for the attempt's handler and time limit, with this first attempt."""
+    def of(cls, attempt: Attempt) -> Batch:
+        """A batch for the attempt's handler and time limit, with this first attempt."""
         return cls(attempt.handler, attempt.limit_seconds, attempt.received_at, [attempt])
 
-    @property
-    def is_batch(self) -> bool:
-        return self.handler.batch is not None
-
     def log_fields(self) -> dict[str, Any]:
-        """Those of the first task, and of a batch the number of tasks."""
-        fields = self.attempts[0].log_fields()
-        return {**fields, "tasks": len(self.attempts)} if self.is_batch else fields
+        """Those of the first task, and the number of tasks."""
+        return {**self.attempts[0].log_fields(), "tasks": len(self.attempts)}
 
     def begin_span(self, spans: Spans) -> AttemptSpan:
-        """Start the spans of the attempts; of a batch, also one of the call, the parent of the handler's own spans."""
-        begun = [attempt.begin_span(spans) for attempt in self.attempts]
-        self.span = spans.batch(self.handler.name, begun) if self.is_batch else begun[0]
+        """Start the span of the call, which the handler's own spans are children of, and those of its attempts."""
+        self.span = spans.batch(self.handler.name, [attempt.begin_span(spans) for attempt in self.attempts])
         return self.span
 
 
 class OpenBatches:
     """Batches that are not full, by handler and limit. queue: called once with each, full or after its delay."""
 
-    def __init__(self, queue: Callable[[HandlerCall], None]) -> None:
+    def __init__(self, queue: Callable[[Batch], None]) -> None:
         self._queue = queue
         self._loop = asyncio.get_running_loop()
-        self._open: dict[tuple[Handler, float | None], HandlerCall] = {}
+        self._open: dict[tuple[Handler, float | None], Batch] = {}
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -153,7 +151,7 @@ class OpenBatches:
         key = attempt.handler, attempt.limit_seconds
         batch = self._open.get(key)
         if batch is None:
-            batch = self._open[key] = HandlerCall.of(attempt)
+            batch = self._open[key] = Batch.of(attempt)
             batch.timer = self._loop.call_later(attempt.handler.linger_seconds, self._end_delay, batch)
         else:
             batch.attempts.append(attempt)
@@ -161,17 +159,17 @@ class OpenBatches:
             del self._open[key]
             self._end_delay(batch)
 
-    def _end_delay(self, batch: HandlerCall) -> None:
+    def _end_delay(self, batch: Batch) -> None:
         if batch.timer is not None:
             batch.timer.cancel()
             batch.timer = None
             self._queue(batch)
 
-    def delayed(self) -> list[HandlerCall]:
+    def delayed(self) -> list[Batch]:
         """Batches within their batching delay."""
         return [batch for batch in [*self._open.values()] if batch.timer is not None]
 
-    def close(self, batch: HandlerCall) -> None:
+    def close(self, batch: Batch) -> None:
         """Stop adding attempts to a batch, which is not queued if it is within its batching delay."""
         if batch.timer is not None:
             batch.timer.cancel()

@@ -13,8 +13,6 @@ from itertools import chain
 from time import monotonic
 from typing import Any
 
-import msgspec
-
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.journal import decode_entry
@@ -24,9 +22,9 @@ from penstock.runtime.logs import bind_task, log
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.worker import responses
-from penstock.worker.attempt import Attempt, HandlerCall, OpenBatches
+from penstock.worker.attempt import Attempt, Batch, OpenBatches
 from penstock.worker.handlers.context import Call, Context
-from penstock.worker.handlers.lifespan import HOOKS, Resources, enter_hooks, leave_hooks
+from penstock.worker.handlers.lifespan import HOOKS, Entered, Resources, enter_hooks, leave_hooks
 from penstock.worker.handlers.steps import Suspend
 from penstock.worker.leases import Lease
 from penstock.worker.output import Outputs
@@ -45,6 +43,7 @@ _MEAN_WEIGHT = 0.05
 _KILL_SECONDS = _CANCEL_SECONDS + 1  # from the time limit until the child that did not stop its handler is killed
 
 
+Unit = Attempt | Batch
 Answer = tuple[str, responses.Problem | None]
 
 
@@ -81,10 +80,10 @@ class Runner:
         self._steps = partial(AttemptSteps, settings, codec, self.send_step, self._loop)
         self._thread_id = threading.get_ident()
         self._held: dict[Attempt, None] = {}
-        self._running: dict[HandlerCall, None] = {}  # in the order in which they began
-        self._waiting: deque[HandlerCall] = deque()
-        self._waiting_for_thread: deque[HandlerCall] = deque()
-        self._waiting_for_process: deque[HandlerCall] = deque()
+        self._running: dict[Unit, None] = {}  # in the order in which they began
+        self._waiting: deque[Unit] = deque()
+        self._waiting_for_thread: deque[Unit] = deque()
+        self._waiting_for_process: deque[Unit] = deque()
         self._queues = self._waiting, self._waiting_for_thread, self._waiting_for_process
         self._open_batches = OpenBatches(self._queue)
         self._may_start = True
@@ -137,21 +136,20 @@ class Runner:
             if attempt.handler.batch is not None:
                 self._join(attempt, alone)
             else:
-                call = HandlerCall.of(attempt)
-                self._queue_of(call).append(call)
+                self._queue_of(attempt).append(attempt)
         self.drop(attempts)
         self._empty.clear()
         self._start_waiting()
 
-    def _queue_of(self, call: HandlerCall) -> deque[HandlerCall]:
-        if self._is_for_process(call):
+    def _queue_of(self, unit: Unit) -> deque[Unit]:
+        if self._is_for_process(unit):
             return self._waiting_for_process
-        return self._waiting if call.handler.is_async else self._waiting_for_thread
+        return self._waiting if unit.handler.is_async else self._waiting_for_thread
 
-    def _is_for_process(self, call: HandlerCall | Attempt) -> bool:
-        return self.processes is not None and call.handler.process
+    def _is_for_process(self, unit: Unit) -> bool:
+        return self.processes is not None and unit.handler.process
 
-    def _queue(self, batch: HandlerCall) -> None:
+    def _queue(self, batch: Batch) -> None:
         self._queue_of(batch).append(batch)
         self._start_waiting()
 
@@ -160,42 +158,43 @@ class Runner:
         attempt.started_at = monotonic()
         # Else it is fitted when its batch starts, or in the child.
         if not (needs_opening(attempt.params) or self._is_for_process(attempt)):
-            self._fit(attempt)
-        if attempt.answered:
-            return
+            try:
+                attempt.params = self._fitted(attempt)
+            except responses.Refusal as exc:
+                self._refuse(attempt, exc)
+                return
         if alone:
-            self._queue(HandlerCall.of(attempt))
+            self._queue(Batch.of(attempt))
         else:
             self._open_batches.add(attempt)
 
-    def _fit(self, attempt: Attempt) -> None:
-        """Turn the parameters into what the handler is called with; if they do not fit, the attempt is answered."""
+    def _refuse(self, attempt: Attempt, refusal: responses.Refusal) -> None:
+        """Answer an attempt of a batch without calling its handler."""
+        attempt.lease.begin()
+        self._settle(attempt, responses.failure_answer(attempt.claim_id, attempt.handler, refusal), 0.0)
+
+    def _fitted(self, attempt: Attempt) -> Any:
+        """What the handler is called with. Raises Refusal."""
         try:
-            attempt.params = attempt.handler.fit(attempt.params)
+            return attempt.handler.fit(attempt.params)
         except InvalidParams as exc:
             own = attempt.handler.bad_params_attempts
             attempts = self.settings.bad_params_attempts if own is None else own
             data = {name: responses.cut(value) for name, value in exc.data.items()}
-            refusal = responses.Refusal("BadParams", exc.message, code=exc.code, data=data, attempts=attempts)
-            self._refuse(attempt, refusal)
-
-    def _refuse(self, attempt: Attempt, refusal: responses.Refusal) -> None:
-        """Answer an attempt without calling its handler."""
-        attempt.lease.begin()
-        self._settle(attempt, responses.failure_answer(attempt.claim_id, attempt.handler, refusal), 0.0)
+            raise responses.Refusal("BadParams", exc.message, code=exc.code, data=data, attempts=attempts) from None
 
     def attempts(self) -> Iterator[Attempt]:
         """Every attempt without a response, running or waiting; from any thread."""
         # In the order of their way to the end, so that none is missed that moves on meanwhile.
         yield from self._held.copy()
         delayed, *waiting = self._open_batches.delayed(), *map(list, self._queues)
-        for call in chain(delayed, *waiting, self._running.copy()):
-            yield from (attempt for attempt in [*call.attempts] if not attempt.answered)
+        for unit in chain(delayed, *waiting, self._running.copy()):
+            yield from (attempt for attempt in [*unit.attempts] if not attempt.answered)
 
     def stuck(self, seconds: float) -> list[Attempt]:
         """Attempts that run for so long after they should have been stopped, which the loop does; from any thread."""
         before = monotonic() - seconds
-        return [a for call in self._running.copy() if call.deadline < before for a in call.attempts if not a.answered]
+        return [a for unit in self._running.copy() if unit.deadline < before for a in unit.attempts if not a.answered]
 
     def lose(self, attempt: Attempt) -> None:
         """Cancel the handler of an attempt that lost its claim, and drop its outcome."""
@@ -206,7 +205,7 @@ class Runner:
     def attempts_of(self, task: asyncio.Task[Any] | None) -> Sequence[Attempt]:
         """The unanswered attempts that a task of the loop runs; from any thread."""
         running = self._running.copy()
-        return [a for call in running if call.task is task for a in call.attempts if not a.answered]
+        return [a for unit in running if unit.task is task for a in unit.attempts if not a.answered]
 
     async def wait_empty(self) -> None:
         """End batching delays, and wait until every attempt has its response."""
@@ -222,141 +221,147 @@ class Runner:
             # The oldest waiting call is next, so that plain functions and coroutines do not delay each other.
             is_older = plain and not (waiting and waiting[0].received_at < plain[0].received_at)
             if in_child and self.processes is not None and self.processes.has_room:
-                call = in_child.popleft()
-                call.child = self.processes.take()
+                unit = in_child.popleft()
+                unit.child = self.processes.take()
             elif is_older and self.threads.has_room:
-                call = plain.popleft()
+                unit = plain.popleft()
                 self.threads.reserve()
             elif waiting:
-                call = waiting.popleft()
+                unit = waiting.popleft()
             else:
                 break
-            if not self._begin(call):
+            if isinstance(unit, Attempt):
+                if not unit.lease.begun:
+                    unit.lease.begin()
+            elif not self._close_batch(unit):
                 continue
             now = monotonic()
             if now >= self._delay_noted_at + _DELAY_NOTED_SECONDS:
                 self._delay_noted_at = now
-                metrics.START_DELAY_SECONDS.observe(now - call.received_at)
-            call.task = self._loop.create_task(self._run(call))
-            running[call] = None  # with its task, which other threads look at
+                metrics.START_DELAY_SECONDS.observe(now - unit.received_at)
+            unit.task = self._loop.create_task(self._run(unit))
+            running[unit] = None  # with its task, which other threads look at
         if not (running or waiting or plain or in_child or self._open_batches):
             self._empty.set()
 
-    def _begin(self, call: HandlerCall) -> bool:
-        """Let no more attempts join a call, drop the lost ones, and begin the others; False when none is left."""
-        self._open_batches.close(call)
-        for attempt in call.attempts:
+    def _close_batch(self, batch: Batch) -> bool:
+        """Let no more attempts join a batch, drop the lost ones, and begin the others; False when none is left."""
+        self._open_batches.close(batch)
+        attempts, batch.attempts = batch.attempts, []
+        for attempt in attempts:
             if attempt.is_lost:
                 attempt.answered = True
                 self.answer(attempt, "")
             else:
                 attempt.lease.begin()
-        call.attempts = [attempt for attempt in call.attempts if not attempt.answered]
+                batch.attempts.append(attempt)
         self.changed.set()
-        if not call.attempts:
-            self._give_back(call)
-        return bool(call.attempts)
+        if not batch.attempts:
+            self._give_back(batch)
+        return bool(batch.attempts)
 
-    async def _run(self, call: HandlerCall) -> None:
+    async def _run(self, unit: Unit) -> None:
         """Run one call, and answer its attempts."""
-        call.started_at = now = monotonic()
-        limit = call.limit_seconds or call.handler.timeout or self.settings.task_timeout_seconds
-        call.limit_seconds = min(limit, self._ends_at - now)
-        call.deadline = now + call.limit_seconds
-        if call.deadline < self._alarm_at:
-            self._set_alarm(call.deadline)
-        for attempt in call.attempts:
-            attempt.started_at = now
+        unit.started_at = now = monotonic()
+        limit = unit.limit_seconds or unit.handler.timeout or self.settings.task_timeout_seconds
+        unit.limit_seconds = min(limit, self._ends_at - now)
+        unit.deadline = now + unit.limit_seconds
+        if unit.deadline < self._alarm_at:
+            self._set_alarm(unit.deadline)
         error = ""
         try:
-            if self._spans is not None:
-                call.begin_span(self._spans).activate()
-            await self._prepare(call)
-            run = self._run_in_process if self._is_for_process(call) else self._run_here
-            answers = await run(call) if call.attempts else ()
+            if self.processes is not None and unit.handler.process:
+                answers = await self._run_in_process(unit, self.processes)
+            else:
+                answers = await (self._run_batch(unit) if isinstance(unit, Batch) else self._run_attempt(unit))
             if self.codec.bucket is not None and any(map(self._is_large, answers)):
-                call.deadline = math.inf  # the handler has done its work
-                answers = await asyncio.gather(*map(self._stored, call.attempts, answers))
+                unit.deadline = math.inf  # the handler has done its work
+                answers = await asyncio.gather(*map(self._stored, unit.attempts, answers))
         except BaseException as exc:
             # SystemExit, or a CancelledError of the handler's own, fails one call and not the worker.
-            if call.cut and isinstance(exc, asyncio.CancelledError):
-                self._abandon(call)
+            if unit.cut and isinstance(exc, asyncio.CancelledError):
+                self._abandon(unit)
                 return
             if isinstance(exc, ProcessKilled):
-                call.ended = exc.ended
-            elif call.overdue:
-                call.where = call.where or responses.traceback_of(exc)
+                unit.ended = exc.ended
+            elif unit.overdue:
+                unit.where = unit.where or responses.traceback_of(exc)
             if isinstance(exc, BaseExceptionGroup):  # of a task group
                 exc = next((one for one in exc.exceptions if isinstance(one, Suspend)), exc)
-            if call.span is not None and not (self.codec.encrypts or isinstance(exc, responses.Refusal | Suspend)):
-                call.span.raised(exc)
+            if unit.span is not None and not (self.codec.encrypts or isinstance(exc, responses.Refusal | Suspend)):
+                unit.span.raised(exc)
             error = "" if isinstance(exc, Suspend) else type(exc).__name__
             errors: dict[int, responses.Error] = {}
-            answers = [self._answer_to(attempt, exc, errors) for attempt in call.attempts]
-        if call.is_batch and call.span is not None:
-            call.span.end(error)
-        if call.overdue:
-            self._finish_overdue(call)
+            answers = [self._answer_to(attempt, exc, errors) for attempt in unit.attempts]
+        if isinstance(unit, Batch) and unit.span is not None:
+            unit.span.end(error)
+        if unit.overdue:
+            self._finish_overdue(unit)
         else:
-            self._finish(call, answers)
+            self._finish(unit, answers)
 
-    async def _prepare(self, call: HandlerCall) -> None:
-        """Open payloads and journals, and fit parameters; attempts for which that fails are answered, and dropped."""
-        sealed = [attempt for attempt in call.attempts if attempt.journal or needs_opening(attempt.params)]
-        if sealed:
-            await asyncio.gather(*map(self._open, sealed))
-        for attempt in call.attempts:
-            is_raw = type(attempt.params) is msgspec.Raw
-            if is_raw and not (attempt.answered or self._is_for_process(call)):
-                self._fit(attempt)
-        call.attempts = [attempt for attempt in call.attempts if not attempt.answered]
-
-    async def _open(self, attempt: Attempt) -> None:
-        try:
-            if needs_opening(attempt.params):
-                await open_params(self.codec, attempt)
-            if attempt.journal:
-                await open_journal(self.codec, attempt)
-        except responses.Refusal as exc:
-            self._refuse(attempt, exc)
-
-    async def _run_here(self, call: HandlerCall) -> Sequence[Answer]:
-        """Run a call in this process."""
-        handler, attempts, first = call.handler, call.attempts, call.attempts[0]
-        for attempt in attempts:
-            attempt.output = self._outputs.begin(attempt, handler.output, is_alone=not call.is_batch)
-        needs_contexts = call.is_batch or handler.takes_context or HOOKS or first.journal
-        contexts = [self._context(attempt) for attempt in attempts] if needs_contexts else []
-        args: Sequence[Any]
-        kwargs: Mapping[str, Any]
-        if call.is_batch:
-            bind_task(None, None, handler.name)
-            early = [partial(self._on_loop, self._answer_early, call, attempt) for attempt in attempts]
-            params = [attempt.params for attempt in attempts]
-            args, kwargs = ([*map(Call, contexts, params, early)],), {}
-        else:
-            bind_task(*first.claim, handler.name)
-            args, kwargs = first.params
-            args = (*contexts, *args) if handler.takes_context else args
+    async def _run_attempt(self, attempt: Attempt) -> Sequence[Answer]:
+        handler = attempt.handler
+        if self._spans is not None:
+            attempt.begin_span(self._spans).activate()
+        bind_task(attempt.claim.task_id, attempt.claim.claim, handler.name)
+        attempt.output = self._outputs.begin(attempt, handler.output)
+        if needs_opening(attempt.params):
+            await open_params(self.codec, attempt)
+        if attempt.journal:
+            await open_journal(self.codec, attempt)
+        args, kwargs = self._fitted(attempt)
         if handler.injected:
             kwargs = {**kwargs, **self.resources.values(handler.injected)}
-        entered = enter_hooks(contexts) if HOOKS else ()
+        entered: Sequence[Entered] = ()
+        context = None
+        if handler.takes_context or HOOKS or attempt.journal:
+            context = self._context(attempt)
+            args = (context, *args) if handler.takes_context else args
+            entered = enter_hooks([context]) if HOOKS else ()
         try:
             if handler.is_async:
-                returned = await handler.function(*args, **kwargs)
+                result = await handler.function(*args, **kwargs)
             else:
-                returned = await self._in_thread(call, partial(handler.function, *args, **kwargs))
-            if contexts and not call.is_batch:
-                contexts[0].check_steps()
+                result = await self._in_thread(attempt, partial(handler.function, *args, **kwargs))
+            if context is not None:
+                context.check_steps()
         except BaseException as exc:
-            leave_hooks(entered, [exc] * len(entered))
+            leave_hooks(entered, [exc])
             raise
-        is_list = call.is_batch and isinstance(returned, list | tuple)
-        leave_hooks(entered, returned if is_list else [None] * len(entered))
-        return self._answers_of_batch(call, returned) if call.is_batch else ((self._answer_of(first, returned), None),)
+        if entered:
+            leave_hooks(entered, [None])
+        return ((self._answer_of(attempt, result), None),)
 
-    def _answers_of_batch(self, batch: HandlerCall, returned: Any) -> Sequence[Answer]:
-        """The responses to what a batched handler returned. Raises Unfit."""
+    async def _run_batch(self, batch: Batch) -> Sequence[Answer]:
+        handler = batch.handler
+        bind_task(None, None, handler.name)
+        for attempt in batch.attempts:
+            attempt.started_at = batch.started_at
+        await self._open_all(batch)
+        if not batch.attempts:
+            return ()
+        if self._spans is not None:
+            batch.begin_span(self._spans).activate()
+        for attempt in batch.attempts:
+            attempt.output = self._outputs.begin(attempt, handler.output, is_alone=False)
+        calls = [
+            Call(
+                self._context(attempt),
+                attempt.params,
+                partial(self._on_loop, self._answer_early, batch, attempt),
+            )
+            for attempt in batch.attempts
+        ]
+        function = partial(handler.function, calls, **self.resources.values(handler.injected))
+        entered = enter_hooks([call.ctx for call in calls]) if HOOKS else ()
+        try:
+            returned = await (function() if handler.is_async else self._in_thread(batch, function))
+        except BaseException as exc:
+            leave_hooks(entered, [exc] * len(calls))
+            raise
+        leave_hooks(entered, returned if isinstance(returned, list | tuple) else [None] * len(calls))
+        errors: dict[int, responses.Error] = {}
         if not isinstance(returned, list | tuple):
             problem = "a batched handler returns a list with one answer for each task, not a "
             raise responses.Unfit("BadBatch", problem + type(returned).__name__)
@@ -364,11 +369,26 @@ class Runner:
         if len(returned) != count:
             problem = f"the handler returned {len(returned)} answers to {count} tasks: it is unknown which is whose"
             raise responses.Unfit("BadBatch", problem)
-        errors: dict[int, responses.Error] = {}
         return [
             ("", None) if attempt.answered else self._answer_to(attempt, outcome, errors)
             for attempt, outcome in zip(batch.attempts, returned, strict=True)
         ]
+
+    async def _open_all(self, batch: Batch) -> None:
+        """Open the payloads of a batch, and drop the attempts for which that fails."""
+        sealed = [attempt for attempt in batch.attempts if needs_opening(attempt.params)]
+        if sealed:
+            await asyncio.gather(*map(self._open, sealed))
+            batch.attempts = [attempt for attempt in batch.attempts if not attempt.answered]
+
+    async def _open(self, attempt: Attempt) -> None:
+        """Open the payload of an attempt in a batch, and fit it; if that fails, the attempt is answered."""
+        try:
+            await open_params(self.codec, attempt)
+            if not self._is_for_process(attempt):
+                attempt.params = self._fitted(attempt)
+        except responses.Refusal as exc:
+            self._refuse(attempt, exc)
 
     def _context(self, attempt: Attempt) -> Context:
         return attempt.context(partial(self._on_loop, self._report, attempt), self._steps(attempt))
@@ -398,7 +418,7 @@ class Runner:
         except responses.Refusal as exc:
             return responses.failure_answer(attempt.claim_id, attempt.handler, exc)
 
-    def _answer_early(self, batch: HandlerCall, attempt: Attempt, outcome: Any) -> None:
+    def _answer_early(self, batch: Batch, attempt: Attempt, outcome: Any) -> None:
         """Answer a task of a batch whose others still run."""
         if attempt.answered or batch.overdue or batch.cut:
             return
@@ -408,15 +428,27 @@ class Runner:
         self._settle(attempt, answer, (monotonic() - batch.started_at) / len(batch.attempts))
         self.changed.set()
 
-    async def _run_in_process(self, call: HandlerCall) -> Sequence[Answer]:
+    async def _run_in_process(self, unit: Unit, processes: ProcessPool) -> Sequence[Answer]:
         """Run a call in a child, which sends the responses; those of a batch are settled as they come."""
-        call.deadline += _KILL_SECONDS  # the child stops its handler at the limit; if it does not, it is killed
-        attempts = {attempt.claim_id: attempt for attempt in call.attempts}
-        trace = None if call.span is None else call.span.context
+        unit.deadline += _KILL_SECONDS  # the child stops its handler at the limit; if it does not, it is killed
+        if isinstance(unit, Batch):
+            await self._open_all(unit)
+            if not unit.attempts:
+                return ()
+        else:
+            if needs_opening(unit.params):
+                await open_params(self.codec, unit)
+            if unit.journal:
+                await open_journal(self.codec, unit)
+        attempts = {attempt.claim_id: attempt for attempt in unit.attempts}
+        for attempt in attempts.values():
+            attempt.started_at = unit.started_at
+        if self._spans is not None:
+            unit.begin_span(self._spans)
+        trace = None if unit.span is None else unit.span.context
         answers: dict[str, Answer] = {}
-        assert self.processes is not None
-        assert call.child is not None
-        child, call.child = call.child, None
+        assert unit.child is not None
+        child, unit.child = unit.child, None
 
         def receive(kind: str, claim_id: str, *content: Any) -> None:
             attempt = attempts[claim_id]
@@ -431,18 +463,17 @@ class Runner:
             else:
                 text, problem, attempt.sleep = content
                 answers[claim_id] = text, problem and responses.Problem(*problem)
-                if call.is_batch and not (self.codec.bucket and self._is_large(answers[claim_id])):
-                    self._settle(attempt, answers[claim_id], (monotonic() - call.started_at) / len(attempts))
+                if isinstance(unit, Batch) and not (self.codec.bucket and self._is_large(answers[claim_id])):
+                    self._settle(attempt, answers[claim_id], (monotonic() - unit.started_at) / len(attempts))
 
-        limit = call.limit_seconds or self.settings.task_timeout_seconds
+        limit = unit.limit_seconds or self.settings.task_timeout_seconds
         try:
-            name, headers = call.handler.name, trace and trace.headers
-            await self.processes.call(child, name, limit, call.attempts, headers, receive)
+            await processes.call(child, unit.handler.name, limit, unit.attempts, trace and trace.headers, receive)
         except ProcessDied as exc:
-            if len(call.attempts) == 1:
+            if not (isinstance(unit, Batch) and len(unit.attempts) > 1):
                 raise
-            self._run_alone(call, answers, exc)
-        return [answers[attempt.claim_id] for attempt in call.attempts]
+            self._run_alone(unit, answers, exc)
+        return [answers[attempt.claim_id] for attempt in unit.attempts]
 
     async def _keep_step(self, child: Child, attempt: Attempt, number: int, report: str) -> None:
         """Report a step that has finished in a child."""
@@ -455,22 +486,22 @@ class Runner:
         else:
             child.send("recorded", attempt.claim_id, number, None)
 
-    def _run_alone(self, batch: HandlerCall, answers: Mapping[str, Answer], death: ProcessDied) -> None:
+    def _run_alone(self, batch: Batch, answers: Mapping[str, Answer], death: ProcessDied) -> None:
         """Run the unanswered tasks of a batch once more, each in a call of its own: one of them ended the child."""
         alone = [attempt for attempt in batch.attempts if attempt.claim_id not in answers]
         batch.attempts = [attempt for attempt in batch.attempts if attempt.claim_id in answers]
         log.warning("batch_split", action=batch.handler.name, tasks=len(alone), reason=str(death))
         for attempt in alone:
             attempt.end_span("ProcessDied")
-        self._waiting_for_process.extend(map(HandlerCall.of, alone))
+        self._waiting_for_process.extend(map(Batch.of, alone))
 
-    async def _in_thread(self, call: HandlerCall, function: Callable[[], Any]) -> Any:
-        call.thread_call = self.threads.start(function)
+    async def _in_thread(self, unit: Unit, function: Callable[[], Any]) -> Any:
+        unit.thread_call = self.threads.start(function)
         try:
-            result, raised = await call.thread_call.outcome
+            result, raised = await unit.thread_call.outcome
         except asyncio.CancelledError:
-            self.threads.leave(call.thread_call)
-            log.warning("thread_left_behind", **call.log_fields(), left=self.threads.left)
+            self.threads.leave(unit.thread_call)
+            log.warning("thread_left_behind", **unit.log_fields(), left=self.threads.left)
             raise
         if raised is not None:
             raise raised
@@ -479,37 +510,37 @@ class Runner:
 
     # Answering
 
-    def _finish(self, call: HandlerCall, answers: Sequence[Answer]) -> None:
+    def _finish(self, unit: Unit, answers: Sequence[Answer]) -> None:
         """Answer the attempts, each with its share of the call's run time."""
         now = monotonic()
-        ran = now - call.started_at
-        for attempt, answer in zip(call.attempts, answers, strict=True):
+        ran = now - unit.started_at
+        for attempt, answer in zip(unit.attempts, answers, strict=True):
             if not attempt.answered:
                 self._settle(attempt, answer, ran / len(answers))
         self._mean_seconds += (ran - self._mean_seconds) * _MEAN_WEIGHT
         self._last_end = now
-        self._end(call)
+        self._end(unit)
 
-    def _give_back(self, call: HandlerCall) -> None:
+    def _give_back(self, unit: Unit) -> None:
         """Give back the child of a call, or the thread of one whose handler was not called."""
-        if self.processes is not None and call.handler.process:
-            if call.child is not None:
-                self.processes.give_back(call.child)
-        elif call.thread_call is None and not call.handler.is_async:
+        if self.processes is not None and unit.handler.process:
+            if unit.child is not None:
+                self.processes.give_back(unit.child)
+        elif unit.thread_call is None and not unit.handler.is_async:
             self.threads.release()
 
-    def _abandon(self, call: HandlerCall) -> None:
+    def _abandon(self, unit: Unit) -> None:
         """Leave the attempts to the worker that receives their messages next."""
-        for attempt in call.attempts:
+        for attempt in unit.attempts:
             if not attempt.answered:
                 attempt.answered = True
                 self._outputs.end(attempt.output)
                 attempt.end_span("cut")
                 if attempt.reported:  # its own report makes sure of the steps; a message that comes again does not
-                    self.answer(attempt, responses.suspension(attempt.claim_id, call.handler, Suspend(seconds=0.0)))
-        if call.is_batch and call.span is not None:
-            call.span.end("cut")
-        self._end(call)
+                    self.answer(attempt, responses.suspension(attempt.claim_id, unit.handler, Suspend(seconds=0.0)))
+        if isinstance(unit, Batch) and unit.span is not None:
+            unit.span.end("cut")
+        self._end(unit)
 
     def _settle(self, attempt: Attempt, answer: Answer, ran: float) -> None:
         attempt.answered = True
@@ -529,9 +560,9 @@ class Runner:
             log_failure(attempt.claim, attempt.handler.name, problem, details=details)
         self.answer(attempt, text)
 
-    def _end(self, call: HandlerCall) -> None:
-        self._running.pop(call, None)
-        self._give_back(call)
+    def _end(self, unit: Unit) -> None:
+        self._running.pop(unit, None)
+        self._give_back(unit)
         if any(self._queues) or not self._running:
             self._start_waiting()
         self.changed.set()
@@ -547,36 +578,36 @@ class Runner:
     def _look_for_overdue(self) -> None:
         self._alarm, self._alarm_at = None, math.inf
         now = monotonic()
-        for call in [call for call in self._running if call.deadline <= now]:
-            self._stop(call, now)
-        earliest = min((call.deadline for call in self._running), default=math.inf)
+        for unit in [unit for unit in self._running if unit.deadline <= now]:
+            self._stop(unit, now)
+        earliest = min((unit.deadline for unit in self._running), default=math.inf)
         if earliest < math.inf:
             self._set_alarm(earliest)
 
-    def _stop(self, call: HandlerCall, now: float) -> None:
-        if not call.overdue:
-            call.overdue = True
-            call.ran_seconds = now - call.started_at
-            call.deadline = now + _CANCEL_SECONDS
-            if call.thread_call is not None:
-                call.where = stack_of(call.thread_call.thread_id)
-            call.task.cancel()
+    def _stop(self, unit: Unit, now: float) -> None:
+        if not unit.overdue:
+            unit.overdue = True
+            unit.ran_seconds = now - unit.started_at
+            unit.deadline = now + _CANCEL_SECONDS
+            if unit.thread_call is not None:
+                unit.where = stack_of(unit.thread_call.thread_id)
+            unit.task.cancel()
             return
         hint = "it goes on beside the others; do not swallow CancelledError"
-        log.warning("task_ignores_cancel", **call.log_fields(), hint=hint)
-        self._finish_overdue(call)
+        log.warning("task_ignores_cancel", **unit.log_fields(), hint=hint)
+        self._finish_overdue(unit)
 
-    def _finish_overdue(self, call: HandlerCall) -> None:
-        if call not in self._running:
+    def _finish_overdue(self, unit: Unit) -> None:
+        if unit not in self._running:
             return  # its attempts were answered before, while it went on
         refusal = responses.timeout_of(
-            call.ran_seconds, call.limit_seconds, call.where, **(call.ended.data if call.ended else {})
+            unit.ran_seconds, unit.limit_seconds, unit.where, **(unit.ended.data if unit.ended else {})
         )
         errors: dict[int, responses.Error] = {}
         answers = [
-            ("", None) if attempt.answered else self._answer_to(attempt, refusal, errors) for attempt in call.attempts
+            ("", None) if attempt.answered else self._answer_to(attempt, refusal, errors) for attempt in unit.attempts
         ]
-        self._finish(call, answers)
+        self._finish(unit, answers)
 
     # Progress
 
@@ -598,13 +629,14 @@ class Runner:
     def take_back(self) -> list[Lease]:
         """Remove the attempts of messages of which no task has started; returns the leases of these messages."""
         untouched: dict[Lease, None] = {}
-        for call in [*chain(*self._queues), *self._open_batches.delayed()]:
-            untouched |= dict.fromkeys(attempt.lease for attempt in call.attempts if not attempt.lease.begun)
-            call.attempts = [attempt for attempt in call.attempts if attempt.lease.begun]
-            if not call.attempts:
-                self._open_batches.close(call)
+        for unit in [*chain(*self._queues), *self._open_batches.delayed()]:
+            untouched |= dict.fromkeys(attempt.lease for attempt in unit.attempts if not attempt.lease.begun)
+            if isinstance(unit, Batch):
+                unit.attempts = [attempt for attempt in unit.attempts if attempt.lease.begun]
+                if not unit.attempts:
+                    self._open_batches.close(unit)
         for queue in self._queues:
-            kept = [call for call in queue if call.attempts]
+            kept = [unit for unit in queue if any(attempt.lease.begun for attempt in unit.attempts)]
             queue.clear()
             queue.extend(kept)
         self._open_batches.flush()
@@ -625,11 +657,11 @@ class Runner:
         self._open_batches.flush()
         for queue in self._queues:
             queue.clear()
-        for call in self._running:
-            call.cut = True
-            call.task.cancel()
+        for unit in self._running:
+            unit.cut = True
+            unit.task.cancel()
         if self._running:
-            await asyncio.wait([call.task for call in self._running], timeout=seconds)
+            await asyncio.wait([unit.task for unit in self._running], timeout=seconds)
         self._running.clear()
         self._empty.set()
         return unanswered

@@ -22,7 +22,7 @@ from penstock.protocol.requests import ClaimId, parse_claim_id
 from penstock.runtime.chaos import faults_of
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
-from penstock.worker.attempt import Attempt, HandlerCall
+from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.actions import REGISTRY, Registry
 from penstock.worker.handlers.chaos import with_faults
 from penstock.worker.handlers.lifespan import Resources
@@ -31,7 +31,7 @@ from penstock.worker.leases import Lease
 from penstock.worker.processes.channel import Channel
 from penstock.worker.responses import Refusal, Unfit
 from penstock.worker.result_sender import Timings
-from penstock.worker.runner import Answer, Runner
+from penstock.worker.runner import Answer, Runner, Unit
 from penstock.worker.steps import AttemptSteps
 from penstock.worker.threads import Threads
 
@@ -133,11 +133,11 @@ class _ChildRunner(Runner):
             if is_cancelled:
                 attempt.cancellation.set()
 
-    async def _run(self, call: HandlerCall) -> None:
+    async def _run(self, unit: Unit) -> None:
         spans = active.active()
         if self._trace is not None and spans is not None:
             spans.continue_from(self._trace)
-        await super()._run(call)
+        await super()._run(unit)
 
     def _leave_out(self, attempt: Attempt, text: str) -> None:
         """Answer a task whose claim was lost before its start, for the worker counts the answers of a call."""
@@ -149,9 +149,9 @@ class _ChildRunner(Runner):
         text, problem = answer
         self._channel.send("answer", attempt.claim_id, "" if attempt.is_lost else text, problem, attempt.sleep)
 
-    def _finish_overdue(self, call: HandlerCall) -> None:
-        self._ignored_cancel = self._ignored_cancel or call.task is not asyncio.current_task()
-        super()._finish_overdue(call)
+    def _finish_overdue(self, unit: Unit) -> None:
+        self._ignored_cancel = self._ignored_cancel or unit.task is not asyncio.current_task()
+        super()._finish_overdue(unit)
 
     async def _send_step(self, attempt: Attempt, entry: str) -> None:
         number = len(attempt.reported)
