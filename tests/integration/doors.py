@@ -48,7 +48,7 @@ async def take(queue: Queue, *, visibility_seconds: int = 30) -> list[Message]:
 async def rejected(store: Store) -> list[tuple[str, str, str]]:
     """What is kept as rejected, oldest first: (source, body, reason)."""
     async with store.session() as session:
-        rows = await session.fetch("list_rejected", None, 1000, None)
+        rows = await session.fetch("list_rejected_page", None, 1000, None, 10**9)
     return [(row["source"], row["body"].decode("utf-8", "surrogatepass"), row["reason"]) for row in reversed(rows)]
 
 

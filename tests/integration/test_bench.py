@@ -255,4 +255,4 @@ def test_unknown_scenario_names_those_that_there_are() -> None:
     done = run_benchmark("drian")
     assert done.returncode == 2
     assert "'drian'" in done.stderr
-    assert "drain, live, latency" in done.stderr
+    assert "drain, batched, live, latency" in done.stderr

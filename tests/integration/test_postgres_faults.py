@@ -456,13 +456,13 @@ async def test_a_table_that_a_migration_changes_under_a_running_process_costs_on
     one = Store(store._url, pool_size=1)
     try:
         async with one.transaction() as session:
-            await session.fetch("list_rejected", None, 10, None)
+            await session.fetch("list_rejected_page", None, 10, None, 10**9)
         await sql.execute("alter table penstock.rejected alter column reason type varchar")
         with pytest.raises(Unavailable):
             async with one.transaction() as session:
-                await session.fetch("list_rejected", None, 10, None)
+                await session.fetch("list_rejected_page", None, 10, None, 10**9)
         async with one.transaction() as session:
-            assert await session.fetch("list_rejected", None, 10, None) == []
+            assert await session.fetch("list_rejected_page", None, 10, None, 10**9) == []
     finally:
         await one.close()
 

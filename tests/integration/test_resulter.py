@@ -484,7 +484,7 @@ async def test_what_was_made_up_is_refused_when_it_is_replayed_too(
     (task,) = await claimed(store, NewTask("a"))
     await report(resulter, results, encode_result(f"{task.id}:{task.claim}", "1"))
     async with store.session() as session:
-        (kept,) = await session.fetch("list_rejected", None, 10, None)
+        (kept,) = await session.fetch("list_rejected_page", None, 10, None, 10**9)
     replayed = await retry_rejected(store, [kept["id"]], settings)
     assert (replayed.retried, len(replayed.still_rejected)) == (0, 1)
     assert (await task_of(task.id))["state"] == "ACQUIRED"

@@ -130,13 +130,8 @@ from (
       and (tenant is null or tenant not in (select name from penstock.tenant where paused))
 ) waiting;
 
--- name: list_rejected
--- $1 before this id or null, $2 how many, $3 source or null.
-select id, source, body, reason, at from penstock.rejected
-where ($1::bigint is null or id < $1) and ($3::text is null or source = $3) order by id desc limit $2;
-
 -- name: list_rejected_page
--- $1 to $3 as list_rejected, $4 bytes of bodies behind which a page ends. found: how many there are up to the limit.
+-- $1 before this id or null, $2 how many, $3 source or null, $4 bytes of bodies behind which a page ends. found: how many there are up to the limit.
 select id, source, body, reason, at, found from (
     select *, count(*) over () as found,
            sum(octet_length(body)) over (order by id desc) - octet_length(body) as bytes_before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -25,7 +25,6 @@ from penstock.tasks.enqueue import enqueue
 from tests.pgbouncer import WHY_NOT, pgbouncer_before, through, version
 
 STARTUP_PARAMETERS = "statement_timeout,lock_timeout,idle_in_transaction_session_timeout,jit,enable_seqscan"
-IN_FORCE = "read_settings_in_force"
 
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
@@ -44,9 +43,8 @@ async def pooled(narrow_url: str) -> AsyncIterator[Store]:
     await store.close()
 
 
-async def in_force(session: Any, store: Store) -> bool:
-    rows = await session.fetch(IN_FORCE, list(store.asked))
-    return {row["name"]: row["setting"] for row in rows} == store.asked
+async def in_force(session: Any, asked: Mapping[str, str]) -> bool:
+    return not await session.fetch("find_ignored_settings", [*asked], [*asked.values()], "")
 
 
 async def test_a_direct_connection_is_none_of_a_pooler(store: Store) -> None:
@@ -57,12 +55,12 @@ async def test_a_direct_connection_is_none_of_a_pooler(store: Store) -> None:
 
 async def test_a_pooler_is_found_and_every_statement_runs_under_the_settings(pooled: Store) -> None:
     async with pooled.session() as session:
-        assert await in_force(session, pooled)
+        assert await in_force(session, pooled.asked)
     async with pooled.transaction() as session:
-        assert await in_force(session, pooled)
+        assert await in_force(session, pooled.asked)
         async with session.savepoint(hurried=True):
-            rows = await session.fetch(IN_FORCE, ["lock_timeout", "statement_timeout"])
-            assert {row["name"]: row["setting"] for row in rows} == {"lock_timeout": "20", "statement_timeout": "700"}
+            assert await in_force(session, {"lock_timeout": "20", "statement_timeout": "700"})
+            assert not await in_force(session, pooled.asked)
     assert pooled.is_pooled
 
 
@@ -167,7 +165,7 @@ async def test_a_pooler_in_session_mode_keeps_prepared_statements_if_it_is_named
         for name, value in store.asked.items():  # as the page says, there for the role
             postgres.execute(f"alter database {url.rpartition('/')[2]} set {name} = '{value}'")
         async with store.session() as session:
-            assert await in_force(session, store)
+            assert await in_force(session, store.asked)
         assert not store.is_pooled
         await found.ping()
         assert found.is_pooled  # the settings would not be in force otherwise

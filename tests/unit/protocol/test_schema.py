@@ -16,7 +16,7 @@ from penstock.tasks import transactional
 
 # Where the name stays: parameters that programs set, names of connections, commands and texts for people.
 STAYS = re.compile(
-    r"'penstock\.(notify|max_attempts|\w+_limit_bytes)\b|set penstock\.\w+_limit_bytes|'penstock-%'|"
+    r"'penstock\.(notify|max_attempts|\w+_limit_bytes)\b|set penstock\.\w+_limit_bytes|'\^?penstock-|`penstock |"
     r"\"penstock\\?\+|--[^\n]*"
 )
 
