@@ -235,7 +235,7 @@ class Checks:
             elif state != "ACQUIRED" and (state != "WAITING" or life.running != change["claim"]):
                 life.running = None  # else it waits for an event, and its claim holds
             life.attempts = change["attempts"]
-            if state == "ACQUIRED":
+            if state == "ACQUIRED" and by != "api":  # which changes what is claimed, and has heard nothing
                 life.seen_at = Clock.now
 
     def step_begins(self, task_id: int, claim: int, name: str) -> None:
