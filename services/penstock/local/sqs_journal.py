@@ -1,8 +1,8 @@
 """What happens to the messages of the embedded SQS is in a file before the call that did it is answered.
 
 ministack keeps messages in memory, and writes all of them when it stops. Here each change since then is a line in a
-journal, which a start after a kill repeats. A line names messages by id and receipt handle, so one whose effect is
-in ministack's file already does nothing.
+journal, which a start after a kill repeats. Lines name messages by id and receipt handle, so repeating one whose effect
+is in ministack's file already comes to the same.
 """
 
 import time
@@ -17,6 +17,7 @@ from ministack.services import sqs
 _LEAST_BYTES = 16 * 2**20  # of a journal that is replaced by a new snapshot
 _KEPT = ("id", "receipt_handle", "visible_at", "receive_count", "first_receive_at")  # what a receive changes
 _READS = {"ReceiveMessage", "GetQueueUrl", "GetQueueAttributes", "ListQueues", "ListQueueTags"}
+_OF_ITS_MESSAGES = {"messages", "dedup_cache"}  # members of a queue
 
 _collect, _dispatch, _load, _sweep = sqs._collect_msgs, sqs._dispatch, sqs.load_persisted_state, sqs._dlq_sweep
 
@@ -30,6 +31,8 @@ class Journal:
         self._path = Path(STATE_DIR, "sqs.journal")
         self._file = self._path.open("ab")
         self._lines: list[bytes] = []
+        if not self._snapshot.exists():  # ministack loads none otherwise
+            self.save()
 
     def attach(self) -> None:
         """Have ministack's SQS note what it does, and repeat what is noted once it has loaded its file."""
@@ -49,6 +52,7 @@ class Journal:
             self._note("swept", queue["attributes"]["QueueArn"])
 
     async def _carry_out(self, action: str, data: Mapping[str, Any], url: str) -> Any:
+        gone = sqs._get_q(data.get("QueueUrl", url)) if action == "DeleteQueue" else None
         answer = await _dispatch(action, data, url)
         entries = data.get("Entries", [data])
         match action:
@@ -64,8 +68,13 @@ class Journal:
                 for entry in entries:
                     until = time.time() + int(entry.get("VisibilityTimeout", 30))
                     self._note("hidden", entry.get("ReceiptHandle"), until)
+            case "PurgeQueue":
+                self._note("purged", sqs._get_q(data.get("QueueUrl", url))["attributes"]["QueueArn"])
+            case "DeleteQueue":
+                self._note("gone", _key(gone))
             case _ if action not in _READS:
-                self.save()
+                queue = sqs._get_q(data.get("QueueUrl") or answer.get("QueueUrl") or url)
+                self._note("queue", _key(queue), {name: queue[name] for name in queue.keys() - _OF_ITS_MESSAGES})
         self._write()
         return answer
 
@@ -105,17 +114,26 @@ class Journal:
             except msgspec.DecodeError:  # cut off by a kill before its call was answered, or empty
                 continue
             match kind:
-                case "sent":
-                    arn, sent = change
-                    new = {message["id"]: message for message in sent if message["id"] not in messages}
+                case "queue":
+                    key, members = change
+                    queue = sqs._queues._data.setdefault(tuple(key), {"messages": [], "dedup_cache": {}})
+                    queue |= members
+                    queues[members["attributes"]["QueueArn"]] = queue
+                case "gone" if queue := sqs._queues._data.pop(tuple(change[0]), None):
+                    del queues[queue["attributes"]["QueueArn"]]
+                    _empty(queue, messages)
+                case "purged" if queue := queues.get(change[0]):
+                    _empty(queue, messages)
+                case "sent" if queue := queues.get(change[0]):
+                    new = {message["id"]: message for message in change[1] if message["id"] not in messages}
                     messages |= new
-                    queues[arn]["messages"].extend(new.values())
+                    queue["messages"].extend(new.values())
                 case "changed" if message := messages.get(change[0]["id"]):
                     holders.pop(message["receipt_handle"], None)
                     message |= change[0]
                     holders[message["receipt_handle"]] = message
-                case "swept":
-                    _sweep(queues[change[0]])
+                case "swept" if queue := queues.get(change[0]):
+                    _sweep(queue)
                     messages = _by_id(queues)  # what moves is copied
                 case "hidden" if message := holders.get(change[0]):
                     message["visible_at"] = change[1]
@@ -123,8 +141,21 @@ class Journal:
                     deleted |= {holders[handle]["id"] for handle in change[0] if handle in holders}
         for queue in queues.values():
             queue["messages"] = [message for message in queue["messages"] if message["id"] not in deleted]
+        sqs._queue_name_to_url.clear()
+        sqs._rebuild_queue_name_index()
         self.save()
 
 
 def _by_id(queues: Mapping[str, Any]) -> dict[str, Any]:
     return {message["id"]: message for queue in queues.values() for message in queue["messages"]}
+
+
+def _key(queue: Any) -> tuple[Any, ...]:
+    """Of a queue among all of every account and region."""
+    return *sqs._owner_from_queue_arn(queue["attributes"]["QueueArn"]), queue["url"]
+
+
+def _empty(queue: Any, messages: dict[str, Any]) -> None:
+    for message in queue["messages"]:
+        messages.pop(message["id"], None)
+    queue["messages"] = []
