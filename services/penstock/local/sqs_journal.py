@@ -63,11 +63,11 @@ class Journal:
                 sent = [message for message in queue["messages"][-len(entries) :] if message["id"] in ids]
                 self._note("sent", queue["attributes"]["QueueArn"], sent)
             case "DeleteMessage" | "DeleteMessageBatch":
-                self._note("deleted", [entry.get("ReceiptHandle") for entry in entries])
+                self._note("deleted", [entry.get("ReceiptHandle", "") for entry in entries])
             case "ChangeMessageVisibility" | "ChangeMessageVisibilityBatch":
                 for entry in entries:
                     until = time.time() + int(entry.get("VisibilityTimeout", 30))
-                    self._note("hidden", entry.get("ReceiptHandle"), until)
+                    self._note("hidden", entry.get("ReceiptHandle", ""), until)
             case "PurgeQueue":
                 self._note("purged", sqs._get_q(data.get("QueueUrl", url))["attributes"]["QueueArn"])
             case "DeleteQueue":
@@ -106,7 +106,7 @@ class Journal:
         _load(state)
         queues = {queue["attributes"]["QueueArn"]: queue for queue in sqs._queues._data.values()}
         messages = _by_id(queues)
-        holders = {message["receipt_handle"]: message for message in messages.values()}
+        holders = {message["receipt_handle"]: message for message in messages.values()}  # None: was never received
         deleted = set()
         for line in self._path.read_bytes().splitlines():
             try:

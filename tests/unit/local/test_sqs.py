@@ -118,7 +118,8 @@ def test_a_kill_right_after_the_answer_loses_nothing_and_brings_nothing_back(mak
     held = receive(server, url, 600)
     client(server).delete_message(QueueUrl=url, ReceiptHandle=held["deleted"])
     client(server).delete_message_batch(
-        QueueUrl=url, Entries=[{"Id": "0", "ReceiptHandle": held["deleted with others"]}]
+        QueueUrl=url,
+        Entries=[{"Id": "0", "ReceiptHandle": held["deleted with others"]}, {"Id": "1", "ReceiptHandle": "unknown"}],
     )
     shown = [held["shown again"], held["zß水\n"]]
     client(server).change_message_visibility(QueueUrl=url, ReceiptHandle=shown[0], VisibilityTimeout=0)
