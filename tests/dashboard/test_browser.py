@@ -294,7 +294,12 @@ def test_a_tenant_is_limited_paused_and_its_rule_removed(browser: Any, stand: St
 
 
 def test_rejected_messages_are_read_again_and_deleted(browser: Any, stand: Stand) -> None:
-    opened(browser, stand, "/rejected/1")
+    made = stand.run(
+        stand.sql.fetchval(
+            "insert into penstock.rejected (source, body, reason) values ('inbound', '{', 'not JSON') returning id"
+        )
+    )
+    opened(browser, stand, f"/rejected/{made}")
     press(browser, "main form:has(input[value='rejected.retry']) button")
     said(browser, "0 messages accepted")
     wait_live(browser)
