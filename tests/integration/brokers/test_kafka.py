@@ -8,18 +8,24 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import confluent_kafka
 import pytest
 
+from penstock.brokers.base import Outgoing
+from penstock.brokers.kafka import consumer
 from penstock.brokers.kafka.consumer import KafkaConsumer
 from penstock.brokers.kafka.library import consumer_config, producer_config
 from penstock.brokers.kafka.messages import Partition, Position, Received, Record
 from penstock.brokers.kafka.producer import KafkaProducer
+from penstock.brokers.kafka.queue import KafkaTransport
 from penstock.protocol.errors import SettingsError, Unavailable
+from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings, load_settings
 from tests.kafka import PARTITIONS, PROMPT, MockKafka
 
 LIMIT_SECONDS = 60
 _PRODUCE, _OUT_OF_ORDER_SEQUENCE_NUMBER = 0, 45  # a request and an error of the protocol
+_ILLEGAL_GENERATION = 22
 
 
 @pytest.fixture
@@ -208,6 +214,83 @@ async def _second_member_joins(members: Members) -> bool:
     assert not [record for record in again if Partition(record.topic, record.partition) in committed]
     assert set(firsts) <= set(lost)  # it was notified of what it left
     return sorted(revoked) == sorted(committed) != []
+
+
+class RefusedOnce:
+    """The library's consumer in a group that changes: it refuses the first commit, and the partitions stay."""
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer, self.refused = consumer, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def commit(self, **given: Any) -> Any:
+        if not self.refused:
+            self.refused = 1
+            raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(_ILLEGAL_GENERATION))
+        return self._consumer.commit(**given)
+
+
+async def test_messages_whose_delivery_the_group_does_not_keep_come_all_the_same(kafka: MockKafka) -> None:
+    """Nobody else receives what is in the partitions that a member of a changing group keeps."""
+    transport = KafkaTransport(load_settings(transport_url=f"kafka://{kafka.brokers}", kafka_session_timeout_seconds=6))
+    name = kafka.topic()
+    kafka.make(name + DEAD_LETTER_SUFFIX)
+    queue = transport.queue(name, label="outbound")
+    bodies = {str(n) for n in range(20)}
+    try:
+        assert await queue.receive(wait_seconds=0, visibility_seconds=30) == []
+        reader: Any = queue._reader
+        reader._consumer._consumer = refusing = RefusedOnce(reader._consumer._consumer)
+        await queue.send([Outgoing(body, {}) for body in sorted(bodies)])
+        came: set[str] = set()
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while came != bodies:
+                messages = await queue.receive(wait_seconds=1, visibility_seconds=30)
+                came |= {message.body for message in messages}
+                assert await queue.delete(messages) == []
+        assert refusing.refused
+    finally:
+        await transport.close()
+
+
+class RevokedMidway:
+    """The library's consumer, of which a partition is revoked when its first record is taken and no other yet."""
+
+    def __init__(self, record: Any) -> None:
+        self._record, self._revoke = record, lambda _consumer, _partitions: None
+
+    def subscribe(self, topics: list[str], *, on_assign: Any, on_revoke: Any, on_lost: Any) -> None:
+        self._revoke = on_revoke
+
+    def assignment(self) -> list[Any]:
+        return []
+
+    def poll(self, seconds: float) -> Any:
+        return self._record
+
+    def consume(self, count: int, seconds: float) -> list[Any]:
+        self._revoke(self, [confluent_kafka.TopicPartition(self._record.topic(), self._record.partition())])
+        return []
+
+    def close(self) -> None: ...
+
+
+async def test_a_record_of_a_partition_that_goes_meanwhile_is_not_received(
+    kafka: MockKafka, kafka_settings: Settings, producer: KafkaProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the ones before it, were the partition to come back, it would have them passed over."""
+    topic = kafka.topic()
+    await producer.send([Record(topic, b"1", partition=0)])
+    (record,) = kafka.read(topic, count=1)
+    monkeypatch.setattr(consumer, "open_client", lambda kind, config: RevokedMidway(record))
+    lost: list[Partition] = []
+    member = KafkaConsumer(consumer_config(kafka_settings, "g"), [topic], on_lost=lost.extend)
+    await member.open()
+    assert await member.receive(max_records=10, wait_seconds=0) == []
+    assert lost == [Partition(topic, 0)]
+    await member.close()
 
 
 async def test_a_call_does_not_wait_for_the_receive_that_waits_for_records(

@@ -54,6 +54,7 @@ class KafkaConsumer:
         self._receiving = asyncio.Lock()  # a receive lets other calls in, but neither another receive nor the close
         self._failure: str | None = None
         self._ended: set[Partition] = set()
+        self._gone: set[Partition] = set()  # since the first record of a receive was taken
         self._fatal = False
         self._closing = False
 
@@ -109,7 +110,10 @@ class KafkaConsumer:
         return ended
 
     async def commit(self, positions: Sequence[Position]) -> list[Partition]:
-        """Keep positions for the group; returns partitions where that failed, as lost ones. Raises Unavailable."""
+        """Keep positions for the group; returns partitions where that failed. Raises Unavailable.
+
+        Most of these are another member's; one whose group is just changing may keep them.
+        """
         deadline = monotonic() + _REBALANCE_SECONDS
         while positions:
             try:
@@ -185,7 +189,9 @@ class KafkaConsumer:
         first = self._consumer.poll(wait_seconds)
         if first is None:
             return []
-        return [first, *(self._consumer.consume(max_records - 1, 0) if max_records > 1 else ())]
+        self._gone.clear()
+        taken = [first, *(self._consumer.consume(max_records - 1, 0) if max_records > 1 else ())]
+        return [one for one in taken if Partition(one.topic(), one.partition()) not in self._gone]
 
     def _commit(self, positions: Sequence[Position]) -> list[Partition]:
         """Returns the partitions for which it failed; those that went before the thread came to it are left out."""
@@ -219,6 +225,8 @@ class KafkaConsumer:
                 self._commit(self._call_on_loop(change, self._on_revoked, partitions) or ())
             except confluent().KafkaException as exc:
                 log.warning("kafka_commit_failed", topic=",".join(self._topics), reason=error_text(exc))
+        if change != "assigned":
+            self._gone.update(partitions)
         self._call_on_loop(change, self._on_assigned if change == "assigned" else self._on_lost, partitions)
 
     def _call_on_loop(self, change: str, callback: Callback | None, partitions: Sequence[Partition]) -> Any:

@@ -109,17 +109,18 @@ class GroupReader:
             if mine is not None and mine.progress is not None:
                 some.append((received, mine, mine.progress.hand_out(received.offset)))
         partitions = {received.topic_partition for received, _, _ in some}
+        failed = partitions
         try:
-            not_mine = set(await self._commit(partitions))
-        except Unavailable:
+            failed = set(await self._commit(partitions))
+        finally:
             # Delivered to no one; as if the lease were over.
             for received, mine, _ in some:
-                self._lease(received, mine, _AGAIN_SECONDS, receives_of(received))
-            raise
+                if received.topic_partition in failed and self._mine.get(received.topic_partition) is mine:
+                    self._lease(received, mine, _AGAIN_SECONDS, receives_of(received))
         messages = []
         for received, mine, times_before in some:
             partition = received.topic_partition
-            if partition in not_mine or self._mine.get(partition) is not mine:
+            if partition in failed or self._mine.get(partition) is not mine:
                 continue
             message = message_of(received, _receipt(received, mine), times_before)
             if message.receive_count > self._limits.max_receives:
@@ -182,16 +183,17 @@ class GroupReader:
             mine.dirty = True
 
     async def _commit(self, partitions: Iterable[Partition]) -> list[Partition]:
-        """Commit the progress of these; returns those that another member has by now. Raises Unavailable."""
+        """Commit the progress of these; returns those where that failed. Raises Unavailable."""
         async with self._committing:
             positions = self._positions(partitions)
+            failed = [Partition(topic, number) for topic, number, *_ in positions]
             try:
-                return await self._consumer.commit(positions)
-            except Unavailable:
-                for topic, number, *_ in positions:
-                    if (mine := self._mine.get(Partition(topic, number))) is not None:
+                failed = await self._consumer.commit(positions)
+            finally:
+                for partition in failed:
+                    if (mine := self._mine.get(partition)) is not None:
                         mine.dirty = True
-                raise
+            return failed
 
     def _positions(self, partitions: Iterable[Partition]) -> list[Position]:
         """What to commit of these."""
