@@ -14,7 +14,27 @@ from penstock.cli.conformance.checks import CHECKS, MINIMUM
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "conformance"
-PENSTOCK = "env PENSTOCK_TRACES=true OTEL_TRACES_EXPORTER=none {python} -m penstock worker --app {app}"
+PENSTOCK = (
+    "env PYTHONPATH={folder} PENSTOCK_TRACES=true OTEL_TRACES_EXPORTER=none {python} -m penstock worker --app {app}"
+)
+# Penstock's worker, to one station of which each message of a task with steps comes again, as on a busy machine.
+REDELIVERED = """
+import os
+
+import penstock
+from examples.conformance.penstock_worker import steps
+from penstock.worker.handlers.steps import Suspend
+
+seen = set()
+
+
+@penstock.around_attempt
+def redeliver(ctx):
+    if ctx.action == steps.name and "main" in os.environ["PENSTOCK_OUTBOUND_QUEUE"] and ctx.task_id not in seen:
+        seen.add(ctx.task_id)
+        raise Suspend(is_redelivered=True)
+    yield
+"""
 # What a worker does wrong, as changes of the plain one, and the rules by which the suite finds it.
 CHANGES = {
     "        sqs.send_message(QueueUrl=RESULTS, MessageBody=json.dumps(answers))\n": "",
@@ -69,7 +89,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
         text = text.replace(before, after)
     broken = folder / "broken_worker.py"
     broken.write_text(text, "utf-8")
-    ours = PENSTOCK.format(python=sys.executable, app="examples.conformance.penstock_worker")
+    (folder / "redelivered.py").write_text(REDELIVERED, "utf-8")
+    ours = PENSTOCK.format(folder=folder, python=sys.executable, app="redelivered")
     plain = f"{sys.executable} {EXAMPLES / 'plain_worker.py'}"
     made = {
         "penstock": Run(ours, "--require", "all", folder=folder / "penstock"),
