@@ -106,7 +106,7 @@ def draw_plan(seed: int, steps: int) -> Plan:
     chance = random.Random(f"plan {seed}")
     limited, routed, is_calm = chance.random() < 0.5, chance.random() < 0.3, chance.random() < 0.2
     is_out = not is_calm and chance.random() < 0.3
-    draw = _Calls(chance, routed, is_out)
+    draw = _Calls(chance, limited, routed, is_out)
     calls = tuple(draw.call(number) for number in range(steps))
     length = sum(call.after for call in calls)
     if is_calm:
@@ -133,6 +133,7 @@ def draw_plan(seed: int, steps: int) -> Plan:
 @dataclass
 class _Calls:
     chance: random.Random
+    limited: bool
     routed: bool
     is_out: bool
     sent: list[int] = field(default_factory=list)
@@ -176,9 +177,9 @@ class _Calls:
         return Call(after, "enqueue", task, by_queue)
 
     def _body(self, after: float, number: int) -> Call:
-        """Tasks of one ordering key; through the queue as many as one body may hold."""
+        """Tasks of one ordering key, or of two limit keys; through the queue as many as one body may hold."""
         by_queue = self.chance.random() < 0.3
-        body = []
+        body: list[dict[str, Any]] = []
         if self.routed and not by_queue and self.chance.random() < 0.6:
             # More than are in flight at once, so that the pause finds some behind the route.
             self.next = [
@@ -186,6 +187,12 @@ class _Calls:
             ]  # fmt: skip
             payloads = [{"n": BODIES_FROM + 100 * number + place, "seconds": 1.5} for place in range(6)]
             return Call(after, "enqueue", {}, False, tuple({"action": "routed", "payload": one} for one in payloads))
+        if self.limited and not by_queue and self.chance.random() < 0.5:
+            # Of two limit keys, so that some wait for others of their key.
+            for place in range(6):
+                payload = {"n": BODIES_FROM + 100 * number + place, "seconds": self.chance.choice((0.05, 0.4, 1.5))}
+                body.append({"action": "keyed", "limit_key": self.chance.choice("pq"), "payload": payload})
+            return Call(after, "enqueue", {}, False, tuple(body))
         for place in range(2 if by_queue else self.chance.randint(2, 6)):
             payload = {"n": BODIES_FROM + 100 * number + place, "seconds": self.chance.choice((0.0, 0.05))}
             body.append({"action": self.chance.choice(("plain", "routed")), "ordering_key": "c", "payload": payload})

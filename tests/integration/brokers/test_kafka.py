@@ -233,7 +233,7 @@ class RefusedOnce:
 
 
 async def test_messages_whose_delivery_the_group_does_not_keep_come_all_the_same(kafka: MockKafka) -> None:
-    """Nobody else receives what is in the partitions that a member of a changing group keeps."""
+    """No other member receives what is in the partitions that a member of a changing group keeps."""
     transport = KafkaTransport(load_settings(transport_url=f"kafka://{kafka.brokers}", kafka_session_timeout_seconds=6))
     name = kafka.topic()
     kafka.make(name + DEAD_LETTER_SUFFIX)
