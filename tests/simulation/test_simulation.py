@@ -128,7 +128,7 @@ def test_a_broken_statement_or_module_is_noticed(made: Databases, mutation: str)
 def test_a_failing_plan_is_shrunk_to_one_that_still_fails(made: Databases, tmp_path: Path) -> None:
     written = tmp_path / "plan.json"
     mutation = "--mutation=an attempt counts twice"
-    (found,) = simulate(made.make(), f"--shrink={written}", "--steps=8", mutation)
+    (found,) = simulate(made.make(), f"--shrink={written}", "--first=3", "--steps=8", mutation)
     smallest = read_plan(written)
     assert len(smallest.calls) == 1
     assert not smallest.kills
