@@ -95,7 +95,7 @@ class Stack:
         self._suggestion: dict[str, Any] | None = None
         self._http_host = HOST
         self._http_port = 0
-        self._http_port_may_move = False
+        self._http_ports_near = 0  # tried from the first one on, before any other; 0: the port is fixed
         self._grace_seconds = 30.0
         self._ready = False
         self._held = contextlib.ExitStack()
@@ -182,11 +182,12 @@ class Stack:
                     f"port {wanted} is taken: name another one with --port, or leave it out to take a free"
                 )
             return wanted
-        self._http_port_may_move = True
+        # From where ports are given out, the next one may be promised to a process that does not listen yet.
+        self._http_ports_near = 1 if wanted == 0 else 100
         return free_port() if wanted == 0 else self._next_http_port(user.http_port)
 
     def _next_http_port(self, first: int) -> int:
-        near = range(first, min(first + 100, 65536))
+        near = range(first, min(first + self._http_ports_near, 65536))
         return next((port for port in near if is_free(port, self._http_host)), None) or free_port()
 
     def _api_environment(self) -> dict[str, str]:
@@ -194,7 +195,7 @@ class Stack:
 
         Until the URL is published the port changes if another process took it first.
         """
-        if self._http_port_may_move and not self._ready:
+        if self._http_ports_near and not self._ready:
             self._http_port = self._next_http_port(self._http_port)
         env = {"PENSTOCK_HTTP_HOST": self._http_host, "PENSTOCK_HTTP_PORT": str(self._http_port)}
         settings = self.settings

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.local.children import Child
-from penstock.local.service import free_port
+from penstock.local.service import HOST, free_port
 from penstock.local.stack import Stack
 from penstock.protocol.api_key import Permission, digest_of, parse_entries
 from penstock.settings.model import load_settings
@@ -63,3 +65,15 @@ def test_processes_that_the_user_names_stay(tmp_path: Path) -> None:
     stack = Stack(tmp_path)
     stack.settings, stack._http_port, stack._ready = load_settings(dashboard_processes="http://host:1"), 8123, True
     assert "PENSTOCK_DASHBOARD_PROCESSES" not in stack._api_environment()
+
+
+def test_a_port_that_was_lost_is_not_replaced_by_that_of_another_process_of_the_stack(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, port=0)
+    stack.settings = load_settings()
+    first = stack._http_port = stack._api_port(stack.settings)
+    promised = free_port()
+    with ExitStack() as taken:
+        for port in range(first, promised):
+            with suppress(OSError):  # then it is another program's
+                taken.enter_context(socket.create_server((HOST, port)))
+        assert int(stack._api_environment()["PENSTOCK_HTTP_PORT"]) != promised
