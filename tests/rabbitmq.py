@@ -26,6 +26,7 @@ _SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 _CTL = Path("/usr/lib/rabbitmq/bin/rabbitmqctl")
 _READY_SECONDS = 120.0
 _STOP_SECONDS = 60.0
+_MAX_MESSAGE_BYTES = 134_217_728  # by default, until RabbitMQ 4
 WHY_NOT = (
     None if _SERVER.exists() and shutil.which("epmd") else f"{_SERVER} is not installed: apt install rabbitmq-server"
 )
@@ -92,6 +93,15 @@ class RabbitMq:
         )
         assert run.returncode == 0, run.stdout + run.stderr
         return run.stdout
+
+    @contextlib.contextmanager
+    def messages_of(self, max_bytes: int) -> Iterator[None]:
+        """Channels that are opened meanwhile take no larger messages."""
+        self.ctl("eval", f"application:set_env(rabbit, max_message_size, {max_bytes}).")
+        try:
+            yield
+        finally:
+            self.ctl("eval", f"application:set_env(rabbit, max_message_size, {_MAX_MESSAGE_BYTES}).")
 
     def _signal(self, number: signal.Signals) -> None:
         server, self._server = self._server, None

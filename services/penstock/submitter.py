@@ -65,7 +65,7 @@ class Submitter(Consumer):
         await in_halves(read, store, leave)
         for message in left.put_off:  # received again later, each time after a longer pause
             seconds = bound_seconds(message.receive_count, _FIRST_PUT_OFF_SECONDS, _LONGEST_PUT_OFF_SECONDS)
-            await self._queue.extend([message], int(seconds))
+            await self._queue.extend([message], min(int(seconds), self._queue.limits.max_extend_seconds))
         return left
 
     async def _store_alone(self, message: Message) -> None:

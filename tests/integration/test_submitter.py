@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from penstock.brokers.base import MAX_RECEIVES, Depth
 from penstock.brokers.sqs import SqsQueue
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
+from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import NewTask, State
 from penstock.protocol.views import view_of
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.submitter import Submitter
 from penstock.tasks import enqueue, settle
 from tests.integration.doors import postgres_away, put, rejected, request, sample
@@ -142,6 +144,19 @@ async def test_nothing_is_lost_or_used_up_while_postgres_is_away(
         assert await inbound.depth() == Depth(visible=1, in_flight=0, delayed=0)
     assert await submitter.run_once() == 1
     assert len(await tasks(store)) == 1
+
+
+async def test_a_message_whose_payload_cannot_be_stored_is_put_off_for_the_longest_lease_of_the_queue_at_most(
+    application_url: str, settings: Settings, inbound: SqsQueue
+) -> None:
+    bucket = {"payload_bucket": "s3://none", "payload_s3_endpoint_url": "http://127.0.0.1:1"}
+    away = load_settings(**settings.model_dump() | bucket | {"payload_threshold_bytes": 1024})
+    inbound.limits = replace(inbound.limits, max_extend_seconds=1)
+    await put(inbound, request("submit:a", {"text": "x" * 2000}))
+    async with Store(application_url, codec=PayloadCodec(away)) as store:
+        assert await Submitter(store=store, inbound=inbound, settings=away).run_once() == 1
+    (again,) = await inbound.receive(wait_seconds=10, visibility_seconds=30)
+    assert again.receive_count == 2
 
 
 async def test_a_missing_queue_keeps_the_submitter_from_opening(

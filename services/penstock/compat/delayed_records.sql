@@ -77,18 +77,11 @@ with freed as (
 select source, count(*) as count from penstock.armed group by source;
 
 -- name: begin_positions
--- $1 group, $2 topics, $3 partitions, $4 offsets to begin with. Returns what is known, of these or from before.
-with fresh as (
-    insert into penstock.kafka_position (group_id, topic, partition, next_offset)
-    select $1, u.* from unnest($2::text[], $3::int[], $4::bigint[]) u (topic, partition, next_offset)
-    order by topic, partition
-    on conflict do nothing
-    returning topic, partition, next_offset, complete
-)
-select topic, partition, next_offset, complete from fresh
-union all
-select topic, partition, next_offset, complete from penstock.kafka_position
-where group_id = $1 and (topic, partition) in (select * from unnest($2::text[], $3::int[]));
+-- $1 group, $2 topics, $3 partitions, $4 offsets to begin with, where none is known.
+insert into penstock.kafka_position (group_id, topic, partition, next_offset)
+select $1, u.* from unnest($2::text[], $3::int[], $4::bigint[]) u (topic, partition, next_offset)
+order by topic, partition
+on conflict do nothing;
 
 -- name: lock_positions
 -- $1 group, $2 topics, $3 partitions. Locked while records that were read are stored.

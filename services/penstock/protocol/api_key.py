@@ -62,7 +62,12 @@ def may_enqueue(action: str, patterns: Iterable[str] | None, tenant: str | None)
     """
     if patterns is None:
         return tenant is None or action not in BUILT_IN_ACTIONS
-    return any(action.startswith(one[:-1]) if one.endswith("*") else action == one for one in patterns)
+    return is_covered(action, patterns)
+
+
+def is_covered(pattern: str, by: Iterable[str]) -> bool:
+    """Whether one of the patterns matches every action that this one does."""
+    return any(pattern.startswith(one[:-1]) if one.endswith("*") else pattern == one for one in by)
 
 
 def check_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:

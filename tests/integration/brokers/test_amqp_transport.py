@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -134,6 +135,28 @@ async def test_a_connection_that_is_lost_is_made_anew_and_what_it_held_comes_aga
                 await asyncio.sleep(0.05)
     assert [(message.id, message.receive_count) for message in again] == [(held[0].id, 2)]
     assert await queue.delete(again) == []
+
+
+async def test_a_message_that_is_too_large_for_the_broker_is_refused_alone_and_what_went_is_not_sent_again(
+    rabbitmq: RabbitMq, settings: Settings, opened: Callable[[Settings], Transport]
+) -> None:
+    queue = opened(settings).queue(settings.outbound_queue, label="outbound")
+    bodies = [str(n) for n in range(10)] + ["x" * 4_000_000] + [str(n) for n in range(10, 20)]
+    with rabbitmq.messages_of(1_000_000):
+        report = await queue.send([Outgoing(body) for body in bodies])
+    assert report.refused == {10}
+    left = [bodies[at] for at in report.failed if at not in report.refused]
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while left:
+            left = [left[at] for at in (await queue.send([Outgoing(body) for body in left])).failed]
+            await asyncio.sleep(0.05)
+    came: Counter[str] = Counter()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(came) < 20 or (await queue.depth()).visible:
+            messages = await queue.receive(wait_seconds=1, visibility_seconds=30)
+            came.update(message.body for message in messages)
+            await queue.delete(messages)
+    assert [came[body] for at, body in enumerate(bodies) if at not in report.failed] == [1] * (21 - len(report.failed))
 
 
 async def test_a_message_of_others_is_taken_as_it_is(

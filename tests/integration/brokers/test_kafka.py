@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import sys
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import confluent_kafka
@@ -25,7 +26,7 @@ from tests.kafka import PARTITIONS, PROMPT, MockKafka
 
 LIMIT_SECONDS = 60
 _PRODUCE, _OUT_OF_ORDER_SEQUENCE_NUMBER = 0, 45  # a request and an error of the protocol
-_ILLEGAL_GENERATION = 22
+_ILLEGAL_GENERATION, _TOPIC_AUTHORIZATION_FAILED, _NOT_CONTROLLER = 22, 29, 41
 
 
 @pytest.fixture
@@ -253,6 +254,86 @@ async def test_messages_whose_delivery_the_group_does_not_keep_come_all_the_same
         assert refusing.refused
     finally:
         await transport.close()
+
+
+@pytest.fixture
+async def transport(kafka: MockKafka) -> AsyncIterator[KafkaTransport]:
+    settings = load_settings(transport_url=f"kafka://{kafka.brokers}", kafka_session_timeout_seconds=6)
+    transport = KafkaTransport(settings)
+    yield transport
+    await transport.close()
+
+
+async def test_a_record_that_is_larger_than_those_of_a_queue_may_be_given_back(
+    kafka: MockKafka, transport: KafkaTransport
+) -> None:
+    """Brokers take a little more from another program than librdkafka sends by default."""
+    name = kafka.topic(partitions=1)
+    kafka.make(name + DEAD_LETTER_SUFFIX)
+    theirs = confluent_kafka.Producer({"bootstrap.servers": kafka.brokers, "message.max.bytes": 2_000_000})
+    theirs.produce(name, b"x" * 1_048_000)
+    assert theirs.flush(60) == 0
+    queue = transport.queue(name, label="inbound")
+    counts = []
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while len(counts) < 2:
+            for message in await queue.receive(wait_seconds=1, visibility_seconds=30):
+                counts.append(message.receive_count)
+                await queue.release([message])
+    assert counts == [1, 2]
+
+
+async def test_the_depth_of_a_topic_that_was_deleted_since_is_unknown(transport: KafkaTransport) -> None:
+    name = f"t-{secrets.token_hex(4)}"
+    transport._known.add(name)
+    with pytest.raises(Unavailable, match="UNKNOWN_TOPIC_OR_PART"):
+        await transport.queue(name, label="outbound").depth()
+
+
+class RefusesFirst:
+    """The library's client of a cluster that makes all topics but the first, for which it has this error code."""
+
+    def __init__(self, admin: Any, kafka: MockKafka, code: int) -> None:
+        self._admin, self._kafka, self._code = admin, kafka, code
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._admin, name)
+
+    def create_topics(self, topics: Sequence[Any], **_given: Any) -> dict[str, Future[None]]:
+        (name,) = [topic.topic for topic in topics]
+        made: Future[None] = Future()
+        if self.asked:
+            self._kafka.make(name)
+            made.set_result(None)
+        else:
+            made.set_exception(confluent_kafka.KafkaException(confluent_kafka.KafkaError(self._code)))
+        self.asked.append(name)
+        return {name: made}
+
+
+async def test_a_topic_that_could_not_be_made_is_made_by_the_next_call(
+    kafka: MockKafka, transport: KafkaTransport
+) -> None:
+    await transport.greet()
+    transport._admin = admin = RefusesFirst(transport._admin, kafka, _NOT_CONTROLLER)
+    name = f"t-{secrets.token_hex(4)}"
+    queue = transport.queue(name, label="outbound")
+    with pytest.raises(Unavailable, match="NOT_CONTROLLER"):
+        await queue.depth()
+    assert (await queue.depth()).visible == 0
+    dead = name + DEAD_LETTER_SUFFIX
+    assert admin.asked == [dead, dead, name]
+
+
+async def test_a_topic_that_we_may_not_make_is_left_to_brokers_that_make_what_is_asked_for(
+    kafka: MockKafka, transport: KafkaTransport
+) -> None:
+    await transport.greet()
+    transport._admin = admin = RefusesFirst(transport._admin, kafka, _TOPIC_AUTHORIZATION_FAILED)
+    name = f"t-{secrets.token_hex(4)}"
+    assert (await transport.queue(name, label="outbound").depth()).visible == 0
+    assert admin.asked == [name + DEAD_LETTER_SUFFIX, name]
 
 
 class RevokedMidway:

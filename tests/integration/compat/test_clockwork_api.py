@@ -12,11 +12,13 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from penstock.api.keys import CreateKey, create_key
 from penstock.api.process import Api
 from penstock.compat import delayed_records
 from penstock.compat.clockwork.http import Clockwork
 from penstock.compat.scheduler0.http.routes import Scheduler0
 from penstock.db.pool import Store
+from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import SettingsError
 from penstock.settings.model import Settings, load_settings
 from tests.integration.apis import JSON, running
@@ -59,6 +61,14 @@ async def cancel(http: httpx.AsyncClient, client: Any = "c", key: Any = "k") -> 
     body = json.dumps({"clientId": client, "scheduleKey": key})
     response = await http.request("DELETE", "/schedule", content=body, headers=JSON)
     return response.status_code, response.text
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 async def armed(sql: Any) -> list[Any]:
@@ -203,6 +213,16 @@ async def test_with_keys_it_asks_for_one_that_may_enqueue(store: Store, clockwor
         assert await create(http, **{"X-API-Key": "enqueue" * 10}) == (200, "o")
 
 
+async def test_a_key_for_other_actions_makes_no_record(store: Store, clockwork_settings: Settings) -> None:
+    async with store.session() as session:
+        given = CreateKey("mail", [Permission.ENQUEUE], actions=["mail.*"])
+        made = await create_key(session, given)
+    assert made is not None
+    settings = clockwork_settings.model_copy(update={"api_require_keys": True})
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url) as http:
+        assert (await create(http, **{"X-API-Key": made.key}))[0] == 403
+
+
 async def test_clients_of_an_allowed_network_need_no_key(store: Store, clockwork_settings: Settings) -> None:
     given = {"api_keys": (SecretStr("key"),), "clockwork_networks": ("10.0.0.0/8", "127.0.0.0/8")}
     settings = clockwork_settings.model_copy(update=given)
@@ -214,6 +234,19 @@ async def test_clients_of_an_allowed_network_need_no_key(store: Store, clockwork
     elsewhere = clockwork_settings.model_copy(update=given | {"clockwork_networks": ("10.0.0.0/8",)})
     async with running(store, elsewhere) as api, httpx.AsyncClient(base_url=api.url) as http:
         assert (await create(http))[0] == 401
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+async def test_a_network_of_ipv4_counts_on_a_socket_for_both_kinds_of_address(
+    store: Store, clockwork_settings: Settings
+) -> None:
+    given = {"api_keys": (SecretStr("key"),), "clockwork_networks": ("127.0.0.0/8",), "http_host": "::"}
+    async with running(store, clockwork_settings.model_copy(update=given)) as api:
+        port = httpx.URL(api.url).port
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+            assert await create(http) == (200, "o")
+        async with httpx.AsyncClient(base_url=f"http://[::1]:{port}") as http:
+            assert (await create(http))[0] == 401
 
 
 async def test_nobody_serves_it_unless_asked(store: Store, settings: Settings) -> None:

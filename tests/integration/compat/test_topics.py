@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import confluent_kafka
 import fastavro
 import pytest
 
@@ -480,8 +481,10 @@ async def test_the_process_starts_without_postgres_positions_or_brokers_and_stop
     [
         ({}, "no topics to read schedules from: set PENSTOCK_KAFKA_SOURCE_JSON_TOPICS"),
         ({"kafka_source_json_topics": "a,b", "kafka_source_avro_topics": "b"}, "b is given as a topic of JSON and of"),
+        ({"kafka_source_json_topics": "a", "kafka_publish_topics": "orders"}, "tombstones .*'a' is not among PENSTOCK"),
+        ({"kafka_source_avro_topics": "__a"}, "tombstones .*is one of Kafka's own"),
     ],
-    ids=["none", "both"],
+    ids=["none", "both", "not-allowed", "kafkas-own"],
 )  # fmt: skip
 def test_topics_that_cannot_be_are_told(given: dict[str, str], told: str) -> None:
     with pytest.raises(SettingsError, match=told):
@@ -521,18 +524,33 @@ async def test_the_create_topic_is_a_second_door_and_what_it_cannot_take_stops_n
     assert [json.loads(row[0]).get("value") for row in rows] == ["data of 1", None, "data of 5"]
 
 
+def commit(kafka: MockKafka, group: str, topic: str, offset: int) -> None:
+    """As clockwork itself did."""
+    theirs = confluent_kafka.Consumer({"bootstrap.servers": kafka.brokers, "group.id": group})
+    theirs.commit(offsets=[confluent_kafka.TopicPartition(topic, 0, offset)], asynchronous=False)
+    theirs.close()
+
+
 async def test_the_create_topic_is_read_from_where_clockworks_own_group_was(
     kafka: MockKafka, clockwork_settings: Settings, driver: Driver, sql: Any
 ) -> None:
-    import confluent_kafka
-
     topic = clockwork_settings.clockwork_create_topic
     kafka.write(topic, *((b"o", request(str(n))) for n in range(5)))
-    theirs = confluent_kafka.Consumer(
-        {"bootstrap.servers": kafka.brokers, "group.id": clockwork_settings.clockwork_group}
-    )
-    theirs.commit(offsets=[confluent_kafka.TopicPartition(topic, 0, 3)], asynchronous=False)
-    theirs.close()
+    commit(kafka, clockwork_settings.clockwork_group, topic, 3)
     await driver.catch_up(await driver.open(clockwork_settings, ClockworkFeed(clockwork_settings)))
     rows = await sql.fetch("select record from penstock.armed order by id")
     assert [json.loads(row[0])["value"] for row in rows] == ["data of 3", "data of 4"]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_create_topic_that_ends_before_the_offset_of_its_group_is_read_from_its_start(
+    is_known: bool, kafka: MockKafka, clockwork_settings: Settings, driver: Driver, sql: Any
+) -> None:
+    topic, group = clockwork_settings.clockwork_create_topic, clockwork_settings.clockwork_group
+    kafka.write(topic, *((b"o", request(str(n))) for n in range(2)))
+    commit(kafka, group, topic, 1000)
+    if is_known:
+        await sql.execute("insert into penstock.kafka_position values ($1, $2, 0, 1000, true)", group, topic)
+    await driver.catch_up(await driver.open(clockwork_settings, ClockworkFeed(clockwork_settings)))
+    rows = await sql.fetch("select record from penstock.armed order by id")
+    assert [json.loads(row[0])["value"] for row in rows] == ["data of 0", "data of 1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator
@@ -40,7 +41,7 @@ async def channel(rabbitmq: RabbitMq) -> AsyncIterator[Any]:
 
 @pytest.fixture
 async def publisher(rabbitmq: RabbitMq) -> AsyncIterator[Publisher]:
-    links = Links(rabbitmq.url, heartbeat_seconds=30, makes_queues=False)
+    links = Links(rabbitmq.url, setting="PENSTOCK_AMQP_PUBLISH_URL", heartbeat_seconds=30, makes_queues=False)
     yield Publisher(links, load_settings(amqp_publish_url=rabbitmq.url))
     await links.close()
 
@@ -108,8 +109,23 @@ async def test_what_no_queue_takes_is_tried_again_and_what_cannot_be_is_final(
     assert (await channel.basic_get(QUEUE, no_ack=True)).body == b"good"
 
 
+async def test_a_message_that_is_too_large_is_final_and_its_neighbours_are_tried_again(
+    rabbitmq: RabbitMq, channel: Any, publisher: Publisher
+) -> None:
+    """The broker closes the channel on which all of them are under way."""
+    small: list[dict[str, Any]] = [{"routing_key": QUEUE, "body": str(n)} for n in range(100)]
+    with rabbitmq.messages_of(50_000):
+        large, *neighbours = await publisher.publish(calls({"routing_key": QUEUE, "body": "x" * 50_001}, *small))
+        assert isinstance(large, Undeliverable)
+        assert "too large: RabbitMQ takes messages of up to 50000 bytes, not of 50001" in str(large)
+        assert NotDelivered in {type(outcome) for outcome in neighbours} <= {NotDelivered, dict}
+        async with asyncio.timeout(60):
+            while {type(outcome) for outcome in await publisher.publish(calls(*small))} != {dict}:
+                await asyncio.sleep(0.05)  # the loss of the connection has not been heard of yet
+
+
 async def test_a_broker_that_is_away_is_tried_again_and_shows_no_password() -> None:
-    links = Links("amqp://u:s3cr3t@127.0.0.1:1/", heartbeat_seconds=30, makes_queues=False)
+    links = Links("amqp://u:s3cr3t@127.0.0.1:1/", setting="X", heartbeat_seconds=30, makes_queues=False)
     (outcome,) = await Publisher(links, load_settings()).publish(calls({"routing_key": "q", "body": "x"}))
     assert isinstance(outcome, NotDelivered)
     assert "127.0.0.1:1" in str(outcome)

@@ -191,7 +191,9 @@ class KafkaConsumer:
             return []
         self._gone.clear()
         taken = [first, *(self._consumer.consume(max_records - 1, 0) if max_records > 1 else ())]
-        return [one for one in taken if Partition(one.topic(), one.partition()) not in self._gone]
+        if self._gone:
+            taken = [one for one in taken if Partition(one.topic(), one.partition()) not in self._gone]
+        return taken
 
     def _commit(self, positions: Sequence[Position]) -> list[Partition]:
         """Returns the partitions for which it failed; those that went before the thread came to it are left out."""

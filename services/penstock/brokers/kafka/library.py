@@ -89,6 +89,8 @@ async def ask(question: Callable[[], T], failure: str) -> T:
 def committed_offsets(consumer: Any, topic: str) -> dict[int, int]:
     """The group's offset in each partition, below 0 for none. Blocks."""
     found = consumer.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
+    if found.error is not None:
+        raise confluent().KafkaException(found.error)
     asked = [confluent().TopicPartition(topic, number) for number in found.partitions]
     return {at.partition: at.offset for at in consumer.committed(asked, timeout=ANSWER_SECONDS)}
 

@@ -17,7 +17,7 @@ class Progress:
         self._taken: deque[int] = deque()  # handed out or finished, in the order of the partition
         self._finished: set[int] = set()
         self.position = position
-        self._next: int | None = None  # behind the last that was handed out
+        self._next = 0  # behind the last that was handed out
         self._before = _read(note)
 
     def hand_out(self, offset: int) -> int:
@@ -26,6 +26,9 @@ class Progress:
         self._next = offset + 1
         if self.position is None:
             self.position = offset
+        return self._times_before(offset)
+
+    def _times_before(self, offset: int) -> int:
         return next((times for end, times in self._before if offset < end), 0)
 
     def finish(self, offset: int) -> None:
@@ -38,19 +41,8 @@ class Progress:
     @property
     def note(self) -> str:
         """The note to commit: ends of stretches of records, and how often each stretch was handed out by now."""
-        stretches: list[tuple[int, int]] = []
-        reached = self._next if self._next is not None else 0
-        for end, times in self._before:
-            if reached >= end:
-                stretches.append((end, times + 1))
-                continue
-            if not stretches or stretches[-1][0] < reached:
-                stretches.append((reached, times + 1))
-            stretches.append((end, times))
-        if not self._before or reached > self._before[-1][0]:
-            stretches.append((reached, 1))
-        position = self.position or 0
-        left = [(end, times) for end, times in stretches if end > position]
+        ends = sorted({self._next, *(end for end, _ in self._before)})
+        left = [(end, self._times_before(end - 1) + (end <= self._next)) for end in ends if end > (self.position or 0)]
         return ",".join(f"{end}:{times}" for end, times in left[:_MOST_STRETCHES])
 
 

@@ -24,7 +24,12 @@ from penstock.runtime.logs import log
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
 
+_LARGEST_BYTES = 100_000_000  # as much as a receive takes, for records that are written again; brokers have a limit too
 _MAKE_SECONDS = 5.0
+_MAY_NOT_MAKE = (
+    "TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED", "POLICY_VIOLATION", "UNSUPPORTED_VERSION",
+    "_UNSUPPORTED_FEATURE",
+)  # fmt: skip
 LIMITS = Limits(
     max_message_bytes=990_000,  # brokers take a record of 1 MB by default, and ours has headers more
     max_call_messages=10,
@@ -47,13 +52,16 @@ class KafkaTransport(LeasingTransport):
         self._url = settings.transport
         self._failure = f"Kafka at {self._url.shown} is unavailable or rejected the request"
         self.settings = settings.model_copy(update={"kafka_brokers": ",".join(self._url.hosts)})
-        # Without it, all that is sent at once is in one partition, and so with one receiver.
-        self._producer = KafkaProducer(library.producer_config(self.settings) | {"sticky.partitioning.linger.ms": 0})
+        producer_config = library.producer_config(self.settings) | {
+            # Without it, all that is sent at once is in one partition, and so with one receiver.
+            "sticky.partitioning.linger.ms": 0,
+            "message.max.bytes": _LARGEST_BYTES,
+        }
+        self._producer = KafkaProducer(producer_config)
         self._makes_queues = makes_queues
         self._known: set[str] = set()
         self._asking = asyncio.Lock()
         self._admin: Any = None
-        self._cannot_make = ""  # why, once it was tried
         self._groups: dict[str, Any] = {}  # consumers that read nothing, by the group that they ask about
 
     async def make_queues(self, names: Mapping[str, str]) -> dict[str, str]:
@@ -134,22 +142,22 @@ class KafkaTransport(LeasingTransport):
         return self._admin.list_topics(*only, timeout=library.ANSWER_SECONDS)
 
     def _make(self, topic: str) -> None:
-        if not self._cannot_make:
-            partitions, copies = self.settings.kafka_partitions, self.settings.kafka_replication
-            new = library.confluent().admin.NewTopic(topic, num_partitions=partitions, replication_factor=copies)
-            try:
-                self._admin.create_topics([new], request_timeout=_MAKE_SECONDS)[topic].result(2 * _MAKE_SECONDS)
-                log.info("topic_made", topic=topic, partitions=partitions)
+        partitions, copies = self.settings.kafka_partitions, self.settings.kafka_replication
+        new = library.confluent().admin.NewTopic(topic, num_partitions=partitions, replication_factor=copies)
+        try:
+            self._admin.create_topics([new], request_timeout=_MAKE_SECONDS)[topic].result(2 * _MAKE_SECONDS)
+            log.info("topic_made", topic=topic, partitions=partitions)
+            return
+        except TimeoutError:
+            raise Unavailable(f"{self._failure}: no answer") from None
+        except library.confluent().KafkaException as exc:
+            name = exc.args[0].name()
+            if name == "TOPIC_ALREADY_EXISTS":
                 return
-            except library.confluent().KafkaException as exc:
-                if exc.args and exc.args[0].name() == "TOPIC_ALREADY_EXISTS":
-                    return
-                self._cannot_make = library.error_text(exc)
-            except TimeoutError:
-                self._cannot_make = "no answer"
+            if name not in _MAY_NOT_MAKE:
+                raise
+            reason = library.error_text(exc)
         # Brokers may make topics that are asked for, though they do not let us make them.
         found = self._list_topics(topic).topics[topic]
         if found.error is not None and found.error.name() != "LEADER_NOT_AVAILABLE":
-            raise QueueMissing(
-                f"topic {topic!r} does not exist at {self._url.shown} and cannot be made: {self._cannot_make}"
-            )
+            raise QueueMissing(f"topic {topic!r} does not exist at {self._url.shown} and cannot be made: {reason}")

@@ -6,6 +6,7 @@ void, which the owner of a lease has to know.
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any, TypeVar
@@ -23,10 +24,11 @@ from penstock.runtime.logs import log
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX, BrokerUrl, parse_broker_url
 
 ANSWER_SECONDS = 10.0  # of any call but a wait for messages
-_AWAY = (exceptions.AMQPError, exceptions.ChannelInvalidStateError, OSError, TimeoutError, EOFError)
+_AWAY = (exceptions.AMQPError, RuntimeError, OSError, TimeoutError, EOFError)  # RuntimeError: of what is closed already
 _MOST_PUBLISHERS = 32
 _NO_LIMIT = 1_000_000_000  # deliveries of a dead letter, which is received often; newer brokers have a default
 _REST_SECONDS = 0.5  # after a connection that failed, before the next try
+_SIZE_LIMIT = re.compile(r"message size \d+ is larger than (?:configured )?max size (\d+)")
 
 logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # it logs what it raises, and so do we
 
@@ -93,8 +95,6 @@ class Link:
         except exceptions.ChannelNotFoundEntity as exc:
             raise QueueMissing(self._worded(what, exc)) from exc
         except _AWAY as exc:
-            if isinstance(exc, exceptions.ChannelPreconditionFailed) and "larger than" in str(exc):
-                raise TooLargeForBroker(f"RabbitMQ refuses a message: {reason_of(exc)}") from exc
             raise Unavailable(self._worded(what, exc)) from exc
         except asyncio.CancelledError as exc:
             task = asyncio.current_task()
@@ -180,7 +180,14 @@ class Link:
         except Unavailable as exc:
             if isinstance(exc, QueueMissing):
                 self.unknown(name)
-            return exc
+            cause = exc.__cause__
+            limit = _SIZE_LIMIT.search(str(cause)) if isinstance(cause, exceptions.ChannelPreconditionFailed) else None
+            if limit is None:
+                return exc
+            # The broker has closed the channel, which fails all messages under way on it.
+            if len(body) > int(limit[1]):
+                return TooLargeForBroker(f"RabbitMQ takes messages of up to {limit[1]} bytes, not of {len(body)}")
+            return Unavailable(f"RabbitMQ closed the channel because of another message: {cause}")
         return None
 
     async def _publisher(self, exchange: str) -> Any:
@@ -200,8 +207,9 @@ class Link:
 class Links:
     """Opens a link, and another one when it is lost; several callers share it."""
 
-    def __init__(self, url: str, *, heartbeat_seconds: int, makes_queues: bool) -> None:
+    def __init__(self, url: str, *, setting: str, heartbeat_seconds: int, makes_queues: bool) -> None:
         self.url: BrokerUrl = parse_broker_url(url)
+        self._setting = setting
         query = {"heartbeat": str(heartbeat_seconds), **URL(url).query, "name": f"penstock/{__version__}"}
         self._target = URL(url).with_query(query)
         self._makes_queues = makes_queues
@@ -222,7 +230,7 @@ class Links:
                 except _AWAY as exc:
                     problem = f"cannot be reached: {self.url.scrub(reason_of(exc))}"
                     if isinstance(exc, exceptions.AuthenticationError | exceptions.ProbableAuthenticationError):
-                        problem = "refuses the user, the password or the virtual host: correct PENSTOCK_TRANSPORT_URL"
+                        problem = f"refuses the user, the password or the virtual host: correct {self._setting}"
                     self._failure = f"RabbitMQ at {self.url.shown} {problem}"
                     self._rest_until = monotonic() + _REST_SECONDS
                     metrics.TRANSPORT_CALLS.labels("amqp", "connect", "", "failed").inc()

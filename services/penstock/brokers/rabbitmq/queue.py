@@ -55,7 +55,10 @@ class AmqpTransport(LeasingTransport):
         super().__init__(replace(LIMITS, max_extend_seconds=longest_lease))
         # The broker gives a silent peer up after two of them, as SQS does after the visibility timeout.
         heartbeat_seconds = max(1, min(60, settings.visibility_timeout_seconds // 2))
-        self._links = Links(settings.transport.text, heartbeat_seconds=heartbeat_seconds, makes_queues=makes_queues)
+        self._links = Links(
+            settings.transport.text, setting="PENSTOCK_TRANSPORT_URL", heartbeat_seconds=heartbeat_seconds,
+            makes_queues=makes_queues,
+        )  # fmt: skip
 
     async def make_queues(self, names: Mapping[str, str]) -> dict[str, str]:
         link = await self._links.link()
@@ -75,12 +78,7 @@ class AmqpTransport(LeasingTransport):
     async def publish(self, name: str, messages: Sequence[Outgoing]) -> list[Unsent | None]:
         problems: list[Unavailable | None] = []
         for start in range(0, len(messages), _IN_ONE_GO):
-            some = messages[start : start + _IN_ONE_GO]
-            outcomes = await self._publish_at_once(name, some)
-            if any(isinstance(outcome, TooLargeForBroker) for outcome in outcomes):
-                # It has closed the channel, and so failed its neighbours.
-                outcomes = [(await self._publish_at_once(name, [message]))[0] for message in some]
-            problems += outcomes
+            problems += await self._publish_at_once(name, messages[start : start + _IN_ONE_GO])
         return [None if exc is None else (str(exc), isinstance(exc, TooLargeForBroker)) for exc in problems]
 
     async def _publish_at_once(self, name: str, messages: Sequence[Outgoing]) -> list[Unavailable | None]:

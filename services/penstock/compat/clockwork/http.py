@@ -19,11 +19,11 @@ from penstock.api.http import read_body, refusal
 from penstock.api.http_limits import ADMITTED
 from penstock.api.server import Part
 from penstock.compat.clockwork import schedules
-from penstock.compat.delayed_records import cancel
+from penstock.compat.delayed_records import ACTION, cancel
 from penstock.db.notify import DELAYED_RECORDS, Notifier
 from penstock.db.pool import Store
-from penstock.protocol.api_key import Permission
-from penstock.protocol.errors import Refused, RpcError
+from penstock.protocol.api_key import Permission, may_enqueue
+from penstock.protocol.errors import AccessDenied, Refused, RpcError
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.settings.model import Settings
@@ -72,6 +72,8 @@ class Clockwork(Part):
             self._authenticator.check_host(request.headers)
             caller = self._authenticator.admit(request.headers, address)
             caller.check(Permission.ENQUEUE)
+            if request.method == "POST" and not may_enqueue(ACTION, caller.actions, caller.tenant):
+                raise AccessDenied(403, f"Not permitted: this API key may not enqueue {ACTION}", {"actions": [ACTION]})
             caller.charge(1)
         request.scope[ADMITTED] = True
         return await read_body(request, self._settings.request_limit_bytes, self._settings.request_timeout_seconds)
@@ -84,6 +86,7 @@ class Clockwork(Part):
             client = ipaddress.ip_address(address)
         except ValueError:  # a Unix socket has no address
             return False
+        client = getattr(client, "ipv4_mapped", None) or client  # of IPv4, on a socket for both
         return any(client in network for network in self._networks)
 
     async def _create(self, body: bytes, started: float) -> str:

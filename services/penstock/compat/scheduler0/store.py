@@ -8,6 +8,7 @@ from datetime import datetime
 import msgspec
 
 from penstock.compat.scheduler0.jobs import job_of
+from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.protocol.api_key import digest_of
 
@@ -33,7 +34,7 @@ def is_secret(secret: str, digest: bytes) -> bool:
     return hmac.compare_digest(digest, digest_of(secret.encode("utf-8")))
 
 
-async def create_credential(session: Session, *, readable: bool) -> Credential:
+async def create_credential(session: Session | Store, *, readable: bool) -> Credential:
     """Create a credential; returns it with its secret, which is stored in clear if ``readable``."""
     api_key, secret = secrets.token_hex(24), secrets.token_hex(32)
     digest = digest_of(secret.encode("ascii"))
@@ -41,7 +42,7 @@ async def create_credential(session: Session, *, readable: bool) -> Credential:
     return Credential(**dict(row) | {"api_secret": secret})
 
 
-async def find_credential(session: Session, api_key: str, secret: str) -> int | None:
+async def find_credential(session: Session | Store, api_key: str, secret: str) -> int | None:
     """The id of the credential, if it is not archived and the secret is its own."""
     rows = await session.fetch("find_credential", api_key)
     return int(rows[0]["id"]) if rows and is_secret(secret, rows[0]["secret_hash"]) else None
@@ -52,7 +53,7 @@ async def list_credentials(session: Session, *, limit: int, offset: int) -> list
     return [Credential(**row) for row in await session.fetch("list_credentials", limit, offset)]
 
 
-async def archive_credential(session: Session, credential_id: int, archived: bool = True) -> Credential | None:
+async def archive_credential(session: Session | Store, credential_id: int, archived: bool = True) -> Credential | None:
     """Archive a credential, which is refused from now on, or restore it; None for an unknown id."""
     rows = await session.fetch("archive_credential", credential_id, archived)
     return Credential(**rows[0]) if rows else None

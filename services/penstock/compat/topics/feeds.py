@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from penstock.brokers.kafka.messages import Received
+from penstock.brokers.kafka.messages import Received, topic_problem
 from penstock.compat import delayed_records
 from penstock.compat.clockwork import schedules as clockwork
 from penstock.compat.delayed_records import DelayedRecord, key_of
@@ -32,7 +32,8 @@ class ScheduleFeed:
     """Topics of kafka-message-scheduler: the newest record of a key stores, replaces or cancels a delayed record.
 
     While a partition is behind, its delayed records are held, because a later record may cancel them; at its first
-    read, expiry marks identify schedules that another scheduler published. Raises SettingsError without topics.
+    read, expiry marks identify schedules that another scheduler published. Raises SettingsError without topics, and
+    for one that may not be published to.
     """
 
     begins_at_group_offset = False
@@ -49,6 +50,9 @@ class ScheduleFeed:
         both = set(json_topics) & set(avro_topics)
         if both:
             raise SettingsError(f"{min(both)} is given as a topic of JSON and of Avro: keep one of them")
+        for topic in self.topics:
+            if (problem := topic_problem(topic, settings)) is not None:
+                raise SettingsError(f"the tombstones of schedules cannot be published to their own topic: {problem}")
         self._settings = settings
         self._read: dict[str, schedules.Read] = dict.fromkeys(json_topics, schedules.read_json)
         if avro_topics:

@@ -159,10 +159,11 @@ class Source(Service):
 
     async def _read_states(self, partitions: Sequence[Partition]) -> dict[Partition, PartitionState]:
         """The positions of partitions in Postgres, or where they begin. Raises Unavailable."""
+        committed = await self._consumer.committed(partitions) if self._feed.begins_at_group_offset else []
         bounds = dict(zip(partitions, await asyncio.gather(*map(self._consumer.bounds, partitions)), strict=True))
         begins = {partition: low for partition, (low, _) in bounds.items()}
-        if self._feed.begins_at_group_offset:
-            begins |= {Partition(*one[:2]): one.offset for one in await self._consumer.committed(partitions)}
+        # One beyond the end is of a topic that has lost records since, or of an earlier one of that name.
+        begins |= {Partition(*at[:2]): at.offset for at in committed if at.offset <= bounds[Partition(*at[:2])][1]}
         async with self._store.transaction() as session:
             await self._positions(session, "begin_positions", begins, list(begins.values()))
             rows = await self._positions(session, "lock_positions", begins)

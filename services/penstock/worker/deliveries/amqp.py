@@ -49,7 +49,8 @@ def add_to(deliveries: Deliveries) -> None:
             f"{PREFIX}DELIVERIES names {ACTION}, and {PREFIX}AMQP_PUBLISH_URL is not set: set it to "
             "amqp://user:password@host:port/vhost"
         )
-    links = Links(settings.amqp_publish_url.get_secret_value(), heartbeat_seconds=30, makes_queues=False)
+    url, setting = settings.amqp_publish_url.get_secret_value(), f"{PREFIX}AMQP_PUBLISH_URL"
+    links = Links(url, setting=setting, heartbeat_seconds=30, makes_queues=False)
     deliveries.at_close(links.close)
     deliveries.action(ACTION, Publisher(links, settings).publish, batch=_BATCH, linger=_LINGER_SECONDS)
 
@@ -89,7 +90,7 @@ class Publisher:
         if problem is None:
             return {"message_id": str(properties.message_id)}
         if isinstance(problem, TooLargeForBroker):
-            return Undeliverable(f"the message of {len(body)} bytes for {where}: {problem}")
+            return Undeliverable(f"the message for {where} is too large: {problem}")
         if isinstance(problem, QueueMissing):
             return NotDelivered(f"no queue takes a message for {where}: {problem}")
         return NotDelivered(f"the message for {where} was not confirmed: {problem}")

@@ -246,7 +246,7 @@ class AsyncTasks:
             output = row["output"]
         elif progress is Progress.FAILED:
             errors = msgspec.json.decode(row["errors"]) if row["errors"] else []
-            what = "; ".join(f"{error.get('name')}: {error.get('message')}" for error in errors[:5])
+            what = "; ".join(f"{one.get('name')}: {one.get('field')} {one.get('problem')}" for one in errors[:5])
             output = json.dumps({"Message": f"failed to create jobs: {what or 'see the log'}", "Type": 500})
         return answer({
             "id": row["id"], "requestId": request_id, "input": row["input"], "output": output, "service": "create_job",

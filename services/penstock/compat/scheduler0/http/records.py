@@ -96,6 +96,7 @@ def decode(
     if not body.strip():
         raise Problem(400, "request body required")
     try:
+        body.decode()  # msgspec skips unknown members unchecked
         decoded: Shape = read(body, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise Problem(status, f"the body cannot be read: {exc}") from None
@@ -163,8 +164,7 @@ class Credentials(Records[Credential]):
 
     async def create(self, request: Request, body: bytes) -> Response:
         decode(body, dict[str, msgspec.Raw])
-        async with self._store.session() as session:
-            created = await create_credential(session, readable=self._settings.scheduler0_readable_secrets)
+        created = await create_credential(self._store, readable=self._settings.scheduler0_readable_secrets)
         return answer(created, 201)
 
     async def update(self, request: Request, body: bytes) -> Response:
@@ -184,9 +184,8 @@ class Credentials(Records[Credential]):
 
     async def archive(self, request: Request, body: bytes) -> Response:
         """A request of newer clients."""
-        async with self._store.session() as session:
-            if await archive_credential(session, path_id(request)) is None:
-                raise Problem(404, _CREDENTIAL_NOT_FOUND)
+        if await archive_credential(self._store, path_id(request)) is None:
+            raise Problem(404, _CREDENTIAL_NOT_FOUND)
         return nothing()
 
     async def delete(self, request: Request, body: bytes) -> Response:

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -66,12 +67,7 @@ class CredentialAuthenticator:
             if max(len(api_key), len(secret)) > _MAX_CHARS or "\0" in api_key:
                 return None
             digest = hashlib.sha256(f"{api_key}\0{secret}".encode()).digest()
-
-            async def find() -> int | None:
-                async with self._store.session() as session:
-                    return await find_credential(session, api_key, secret)
-
-            found = await self._lookups.find(digest, address, find)
+            found = await self._lookups.find(digest, address, partial(find_credential, self._store, api_key, secret))
             return None if found is None else f"scheduler0:{found}"
         if self._peer is not None and headers.get("x-peer") in _PEERS:
             scheme, _, given = headers.get("authorization", "").partition(" ")
