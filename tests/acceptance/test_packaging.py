@@ -327,6 +327,7 @@ def test_a_plain_installation_has_every_public_name_and_no_command(lean: Lean, t
 LACKING: dict[str, tuple[tuple[str, int, str], ...]] = {
     "cli": (
         ("task 1", 1, "cannot be reached"),
+        ("schedules", 1, "cannot be reached"),
         ("config show", 0, "PENSTOCK_DATABASE_URL"),
         ("payload-key", 0, "key id"),
         ("ps", 1, "nothing runs in"),

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, Literal
 
 METHOD_NOT_FOUND = -32601
@@ -273,6 +274,7 @@ class RateLimited(RpcError):
     """
 
     code = -32029
+    key: str | Literal[True] | None = None
 
     def __init__(
         self, retry_after: float | timedelta, key: str | Literal[True] | None = None, reason: str = ""
@@ -285,6 +287,14 @@ class RateLimited(RpcError):
         super().__init__(reason or f"Too many requests: try again in {seconds} s", {"retry_after": seconds})
         self.retry_after_seconds = retry_after
         self.key = key
+
+    @cached_property
+    def retry_after_seconds(self) -> float:
+        """When the same may be sent again; 1 where the answer of an api does not say."""
+        try:  # a client makes the error of an answer without __init__
+            return float(self.data["retry_after"])
+        except (TypeError, KeyError, ValueError):
+            return 1.0
 
 
 class NoResult(PenstockError):

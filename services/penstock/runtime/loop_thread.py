@@ -7,16 +7,21 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from penstock.runtime.daemon_threads import DaemonThreads
+
 T = TypeVar("T")
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """An event loop of uvloop, where there is a build of it for the platform."""
+    """An event loop of uvloop, where there is a build of it for the platform. Its executor has daemon threads."""
     try:
         import uvloop
     except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+        loop = asyncio.new_event_loop()
+    else:
+        loop = uvloop.new_event_loop()
+    loop.set_default_executor(DaemonThreads())
+    return loop
 
 
 class LoopThread(threading.Thread):

@@ -180,11 +180,12 @@ class Inline:
             until = max(self._held.get((task.action, one), now) for one in (None, task.new.limit_key))
             if task.state in (State.SCHEDULED, State.ERROR) and max(task.due_at, until) <= now:
                 due.append(task)
+        for task in due:
+            if task.action not in self._registry:
+                raise LookupError(f"no handler of action {task.action!r} is registered: import its module in the test")
         calls: dict[Any, list[InlineTask]] = {}  # tasks of one message: those that a batched handler takes together
         for task in sorted(due, key=lambda task: (-task.new.priority, task.due_at, task.id)):
-            handler = self._registry.get(task.action)
-            if handler is None:
-                raise LookupError(f"no handler of action {task.action!r} is registered: import its module in the test")
+            handler = self._registry[task.action]
             task.state, task.attempts, task.claim = State.ACQUIRED, task.attempts + 1, task.claim + 1
             task.claimed_at = now
             calls.setdefault((task.action, task.new.timeout_seconds) if handler.batch else task.id, []).append(task)
@@ -445,10 +446,11 @@ class Inline:
         task = self._find(int(command.id))
         if task.state not in (State.CRITICAL_ERROR, State.CANCELLED):
             raise StateConflict(task.id, task.state, "retried")
-        task.state, task.attempts, task.due_at, task.reason = State.SCHEDULED, 0, self.clock.now(), None
         first = next((one.position for one in task.steps.values() if one.label == command.from_step), None)
         if command.from_step is not None and first is None:
             raise InvalidParams("from_step", f"names no durable step of task {task.id}")
+        task.state, task.attempts, task.due_at, task.reason = State.SCHEDULED, 0, self.clock.now(), None
+        task.snoozes = 0
         task.steps = {
             key: entry
             for key, entry in task.steps.items()

@@ -102,7 +102,9 @@ class Pipeline:
         done += (await ScheduleFiring(store=store, notifier=notifier, settings=settings).run_once()).schedules
         advanced = await WorkflowAdvancer(store=store, notifier=notifier, settings=settings).run_once()
         done += 0 if advanced is None else advanced.events
-        await Promotions(store=store, notifier=notifier).run_once()
+        promotions = Promotions(store=store, notifier=notifier)
+        while not await promotions.run_once():
+            pass
         scheduler = Scheduler(store=store, outbound=queues["outbound"], settings=settings, open_queue=self._queue)
         done += await scheduler.run_once()
         for queue in list(self._queues.values()):

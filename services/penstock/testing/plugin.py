@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.protocol import in_process
+from penstock.protocol.errors import needing
 
 if TYPE_CHECKING:
     from penstock.local.postgres import EmbeddedPostgres
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def penstock_inline(monkeypatch: pytest.MonkeyPatch) -> Inline:
     """Records the tasks that this test enqueues, and runs them with `drain()`; no database, queue or api is needed."""
-    from penstock.testing.inline import Inline
+    with needing("the fixture penstock_inline", "server"):
+        from penstock.testing.inline import Inline
 
     inline = Inline()
     monkeypatch.setattr(in_process, "substitute", inline)
@@ -28,7 +30,8 @@ def penstock_inline(monkeypatch: pytest.MonkeyPatch) -> Inline:
 @pytest.fixture(scope="session")
 def penstock_postgres() -> Iterator[EmbeddedPostgres]:
     """The embedded Postgres of the run; `pip install "penstock[local]"` has it."""
-    from penstock.testing.database import running_server
+    with needing("the fixture penstock_pipeline", "local"):
+        from penstock.testing.database import running_server
 
     with running_server() as server:
         yield server

@@ -19,12 +19,15 @@ with needing("penstock.lambda_handler", "lambda"):
     from penstock.brokers.opening import open_transport
     from penstock.brokers.sqs import LIMITS, message_of
     from penstock.runtime.logs import setup_logging
+    from penstock.runtime.periodic import ends_within
+    from penstock.runtime.tracing.active import active, setup_tracing
     from penstock.settings.model import load_settings
     from penstock.worker.handlers.actions import REGISTRY
     from penstock.worker.process import Worker
 
 _STOP_SECONDS = 3.0  # before the end of the invocation, handlers are stopped
 _DRAIN_SECONDS = 1.5  # before it, what is unfinished is left to a later invocation
+_FLUSH_SECONDS = 1.0  # at its end, for spans to reach their exporter
 _NOT_RUN = "extend visibility"  # Lambda holds the messages
 
 
@@ -85,6 +88,7 @@ class _Environment:
         try:
             self._event.put(records)
             worker = self._worker or await self._open()
+            worker._leases.held_until = ends_at  # the timeout of the queue is at least that of the function
             stop = worker.run_until(ends_at - min(_STOP_SECONDS, seconds / 4))
             work = asyncio.create_task(_work(worker))
             ended, _ = await asyncio.wait(
@@ -102,11 +106,15 @@ class _Environment:
                 stop.cancel()
             if not is_whole:
                 await self._close()
+            if (spans := active()) is not None:  # nothing runs until the next invocation, if one comes
+                flushing = asyncio.to_thread(spans._provider.force_flush)
+                await ends_within(min(_FLUSH_SECONDS, (ends_at - monotonic()) / 2), flushing)
         return [*self._event.left]
 
     async def _open(self) -> Worker:
         settings = load_settings()
         setup_logging("worker", level=settings.log_level, form=settings.log_format)
+        setup_tracing("worker", settings)
         transport = open_transport(settings)
         self._stack.push_async_callback(transport.close)
         self._worker = worker = Worker(

@@ -55,6 +55,7 @@ class Leases:
     def __init__(self, queue: Queue, *, visibility_seconds: int, delete_seconds: float) -> None:
         self._queue = queue
         self._visibility_seconds = visibility_seconds
+        self.held_until: float | None = None  # where nothing extends them: until when others hold them for this worker
         self.deleter = Deleter(
             queue, longest_seconds=delete_seconds, visibility_seconds=visibility_seconds, deleted=self._deleted
         )
@@ -70,7 +71,7 @@ class Leases:
 
     def _lease(self, message: Message) -> Lease:
         now = monotonic()
-        return Lease(message, 1, now, now + self._visibility_seconds)
+        return Lease(message, 1, now, self.held_until or now + self._visibility_seconds)
 
     def take(self, message: Message) -> Lease | None:
         """The lease of a received message, to be added; None for one that is leased already or not any more."""

@@ -25,6 +25,7 @@ from penstock.protocol.journal import encode_step
 from penstock.protocol.output import encode_output
 from penstock.protocol.reports import encode_progress
 from penstock.protocol.requests import ClaimId, Invalid, Request, decode_body, parse_claim_id
+from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.runtime.loop import Service, SideTask
 from penstock.runtime.periodic import ends_within
@@ -119,6 +120,7 @@ class Worker(Service):
             "send responses": self._sender.run,
             "delete messages": self._leases.deleter.run,
             "watch threads": self._watch_threads,
+            "watch lifespans": self._resources.watch,
         }
         if self._lease_thread is None:
             tasks["heartbeat"] = self._heartbeat
@@ -259,7 +261,7 @@ class Worker(Service):
 
     def _answer_unknown(self, request: Request, claim_id: str, claim: ClaimId, lease: Lease) -> None:
         lease.begin()
-        self._timings.add("unknown", "error", 0.0)
+        metrics.RUN_SECONDS.labels("unknown", "error").observe(0.0)  # no run time of an action: not for the scheduler
         answer, problem = failure_answer(claim_id, None, unknown_action(request.method, self._registry))
         log_failure(claim, request.method[:200], problem, details=True)  # the action's name alone is in it
         self._sender.answer(answer, lease)

@@ -19,15 +19,13 @@ from penstock.protocol.task import BUILT_IN_ACTIONS
 from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.actions import Handler, Registry
 from penstock.worker.handlers.context import Wait
-from penstock.worker.handlers.outcomes import Fail, Retry, Snooze
+from penstock.worker.handlers.outcomes import ASKED, Fail, Retry, Snooze
 from penstock.worker.handlers.steps import StepFailed, Suspend
 
 TEXT_LIMIT_BYTES = 2048  # of a message, as JSON
 TRACEBACK_LIMIT_BYTES = 8192  # of a traceback, as JSON; its end is kept
 _ACTION_SHOWN_CHARS = 200
 TIMEOUT_KIND = "TaskTimeout"
-
-_ASKED = (Retry, Snooze, RateLimited)  # by which a handler asks for another run
 
 _encode = msgspec.json.Encoder(enc_hook=foreign).encode
 
@@ -150,13 +148,18 @@ def failure_answer(
     """The response to an exception, and what is wrong. errors: of the same call, to log each traceback once."""
     errors = {} if errors is None else errors
     is_first = id(exc) not in errors  # the exceptions of a call live as long as it
-    if is_first:
-        errors[id(exc)] = _error_of(handler, exc)
-    code, message, data = errors[id(exc)]
+    try:
+        if is_first:
+            errors[id(exc)] = _error_of(handler, exc)
+        answer = encode_error(claim_id, *errors[id(exc)])
+    except Exception as broken:  # a subclass of Retry, say, that does not call its __init__
+        errors[id(exc)] = _error_of_broken(handler, exc, broken)
+        answer = encode_error(claim_id, *errors[id(exc)])
+    data = errors[id(exc)][2]
     problem = Problem(
-        data["type"], data["message"], data.get("traceback") if is_first else None, isinstance(exc, _ASKED)
+        data["type"], data["message"], data.get("traceback") if is_first else None, isinstance(exc, ASKED)
     )
-    return encode_error(claim_id, code, message, data), problem
+    return answer, problem
 
 
 def _error_of(handler: Handler | None, exc: BaseException) -> Error:
@@ -178,9 +181,17 @@ def _error_of(handler: Handler | None, exc: BaseException) -> Error:
         data |= {"snooze": True, "retry_after": exc.retry_after_seconds, **held}
     elif isinstance(exc, Fail | StepFailed):
         data["final"] = True  # a step that has failed finally is not run again, so further attempts fail as well
-    if not isinstance(exc, (*_ASKED, Fail)) or exc.__cause__ is not None:
+    if not isinstance(exc, (*ASKED, Fail)) or exc.__cause__ is not None:
         data["traceback"] = traceback_of(exc)
     return HANDLER_ERROR, cut(f"{kind}: {message}"), data
+
+
+def _error_of_broken(handler: Handler | None, exc: BaseException, broken: Exception) -> Error:
+    """Of an exception that lacks what its kind has. broken: what was raised when it was read."""
+    kind = cut(type(exc).__name__, 200)
+    message = cut(f"{kind} cannot be read: {type(broken).__name__}: {text_of(broken)}")
+    data = {"type": kind, "message": message, "traceback": traceback_of(exc), **_hints(handler)}
+    return HANDLER_ERROR, message, data
 
 
 def unknown_action(action: str, registry: Registry) -> Refusal:

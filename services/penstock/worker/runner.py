@@ -289,7 +289,8 @@ class Runner:
             if isinstance(exc, BaseExceptionGroup):  # of a task group
                 exc = next((one for one in exc.exceptions if isinstance(one, Suspend)), exc)
             if unit.span is not None and not (self.codec.encrypts or isinstance(exc, responses.Refusal | Suspend)):
-                unit.span.raised(exc)
+                with suppress(Exception):  # its text may fail
+                    unit.span.raised(exc)
             error = "" if isinstance(exc, Suspend) else type(exc).__name__
             errors: dict[int, responses.Error] = {}
             answers = [self._answer_to(attempt, exc, errors) for attempt in unit.attempts]
@@ -357,18 +358,18 @@ class Runner:
         entered = enter_hooks([call.ctx for call in calls]) if HOOKS else ()
         try:
             returned = await (function() if handler.is_async else self._in_thread(batch, function))
+            if not isinstance(returned, list | tuple):
+                problem = "a batched handler returns a list with one answer for each task, not a "
+                raise responses.Unfit("BadBatch", problem + type(returned).__name__)
+            count = len(batch.attempts)
+            if len(returned) != count:
+                problem = f"the handler returned {len(returned)} answers to {count} tasks: it is unknown which is whose"
+                raise responses.Unfit("BadBatch", problem)
         except BaseException as exc:
-            leave_hooks(entered, [exc] * len(calls))
+            leave_hooks(entered, [exc] * len(entered))
             raise
-        leave_hooks(entered, returned if isinstance(returned, list | tuple) else [None] * len(calls))
+        leave_hooks(entered, returned)
         errors: dict[int, responses.Error] = {}
-        if not isinstance(returned, list | tuple):
-            problem = "a batched handler returns a list with one answer for each task, not a "
-            raise responses.Unfit("BadBatch", problem + type(returned).__name__)
-        count = len(batch.attempts)
-        if len(returned) != count:
-            problem = f"the handler returned {len(returned)} answers to {count} tasks: it is unknown which is whose"
-            raise responses.Unfit("BadBatch", problem)
         return [
             ("", None) if attempt.answered else self._answer_to(attempt, outcome, errors)
             for attempt, outcome in zip(batch.attempts, returned, strict=True)
@@ -394,16 +395,16 @@ class Runner:
         return attempt.context(partial(self._on_loop, self._report, attempt), self._steps(attempt))
 
     def _answer_to(self, attempt: Attempt, outcome: Any, errors: dict[int, responses.Error]) -> Answer:
-        """The response to an outcome in a batch: a result, or an exception."""
-        if isinstance(outcome, Suspend):
-            if (entry := sleep_entry(outcome)) is not None:
-                attempt.sleep = entry
-            return responses.suspension(attempt.claim_id, attempt.handler, outcome), None
-        if not isinstance(outcome, BaseException):
-            try:
+        """The response to an outcome, a result or an exception. Raises nothing."""
+        try:
+            if isinstance(outcome, Suspend):
+                if (entry := sleep_entry(outcome)) is not None:
+                    attempt.sleep = entry
+                return responses.suspension(attempt.claim_id, attempt.handler, outcome), None
+            if not isinstance(outcome, BaseException):
                 return self._answer_of(attempt, outcome), None
-            except responses.Refusal as exc:
-                outcome = exc
+        except Exception as exc:
+            outcome = exc
         return responses.failure_answer(attempt.claim_id, attempt.handler, outcome, errors)
 
     def _is_large(self, answer: Answer) -> bool:
@@ -451,7 +452,9 @@ class Runner:
         child, unit.child = unit.child, None
 
         def receive(kind: str, claim_id: str, *content: Any) -> None:
-            attempt = attempts[claim_id]
+            attempt = attempts.get(claim_id)
+            if attempt is None:
+                return  # an earlier call has left something running in the child
             if kind == "progress":
                 self._report(attempt, *content)
             elif kind == "output":
@@ -500,8 +503,9 @@ class Runner:
         try:
             result, raised = await unit.thread_call.outcome
         except asyncio.CancelledError:
-            self.threads.leave(unit.thread_call)
-            log.warning("thread_left_behind", **unit.log_fields(), left=self.threads.left)
+            if unit.thread_call.outcome.cancelled():  # else the thread has ended in the same moment
+                self.threads.leave(unit.thread_call)
+                log.warning("thread_left_behind", **unit.log_fields(), left=self.threads.left)
             raise
         if raised is not None:
             raise raised

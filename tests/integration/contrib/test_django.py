@@ -6,6 +6,7 @@ It takes no fixture of the other tests, so that .ci/django runs it in an environ
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -45,8 +46,11 @@ ran = []
 def fail(context, how: "no such type"):
     ran.append(context.attempt)
     context.penstock.progress_sync(50, "half")
-    if how == "retry":
-        raise penstock.Retry(5)
+    if how == "wait":
+        return context.penstock.wait(timeout=60)
+    asked = {"retry": penstock.Retry, "snooze": penstock.Snooze, "limited": penstock.RateLimited}
+    if how in asked:
+        raise asked[how](5)
     raise {"built in": ValueError, "django": PermissionDenied}[how]("no")
 
 @task
@@ -234,6 +238,17 @@ def test_failed_attempts_are_told_with_their_class_and_traceback(
     assert signals.count(("finished", "FAILED")) == 1
 
 
+def test_an_attempt_that_is_put_off_or_waits_is_not_finished(
+    more: ModuleType, penstock_pipeline: Pipeline, signals: list[tuple[str, str]]
+) -> None:
+    results = [more.fail.enqueue(how) for how in ("snooze", "wait", "limited")]
+    penstock_pipeline.drain_sync()
+    assert signals == [("enqueued", "READY")] * 3 + [("started", "RUNNING")] * 3
+    for one in results:
+        one.refresh()
+    assert [(one.status, one.errors) for one in results] == [("READY", [])] * 3
+
+
 def test_a_lost_worker_is_a_failure_without_a_class_of_its_own() -> None:
     from penstock.client.records import Failure
     from penstock.contrib.django.backend import _error
@@ -309,7 +324,8 @@ def test_what_no_worker_could_run_is_refused(shop: SimpleNamespace, more: Module
         of_another.enqueue(1)
     with pytest.raises(InvalidTask, match="Queue 'video' is not valid"):
         more.add.using(queue_name="video")
-    for unknown in ("1", "x", str(penstock.enqueue_sync(shop.connection, "successor", {"number": 1}).id)):
+    of_no_task = penstock.enqueue_sync(shop.connection, "successor", {"number": 1})
+    for unknown in ("1", "x", "-1", "9" * 20, str(of_no_task.id)):
         with pytest.raises(TaskResultDoesNotExist):
             more.add.get_result(unknown)
 
@@ -379,6 +395,29 @@ def test_checks_of_a_database_name_the_next_step(shop: SimpleNamespace) -> None:
     ((code, hint),) = found()
     assert code == "penstock.W002"
     assert "penstock_migrate --database default" in (hint or "")
+
+
+def test_the_migration_connects_with_the_options_of_the_database(
+    shop: SimpleNamespace, penstock_pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("trustme")
+    from django.core.management import call_command
+
+    from penstock.contrib.django.databases import database_url
+    from tests.tls import tls_front
+
+    known = shop.connection.settings_dict
+    with tls_front(penstock_pipeline.database_url, tmp_path, wants_certificates=True) as front:
+        options = {"sslmode": "verify-full", "sslrootcert": front.ca_path, "sslcert": str(front.cert_path)}
+        options |= {"sslkey": str(front.key_path), "sslcrl": None, "assume_role": "nobody", "pool": False}
+        for name, value in {"HOST": "127.0.0.1", "PORT": front.port, "OPTIONS": options}.items():
+            monkeypatch.setitem(known, name, value)
+        call_command("penstock_migrate", stdout=io.StringIO())
+        assert front.secured > 0
+        assert front.plain == 0
+    rest = {"sslcrl": "a b.crl", "ssl_min_protocol_version": "TLSv1.3", "target_session_attrs": "read-write"}
+    monkeypatch.setitem(known, "OPTIONS", rest)
+    assert dict(parse_qsl(urlsplit(database_url("default")).query)) == rest
 
 
 def test_the_commands_migrate_a_database_and_run_a_worker(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import multiprocessing
 import os
 import signal
 import time
@@ -170,3 +171,25 @@ def by_steps(ctx: Context, size: int = 1) -> None:
 @action(process=True)
 async def by_awaited_steps(ctx: Context) -> Any:
     return [await ctx.step("first", os.getpid), await ctx.step("second", os.getpid), os.getpid()]
+
+
+@action(process=True, output="logs")
+async def leave_running(ctx: Context) -> None:
+    async def go_on() -> None:
+        await asyncio.sleep(0.1)
+        log.warning("too late")
+        await ctx.step("too late", os.getpid)
+
+    globals()["left"] = asyncio.create_task(go_on())
+
+
+@action(process=True)
+def fork_and_end(ctx: Context) -> int | None:
+    """As a pool of multiprocessing ends its processes; returns the exit code."""
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    process.start()
+    process.terminate()
+    process.join(10)
+    code = process.exitcode
+    process.kill()
+    return code

@@ -13,6 +13,10 @@ from typing import Any
 
 import botocore.session
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import penstock
 from penstock.payloads.codec import PayloadCodec, aad_of, payload_aad
@@ -21,6 +25,7 @@ from penstock.protocol.errors import TASK_TIMEOUT, Unavailable
 from penstock.protocol.message_attributes import TIMEOUT_ATTRIBUTE, encode_tenants
 from penstock.protocol.reports import Failed, Report, Stepped, Succeeded, Waiting, decode_reports
 from penstock.protocol.requests import encode_call
+from penstock.runtime.tracing import active
 from penstock.settings.model import Settings, load_settings
 from penstock.settings.payload_texts import new_key
 from penstock.worker import lambda_handler as module
@@ -226,6 +231,36 @@ def test_sealed_payloads_are_opened_and_steps_reported(function: Function, monke
     assert isinstance(outcome, Succeeded)
     assert codec.decode_inline(outcome.result, aad_of("result", 7)) == '"HUSH"'
     assert any(isinstance(report, Stepped) for report in function.reports)
+
+
+def test_steps_begin_for_as_long_as_the_invocation_lasts(function: Function, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = load_settings().model_copy(update={"visibility_timeout_seconds": 0})
+    monkeypatch.setattr(module, "load_settings", lambda: short)
+
+    @action("stepwise", registry=function.registry)
+    async def stepwise(ctx: penstock.Context) -> list[str]:
+        return [await ctx.step(name, name.upper) for name in ("a", "b")]
+
+    for task_id in (1, 2):
+        assert function.invoke(call(task_id, "stepwise")) == []
+    assert [r.result for r in function.outcomes().values() if isinstance(r, Succeeded)] == ['["A","B"]'] * 2
+
+
+def test_spans_are_exported_before_an_invocation_ends(function: Function, monkeypatch: pytest.MonkeyPatch) -> None:
+    provider, exporter = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=60_000))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    monkeypatch.setattr(active, "_active", None)
+    monkeypatch.setenv("PENSTOCK_TRACES", "true")
+
+    @action("ok", registry=function.registry)
+    async def ok(ctx: penstock.Context) -> None: ...
+
+    for _ in range(2):
+        assert function.invoke(call(1, "ok")) == []
+        assert [span.name for span in exporter.get_finished_spans()] == ["process ok"]
+        exporter.clear()
+    provider.shutdown()
 
 
 def test_an_invocation_without_its_results_queue_fails_and_a_later_one_works(

@@ -13,15 +13,17 @@ from itertools import pairwise
 from typing import Any
 
 import aiohttp
+import anyio
 import pytest
 import sentry_sdk
 
 from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsQueue
-from penstock.protocol.errors import SettingsError
+from penstock.protocol.errors import SettingsError, Unavailable
 from penstock.protocol.message_attributes import encode_tenants
 from penstock.protocol.reports import Failed, Succeeded
 from penstock.protocol.requests import encode_call
+from penstock.runtime.loop import Loop
 from penstock.settings.model import Settings
 from penstock.worker.handlers.actions import REGISTRY, Registry, action
 from penstock.worker.handlers.context import Call, Context
@@ -142,6 +144,98 @@ async def test_what_no_lifespan_gives_is_an_error_when_the_worker_starts(bench: 
 
     with pytest.raises(SettingsError, match="ended without a yield"):
         await Resources(in_child=False).open()
+
+
+async def test_a_lifespan_that_fails_closes_the_others_and_all_are_opened_again() -> None:
+    events: list[str] = []
+
+    @lifespan
+    async def first() -> AsyncGenerator[Pool, None]:
+        events.append("open")
+        yield Pool()
+        events.append("closed")
+
+    @lifespan
+    async def second() -> AsyncGenerator[dict[str, int], None]:
+        if events == ["open"]:
+            raise Unavailable("not yet")
+        yield {"a": 1}
+
+    resources = Resources(in_child=False)
+    with pytest.raises(Unavailable):
+        await resources.open()
+    assert events == ["open", "closed"]
+    await resources.open()
+    assert resources.values({"b": dict}) == {"b": {"a": 1}}
+    await resources.close()
+    assert events == ["open", "closed"] * 2
+
+
+async def test_a_lifespan_is_opened_and_closed_by_one_task(caplog: pytest.LogCaptureFixture) -> None:
+    events: list[str] = []
+
+    @lifespan
+    async def group() -> AsyncGenerator[Pool, None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.sleep, 600)
+            yield Pool()
+            tasks.cancel_scope.cancel()
+        events.append("left")
+
+    resources = Resources(in_child=False)
+    await asyncio.create_task(resources.open())
+    await resources.close()
+    assert events == ["left"]
+    assert "lifespan_not_closed" not in caplog.text
+
+
+async def test_a_stop_while_a_lifespan_is_opened_closes_the_others() -> None:
+    events: list[str] = []
+
+    @lifespan
+    async def first() -> AsyncGenerator[Pool, None]:
+        yield Pool()
+        events.append("closed")
+
+    @lifespan
+    async def second() -> AsyncGenerator[dict[str, int], None]:
+        events.append("opening")
+        await asyncio.sleep(600)
+        yield {}
+
+    resources = Resources(in_child=False)
+    opening = asyncio.create_task(resources.open())
+    while not events:
+        await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert events == ["opening", "closed"]
+    await resources.close()
+
+
+async def test_a_worker_ends_when_the_task_group_of_a_lifespan_fails(bench: Bench, registry: Registry) -> None:
+    events: list[str] = []
+
+    async def fail() -> None:
+        await asyncio.sleep(0.05)
+        raise LookupError("gone")
+
+    @lifespan
+    async def group() -> AsyncGenerator[Pool, None]:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fail())
+            try:
+                yield Pool()
+            finally:
+                events.append("closed")
+
+    @action(registry=registry)
+    async def act(pool: Pool = inject()) -> None: ...
+
+    async with asyncio.timeout(60):
+        assert await Loop(bench.worker(), passes=1, grace_seconds=5).run() == 1
+    assert events == ["closed"]
 
 
 async def test_hooks_see_the_context_and_the_failure_of_each_attempt(bench: Bench, registry: Registry) -> None:

@@ -21,6 +21,7 @@ from penstock.protocol.message_attributes import encode_tenants
 from penstock.protocol.output import decode_entries
 from penstock.protocol.reports import Failed, Output, Stepped, Succeeded, Suspended
 from penstock.protocol.requests import encode_call
+from penstock.runtime.periodic import Pauses
 from penstock.runtime.tracing import active
 from penstock.runtime.tracing.spans import Spans
 from penstock.settings.model import Settings
@@ -227,6 +228,15 @@ async def test_progress_cancellation_logs_and_decisions_cross_the_boundary(
     assert "action=talk" in line
 
 
+async def test_what_a_call_left_running_in_its_child_does_not_harm_the_next_one(bench: Bench) -> None:
+    await send(bench, ("leave_running", {}), ("plain", {"number": 2, "seconds": 0.5}))
+    async with working(bench, worker_processes=1):
+        outcomes = await bench.outcomes(2)
+    assert result_of(outcomes[1]) is None
+    assert result_of(outcomes[2])["number"] == 2
+    assert not [one for one in bench.reports if isinstance(one, Output | Stepped)]
+
+
 async def test_a_batch_whose_child_dies_is_run_task_by_task_to_find_the_one_at_fault(bench: Bench) -> None:
     await send(bench, *(("many", {"n": n, "poison": int(n == 2)}) for n in range(5)))
     async with working(bench):
@@ -286,6 +296,70 @@ async def test_killed_children_and_a_killed_fork_server_lose_no_task(bench: Benc
         assert result_of((await bench.outcomes(1))[1000])["number"] == 1
 
 
+async def test_a_stop_that_is_sent_to_the_whole_group_of_processes_ends_no_child(bench: Bench) -> None:
+    await send(bench, *(("plain", {"number": n, "seconds": 1.0}) for n in range(2)))
+    async with working(bench) as worker:
+        pool = worker._processes
+        assert pool is not None
+
+        async def are_busy() -> bool:
+            children = pool._children.values()
+            return len(children) == 2 and not pool._idle and all(child.is_ready for child in children)
+
+        await eventually(are_busy, "two calls")
+        before = set(pool._children)
+        for pid in (parent_of(next(iter(before))), *before):
+            for number in (signal.SIGTERM, signal.SIGINT):
+                os.kill(pid, number)
+        outcomes = await bench.outcomes(2)
+        assert {result_of(outcome)["pid"] for outcome in outcomes.values()} == before
+        assert set(pool._children) == before
+
+
+async def test_a_process_that_a_handler_forks_ends_by_its_signals(bench: Bench) -> None:
+    await send(bench, *[("fork_and_end", {})] * 5)
+    async with working(bench):
+        outcomes = await bench.outcomes(5)
+    assert {result_of(outcome) for outcome in outcomes.values()} == {-signal.SIGTERM}
+
+
+FEW_PROCESSES = """
+import errno, os
+
+fork, calls = os.fork, 0
+
+def refused_at_times():
+    global calls
+    calls += 1
+    if calls in (2, 3):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    return fork()
+
+os.fork = refused_at_times
+"""
+
+
+async def test_a_child_goes_on_while_the_system_refuses_another(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "few_processes.py").write_text(FEW_PROCESSES, "utf-8")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    pool = ProcessPool(settings.model_copy(update={"worker_processes": 2}), ["few_processes"])
+    pooling = asyncio.create_task(pool.run())
+    seen: list[int] = []
+    try:
+        async with asyncio.timeout(30):
+            while len(pool._idle) < 2:
+                seen += [pid for pid in pool._children if pid not in seen]
+                await asyncio.sleep(0.02)
+        assert next(iter(pool._children)) == seen[0]
+        await pool.stop()
+    finally:
+        pooling.cancel()
+        with suppress(asyncio.CancelledError):
+            await pooling
+
+
 async def test_the_handler_of_the_processes_page_runs_in_a_child(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +409,46 @@ async def test_children_have_lifespans_of_their_own(
     assert opened.read_text("ascii").split().count("closed") >= 3
 
 
+BREAKING = """
+import asyncio, os
+from pathlib import Path
+from penstock import lifespan
+
+async def fail():
+    await asyncio.sleep(0.2)
+    raise LookupError("gone")
+
+@lifespan(process=True)
+async def group():
+    async with asyncio.TaskGroup() as tasks:
+        if not Path(os.environ["BROKEN"]).exists():
+            Path(os.environ["BROKEN"]).touch()
+            tasks.create_task(fail())
+        yield 1
+"""
+
+
+async def test_a_child_whose_lifespan_ends_too_early_is_replaced(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "breaking.py").write_text(BREAKING, "utf-8")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("BROKEN", str(tmp_path / "broken"))
+    pool = ProcessPool(settings.model_copy(update={"worker_processes": 1}), ["breaking"])
+    pooling = asyncio.create_task(pool.run())
+    seen: set[int] = set()
+    try:
+        async with asyncio.timeout(30):
+            while len(seen) < 2 or not pool.has_room:
+                seen |= {child.pid for child in pool._idle}
+                await asyncio.sleep(0.02)
+        await pool.stop()
+    finally:
+        pooling.cancel()
+        with suppress(asyncio.CancelledError):
+            await pooling
+
+
 async def test_a_pool_may_stop_while_a_child_is_being_forked(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,6 +473,47 @@ async def test_a_pool_may_stop_while_a_child_is_being_forked(
             may_go_on.set()
             await stopping
         assert pool._children == {}
+    finally:
+        pooling.cancel()
+        with suppress(asyncio.CancelledError):
+            await pooling
+
+
+async def test_a_child_of_an_ended_fork_server_is_not_replaced_by_the_next_server_twice(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROCESS_APP_OPENED", str(tmp_path / "opened"))  # the first lifespan fails
+    sleep, start = asyncio.sleep, asyncio.create_subprocess_exec
+    servers: list[asyncio.subprocess.Process] = []
+    is_pausing, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def starting(*words: Any, **options: Any) -> asyncio.subprocess.Process:
+        servers.append(await start(*words, **options))
+        return servers[-1]
+
+    async def pausing(seconds: float) -> None:
+        if seconds < 100:
+            await sleep(seconds)
+        else:
+            is_pausing.set()
+            await may_go_on.wait()
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", starting)
+    monkeypatch.setattr(asyncio, "sleep", pausing)
+    pool = ProcessPool(settings.model_copy(update={"worker_processes": 1}), [APP])
+    pool._pauses = Pauses(1000, 1000)
+    pooling = asyncio.create_task(pool.run())
+    try:
+        async with asyncio.timeout(60):
+            await is_pausing.wait()
+            servers[0].kill()
+            while not pool.has_room:
+                await sleep(0.02)
+            may_go_on.set()
+            while pool._welcoming:
+                await sleep(0)
+        assert (len(servers), len(pool._children), len(pool._forking)) == (2, 1, 0)
+        await pool.stop()
     finally:
         pooling.cancel()
         with suppress(asyncio.CancelledError):

@@ -39,6 +39,7 @@ from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.context import Call, Context
 from penstock.worker.handlers.outcomes import Fail, Retry
 from penstock.worker.process import Worker
+from tests.integration.doors import sample
 
 PATIENCE_SECONDS = 30
 
@@ -260,6 +261,7 @@ async def test_batch_is_answered_entry_by_entry(bench: Bench, registry: Registry
 
 
 async def test_unknown_action_is_answered_with_the_nearest(bench: Bench, registry: Registry) -> None:
+    counted = sample("penstock_run_seconds_count", action="unknown", outcome="error")
     action("export", registry=registry)(lambda ctx: None)
     await bench.send(encode_call(1, 1, "exprot", "{}"))
     await bench.work()
@@ -269,6 +271,8 @@ async def test_unknown_action_is_answered_with_the_nearest(bench: Bench, registr
     assert error["data"]["type"] == "UnknownAction"
     assert error["data"]["nearest"] == "export"
     assert failed.hints.spends_none
+    assert sample("penstock_run_seconds_count", action="unknown", outcome="error") == counted + 1
+    assert not [report for report in bench.reports if isinstance(report, RunTimes)]
 
 
 async def test_params_that_do_not_fit_are_answered_and_nothing_is_called(bench: Bench, registry: Registry) -> None:

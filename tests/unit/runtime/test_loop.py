@@ -444,6 +444,39 @@ def test_a_process_told_to_stop_leaves_with_0_within_its_grace(tmp_path: Path, n
     assert process.wait(60) == 0
 
 
+LEAVING = """
+import asyncio, atexit, sys, time
+from pathlib import Path
+from penstock.runtime.loop import Service, run_services
+from penstock.settings.model import load_settings
+
+class Leaving(Service):
+    name = "leaving"
+    async def run_once(self):
+        task = asyncio.create_task(asyncio.to_thread(time.sleep, 600))
+        await asyncio.sleep(0)
+        Path(sys.argv[1]).touch()
+        await task
+        return 0
+
+atexit.register(print, "its end")
+sys.exit(run_services([(lambda stack: Leaving(), 1)], load_settings(metrics_port=0, grace_seconds=0.1)))
+"""
+
+
+def test_a_stopped_process_does_not_wait_for_what_a_handler_left_in_a_thread(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LEAVING, str(tmp_path / "mark")]
+    process = subprocess.Popen(command, env=_environment(), stdout=subprocess.PIPE, text=True)
+    try:
+        wait_until((tmp_path / "mark").exists, "the call")
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert output == "its end\n"
+
+
 def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
     process = start(tmp_path / "mark", grace_seconds=3600)
     process.send_signal(signal.SIGTERM)

@@ -232,6 +232,26 @@ async def test_what_a_test_forgot_is_said(inline: Inline) -> None:
         inline.crash("note", before_answer=False)
 
 
+async def test_a_task_without_a_handler_leaves_the_others_to_a_later_run(inline: Inline, ran: Ran) -> None:
+    await penstock.enqueue(None, "note", {"n": 1}, priority=9)
+    await penstock.enqueue(None, "nowhere")
+    with pytest.raises(LookupError):
+        await inline.drain()
+    assert [task.state for task in inline.tasks] == ["SCHEDULED", "SCHEDULED"]
+    action("nowhere", registry=inline._registry)(lambda: None)
+    assert len(await inline.drain()) == 2
+    assert [n for n, *_ in ran] == [1]
+
+
+async def test_a_retry_from_an_unknown_step_changes_nothing(inline: Inline) -> None:
+    async with AsyncClient() as client:
+        task = (await client.enqueue("note", {"n": 1}))["id"]
+        await client.cancel(task, reason="no")
+        with pytest.raises(penstock.InvalidParams, match="from_step"):
+            await client.retry(task, from_step="typo")
+    assert (inline.tasks[0].state, inline.tasks[0].reason) == ("CANCELLED", "no")
+
+
 async def test_typed_actions_reach_it_too(inline: Inline) -> None:
     @action("typed", registry=inline._registry)
     async def typed(n: int) -> int:
@@ -339,6 +359,10 @@ async def test_a_task_is_put_off_so_often_and_then_fails(monkeypatch: Any) -> No
         inline.clock.advance(seconds=1)
     (task,) = inline.tasks
     assert (task.state, task.snoozes, task.error["data"]["type"]) == ("CRITICAL_ERROR", 2, "PutOffTooOften")
+    with Client() as client:
+        client.retry(task.id)
+    await inline.drain()
+    assert (task.state, task.snoozes) == ("SCHEDULED", 1)
 
 
 @pytest.mark.parametrize("step", ["charge", "charge#2", "ship"])

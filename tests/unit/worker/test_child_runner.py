@@ -9,7 +9,7 @@ import pytest
 
 from penstock.settings.model import load_settings
 from penstock.worker.handlers.actions import Registry, action
-from penstock.worker.handlers.context import Call
+from penstock.worker.handlers.context import Call, Context
 from penstock.worker.handlers.lifespan import Resources
 from penstock.worker.processes.channel import Channel
 from penstock.worker.processes.child import _ChildRunner
@@ -61,4 +61,25 @@ async def test_a_task_whose_claim_is_lost_before_its_start_is_answered_without_a
             claim_id == "1:1" or (text, problem) == ("", None) for _, claim_id, text, problem, _ in answers.values()
         )
     assert {"n": 1} in called
+    runner.close()
+
+
+async def test_what_goes_on_after_a_call_sends_no_output() -> None:
+    """The worker reads the channel during calls alone: one that is full would hold the child up."""
+    registry, contexts = Registry(), list[Context]()
+
+    @action("a", registry=registry, process=True, output="chunks")
+    async def act(ctx: Context) -> None:
+        contexts.append(ctx)
+        ctx.emit_sync("in time")
+
+    sent = Sent()
+    runner = _ChildRunner(load_settings(), cast(Channel, sent), Resources(in_child=True), registry)
+    runner._outputs.flush_seconds = 0.01
+    runner.call("a", 10.0, [["1:1", "{}", None, False, "", float("inf")]], None)
+    (output,) = [message for message in await sent.done() if message[0] == "output"]
+    assert "in time" in output[2]
+    contexts[0].emit_sync("too late")
+    await asyncio.sleep(0.05)
+    assert sent.messages[-1][0] == "done"
     runner.close()

@@ -20,7 +20,9 @@ from penstock.protocol.errors import InvalidParams, SettingsError
 from penstock.protocol.retry import Backoff
 from penstock.worker.handlers.actions import Handler, Registry, action, load_app
 from penstock.worker.handlers.context import Call, Context
+from penstock.worker.handlers.lifespan import inject
 from penstock.worker.handlers.outcomes import Fail, Retry
+from penstock.worker.handlers.steps import Suspend
 from penstock.worker.responses import unknown_action
 
 if TYPE_CHECKING:
@@ -222,6 +224,23 @@ def test_required_keyword_cannot_come_from_an_array() -> None:
 
     assert misfit(handler, '["x"]') == ("name", "is missing; it is taken by name only: send an object")
     assert fit(handler, '{"name":"x"}') == ([], {"name": "x"})
+
+
+class Pool:
+    pass
+
+
+def test_items_behind_an_injected_parameter_are_passed_by_name() -> None:
+    def act(ctx: Context, a: int, pool: Pool = inject(), b: int = 0, *, c: int = 0) -> None: ...
+    def any_items(a: int, pool: Pool = inject(), *more: int) -> None: ...
+    def by_name(a: int, *more: int, pool: Pool = inject()) -> None: ...
+
+    assert fit(act, "[1]") == ([1], {})
+    assert fit(act, "[1,2]") == ([1], {"b": 2})
+    assert misfit(act, "[1,true]")[0] == "b"
+    assert misfit(act, "[1,2,3]") == ("params", "has 3 items; act takes 2")
+    assert misfit(any_items, "[1,2]") == ("params", "has 2 items; act takes 1")
+    assert fit(by_name, "[1,2,3]") == ([1, 2, 3], {})
 
 
 def test_position_only_parameter_cannot_come_from_an_object() -> None:
@@ -442,6 +461,15 @@ def test_the_context_may_be_annotated_in_every_way_that_fits() -> None:
 
 
 # Context, Retry, Fail
+
+
+def test_a_task_sleeps_for_decades_and_not_for_ever() -> None:
+    now, ctx = datetime.datetime.now(datetime.UTC), Context(1, 1, "act")
+    with pytest.raises(Suspend):
+        ctx.sleep_until_sync(now + datetime.timedelta(days=36_599))
+    for instant in (now + datetime.timedelta(days=36_601), datetime.datetime.max.replace(tzinfo=datetime.UTC)):
+        with pytest.raises(ValueError, match=f"3162240000 seconds from now, not until {instant.year}-"):
+            ctx.sleep_until_sync(instant)
 
 
 def test_progress_goes_on_with_or_without_await() -> None:

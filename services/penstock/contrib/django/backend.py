@@ -29,7 +29,7 @@ from penstock.contrib.django.framework import (
     task_enqueued,
 )
 from penstock.contrib.django.tasks import OPTIONS, PenstockTask, register
-from penstock.protocol.errors import TaskFailed, TaskNotFound
+from penstock.protocol.errors import InvalidParams, TaskFailed, TaskNotFound
 from penstock.protocol.spelling import did_you_mean
 from penstock.protocol.task import State
 from penstock.tasks.transactional import enqueue_sync
@@ -101,7 +101,7 @@ class PenstockBackend(BaseTaskBackend):
         """Ask the api that `penstock.connect` or the environment names. Raises TaskResultDoesNotExist."""
         try:
             detail = default.client().status(int(result_id), detail=True)
-        except (ValueError, TaskNotFound):
+        except (ValueError, TaskNotFound, InvalidParams):
             raise TaskResultDoesNotExist(f"there is no task {result_id}") from None
         try:
             task = import_string(detail.action)

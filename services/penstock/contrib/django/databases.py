@@ -13,6 +13,12 @@ from penstock.protocol.errors import SettingsError
 from penstock.protocol.schema import renamed
 from penstock.settings.model import load_settings
 
+# Parameters of libpq that asyncpg knows too.
+_PARAMETERS = frozenset({
+    "sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "sslcrl", "ssl_min_protocol_version",
+    "ssl_max_protocol_version", "passfile", "target_session_attrs", "krbsrvname", "gsslib",
+})  # fmt: skip
+
 _LOOK = """
 select has_function_privilege(current_user, oid, 'execute') from pg_proc
 where proname = 'penstock_enqueue_many' and pronamespace = 'public'::regnamespace"""
@@ -24,16 +30,19 @@ def aliases() -> list[str]:
 
 
 def database_url(alias: str) -> str:
-    """The URL by which Penstock opens a database of Django's. Raises SettingsError."""
+    """The URL by which Penstock opens a database of Django's, as safely as Django does. Raises SettingsError."""
     known = connections[alias].settings_dict
     if connections[alias].vendor != "postgresql":
         raise SettingsError(f"the database {alias!r} is not Postgres")
     if not known["NAME"]:
         raise SettingsError(f"the database {alias!r} has no NAME: run `penstock migrate --database-url URL` instead")
     host, port = known["HOST"] or None, known["PORT"]
+    query = {name: str(value) for name, value in known["OPTIONS"].items() if value and name in _PARAMETERS}
+    if host and host[0] == "/":
+        query["host"] = host
     url = URL.create(
-        "postgresql", known["USER"] or None, known["PASSWORD"] or None, None if host and host[0] == "/" else host,
-        int(port) if port else None, known["NAME"], {"host": host} if host and host[0] == "/" else {},
+        "postgresql", known["USER"] or None, known["PASSWORD"] or None, None if "host" in query else host,
+        int(port) if port else None, known["NAME"], query,
     )  # fmt: skip
     return url.render_as_string(hide_password=False)
 

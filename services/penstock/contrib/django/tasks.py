@@ -26,8 +26,8 @@ from penstock.contrib.django.framework import (
 from penstock.protocol.errors import SettingsError
 from penstock.protocol.options import EnqueueOptions
 from penstock.worker.handlers.actions import REGISTRY, Handler
-from penstock.worker.handlers.context import Context
-from penstock.worker.handlers.outcomes import Retry
+from penstock.worker.handlers.context import Context, Wait
+from penstock.worker.handlers.outcomes import ASKED
 
 OPTIONS = EnqueueOptions.__annotations__.keys() - {"priority", "run_at", "delay"}
 """Options of Penstock that a task may have; Django has words of its own for the others."""
@@ -123,13 +123,16 @@ class _Attempt:
         self.args = (PenstockTaskContext(task_result=self.result, penstock=ctx), *args) if task.takes_context else args
 
     def succeeded(self, returned: Any) -> Any:
+        """Note a result; a wait is none yet."""
+        if isinstance(returned, Wait):
+            return returned
         self._finish(TaskResultStatus.SUCCESSFUL)
         object.__setattr__(self.result, "_return_value", returned)
         return returned
 
     def failed(self, exc: Exception) -> None:
         """Note a failure; one that the function asks for, to run again, is none to Django."""
-        if isinstance(exc, Retry):
+        if isinstance(exc, ASKED):
             return
         path, text = f"{type(exc).__module__}.{type(exc).__qualname__}", "".join(traceback.format_exception(exc))
         self.result.errors.append(TaskError(exception_class_path=path, traceback=text))

@@ -7,12 +7,12 @@ import types
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from penstock.protocol.journal import EVENT, LONGEST_SLEEP_SECONDS, SLEEP, decode_entries
 from penstock.protocol.json_text import dumps
-from penstock.protocol.reports import check_token, check_wait_seconds, make_token
+from penstock.protocol.reports import LONGEST_WAIT_SECONDS, check_token, check_wait_seconds, make_token
 from penstock.protocol.requests import prepared
 from penstock.protocol.task import ACTION_MAX_CHARS
 from penstock.runtime.logs import task_log
@@ -131,7 +131,8 @@ class Context:
     def cancelled(self) -> bool:
         """True once the task was cancelled or reassigned to another worker.
 
-        It turns true within seconds where the worker has PENSTOCK_CONTROL_URL, and never elsewhere.
+        It turns true within seconds where the worker has PENSTOCK_CONTROL_URL, elsewhere only once `penstock.settle`
+        has answered False.
         """
         return self.cancellation.is_set
 
@@ -231,7 +232,7 @@ class Context:
         self._durable().suspend(SLEEP, "ctx.sleep()", seconds=_sleep_seconds(seconds))
 
     async def sleep_until(self, instant: datetime) -> None:
-        """As :meth:`sleep`, until an instant, which has a zone."""
+        """As :meth:`sleep`, until an instant, which has a zone. Raises ValueError for one over a century away."""
         self._durable().suspend(SLEEP, "ctx.sleep_until()", until=_zoned(instant))
 
     async def event(self, token: str, timeout: float | None = None) -> Any:
@@ -343,6 +344,10 @@ def _sleep_seconds(seconds: float | timedelta) -> float:
 def _zoned(instant: datetime) -> datetime:
     if instant.tzinfo is None:
         raise ValueError(f"the instant needs a zone: {instant.isoformat()} is another one in each")
+    seconds = (instant - datetime.now(UTC)).total_seconds()
+    if seconds > LONGEST_WAIT_SECONDS:  # which no report may exceed
+        longest = f"{LONGEST_WAIT_SECONDS:.0f} seconds from now"
+        raise ValueError(f"a task sleeps until at most {longest}, not until {instant.isoformat()}")
     return instant
 
 

@@ -1,5 +1,6 @@
 """Lifespans: what a process opens once for its handlers. Hooks: what runs around each attempt."""
 
+import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -71,20 +72,62 @@ class Resources:
     def __init__(self, *, in_child: bool) -> None:
         self._in_child = in_child
         self._open: list[tuple[str, AsyncGenerator[Any, None], Any]] = []
-        self._is_open = False
+        self._holding: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self._has_broken = asyncio.Event()
 
     async def open(self) -> None:
-        """Run each lifespan up to its value, once; raises what one raises, and SettingsError without a value."""
-        if self._is_open:
+        """Run each lifespan up to its value, once; if one fails, close the others and raise what it raises.
+
+        Raises SettingsError for one without a value.
+        """
+        if self._holding is not None:
             return
-        self._is_open = True
-        for name, (function, process) in LIFESPANS.items():
-            if process is None or process == self._in_child:
-                generator = function()
-                try:
-                    self._open.append((name, generator, await anext(generator)))
-                except StopAsyncIteration:
-                    raise SettingsError(f"@lifespan {name} ended without a yield") from None
+        self._closing.clear()
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        holding = self._holding = asyncio.create_task(self._hold(opened), name="lifespans")
+        try:
+            await asyncio.shield(opened)
+        except BaseException:
+            self._holding = None
+            self._closing.set()
+            holding.cancel()
+            await asyncio.wait((holding,))
+            raise
+
+    async def _hold(self, opened: asyncio.Future[None]) -> None:
+        """Open and close them all in one task: what enters a task group or a cancel scope has to leave it."""
+        self._open.clear()
+        failure: BaseException | None = None
+        try:
+            for name, (function, process) in LIFESPANS.items():
+                if process is None or process == self._in_child:
+                    generator = function()
+                    try:
+                        self._open.append((name, generator, await anext(generator)))
+                    except StopAsyncIteration:
+                        raise SettingsError(f"@lifespan {name} ended without a yield") from None
+            opened.set_result(None)
+            await self._closing.wait()
+        except BaseException as exc:
+            failure = exc
+        if opened.done() and not self._closing.is_set():
+            self._has_broken.set()
+        for name, generator, _ in reversed(self._open):
+            try:
+                await anext(generator, None)
+                await generator.aclose()
+            except Exception:
+                log.exception("lifespan_not_closed", lifespan=name)
+        if isinstance(failure, asyncio.CancelledError):
+            opened.cancel()
+        elif failure is not None and not opened.done():
+            opened.set_exception(failure)
+
+    async def watch(self) -> None:
+        """Raise RuntimeError once a lifespan has ended too early, as when its task group fails; a side task."""
+        await self._has_broken.wait()
+        raise RuntimeError("a @lifespan ended while it was in use")
 
     def check(self, action: str, wanted: Mapping[str, type]) -> None:
         """Raises SettingsError when a handler's type is none of a value's."""
@@ -103,13 +146,10 @@ class Resources:
 
     async def close(self) -> None:
         """Run each lifespan to its end, the newest first; an error is logged, and the others are closed."""
-        while self._open:
-            name, generator, _ = self._open.pop()
-            try:
-                await anext(generator, None)
-                await generator.aclose()
-            except Exception:
-                log.exception("lifespan_not_closed", lifespan=name)
+        holding, self._holding = self._holding, None
+        if holding is not None:
+            self._closing.set()
+            await holding
 
 
 def enter_hooks(contexts: Iterable[Context]) -> list[Entered]:

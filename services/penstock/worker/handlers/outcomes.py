@@ -3,6 +3,8 @@
 import math
 from datetime import timedelta
 
+from penstock.protocol.errors import RateLimited
+
 
 class Retry(Exception):
     """Raised by a handler: this attempt failed, and counts like any other; try again after ``delay``.
@@ -32,6 +34,10 @@ class Fail(Exception):
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason or "the handler gave up")
+
+
+ASKED = (Retry, Snooze, RateLimited)
+"""By which a handler asks for another run."""
 
 
 def _seconds(what: str, delay: float | timedelta) -> float:

@@ -7,6 +7,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -40,7 +41,11 @@ class Parameters:
         named = {p.name: p for p in rest if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
         self._named = tuple(named)
         self._positions = tuple(p.name for p in named.values() if p.kind is not p.KEYWORD_ONLY)
-        self._any_position = any(p.kind is p.VAR_POSITIONAL for p in rest)
+        # What stands behind an injected parameter is passed by name, as that is.
+        before = {p.name for p in takewhile(lambda p: p.default is not INJECTED, declared)}
+        self._by_position = sum(name in before for name in self._positions)
+        has_injected = any(p.default is INJECTED and p.kind is not p.KEYWORD_ONLY for p in declared)
+        self._any_position = any(p.kind is p.VAR_POSITIONAL for p in rest) and not has_injected
         # A parameter by position only cannot come from an object: it is always missing there.
         self._only_position = frozenset(p.name for p in named.values() if p.kind is p.POSITIONAL_ONLY)
         self._known = named.keys() - self._only_position
@@ -83,6 +88,9 @@ class Parameters:
             for position, name in enumerate(self._positions[: len(value)]):
                 if name in self._conversions:
                     value[position] = self._conversions[name](value[position])
+        first = self._by_position
+        if first < len(self._positions):
+            return value[:first], dict(zip(self._positions[first:], value[first:], strict=False))
         return value, {}
 
     def payload(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -77,7 +77,11 @@ async def _live(channel: Channel, settings: Settings, registry: Registry) -> Non
 
         threading.Thread(target=read, name="channel", daemon=True).start()
         channel.send("ready")
+        watching = asyncio.create_task(resources.watch())
+        watching.add_done_callback(lambda _: stop.set())
         await stop.wait()
+        if watching.done():
+            watching.result()
     finally:
         await resources.close()
 
@@ -123,6 +127,9 @@ class _ChildRunner(Runner):
 
     async def _end_call(self) -> None:
         await self.wait_empty()  # a batch does not wait for more tasks
+        for attempt in self._attempts.values():
+            if attempt.output is not None:
+                attempt.output.left_bytes = 0  # what is left running has no reader between calls
         self._channel.send("done", resident_bytes(), self._ignored_cancel or self.threads.left > 0)
 
     def note(self, claim_id: str, is_cancelled: bool, lease_is_lost: bool, until: float) -> None:

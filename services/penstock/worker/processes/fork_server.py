@@ -14,17 +14,26 @@ import signal
 import socket
 import sys
 import threading
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from types import FrameType
+from typing import Any, NoReturn
 
 from penstock.runtime.logs import log, setup_logging, setup_root
+from penstock.runtime.periodic import Pauses
 from penstock.settings.model import Settings
 from penstock.worker.handlers.actions import load_app
 from penstock.worker.processes import channel, child
 
 _PR_SET_PDEATHSIG = 1
 _KILLED_FIRST = "1000"  # by the kernel, when memory runs out: a child, not the worker
+# Often sent to the whole group of processes, as by systemd: the worker lets the children end after their tasks.
+_FOR_WORKER: dict[signal.Signals, Callable[..., Any] | signal.Handlers] = {
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler,
+}
 
 
 class ForkServer:
@@ -32,19 +41,23 @@ class ForkServer:
         self._control = control
         self._settings = settings
         self._alive: set[int] = set()
+        self._ordered: deque[int] = deque()  # the sockets of children that are not forked yet
+        self._pauses = Pauses()
         self._woken, waker = os.pipe()
         for end in (self._woken, waker):
             os.set_blocking(end, False)
         self._waker = waker
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for number in (signal.SIGCHLD, *_FOR_WORKER):
+            signal.signal(number, _note)  # not SIG_IGN, which what a handler starts would inherit
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
 
     def serve(self) -> None:
         """Fork and reap until the worker hangs up; then kill every child."""
         self._send("ready")
+        pause: float | None = None
         while True:
             control = self._control.fileno()
-            readable, _, _ = select.select([control, self._woken], [], [])
+            readable, _, _ = select.select([control, self._woken], [], [], pause)
             if self._woken in readable:
                 with suppress(BlockingIOError):
                     os.read(self._woken, 4096)
@@ -57,18 +70,30 @@ class ForkServer:
                 if pid:
                     self._kill(pid)
                 else:
-                    self._fork(descriptors[0])
+                    self._ordered.append(descriptors[0])
+            pause = self._fork_ordered()
         for pid in self._alive:
             os.kill(pid, signal.SIGKILL)
 
-    def _fork(self, descriptor: int) -> None:
+    def _fork_ordered(self) -> float | None:
+        """Fork the children that are ordered; returns the seconds until the next try if the system refuses one."""
         server = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._become_child(descriptor, server)
-        os.close(descriptor)
-        self._alive.add(pid)
-        self._send("forked", pid)
+        while self._ordered:
+            try:
+                pid = os.fork()
+            except OSError as exc:
+                is_reported, seconds = self._pauses.is_reported, self._pauses.next_seconds()
+                if is_reported:
+                    log.warning("fork_failed", reason=str(exc), next_try_seconds=round(seconds, 1))
+                return seconds
+            descriptor = self._ordered.popleft()
+            if pid == 0:
+                self._become_child(descriptor, server)
+            self._pauses.reset()
+            os.close(descriptor)
+            self._alive.add(pid)
+            self._send("forked", pid)
+        return None
 
     def _become_child(self, descriptor: int, server: int) -> NoReturn:
         code = 1
@@ -76,7 +101,8 @@ class ForkServer:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             die_with(server)
-            for end in (self._woken, self._waker):
+            os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_heed)
+            for end in (self._woken, self._waker, *self._ordered):
                 os.close(end)
             self._control.close()
             with suppress(OSError):
@@ -111,6 +137,30 @@ class ForkServer:
     def _send(self, *message: object) -> None:
         with suppress(BrokenPipeError):  # the worker has ended, and the next look finds it
             self._control.sendall(channel.frame(message))
+
+
+_forking = threading.local()
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    """A signal has come: it wakes the fork server, and ends nothing."""
+
+
+def _block() -> None:
+    """Have a process that a handler forks get no signal before it heeds it."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_WORKER)
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _heed() -> None:
+    """In a process that a handler forked, which ends it by these signals, as multiprocessing does."""
+    for number, usual in _FOR_WORKER.items():
+        if signal.getsignal(number) is _note:
+            signal.signal(number, usual)
+    _unblock()
 
 
 def die_with(parent: int) -> None:

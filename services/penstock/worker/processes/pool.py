@@ -206,6 +206,7 @@ class ProcessPool:
 
     async def _welcome(self, child: Child) -> None:
         """Give a child calls once its lifespans are open; fork another after a pause if that fails."""
+        orders = self._orders
         if await channel.read(child.reader) is not None:
             child.is_ready = True
             self._pauses.reset()
@@ -215,7 +216,8 @@ class ProcessPool:
             seconds = self._pauses.next_seconds()
             log.error("process_not_started", pid=child.pid, next_try_seconds=round(seconds, 1))
             await asyncio.sleep(seconds)
-            self._fork()
+            if self._orders is orders:  # another fork server has made all its children
+                self._fork()
 
     def _has_ended(self, child: Child, ended: Ended) -> None:
         self._children.pop(child.pid, None)

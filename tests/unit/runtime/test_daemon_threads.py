@@ -1,0 +1,64 @@
+"""The executor of event loops: as the usual one, but for its end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from time import monotonic
+
+import pytest
+
+from penstock.runtime import daemon_threads
+from penstock.runtime.loop_thread import new_loop
+
+
+def fail() -> None:
+    raise LookupError("none")
+
+
+def test_calls_run_beside_each_other_in_daemon_threads_that_are_used_again() -> None:
+    async def main() -> None:
+        together = threading.Barrier(3, timeout=30)
+        await asyncio.gather(*(asyncio.to_thread(together.wait) for _ in range(3)))
+        threads = {await asyncio.to_thread(threading.current_thread) for _ in range(20)}
+        assert len(threads) <= 3
+        assert all(thread.daemon for thread in threads)
+        with pytest.raises(LookupError, match="none"):
+            await asyncio.to_thread(fail)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
+def test_more_calls_than_threads_wait_and_a_cancelled_one_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_threads, "_MOST", 1)
+    ran: list[int] = []
+    may_go_on = threading.Event()
+
+    async def main() -> None:
+        first = asyncio.create_task(asyncio.to_thread(may_go_on.wait, 30))
+        others = [asyncio.create_task(asyncio.to_thread(ran.append, n)) for n in range(3)]
+        await asyncio.sleep(0.05)
+        assert not ran
+        others[0].cancel()
+        await asyncio.sleep(0)
+        may_go_on.set()
+        await asyncio.gather(first, *others[1:])
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+    assert ran == [1, 2]
+
+
+def test_an_end_waits_for_short_calls_and_leaves_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_threads, "_END_SECONDS", 0.3)
+    executor = daemon_threads.DaemonThreads()
+    ended = threading.Event()
+    executor.submit(threading.Event().wait, 0.05).add_done_callback(lambda _: ended.set())
+    executor.submit(threading.Event().wait, 600)
+    before = monotonic()
+    executor.shutdown()
+    assert ended.is_set()
+    assert 0.3 <= monotonic() - before < 30
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        executor.submit(fail)

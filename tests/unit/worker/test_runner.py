@@ -1,0 +1,156 @@
+"""Answers and places of calls that end in unusual ways."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+
+from penstock.brokers.base import Message
+from penstock.client.exchanges import error_of
+from penstock.protocol.reports import Failed, Report, Succeeded, decode_report
+from penstock.runtime.tracing import active
+from penstock.runtime.tracing.spans import Spans
+from penstock.worker.handlers.actions import Handler
+from penstock.worker.handlers.context import Call, Context
+from penstock.worker.handlers.lifespan import HOOKS
+from penstock.worker.handlers.outcomes import Retry
+from penstock.worker.leases import Lease
+from tests.unit.worker.test_batch_calls import World
+
+
+def lease() -> Lease:
+    return Lease(Message("m", "r", "", 1, None, {}), 1, 0.0, 30.0)
+
+
+async def outcomes(handler: Handler, count: int) -> Mapping[int, Report]:
+    """Of tasks of the handler, by their number, which is their parameter too."""
+    world = World(concurrency=10)
+    world.runner.add([world.attempt(handler, number, lease()) for number in range(count)])
+    try:
+        await asyncio.wait_for(world.runner.wait_empty(), 10)
+    finally:
+        world.threads.close()
+        world.runner.close()
+    return {attempt.claim.task_id: decode_report(text) for attempt, text in world.answers}
+
+
+def error(report: Report) -> dict[str, Any]:
+    assert isinstance(report, Failed), report
+    data: dict[str, Any] = json.loads(report.error)["data"]
+    return data
+
+
+async def test_a_thread_that_ends_in_the_moment_of_its_time_limit_is_not_left_behind() -> None:
+    started, may_end = threading.Event(), threading.Event()
+
+    def act(n: int) -> None:
+        started.set()
+        may_end.wait(10)
+
+    world = World(concurrency=3)
+    world.runner.add([world.attempt(Handler("act", act, timeout=0.05), 0, lease())])
+    await asyncio.sleep(0)
+    assert started.wait(10)
+    may_end.set()
+    time.sleep(0.2)  # a busy event loop: it learns of the end and of the time limit in the same turn
+    await asyncio.wait_for(world.runner.wait_empty(), 10)
+    ((_, text),) = world.answers
+    assert error(decode_report(text))["type"] == "TaskTimeout"
+    assert world.threads.left == 0
+    for _ in range(world.threads.size):
+        assert world.threads.has_room
+        world.threads.reserve()
+    assert not world.threads.has_room
+    world.threads.close()
+    world.runner.close()
+
+
+class Careless(Retry):
+    def __init__(self) -> None:
+        """It leaves out that of its base, so that it has no delay."""
+
+
+async def test_what_the_api_refuses_a_client_in_a_handler_puts_the_task_off() -> None:
+    refused = {"code": -32029, "message": "Too many requests"}
+    raised = [error_of({**refused, "data": {"retry_after": 7}}), error_of(refused)]
+
+    async def act(n: int) -> None:
+        raise raised[n]
+
+    reports = await outcomes(Handler("act", act), 2)
+    hints = [reports[n].hints for n in range(2)]  # type: ignore[union-attr]
+    assert [(one.retry_after, one.snooze, one.hold) for one in hints] == [(7, True, "action"), (1, True, "action")]
+
+
+async def test_an_exception_that_cannot_be_read_fails_its_task_alone() -> None:
+    async def act(n: int) -> int:
+        if n == 0:
+            raise Careless
+        return n
+
+    async def several(calls: list[Call[Any]]) -> list[Any]:
+        return [Careless(), 1]
+
+    for handler in (Handler("act", act, max_attempts=3), Handler("act", several, batch=2, max_attempts=3)):
+        reports = await outcomes(handler, 2)
+        told = error(reports[0])
+        assert (told["type"], told["max_attempts"]) == ("Careless", 3)
+        assert "no attribute 'delay'" in told["message"]
+        assert isinstance(reports[1], Succeeded)
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("cannot say")
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    active.use(Spans(TracerProvider()))
+    yield
+    active.use(None)
+
+
+async def test_an_exception_without_a_text_is_answered_while_it_is_traced(traced: None) -> None:
+    async def act(n: int) -> None:
+        raise Unprintable
+
+    assert error((await outcomes(Handler("act", act), 1))[0])["type"] == "Unprintable"
+
+
+def _none(calls: list[Call[Any]]) -> None:
+    """It returns no list."""
+
+
+def _too_few(calls: list[Call[Any]]) -> list[int]:
+    calls.clear()  # a handler may change its list
+    return [1]
+
+
+@pytest.mark.parametrize("function", [_none, _too_few])
+async def test_hooks_of_a_batch_without_an_answer_for_each_task_see_its_failure(
+    monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]
+) -> None:
+    seen: list[tuple[int, str]] = []
+
+    @contextmanager
+    def hook(ctx: Context) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as exc:
+            seen.append((ctx.task_id, type(exc).__name__))
+            raise
+        seen.append((ctx.task_id, "no failure"))
+
+    monkeypatch.setitem(HOOKS, "hook", hook)
+    reports = await outcomes(Handler("act", function, batch=2), 2)
+    assert {error(report)["type"] for report in reports.values()} == {"BadBatch"}
+    assert sorted(seen) == [(0, "Unfit"), (1, "Unfit")]
