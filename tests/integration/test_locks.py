@@ -22,13 +22,14 @@ from penstock.compat.delayed_records import DelayedRecord
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.protocol.errors import Locked, TooSlow, Unavailable
-from penstock.protocol.reports import encode_result
+from penstock.protocol.reports import Waiting, WaitPolicy, encode_result
 from penstock.protocol.task import Claimed, NewTask
 from penstock.resulter import Resulter
+from penstock.results.apply import apply_reports
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
-from penstock.supervisor.duties import expire
+from penstock.supervisor.duties import expire, time_out_waits
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.schedules import ScheduleFiring
 from penstock.tasks import claim, ordering
@@ -141,6 +142,26 @@ async def test_a_key_that_a_program_held_and_gave_back_is_forgotten(short: Store
     assert await sql.fetchval("select count(*) from penstock.ordering_head") == 1
     await turns.run_once()
     assert await sql.fetchval("select count(*) from penstock.ordering_head") == 0
+    assert await sql.fetchval("select count(*) from penstock.turn") == 0
+
+
+async def test_many_keys_that_a_program_holds_are_looked_at_again_after_a_pause(
+    short: Store, database_url: str, sql: Any
+) -> None:
+    tasks = await claimed(short, *(NewTask("a", ordering_key=f"k{n}") for n in range(30)))
+    for task in tasks:
+        await sql.fetchval("select penstock_settle($1, '1')", f"{task.id}:{task.claim}")
+    turns = Promotions(store=short, notifier=Notifier(short))
+    holds_all = "select penstock_enqueue('program', '{}', ordering_key => 'k' || n) from generate_series(0, 29) n"
+    async with program(database_url, holds_all) as connection:
+        async with asyncio.timeout(20):
+            while not await turns.run_once():
+                pass
+            await turns.end_all()
+        await connection.execute("commit")
+    while not await turns.run_once():
+        pass
+    assert await states(sql, "action = 'program'") == {"SCHEDULED": 30}
     assert await sql.fetchval("select count(*) from penstock.turn") == 0
 
 
@@ -351,6 +372,23 @@ async def test_one_expired_task_whose_key_is_held_does_not_keep_the_others(
     assert await states(sql, "action = 'a'") == {"CANCELLED": 3}
 
 
+async def test_one_overdue_wait_whose_key_is_held_does_not_keep_the_others(
+    short: Store, settings: Settings, database_url: str, sql: Any
+) -> None:
+    tasks = [NewTask("a", ordering_key="K", max_attempts=1), *(NewTask("a", max_attempts=1) for _ in range(9))]
+    waits = [Waiting(task.id, task.claim, f"t{task.id}", 10, WaitPolicy()) for task in await claimed(short, *tasks)]
+    given = settings.model_copy(update={"ordering_on_critical_error": "hold"})
+    async with short.transaction() as session:
+        assert (await apply_reports(session, waits, given)).waiting == 10
+    await sql.execute("update penstock.wait set deadline = deadline - interval '11 seconds'")
+    async with program(database_url, HOLDS_K):
+        assert await time_out_waits(short, given) == 9
+        assert await time_out_waits(short, given) == 0
+        assert await states(sql, "action = 'a'") == {"CRITICAL_ERROR": 9, "WAITING": 1}
+    assert await time_out_waits(short, given) == 1
+    assert await states(sql, "action = 'a'") == {"CRITICAL_ERROR": 10}
+
+
 async def test_armed_schedules_behind_a_held_key_wait_in_their_order(short: Store, database_url: str, sql: Any) -> None:
     wanted = [
         DelayedRecord(
@@ -467,7 +505,7 @@ async def test_programs_that_enqueue_many_meet_no_deadlock_while_tasks_of_their_
     async def promote_overdue() -> None:
         while not ended.is_set():
             async with store.transaction() as session:
-                met["promoted"] += await ordering.promote_overdue(session, 10)
+                met["promoted"] += (await ordering.promote_overdue(session, 10)).promoted
             await asyncio.sleep(0.01)
 
     async def cancel() -> None:
@@ -491,7 +529,7 @@ async def test_programs_that_enqueue_many_meet_no_deadlock_while_tasks_of_their_
         involved = set(re.findall(r"rocess (\d+)", detail))
         assert involved - pids or not involved, detail
     async with store.transaction() as session:
-        while await ordering.promote_overdue(session, 10):
+        while (await ordering.promote_overdue(session, 10)).taken:
             pass
     # Of each key that has tasks one may run, and no more.
     running = await sql.fetch(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.protocol.errors import Refused
-from penstock.protocol.schema import DEFAULT, renamed
+from penstock.protocol.schema import DEFAULT
 from penstock.protocol.spelling import did_you_mean
 
 # By the letters of Postgres's own lists of rights.
@@ -43,28 +43,28 @@ def grants(role: str, processes: Sequence[str], *, schema: str = DEFAULT) -> lis
         if process not in RIGHTS:
             raise Refused(f"unknown process {process!r}{did_you_mean(process, RIGHTS)} (one of {', '.join(RIGHTS)})")
     name = '"' + role.replace('"', '""') + '"'
-    later = "alter default privileges in schema penstock"
+    later = f"alter default privileges in schema {schema}"
     statements = [
-        f"revoke all on all {kind} in schema penstock from {name}" for kind in ("tables", "sequences", "functions")
+        f"revoke all on all {kind} in schema {schema} from {name}" for kind in ("tables", "sequences", "functions")
     ]
     statements += [f"{later} revoke all on {kind} from {name}" for kind in ("tables", "sequences", "functions")]
-    statements += [f"grant usage on schema penstock to {name}", f"grant select on penstock.alembic_version to {name}"]
+    statements += [f"grant usage on schema {schema} to {name}", f"grant select on {schema}.alembic_version to {name}"]
     for letter, privilege in PRIVILEGES.items():
         things = sorted(
             {thing for process in processes for thing, letters in RIGHTS[process].items() if letter in letters}
         )
         if things:
-            listed = ", ".join(f"penstock.{thing}" for thing in things)
+            listed = ", ".join(f"{schema}.{thing}" for thing in things)
             statements.append(f"grant {privilege} on {_KINDS.get(letter, '')}{listed} to {name}")
     for letters in {PARTITIONS[process] for process in processes if process in PARTITIONS}:
         privileges = ", ".join(PRIVILEGES[letter] for letter in letters)
         statements += [
             f"{later} grant {privileges} on tables to {name}",  # the partitions of days to come
             "do $penstock$ declare part regclass; begin "
-            "for part in select relid from pg_partition_tree('penstock.task_history') where level > 0 loop "
+            f"for part in select relid from pg_partition_tree('{schema}.task_history') where level > 0 loop "
             f"execute format('grant {privileges} on %s to %s', part, {_literal(name)}); end loop; end $penstock$",
         ]
-    return [renamed(statement, schema) for statement in statements]
+    return statements
 
 
 def _literal(text: str) -> str:

@@ -133,12 +133,12 @@ async def grant(database_url: str, role: str, *, passwords: Passwords | None = N
         connection = await connector(database_url, passwords, schema)()
         try:
             async with connection.transaction():
-                await _grant(connection, role)
+                await _grant(connection, role, schema)
         finally:
             await connection.close()
 
 
-async def _grant(connection: asyncpg.Connection, role: str) -> None:
+async def _grant(connection: asyncpg.Connection, role: str, schema: str) -> None:
     await connection.execute(SQL["lock_migrations"])
     found = await connection.fetchrow(SQL["read_grantee"], role)
     if found is None:
@@ -147,18 +147,18 @@ async def _grant(connection: asyncpg.Connection, role: str) -> None:
         raise Refused(f"the role {role!r} has the rights of {found['owner']}, which owns the schema: name another one")
     name = found["name"]
     statements = [
-        f"grant usage on schema penstock to {name}",
-        f"grant {_TABLES} on all tables in schema penstock to {name}",
-        f"revoke insert, update, delete on penstock.alembic_version from {name}",
-        f"grant usage, select on all sequences in schema penstock to {name}",
-        f"grant execute on all functions in schema penstock to {name}",
+        f"grant usage on schema {schema} to {name}",
+        f"grant {_TABLES} on all tables in schema {schema} to {name}",
+        f"revoke insert, update, delete on {schema}.alembic_version from {name}",
+        f"grant usage, select on all sequences in schema {schema} to {name}",
+        f"grant execute on all functions in schema {schema} to {name}",
     ]
     for (creator,) in await connection.fetch(SQL["list_table_creators"]):
-        later = f"alter default privileges for role {creator} in schema penstock grant"
+        later = f"alter default privileges for role {creator} in schema {schema} grant"
         statements += [
             f"{later} {_TABLES} on tables to {name}",
             f"{later} usage, select on sequences to {name}",
             f"{later} execute on functions to {name}",
         ]
     for statement in statements:
-        await connection.execute(statement)
+        await asyncpg.Connection.execute(connection, statement)  # not renamed: the role may be called penstock_app

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.db.pool import Store
 from penstock.db.statements import SQL
-from penstock.protocol.errors import Unavailable
+from penstock.protocol.errors import PenstockError, Unavailable
 from penstock.runtime.logs import log
 from penstock.runtime.periodic import is_set_within
 
@@ -42,6 +42,7 @@ class Notifier:
         self._woken.set()
 
     async def run(self) -> None:
+        is_refused = False
         while True:
             await self._woken.wait()
             self._woken.clear()
@@ -55,6 +56,12 @@ class Notifier:
                     await session.fetch("notify_work", self._channel, payload)
             except Unavailable as exc:
                 log.debug("notify_failed", reason=str(exc))  # the schedulers poll
+            except PenstockError as exc:  # such as a full queue of notifications, which an operator has to empty
+                if not is_refused:
+                    log.warning("notify_failed", reason=str(exc))
+                is_refused = True
+            else:
+                is_refused = False
             await asyncio.sleep(_DEBOUNCE_SECONDS)
 
 

@@ -127,7 +127,8 @@ class _Division:
                         return False
                     for name, *args in plans:
                         for (statement,) in await self._fetch(name, *args):
-                            await self._connection.execute(statement)
+                            # Not renamed: it has the names of the schema and of roles.
+                            await asyncpg.Connection.execute(self._connection, statement)
                 return True
             except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as exc:
                 if not left:

@@ -46,3 +46,15 @@ t.id = any(array[r.id]) and t.claim = any(array[r.claim]) and t.state::text = 'A
 -- part: asked
 -- $1 ids. A task t of each is found by t.id = any(array[u.id]); see settle.sql.
 (select distinct unnest($1::bigint[]) as id order by id) u
+
+-- part: notified
+-- Of the tasks in `changed`, which wait to run again: workflows are notified, by an event of no task. One that fails by
+-- now cancels them.
+notified as (
+    insert into penstock.workflow_event (workflow_id, task_id, claim, state)
+    select distinct workflow, 0, 0, 'ERROR'::penstock.task_state from changed where workflow is not null
+)
+
+-- part: due_again
+-- When a task t that is given back is due: a step of a workflow only when that has had the time to take note of it.
+case when t.workflow is null then t.run_at else greatest(t.run_at, now() + interval '2 seconds') end

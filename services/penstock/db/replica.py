@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from time import monotonic
 from typing import TypeVar
+
+import asyncpg
 
 from penstock.db.pool import Store
 from penstock.db.session import Session
@@ -46,7 +48,7 @@ class Replica:
                     await self.note_position()
                     async with self.session():
                         pass  # it is reached, and young enough
-            except (Unavailable, TimeoutError) as exc:
+            except Exception as exc:  # whatever it is, the primary answers
                 self._leave(str(exc) or "no answer")
             else:
                 if not self.is_used:
@@ -57,7 +59,8 @@ class Replica:
     async def note_position(self) -> float:
         """Note how far the primary has come; the instant whose commits that covers. Raises Unavailable."""
         at = monotonic()  # all that was committed before is in the log
-        self._positions.append((at, await self._primary.value("read_log_position")))
+        with _reporting("the primary"):
+            self._positions.append((at, await self._primary.value("read_log_position")))
         while at - self._positions[0][0] > self._max_age_seconds:
             self._positions.popleft()
         return at
@@ -66,10 +69,11 @@ class Replica:
     async def dated_session(self) -> AsyncIterator[tuple[Session, float]]:
         """A session of one server, and the instant, of the monotonic clock, whose commits it shows at least.
 
-        Raises Unavailable for a server that cannot be reached, or is no replica.
+        Raises Unavailable for a server that cannot be reached, is no replica, or does not report its position.
         """
         async with self._store.transaction() as session:  # one server throughout, also where replicas share a name
-            replayed = await session.value("read_replayed_position")
+            with _reporting("the server of PENSTOCK_DATABASE_READ_URL"):
+                replayed = await session.value("read_replayed_position")
             if replayed is None:
                 raise Unavailable("PENSTOCK_DATABASE_READ_URL leads to a server that is no replica")
             yield session, next((at for at, come in reversed(self._positions) if come <= replayed), float("-inf"))
@@ -104,3 +108,11 @@ class Replica:
 
     async def close(self) -> None:
         await self._store.close()
+
+
+@contextmanager
+def _reporting(who: str) -> Iterator[None]:
+    try:
+        yield
+    except (asyncpg.FeatureNotSupportedError, asyncpg.UndefinedFunctionError) as exc:
+        raise Unavailable(f"{who} does not report its position in the log: {exc}") from exc

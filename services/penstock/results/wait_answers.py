@@ -1,20 +1,31 @@
 """Answers to waiting tasks, and waits that time out: each is recorded as a report of the task's worker would be."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
 
+import asyncpg
 import msgspec
 
 from penstock.db.session import Session
 from penstock.payloads.codec import aad_of
-from penstock.protocol.errors import TASK_TIMEOUT, AnsweredAlready, RpcError, StateConflict, TaskNotFound
+from penstock.protocol.errors import (
+    TASK_TIMEOUT,
+    AnsweredAlready,
+    InvalidParams,
+    PenstockError,
+    RpcError,
+    StateConflict,
+    TaskNotFound,
+)
 from penstock.protocol.reports import Failed, claim_of_token, error_text, stored_token
 from penstock.protocol.task import State
 from penstock.protocol.views import about
 from penstock.results import waits
 from penstock.results.apply import apply_reports
 from penstock.runtime import metrics
+from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 from penstock.tasks import settle
@@ -42,7 +53,8 @@ async def answer_wait(session: Session, command: AnswerWait, settings: Settings)
     """Settle the task that waits for a token, inside a transaction, or keep the answer until a task waits for it.
 
     Raises StateConflict: the task is settled, or the attempt that the token was made for is over; AnsweredAlready:
-    another answer came first; TaskNotFound: a token made for an unknown task.
+    another answer came first; TaskNotFound: a token made for an unknown task; InvalidParams: the journal of the task
+    has no room for it, and the caller rolls back.
     """
     try:
         answered = await _answer(session, command, settings)
@@ -70,7 +82,10 @@ async def _answer(session: Session, command: AnswerWait, settings: Settings) -> 
         return _KEPT
     if token["active"] and pair is not None and await waits.resume_waits(session, [pair]):
         policy = waits.read_policy(token["policy"])
-        await apply_reports(session, [waits.read_answer(command.answer, pair, policy)], settings)
+        applied = await apply_reports(session, [waits.read_answer(command.answer, pair, policy)], settings)
+        if applied.unreadable:
+            member = msgspec.json.decode(f"{{{command.answer}}}", type=dict[str, msgspec.Raw])
+            raise InvalidParams(next(iter(member)), f"cannot be kept: {applied.unreadable[0].reason}")
         await waits.note_answers(session, [(kept, pair, command.digest)])
         return Answered(pair[0], await _state_of(session, pair[0]), kept=False, duplicate=False)
     is_same = token["digest"] == command.digest
@@ -103,11 +118,22 @@ async def _state_of(session: Session, task_id: int) -> State | None:
 async def give_up_overdue(session: Session, limit: int, settings: Settings, *, now: datetime | None = None) -> int:
     """End up to ``limit`` overdue waits, longest first, inside a transaction; returns how many.
 
-    Each is a failed attempt of its task, the last one where its handler said so.
+    Each is a failed attempt of its task, the last one where its handler said so. One whose ordering key another
+    transaction holds is left for the next round.
     """
-    overdue = await session.fetch("find_overdue_waits", limit, now)
-    if not overdue:
+
+    async def give_up(overdue: Sequence[asyncpg.Record], hurried: bool) -> int:
+        async with session.savepoint(hurried=hurried):
+            return await _give_up(session, overdue, settings)
+
+    async def leave(overdue: asyncpg.Record, error: PenstockError) -> int:
+        log.warning("overdue_wait_left", task_id=overdue["task_id"], reason=str(error))
         return 0
+
+    return sum(await in_halves(await session.fetch("find_overdue_waits", limit, now), give_up, leave))
+
+
+async def _give_up(session: Session, overdue: Sequence[asyncpg.Record], settings: Settings) -> int:
     policies = {(row["task_id"], row["claim"]): waits.read_policy(row["policy"]) for row in overdue}
     resumed = await waits.resume_waits(session, policies)
     problem = "no answer came before its wait timed out"

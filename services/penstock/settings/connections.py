@@ -10,6 +10,7 @@ from urllib.parse import urlencode, urlsplit
 from pydantic import Field, SecretStr
 
 from penstock.protocol.errors import SettingsError
+from penstock.protocol.schema import is_ambiguous
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX, BrokerUrl, parse_broker_url
 from penstock.settings.values import (
     PREFIX,
@@ -46,6 +47,8 @@ def _command(text: str) -> None:
 def _schema_name(name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,30}", name) or name.startswith("pg_") or name in _SCHEMAS_OF_POSTGRES:
         raise ValueError("must be up to 31 lower-case letters, digits and _, and no schema of Postgres's own")
+    if is_ambiguous(name):
+        raise ValueError("must not be a function or a channel of Penstock, such as penstock_work")
 
 
 class DatabaseSettings(Group):
@@ -55,7 +58,8 @@ class DatabaseSettings(Group):
     database_schema: Annotated[str, checked(_schema_name)] = "penstock"
     """Schema of Penstock's tables; two installations in one database have a schema each."""
     database_pool_size: Annotated[int, Field(ge=2, le=200)] = 8
-    """Maximum number of connections of one process."""
+    """Maximum number of connections of one process, of each of the five in `penstock run`. A scheduler, a supervisor
+    and an api that waits for results listen on one or two more."""
     database_pooler: OrUnset[Literal["transaction", "session"]] = None
     """Mode of a pooler before Postgres, `transaction` or `session`; unset finds a pooler, and whether it keeps prepared
     statements, and works as in transaction mode, which suits both."""

@@ -124,9 +124,6 @@ class WorkerSettings(Group):
     result_compress_bytes: OrUnset[Annotated[int, Field(ge=1024)]] = 65_536
     """Results over this size are sent compressed if that makes them smaller; unset: never."""
 
-    wait_timeout_seconds: Annotated[PositiveSeconds, Field(le=100 * 366 * DAY)] = 7 * DAY
-    """How long a task waits for its event, unless its handler sets a time."""
-
 
 class SupervisorSettings(Group):
     supervisor_interval_seconds: PositiveSeconds = 5
@@ -171,6 +168,8 @@ class AttemptSettings(Group):
     """Longest delay."""
     retry_jitter: Share = 0.2
     """Share of each delay that is random, 0 to 1."""
+    wait_timeout_seconds: Annotated[PositiveSeconds, Field(le=100 * 366 * DAY)] = 7 * DAY
+    """How long a task waits for its event, unless its handler sets a time; read by the resulters."""
     spawn_actions: Names = ()
     """Comma-separated actions (`mail.*`) that any task may spawn; others only if they have the same route as the task
     that spawns them."""

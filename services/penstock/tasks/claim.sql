@@ -44,8 +44,8 @@ turns as materialized (
                   where {unruled} and $7::float8 = 0 and u.ends_at > now()
                   order by u.ends_at limit 1000) live
             where case when (select count(*) from behind) < $1::bigint then true
-                       else (-live.priority, live.run_at, live.task_id)
-                            < (select -priority, run_at, id from behind order by priority, run_at desc, id desc limit 1) end
+                       else (-live.priority::int, live.run_at, live.task_id)
+                            < (select -priority::int, run_at, id from behind order by priority, run_at desc, id desc limit 1) end
             ) near
         where before < $1::bigint))
     for update skip locked
@@ -435,13 +435,16 @@ delete from penstock.dispatch where id = any($1::bigint[]);
 -- name: release_tasks
 -- $1 ids, $2 claims, $3 seconds, or null. Back to the state it came from, its attempt given back; one that a worker has reported
 -- only if that was so long ago, by a heartbeat that may have come since it was chosen. Returns ids.
-update penstock.task t
-set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
-    attempts = t.attempts - 1, claimed_at = null, heartbeat_at = null, updated_at = now(), route = null,
-    gate = null
-from {pairs}
-where {held} and (t.heartbeat_at is null or t.heartbeat_at < now() - make_interval(secs => $3::float8))
-returning t.id;
+with changed as (
+    update penstock.task t
+    set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
+        attempts = t.attempts - 1, run_at = {due_again}, claimed_at = null, heartbeat_at = null,
+        updated_at = now(), route = null, gate = null
+    from {pairs}
+    where {held} and (t.heartbeat_at is null or t.heartbeat_at < now() - make_interval(secs => $3::float8))
+    returning t.id, t.workflow
+), {notified}
+select id from changed;
 
 -- name: count_in_flight
 -- $1 stop counting there, $2 claimed no earlier than this. How many are ACQUIRED that go by no route, how many of them

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -14,6 +14,13 @@ from penstock.runtime import metrics
 from penstock.runtime.sweeps import Sweeps
 
 _WAITING_COUNTED = 10_000  # behind one ordering key
+
+
+class Overdue(NamedTuple):
+    """How many promotions a look took, and how many tasks it promoted."""
+
+    taken: int
+    promoted: int
 
 
 class HeldKey(msgspec.Struct, frozen=True):
@@ -55,10 +62,11 @@ async def release_orphaned_keys(session: Session, limit: int, after: str = "") -
 
 async def promote_overdue(
     session: Session, limit: int, *, also_running: bool = False, sweeps: Sweeps | None = None
-) -> int:
-    """Promote the tasks of up to ``limit`` overdue promotions, inside a transaction; returns how many tasks.
+) -> Overdue:
+    """Promote the tasks of up to ``limit`` overdue promotions, inside a transaction.
 
     For a cancelled task, the next of its ordering key is promoted. also_running: not only of overdue promotions.
+    Fewer than ``limit`` are taken if no more are left. Keys that another transaction holds are put off, in few rows.
     """
     behind: dict[int, str] = {}
     sweeps = sweeps or Sweeps()
@@ -68,13 +76,13 @@ async def promote_overdue(
         behind.update(zip(task_ids, keys, strict=True))
         sweeps.found(late_seconds)
     if not behind:
-        return 0
+        return Overdue(len(overdue), 0)
     rows = await session.fetch("promote_tasks", list(behind))
     for task_id, _ in rows:
         del behind[task_id]
     for action, count in Counter(action for _, action in rows).items():
         metrics.TRANSITIONS.labels(action, State.SCHEDULED).inc(count)
-    return len(rows) + len(await _promote(session, behind.values()))
+    return Overdue(len(overdue), len(rows) + len(await _promote(session, behind.values())))
 
 
 async def _promote(session: Session, keys: Collection[str]) -> dict[str, int]:

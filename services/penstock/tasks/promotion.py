@@ -39,19 +39,19 @@ class Promotions:
 
     async def run_once(self) -> float:
         async with self._store.transaction() as session:
-            promoted = await ordering.promote_overdue(session, _AT_ONCE, sweeps=self._sweeps)
+            overdue = await ordering.promote_overdue(session, _AT_ONCE, sweeps=self._sweeps)
         self._store.left_keys = False  # such keys were left before
-        if not promoted:
-            return _LOOK_SECONDS
-        self._notifier.wake()
-        return 0.0
+        if overdue.promoted:
+            self._notifier.wake()
+        # Most rows promote nothing: of keys in which no task waits. Those put off again are too few to fill a look.
+        return 0.0 if overdue.promoted or overdue.taken == _AT_ONCE else _LOOK_SECONDS
 
     async def end_all(self) -> None:
         """Promote the tasks of all rows, since the version that follows a resulter may know of none."""
-        promoted = 1
-        while promoted:
+        taken = _AT_ONCE
+        while taken == _AT_ONCE:
             async with self._store.transaction() as session:
-                promoted = await ordering.promote_overdue(session, _AT_ONCE, also_running=True)
+                taken, promoted = await ordering.promote_overdue(session, _AT_ONCE, also_running=True)
             if promoted:
                 self._notifier.wake()
 

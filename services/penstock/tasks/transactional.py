@@ -284,7 +284,7 @@ def _read(tasks: Iterable[Mapping[str, Any]], settings: Settings) -> tuple[list[
     read, entries = [], []
     for given in tasks:
         params: EnqueueParams = decode(EnqueueParams, dumps(prepared(given)).encode())
-        task = new_task(params, settings)
+        task = new_task(params, settings, large=False)
         if task.offered is not None:
             raise InvalidParams("sealed_payload", "cannot be taken in a transaction of yours: give the payload itself")
         entry = msgspec.structs.asdict(params) | {

@@ -6,6 +6,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+import structlog
 
 from penstock.db import notify
 from penstock.db.notify import CHANNEL, Listener, Notifier
@@ -159,3 +160,26 @@ async def test_a_half_open_connection_is_found_by_a_question(
     assert not listener.event.is_set()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_notifier_goes_on_while_the_queue_of_notifications_is_full(
+    notifier: Notifier, listener: Listener, other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = structlog.testing.LogCapture()
+    monkeypatch.setattr(notify, "log", structlog.wrap_logger(None, processors=[capture]))
+    await other.execute("alter function pg_catalog.pg_notify(text, text) rename to notify_really")
+    await other.execute(
+        """create function public.pg_notify(text, text) returns void language plpgsql as $$ begin
+        raise 'too many notifications in the NOTIFY queue' using errcode = 'program_limit_exceeded'; end $$"""
+    )
+    async with asyncio.timeout(30):
+        while not capture.entries:
+            notifier.wake()
+            await asyncio.sleep(0.02)
+    await other.execute("drop function public.pg_notify(text, text)")
+    await other.execute("alter function pg_catalog.notify_really(text, text) rename to pg_notify")
+    listener.event.clear()
+    notifier.wake()
+    await heard(listener)
+    assert [(line["event"], line["log_level"]) for line in capture.entries] == [("notify_failed", "warning")]
+    assert "too many notifications" in capture.entries[0]["reason"]

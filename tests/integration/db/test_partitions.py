@@ -204,15 +204,21 @@ async def test_it_works_through_a_pooler_in_transaction_mode(database_url: str, 
     assert len(await settle_all(store)) == 3
 
 
-async def test_another_schema_is_divided(empty_database_url: str) -> None:
-    await asyncio.to_thread(upgrade, empty_database_url, schema="orders")
-    assert (await divide(empty_database_url, 4, schema="orders"))[-1] == "tasks are in 4 partitions"
-    store = Store(empty_database_url, schema="orders")
+@pytest.mark.parametrize("schema", ["orders", "penstock_staging"])
+async def test_another_schema_is_divided(empty_database_url: str, schema: str) -> None:
+    await asyncio.to_thread(upgrade, empty_database_url, schema=schema)
+    owner = await asyncpg.connect(empty_database_url)
+    store = Store(empty_database_url, schema=schema)
+    await owner.execute(f"create role penstock_reader; grant select on {schema}.task to penstock_reader")
     try:
+        assert (await divide(empty_database_url, 4, schema=schema))[-1] == "tasks are in 4 partitions"
         await add(store, 20)
         assert len(await settle_all(store)) == 20
+        assert await owner.fetchval(f"select has_table_privilege('penstock_reader', '{schema}.task', 'select')")
     finally:
         await store.close()
+        await owner.execute("drop owned by penstock_reader; drop role penstock_reader")
+        await owner.close()
 
 
 async def test_the_roles_of_processes_need_no_rights_on_partitions(database_url: str, store: Store, sql: Any) -> None:

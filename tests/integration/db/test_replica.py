@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -37,6 +37,7 @@ pytestmark = pytest.mark.skipif(postgres_versions.VERSION != 18, reason="the pai
 
 MAX_AGE_SECONDS = 3.0
 INSERTED = "select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint"
+KNOWN = "select count(*) from pg_proc where proname = 'pg_last_wal_replay_lsn'"
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +245,28 @@ async def test_doctor_tells_a_replica_that_lags_and_a_server_that_is_none(
     assert found.level == "warning"
     assert "is no replica" in found.seen
     assert "streaming replica" in found.fix
+
+
+async def test_a_replica_that_does_not_report_its_position_is_not_read(
+    store: Store, settings: Settings, pair: Pair
+) -> None:
+    """As Aurora's, which refuses the function: here it has another name for a while."""
+    rename = "alter function pg_catalog.{}() rename to {}"
+    pair.primary.execute(rename.format("pg_last_wal_replay_lsn", "no_replay_lsn"), "penstock")
+    try:
+        async with asyncio.timeout(60):
+            while pair.standby.fetch_value(KNOWN, database="penstock"):
+                await asyncio.sleep(0.05)
+        async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, timeout=60) as http:
+            await asyncio.sleep(0.2)  # the first check has failed
+            assert (await call(http, "list"))[1] is None
+            found = await found_about_the_replica(settings)
+            assert (found.level, "does not report its position" in found.seen) == ("warning", True)
+            pair.primary.execute(rename.format("no_replay_lsn", "pg_last_wal_replay_lsn"), "penstock")
+            await until_age_is_shown(http, shown=True)
+    finally:
+        with suppress(asyncpg.UndefinedFunctionError):
+            pair.primary.execute(rename.format("no_replay_lsn", "pg_last_wal_replay_lsn"), "penstock")
 
 
 async def test_without_the_replica_everything_is_read_from_the_primary(

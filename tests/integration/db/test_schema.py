@@ -53,8 +53,13 @@ async def catalog(connection: Any, schema: str) -> list[str]:
 
 
 @pytest.fixture
-def both(empty_database_url: str) -> str:
-    for schema in SCHEMAS:
+def other() -> str:
+    return SCHEMAS[1]
+
+
+@pytest.fixture
+def both(empty_database_url: str, other: str) -> str:
+    for schema in (SCHEMAS[0], other):
         upgrade(empty_database_url, schema=schema)
     return empty_database_url
 
@@ -73,39 +78,43 @@ async def test_both_have_the_same_tables_and_functions(both: str) -> None:
     assert usual == other
 
 
-async def test_tasks_of_one_are_neither_seen_nor_run_nor_woken_by_the_other(both: str) -> None:
-    stores = {schema: open_store(load_settings(database_url=both, database_schema=schema), "x") for schema in SCHEMAS}
+@pytest.mark.parametrize("other", ["orders", "penstock_staging"])
+async def test_tasks_of_one_are_neither_seen_nor_run_nor_woken_by_the_other(both: str, other: str) -> None:
+    stores = {
+        schema: open_store(load_settings(database_url=both, database_schema=schema), "x")
+        for schema in ("penstock", other)
+    }
     listeners = {schema: Listener(store) for schema, store in stores.items()}
     listening = [asyncio.ensure_future(listener.run()) for listener in listeners.values()]
     for listener in listeners.values():
         await asyncio.wait_for(listener.event.wait(), 30)  # it listens
         listener.event.clear()
-    notifier = Notifier(stores["orders"])
+    notifier = Notifier(stores[other])
     sending = asyncio.ensure_future(notifier.run())
-    async with stores["orders"].session() as session:
+    async with stores[other].session() as session:
         first = (await enqueue.enqueue(session, [NewTask("a")]))[0].id
     notifier.wake()
-    await asyncio.wait_for(listeners["orders"].event.wait(), 30)
+    await asyncio.wait_for(listeners[other].event.wait(), 30)
     assert not listeners["penstock"].event.is_set()
 
     connection = await asyncpg.connect(both)
-    settings = load_settings(database_url=both, database_schema="orders")
+    settings = load_settings(database_url=both, database_schema=other)
     async with connection.transaction():
         second = (await transactional.enqueue(connection, "b", settings=settings))["id"]
-    assert await ids_of(stores["orders"]) == [second, first]
+    assert await ids_of(stores[other]) == [second, first]
     assert await ids_of(stores["penstock"]) == []
 
     async with stores["penstock"].transaction() as session:
         assert await claims.claim(session, 10) is None
-    async with stores["orders"].transaction() as session:
+    async with stores[other].transaction() as session:
         dispatch = await claims.claim(session, 10)
         assert dispatch is not None
         assert sorted(task.id for task in dispatch.tasks) == [first, second]
         assert await settle.finish(session, {(first, dispatch.id): "1"}) == 1
     async with connection.transaction():
-        answer = await connection.fetchval("select public.orders_settle($1, '2')", f"{second}:{dispatch.id}")
+        answer = await connection.fetchval(f"select public.{other}_settle($1, '2')", f"{second}:{dispatch.id}")
         assert answer is True
-    assert await connection.fetchval("select count(*) from orders.task_success") == 2
+    assert await connection.fetchval(f"select count(*) from {other}.task_success") == 2
     await connection.close()
     for task in (*listening, sending):
         task.cancel()
@@ -153,11 +162,11 @@ async def test_doctor_looks_at_the_schema_that_is_set(both: str) -> None:
 
 def test_one_is_dropped_without_the_other_and_granted_apart(both: str, postgres: EmbeddedPostgres) -> None:
     database = both.rpartition("/")[2]
-    postgres.execute("create role other_runner login")
+    postgres.execute("create role penstock_runner login")
     try:
-        asyncio.run(grant(both, "other_runner", schema="orders"))
+        asyncio.run(grant(both, "penstock_runner", schema="orders"))
         for schema, expected in (("orders", True), ("penstock", False)):
-            query = "select has_schema_privilege('other_runner', $1, 'usage')"
+            query = "select has_schema_privilege('penstock_runner', $1, 'usage')"
             assert postgres.fetch_value(query, schema, database=database) is expected
         downgrade(both, "base", schema="orders")
         count = "select count(*) from pg_class where relnamespace = to_regnamespace($1) and relkind in ('r', 'p')"
@@ -168,5 +177,5 @@ def test_one_is_dropped_without_the_other_and_granted_apart(both: str, postgres:
         )
         assert all(name.startswith("penstock_") for name in postgres.fetch_value(functions, database=database))
     finally:
-        postgres.execute("drop owned by other_runner", database)
-        postgres.execute("drop role other_runner")
+        postgres.execute("drop owned by penstock_runner", database)
+        postgres.execute("drop role penstock_runner")

@@ -294,7 +294,7 @@ async def test_a_successor_that_is_cancelled_while_it_is_let_go_gives_its_place_
             assert await settle.finish(session, {(first, claims[first]): "1"}) == 1
     assert await states(store, [first, second, third]) == ["SUCCESS", "CANCELLED", "WAITING"]
     async with store.transaction() as session:
-        assert await ordering.promote_overdue(session, 10) == 1
+        assert (await ordering.promote_overdue(session, 10)).promoted == 1
     assert await states(store, [third]) == ["SCHEDULED"]
     assert await sql.fetchval("select count(*) from penstock.turn") == 0
 
@@ -329,7 +329,7 @@ async def test_an_open_transaction_that_adds_to_a_key_holds_up_no_task_of_it(sto
         await finish(second, (await claim(store))[second])
     assert await states(store, [second, third]) == ["SUCCESS", "WAITING"]
     async with store.transaction() as session:
-        assert await ordering.promote_overdue(session, 10) == 1
+        assert (await ordering.promote_overdue(session, 10)).promoted == 1
     assert await states(store, [third]) == ["SCHEDULED"]
     claims = await claim(store)
     await finish(third, claims[third])

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.brokers.sqs import SqsQueue
 from penstock.db.pool import Store
-from penstock.protocol.task import BEGINNING, Claimed, NewTask, Stretch
+from penstock.protocol.task import BEGINNING, PRIORITY_MIN, Claimed, NewTask, Stretch
 from penstock.resulter import Resulter
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
@@ -53,7 +53,7 @@ async def finish(store: Store, batch: ClaimBatch | None) -> None:
 
 async def promote_overdue(store: Store) -> int:
     async with store.transaction() as session:
-        return await ordering.promote_overdue(session, 10)
+        return (await ordering.promote_overdue(session, 10)).promoted
 
 
 async def states(store: Store, ids: Iterable[int]) -> set[str]:
@@ -112,6 +112,13 @@ async def test_a_turn_is_of_one_priority_and_of_what_is_due(store: Store, sql: A
     assert await claimed(store, 20) == high[5:] + low[:9]
     assert await claimed(store) == low[9:]
     assert await turns(sql) == []
+
+
+async def test_a_turn_of_the_lowest_priority_holds_up_no_claim(store: Store) -> None:
+    keys = await turned(store, priority=PRIORITY_MIN)
+    plain = await add(store, *(NewTask("b") for _ in range(5)))
+    lowest = await add(store, *(NewTask("b", priority=PRIORITY_MIN) for _ in range(5)))
+    assert [await claimed(store, 5), await claimed(store)] == [plain, sorted(seconds_of(keys) + lowest)]
 
 
 async def test_turns_and_other_tasks_are_claimed_in_one_order(store: Store, sql: Any) -> None:

@@ -116,6 +116,26 @@ async def test_everything_that_follows_a_success_follows(open_store: Store, sql:
     assert await sql.fetchval("select result::text from penstock.task_history") == '"penstock+plain:penstock+object:x"'
 
 
+@pytest.mark.parametrize("at_the_stop", [False, True])
+async def test_keys_in_which_no_task_waits_do_not_keep_the_others(
+    open_store: Store, sql: Any, at_the_stop: bool
+) -> None:
+    await sql.execute("select penstock_enqueue('a', '{}', ordering_key => 'k' || n) from generate_series(1, 300) n")
+    async with open_store.session() as session:
+        batch = await claims.claim(session, 1000)
+    assert batch is not None
+    for task in batch.tasks:
+        assert await sql.fetchval("select penstock_settle($1, '1')", f"{task.id}:{task.claim}")
+    await sql.execute("select penstock_enqueue('b', '{}', ordering_key => 'k300')")
+    turns = Promotions(store=open_store, notifier=Notifier(open_store))
+    if at_the_stop:
+        await turns.end_all()
+    while not await turns.run_once():  # as long as it does not ask for a pause
+        assert not at_the_stop
+    assert await sql.fetchval("select count(*) from penstock.turn") == 0
+    assert await sql.fetchval("select state::text from penstock.task") == "SCHEDULED"
+
+
 async def test_what_is_wrong_changes_nothing_and_is_said(open_store: Store, sql: Any) -> None:
     ctx = context_of(await claimed(open_store))
     with pytest.raises(TypeError, match=r"give a asyncpg Connection.*penstock\.settle_sync"):

@@ -388,7 +388,7 @@ class Lives(RuleBasedStateMachine):
                     " e (id, run_at) left join penstock.task t on t.id = e.id and t.run_at = e.run_at"
                     " and t.priority = u.priority where t.id is null)"
                 )
-                promoted = await ordering.promote_overdue(session, 100)
+                promoted = (await ordering.promote_overdue(session, 100)).promoted
                 rows = await session._connection.fetch("select unnest(task_ids) as id from penstock.turn")
                 return promoted, {row["id"] for row in rows}
 

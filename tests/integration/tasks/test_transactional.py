@@ -276,6 +276,17 @@ async def test_what_is_refused_leaves_the_transaction_as_it_was(kind: Any, datab
     ]
 
 
+async def test_a_bucket_makes_no_payload_larger_that_goes_through_the_database(
+    database_url: str, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_PAYLOAD_BUCKET", "s3://bucket")
+    async with KINDS[0](database_url) as caller:
+        with pytest.raises(TooLarge, match="payload is 300008 bytes; the limit is 262144"):
+            await caller.enqueue("a", {"x": "x" * 300_000})
+        await caller.enqueue("a")
+    assert await count(sql) == 1
+
+
 async def test_a_connection_that_commits_each_statement_works_too(database_url: str, sql: Any) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
         penstock.enqueue_sync(connection, "at-once")

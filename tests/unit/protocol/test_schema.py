@@ -8,9 +8,10 @@ import pytest
 
 from penstock.db.grants import grants
 from penstock.db.migrate import upgrade_sql
+from penstock.db.notify import CHANNEL, DELAYED_RECORDS, OUTPUT, WORKFLOWS
 from penstock.db.statements import SQL
 from penstock.protocol.errors import SettingsError
-from penstock.protocol.schema import renamed
+from penstock.protocol.schema import PREFIXED, renamed
 from penstock.settings.model import load_settings
 from penstock.tasks import transactional
 
@@ -29,11 +30,21 @@ def left(text: str) -> list[str]:
 def test_a_statement_names_no_other_schema(name: str) -> None:
     assert left(renamed(SQL[name], "orders")) == []
     assert renamed(SQL[name], "penstock") is SQL[name]
+    begun = renamed(SQL[name], "penstock_staging")
+    assert renamed(begun, "penstock_staging") == begun
+    assert begun.replace("penstock_staging", "orders") == renamed(SQL[name], "orders")
 
 
 def test_migrations_and_grants_name_no_other_schema() -> None:
-    assert left(upgrade_sql(schema="orders")) == []
+    migrations = upgrade_sql(schema="orders")
+    assert left(migrations) == []
+    assert upgrade_sql(schema="penstock_staging").replace("penstock_staging", "orders") == migrations
     assert left("\n".join(grants("api", ["api", "supervisor"], schema="orders")).replace("$penstock$", "")) == []
+
+
+def test_grants_name_the_role_as_it_is() -> None:
+    statements = grants("penstock_app", ["supervisor"], schema="orders")
+    assert all("penstock_app" in statement and "orders_app" not in statement for statement in statements)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +69,21 @@ def test_names_are_replaced_and_nothing_else(text: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["public", "pg_tasks", "information_schema", "Orders", "a b", 'a"b', "1a", "", "a" * 32]
+    "name",
+    [
+        "public",
+        "pg_tasks",
+        "information_schema",
+        "Orders",
+        "a b",
+        'a"b',
+        "1a",
+        "",
+        "a" * 32,
+        "penstock_enqueue",
+        "penstock_note",
+        "penstock_work",
+    ],
 )
 def test_a_name_that_needs_quotes_or_is_taken_is_no_schema(name: str) -> None:
     with pytest.raises(SettingsError, match="PENSTOCK_DATABASE_SCHEMA"):
@@ -69,3 +94,22 @@ def test_the_functions_of_programs_are_those_of_the_schema() -> None:
     settings = load_settings(database_schema="orders")
     assert "public.orders_enqueue_many(" in transactional._ENQUEUE.of(settings).statement
     assert transactional._SETTLE.of(settings).granted == "orders_settle"
+
+
+@pytest.mark.parametrize("name", ["penstock_staging", "penstock_workers", "penstock_2", "penstock2", "my_penstock"])
+def test_a_name_that_the_text_has_already_is_kept(name: str) -> None:
+    assert load_settings(database_schema=name).database_schema == name
+    for text, expected in (
+        ("create schema if not exists penstock_x", "create schema if not exists penstock_x"),
+        ("select * from penstock_x.alembic_version", "select * from penstock_x.alembic_version"),
+        ('LISTEN "penstock_work"', 'LISTEN "penstock_x_work"'),
+        ("pg_notify('penstock_' || $1)", "pg_notify('penstock_x_' || $1)"),
+    ):
+        once = renamed(text.replace("penstock_x", name), name)
+        assert once == expected.replace("penstock_x", name)
+        assert renamed(once, name) == once
+
+
+def test_no_function_or_channel_can_be_the_name_of_a_schema() -> None:
+    texts = [*SQL.values(), upgrade_sql(), CHANNEL, WORKFLOWS, OUTPUT, DELAYED_RECORDS]
+    assert {name for text in texts for name in re.findall(r"\bpenstock_([a-z_]+)", text)} == set(PREFIXED)
