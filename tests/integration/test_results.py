@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock import AsyncClient, Client
+from penstock.api.long_polls import LongPolls
 from penstock.brokers.sqs import SqsQueue
 from penstock.cli.app import app
 from penstock.db.context import within
@@ -46,7 +47,7 @@ from penstock.supervisor.payload_retention import PayloadRetention
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue, reschedule, settle
 from penstock.tasks.methods import retry
-from penstock.tasks.params import RetryParams
+from penstock.tasks.params import ResultParams, RetryParams
 from tests.claims import claim_id
 from tests.integration.apis import JSON, running
 from tests.integration.doors import postgres_away, put, sample
@@ -317,6 +318,22 @@ async def test_results_that_fill_an_answer_leave_the_rest_to_the_next(
         assert [len(result) for result in results] == [401] * 8
 
 
+async def test_one_look_goes_on_behind_results_that_fill_it_in_bytes(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.runtime.budget.ANSWER_BYTES", 1000)
+    ids = await make(store, 2)
+    claimed, _ = await claim(store)
+    polls = LongPolls(store, store.session, settings)  # no watch looks again
+    asking = [asyncio.create_task(polls.answer([ResultParams(id=task_id, timeout=60)])) for task_id in ids]
+    await until(lambda: polls._waits == 2)
+    await polls._first_looks.drain()
+    await finish(store, claimed, ids, '"' + "é" * 600 + '{}"')
+    await polls._look([ids])
+    outcomes = await asyncio.wait_for(asyncio.gather(*asking), 10)
+    assert [(one.id, one.state) for (one,) in outcomes] == [(task_id, "SUCCESS") for task_id in ids]
+
+
 # From a program and from the shell
 
 
@@ -361,6 +378,21 @@ async def test_a_task_awaited_later_joins_those_that_are_awaited(store: Store, s
         await until(lambda: results._waits == 0 and client._results.polls == [])
         await finish(store, claimed, [ids[2]])
         assert await client.result(ids[2], timeout=0) == {"of": ids[2]}
+
+
+async def test_a_wrong_id_fails_no_wait_but_its_own(store: Store, settings: Settings) -> None:
+    (task_id,) = await make(store)
+    claimed, _ = await claim(store)
+    wrong: list[Any] = [-1, 2**63, "x", 1.5, None]
+    async with running(store, settings) as api, AsyncClient(api.url) as client:
+        ids: list[Any] = [task_id, str(task_id)]
+        awaiting = [asyncio.create_task(client.result(one)) for one in ids]
+        await until(lambda: api._methods.long_polls._waits == 1)
+        for one in wrong:
+            with pytest.raises((InvalidParams, TypeError)):
+                await asyncio.wait_for(client.result(one), 10)
+        await finish(store, claimed, [task_id])
+        assert await asyncio.wait_for(asyncio.gather(*awaiting), 30) == [{"of": task_id}] * 2
 
 
 async def test_both_clients_raise_what_came_of_the_task(store: Store, settings: Settings, sql: Any) -> None:

@@ -122,7 +122,7 @@ class PayloadCodec:
             raise PayloadLost(f"its object {found.name} is not what was stored: it was changed")
         if found.key_id is not None and self._cipher is not None:
             data = self._cipher.decrypt(found.key_id, data, aad)
-        return data.decode()
+        return _text_of(data)
 
     async def close(self) -> None:
         if self.bucket is not None:
@@ -150,7 +150,14 @@ class PayloadCodec:
             data = binascii.a2b_base64(found.data, strict_mode=True)
         except (binascii.Error, ValueError):
             raise PayloadLost(f"what is encrypted with key {found.key_id} is no base64: it was changed") from None
-        return self._cipher.decrypt(found.key_id, data, aad).decode()
+        return _text_of(self._cipher.decrypt(found.key_id, data, aad))
+
+
+def _text_of(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise PayloadLost("what is stored is no text in UTF-8") from None
 
 
 def _decoded(text: str) -> str | Sealed | Reference:

@@ -19,7 +19,7 @@ from penstock.runtime import metrics
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue
 from penstock.tasks.records import Pair, columns
-from penstock.workflows.definition import read_children
+from penstock.workflows.definition import fallback_of, policy_of, read_children
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,8 @@ def read_spawner(text: str, settings: Settings, trace: TraceContext | None = Non
         raise TooLarge("spawn", size, settings.result_limit_bytes)
     children = read_children(text, settings)
     tasks = [task if trace is None else replace(task, trace=trace.text) for _, task in children]
-    return Spawner(text, tasks, [child.compensate for child, _ in children if child.compensate is not None])
+    undoing = {action for child, _ in children for action in (child.compensate, fallback_of(policy_of(child)[0]))}
+    return Spawner(text, tasks, sorted(action for action in undoing if action))
 
 
 async def hold_spawners(session: Session, spawners: Mapping[Pair, Spawner]) -> dict[Pair, Record]:

@@ -32,13 +32,16 @@ from waiting a left join noted n on n.token = a.token;
 -- name: suspend_tasks
 -- $1 ids, $2 claims, $3 workers or null. ACQUIRED to WAITING; the claim stays, and with it the instant of the claim. Returns also those that
 -- wait already: their claim holds.
-update penstock.task t
-set state = 'WAITING', heartbeat_at = null, route = null, gate = null, updated_at = now(),
-    worker = coalesce(r.worker, t.worker)
-from (select * from unnest($1::bigint[], $2::bigint[], $3::text[]) r (id, claim, worker) order by id) r
-where t.id = any(array[r.id]) and t.claim = any(array[r.claim])
-  and t.state::text in ('ACQUIRED', 'WAITING') and t.claimed_at is not null
-returning t.id, t.claim;
+with changed as (
+    update penstock.task t
+    set state = 'WAITING', heartbeat_at = null, route = null, gate = null, updated_at = now(),
+        worker = coalesce(r.worker, t.worker)
+    from (select * from unnest($1::bigint[], $2::bigint[], $3::text[]) r (id, claim, worker) order by id) r
+    where t.id = any(array[r.id]) and t.claim = any(array[r.claim])
+      and t.state::text in ('ACQUIRED', 'WAITING') and t.claimed_at is not null
+    returning t.id, t.claim, t.workflow
+), {notified}
+select id, claim from changed;
 
 -- name: resume_waits
 -- $1 ids, $2 claims. WAITING to ACQUIRED, for no longer than this transaction, in which it is settled as any other.

@@ -11,14 +11,17 @@ with lost as (
         where claimed_at < coalesce($3::timestamptz, now()) - make_interval(secs => $1)
         order by id limit $2 for update skip locked)
     returning id, claimed_at
-)
-update penstock.task t
-set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
-    attempts = t.attempts - 1, claimed_at = null, heartbeat_at = null, updated_at = now(), route = null, gate = null
-from lost
--- The claim and its row have one instant, by which the tasks stand together in the index task_acquired.
-where t.state = 'ACQUIRED' and t.claimed_at = lost.claimed_at and t.claim = lost.id and t.heartbeat_at is null
-returning t.id;
+), changed as (
+    update penstock.task t
+    set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
+        attempts = t.attempts - 1, run_at = {due_again}, claimed_at = null, heartbeat_at = null,
+        updated_at = now(), route = null, gate = null
+    from lost
+    -- The claim and its row have one instant, by which the tasks stand together in the index task_acquired.
+    where t.state = 'ACQUIRED' and t.claimed_at = lost.claimed_at and t.claim = lost.id and t.heartbeat_at is null
+    returning t.id, t.workflow
+), {notified}
+select id from changed;
 
 -- name: find_oldest_claim
 -- $1 seconds, $2 not before this instant, or null. The oldest claim that holds, of those older than $1, and that long ago

@@ -68,18 +68,21 @@ from {pairs} join penstock.task t on {held};
 -- $6 whether the worker of each may have died. ACQUIRED back to the state that the claim came from, its attempt given back:
 -- the task goes on at that time. One whose worker died is known to have steps from then on, and is a suspect the next time,
 -- unless its journal has grown: a worker that dies leaves many tasks that it has not even begun.
-update penstock.task t
-set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
-    attempts = t.attempts - 1, run_at = coalesce(r.until, now() + make_interval(secs => r.delay)), claimed_at = null,
-    heartbeat_at = null, progress = null, updated_at = now(), route = null, gate = null,
-    worker = coalesce(r.worker, t.worker),
-    journal = case when r.suspect then coalesce(t.journal, 0) else t.journal end,
-    suspect = t.suspect or r.suspect and t.journal is not null and not exists (
-        select from penstock.journal_entry j where j.task_id = t.id and j.claim = t.claim)
-from (select * from unnest($1::bigint[], $2::bigint[], $3::float8[], $4::timestamptz[], $5::text[], $6::bool[])
-          r (id, claim, delay, until, worker, suspect) order by id) r
-where {held}
-returning t.id, t.action, t.state::text as state;
+with changed as (
+    update penstock.task t
+    set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
+        attempts = t.attempts - 1, run_at = coalesce(r.until, now() + make_interval(secs => r.delay)),
+        claimed_at = null, heartbeat_at = null, progress = null, updated_at = now(), route = null, gate = null,
+        worker = coalesce(r.worker, t.worker),
+        journal = case when r.suspect then coalesce(t.journal, 0) else t.journal end,
+        suspect = t.suspect or r.suspect and t.journal is not null and not exists (
+            select from penstock.journal_entry j where j.task_id = t.id and j.claim = t.claim)
+    from (select * from unnest($1::bigint[], $2::bigint[], $3::float8[], $4::timestamptz[], $5::text[], $6::bool[])
+              r (id, claim, delay, until, worker, suspect) order by id) r
+    where {held}
+    returning t.id, t.action, t.workflow, t.state::text as state
+), {notified}
+select id, action, state from changed;
 
 -- name: rewind_journal
 -- $1 id, $2 name, $3 repetition of a step. That entry and all later ones are deleted.

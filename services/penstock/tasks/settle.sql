@@ -116,8 +116,7 @@ join penstock.task t on t.id = any(array[r.id]) and t.attempts = any(array[r.att
 -- name: delay_tasks
 -- $1 ids (distinct), $2 claims, $3 errors as JSON text, $4 delays in seconds, $5 whether each is suspect from now on,
 -- $6 workers or null.
--- ACQUIRED to ERROR, to run again later. Workflows are notified, by an event of no task: one that fails by now cancels what
--- waits to be tried again.
+-- ACQUIRED to ERROR, to run again later.
 with changed as (
     update penstock.task t
     set state = 'ERROR', run_at = now() + make_interval(secs => r.delay), claimed_at = null, heartbeat_at = null,
@@ -130,10 +129,7 @@ with changed as (
               r (id, claim, error, delay, suspect, worker) order by id) r
     where {held}
     returning t.id, t.action, t.workflow
-), notified as (
-    insert into penstock.workflow_event (workflow_id, task_id, claim, state)
-    select distinct workflow, 0, 0, 'ERROR'::penstock.task_state from changed where workflow is not null
-), tallied as (
+), {notified}, tallied as (
     insert into penstock.tally (action, event, count)
     select action, 'ERROR', count(*) from changed group by action
 )
@@ -142,15 +138,18 @@ select id, action from changed;
 -- name: refund_attempts
 -- $1 ids (distinct), $2 claims, $3 errors as JSON text. ACQUIRED back to the state it came from, suspect from now on: the
 -- attempt was lost with others of its message, so it is refunded and recorded as a failure. Returns ids.
-update penstock.task t
-set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
-    attempts = t.attempts - 1, claimed_at = null, heartbeat_at = null, progress = null, updated_at = now(),
-    suspect = true, route = null, gate = null,
-    failures = coalesce(t.failures, '[]') || jsonb_build_array(jsonb_build_object(
-        'attempt', t.attempts, 'claim', t.claim, 'at', now(), 'error', r.error::jsonb, 'worker', t.worker))
-from (select * from unnest($1::bigint[], $2::bigint[], $3::text[]) r (id, claim, error) order by id) r
-where {held}
-returning t.id;
+with changed as (
+    update penstock.task t
+    set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
+        attempts = t.attempts - 1, run_at = {due_again}, claimed_at = null, heartbeat_at = null,
+        progress = null, updated_at = now(), suspect = true, route = null, gate = null,
+        failures = coalesce(t.failures, '[]') || jsonb_build_array(jsonb_build_object(
+            'attempt', t.attempts, 'claim', t.claim, 'at', now(), 'error', r.error::jsonb, 'worker', t.worker))
+    from (select * from unnest($1::bigint[], $2::bigint[], $3::text[]) r (id, claim, error) order by id) r
+    where {held}
+    returning t.id, t.workflow
+), {notified}
+select id from changed;
 
 -- name: postpone_tasks
 -- $1 ids (distinct), $2 claims, $3 delays in seconds, $4 why, as progress in JSON text, $5 the reason: payload (it could not
@@ -164,8 +163,8 @@ with changed as (
     from (select * from unnest($1::bigint[], $2::bigint[], $3::float8[], $4::text[], $5::text[])
               r (id, claim, delay, why, reason) order by id) r
     where {held}
-    returning t.id, t.action, t.state::text as state, t.attempts, r.reason
-), noted as (
+    returning t.id, t.action, t.workflow, t.state::text as state, t.attempts, r.reason
+), {notified}, noted as (
     insert into penstock.postponed as n (task_id, action, snoozes, attempts, unknown_since)
     select id, action, (reason = 'snooze')::int, attempts, case when reason = 'unknown' then now() end
     from changed where reason <> 'payload'

@@ -26,10 +26,10 @@ from penstock.tasks.enqueue import queues_of_tasks, reference_objects
 from penstock.tasks.records import columns_of
 from penstock.workflows.definition import fallback_of, policy_of, read_children, step_task
 from penstock.workflows.model import MAX_CHILDREN, ChildParams, NewStep, StepKind, StepOptions, WorkflowState
-from penstock.workflows.step_inputs import StepInputs, compensation_payload, list_result, read_inputs
+from penstock.workflows.step_inputs import StepInputs, compensation_payload, list_result, read_inputs, s3_in_transaction
 
 EVENTS_AT_ONCE = 5000
-NO_TASK = 0  # in an event: a step of the workflow waits for a retry, and is cancelled if the workflow fails
+NO_TASK = 0  # in an event: a step of the workflow waits to run again, and is cancelled if the workflow fails
 _INPUTS_AT_ONCE = 100
 _REASON_CHARS = 500
 _WITHOUT_TASK = NewTask("", max_attempts=1)
@@ -235,7 +235,8 @@ class WorkflowRun:
                 if text is not None:
                     aad = payload_aad(step["action"], tenants.get(step["workflow_id"]))
                     # PayloadUnavailable is raised through: the transaction is repeated later.
-                    kept = await self._session.codec.store(text, aad, queue=queues.get(task_id))
+                    async with s3_in_transaction():
+                        kept = await self._session.codec.store(text, aad, queue=queues.get(task_id))
                     await reference_objects(self._session, [(kept, task_id)])
                     steps[task_id] = (step, kept)
         options = [self._options(step) for step, _ in steps.values()]
@@ -254,12 +255,13 @@ class WorkflowRun:
         actions = {step["task_id"]: step["action"] for step in steps}
         payloads: dict[int, str] = {}
         lost: dict[int, str] = {}
-        for row in found:
-            try:
-                aad = payload_aad(actions[row["id"]], row["tenant"])
-                payloads[row["id"]] = await self._session.codec.load(row["payload"], aad)
-            except PayloadLost as exc:
-                payloads[row["id"]], lost[row["id"]] = "{}", f"its payload cannot be had: {exc}"
+        async with s3_in_transaction():
+            for row in found:
+                try:
+                    aad = payload_aad(actions[row["id"]], row["tenant"])
+                    payloads[row["id"]] = await self._session.codec.load(row["payload"], aad)
+                except PayloadLost as exc:
+                    payloads[row["id"]], lost[row["id"]] = "{}", f"its payload cannot be had: {exc}"
         merged: list[tuple[Any, str | None, str | None]] = []
         for step, given in zip(steps, inputs, strict=True):
             task_id: int = step["task_id"]

@@ -27,7 +27,8 @@ def _narrow_create(command: model.CreateWorkflow) -> model.CreateWorkflow:
     actions = set()
     for step in command.steps:
         template = step.options.template  # of a map step's children
-        actions |= {step.action, step.undo, None if template is None else template.action}
+        actions |= {step.action, step.undo, definition.fallback_of(step.on_failure)}
+        actions |= set() if template is None else {template.action}
     check_actions({action for action in actions if action})
     return replace(command, tenant=own_tenant(command.tenant))
 
@@ -141,9 +142,9 @@ async def retry(session: Session, given: model.WorkflowRetryParams, settings: Se
     again = [step for step in again if step["number"] not in kept]
     tasks = [step["task_id"] for step in again if step["task_id"] is not None]
     await session.plan_for(len(tasks))
-    restarted = await session.fetch("restart_steps", tasks)
+    restarted = await session.fetch("restart_steps", tasks, workflow.compensated)
     if lost := len(tasks) - len(restarted):
-        why = f"cannot be retried: the records of {lost} of its tasks are no longer kept"
+        why = f"cannot be retried: the records or payloads of {lost} of its tasks are no longer kept"
         raise WorkflowConflict(workflow.id, workflow.state, why)
     workflow.open = len(steps)
     workflow.state = model.WorkflowState.FAILING if workflow.compensated else model.WorkflowState.RUNNING

@@ -5,8 +5,10 @@ fan-out as an array in the order of the list, of spawned children by their names
 payload, however many predecessors there are.
 """
 
+import asyncio
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +16,14 @@ import msgspec
 
 from penstock.db.session import Session
 from penstock.payloads.records import load_outcome
-from penstock.protocol.errors import PayloadLost
+from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.sealed import reference_of
 from penstock.protocol.task import State
 from penstock.workflows.model import StepKind
 
 _READ_AT_ONCE = 200
+_S3_SECONDS = 40.0
 
 Node = tuple[int, int]  # (workflow, number of the step)
 
@@ -34,6 +37,19 @@ class StepInputs:
     problem: str | None = None  # why they are unavailable
     results: str = "{}"
     errors: str = "{}"
+
+
+@asynccontextmanager
+async def s3_in_transaction() -> AsyncIterator[None]:
+    """Bounds what is read and written in S3 between two statements: Postgres ends a transaction without one for 60 s.
+
+    Raises PayloadUnavailable.
+    """
+    try:
+        async with asyncio.timeout(_S3_SECONDS):
+            yield
+    except TimeoutError:
+        raise PayloadUnavailable(f"S3 did not answer within {_S3_SECONDS:g} s") from None
 
 
 async def read_inputs(session: Session, steps: Sequence[Any], *, limit_bytes: int) -> list[StepInputs]:
@@ -68,9 +84,12 @@ async def compensation_payload(session: Session, step: Any) -> tuple[str | None,
     outcomes = await session.fetch("read_outcomes", [rows[0]["task_id"]])
     if not outcomes:
         return None, f"the record of {rows[0]['name']} is no longer kept"
+    if gone := next((member for member in ("payload", "result") if outcomes[0][member] is None), None):
+        return None, f"the {gone} of {rows[0]['name']} is no longer kept"
     name = json.dumps(rows[0]["name"])
     try:
-        done = await load_outcome(session.codec, outcomes[0])
+        async with s3_in_transaction():
+            done = await load_outcome(session.codec, outcomes[0])
     except PayloadLost as exc:
         return None, f"the record of {rows[0]['name']} cannot be read: {exc}"
     return f'{{"step":{name},"payload":{done["payload"]},"result":{done["result"]}}}', None
@@ -146,21 +165,23 @@ async def _read(session: Session, inputs: Sequence[StepInputs], limit_bytes: int
         part = [
             task_id for task_id in ids[start : start + _READ_AT_ONCE] if any(not t.problem for t in takers[task_id])
         ]
-        for stored in await session.fetch("read_results", part) if part else []:
-            taken = takers[stored["id"]]
-            reference = reference_of(stored["result"])
-            size = reference.size if reference is not None else utf8_size(stored["result"] or stored["error"] or "")
-            for one in taken:
-                one.size += size
-                if one.size > limit_bytes and one.problem is None:
-                    one.problem = f"the results of its predecessors are more than the {limit_bytes} bytes allowed"
-            if all(one.problem for one in taken):
-                continue  # no longer needed
-            try:
-                outcomes[stored["id"]] = await load_outcome(session.codec, stored)
-            except PayloadLost as exc:
+        rows = await session.fetch("read_results", part) if part else []
+        async with s3_in_transaction():
+            for stored in rows:
+                taken = takers[stored["id"]]
+                reference = reference_of(stored["result"])
+                size = reference.size if reference is not None else utf8_size(stored["result"] or stored["error"] or "")
                 for one in taken:
-                    one.problem = one.problem or f"the result of a predecessor, task {stored['id']}, is lost: {exc}"
+                    one.size += size
+                    if one.size > limit_bytes and one.problem is None:
+                        one.problem = f"the results of its predecessors are more than the {limit_bytes} bytes allowed"
+                if all(one.problem for one in taken):
+                    continue  # no longer needed
+                try:
+                    outcomes[stored["id"]] = await load_outcome(session.codec, stored)
+                except PayloadLost as exc:
+                    for one in taken:
+                        one.problem = one.problem or f"the result of a predecessor, task {stored['id']}, is lost: {exc}"
     for one in inputs:
         if one.problem is None:
             _write(one, outcomes)

@@ -218,13 +218,15 @@ join penstock.workflow_step s on s.workflow_id = i.workflow_id and s.parent = i.
 order by s.workflow_id, s.number;
 
 -- name: read_results
--- $1 ids of settled tasks. What they came to.
-select id, result::text as result, (failures -> -1 -> 'error')::text as error, reason
+-- $1 ids of settled tasks. What they came to; no result where it was emptied.
+select id, case when result_gone is null then result::text end as result, (failures -> -1 -> 'error')::text as error,
+       reason
 from penstock.task_history where id = any($1::bigint[]);
 
 -- name: read_outcomes
--- $1 ids of tasks that have succeeded. With what they were given.
-select id, action, tenant, payload::text as payload, result::text as result
+-- $1 ids of tasks that have succeeded. With what they were given; null where it was emptied.
+select id, action, tenant, case when payload_gone is null then payload::text end as payload,
+       case when result_gone is null then result::text end as result
 from penstock.task_history where id = any($1::bigint[]) and state = 'SUCCESS';
 
 -- name: read_payloads
@@ -316,11 +318,13 @@ with recursive again as materialized (
 select {ready_step}, s.pending, s.again from changed s;
 
 -- name: restart_steps
--- $1 tasks. CRITICAL_ERROR or CANCELLED to WAITING, as restart_tasks, for steps of a workflow that begins again; a step
--- that may start at once is started next, by start_steps. Returns the ids.
+-- $1 tasks, $2 whether they are compensations, which get their payload when they start. CRITICAL_ERROR or CANCELLED to
+-- WAITING, as restart_tasks, for steps of a workflow that begins again; a step that may start at once is started next,
+-- by start_steps. One whose payload was emptied stays unchanged. Returns the ids.
 with gone as (
     delete from penstock.task_history
     where id = any($1::bigint[]) and state in ('CRITICAL_ERROR', 'CANCELLED') and workflow is not null
+      and (payload_gone is null or $2)
     returning *
 ), back as (
     insert into penstock.task (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from contextlib import AsyncExitStack, nullcontext
 from datetime import UTC, datetime, timedelta
@@ -13,13 +14,15 @@ import httpx
 import pytest
 
 from penstock import AsyncClient, Call, Client, Context, Fail, InboundClient, action
-from penstock.compat.scheduler0 import store
+from penstock.compat.scheduler0 import store as credentials
+from penstock.db.notify import Notifier
+from penstock.db.pool import Store
 from penstock.payloads.bucket import OFFERED, Bucket, folder_of, new_name
 from penstock.payloads.codec import PayloadCodec, offered_aad, payload_aad
 from penstock.payloads.records import encrypt_note
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.reports import encode_progress
-from penstock.protocol.sealed import reference_of
+from penstock.protocol.sealed import Reference, encode_reference, reference_of
 from penstock.settings.model import Settings, load_settings
 from penstock.settings.payload_texts import fingerprint, new_key, read_key
 from penstock.supervisor.payload_objects import PayloadObjects
@@ -27,6 +30,8 @@ from penstock.supervisor.payload_retention import PayloadRetention
 from penstock.supervisor.retention import Retention
 from penstock.supervisor.schedules import Imports
 from penstock.worker.handlers.actions import Registry
+from penstock.workflows import step_inputs
+from penstock.workflows.advancer import WorkflowAdvancer
 from tests.claims import claim_id
 from tests.integration.apis import running
 from tests.integration.doors import put, request
@@ -403,6 +408,27 @@ async def test_what_a_client_put_there_must_be_a_payload(settings: Settings, s3:
             named = await pipe.store.codec.offer(text, payload_aad("echo", None))
             error = await pipe.call("enqueue", action="echo", sealed_payload=json.loads(named))
             assert problem in error["message"]
+
+
+async def test_what_is_no_text_is_refused_and_holds_up_no_neighbour(
+    settings: Settings, s3: S3Bucket, registry: Registry
+) -> None:
+    data = "ä".encode("latin-1") * 2000
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        bucket = pipe.store.codec.bucket
+        assert bucket is not None
+        name = new_name(OFFERED)
+        await bucket.put(name, data)
+        given = json.loads(encode_reference(Reference(name, None, len(data), hashlib.sha256(data).hexdigest())))
+        assert "no text in UTF-8" in (await pipe.call("enqueue", action="echo", sealed_payload=given))["message"]
+        bad, good = (
+            request("enqueue", {"action": "echo", "sealed_payload": given}),
+            request("enqueue", {"action": "echo"}),
+        )
+        await put(pipe.queues["inbound"], bad, good)
+        async with asyncio.timeout(60):
+            while not (await pipe.call("stats"))["states"]:
+                await pipe.submitter.run_once()
 
 
 async def test_without_a_bucket_no_object_is_taken(settings: Settings, registry: Registry) -> None:
@@ -826,7 +852,7 @@ async def test_what_stays_in_the_clear_is_what_the_page_names(settings: Settings
         await pipe.call("schedule.create_many", schedules=[{"name": "t", "expression": "@yearly", "payload": secret}])
         api = await stack.enter_async_context(running(pipe.store, changed))
         async with pipe.store.session() as session:
-            made = await store.create_credential(session, readable=False)
+            made = await credentials.create_credential(session, readable=False)
         headers = {"x-api-key": made.api_key, "x-secret-key": made.api_secret}
         http = await stack.enter_async_context(httpx.AsyncClient(headers=headers))
         armed = {
@@ -979,6 +1005,32 @@ async def test_workflows_of_tenants_hand_results_over_encrypted(settings: Settin
         shown = await pipe.status(task["id"])
         assert shown["payload"] == {"text": "t", "done": {"first": 4}}
         assert shown["result"] == ["acme", "t", {"first": 4}]
+
+
+async def test_an_s3_that_does_not_answer_holds_up_no_workflow_without_objects(
+    settings: Settings, s3: S3Bucket, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_inputs, "_S3_SECONDS", 0.3)
+    changed = with_bucket(settings, s3)
+    async with plant(changed, registry) as pipe, AsyncExitStack() as stack:
+        for payload in (LARGE, {"text": "small"}):
+            first = {"name": "first", "action": "echo", "payload": payload}
+            then = {"name": "then", "action": "echo", "after": ["first"], "results_as": "text"}
+            await pipe.call("workflow.create", steps=[first, then])
+            await pipe.work()
+        silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        stack.callback(silent.close)
+        url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+        hung = load_settings(**changed.model_dump() | {"payload_s3_endpoint_url": url})
+        store = Store(changed.require_database_url, codec=PayloadCodec(hung))
+        stack.push_async_callback(store.close)
+        advancer = WorkflowAdvancer(store=store, notifier=Notifier(store), settings=hung)
+        for _ in range(2):  # together, then alone
+            with pytest.raises(PayloadUnavailable, match=r"S3 did not answer within 0\.3 s"):
+                await advancer.run_once()
+        advanced = await advancer.run_once()
+        assert advanced is not None
+        assert advanced.started == 1
 
 
 async def test_payloads_of_before_open_for_their_tenant(settings: Settings, registry: Registry, sql: Any) -> None:

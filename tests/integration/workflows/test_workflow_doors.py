@@ -98,6 +98,7 @@ async def test_workflows_over_the_command_line_and_the_client(store: Store, sett
         assert run(url, "workflows", "retry", "1").endswith("workflow 1 is RUNNING, 4 steps run again\n")
         assert json.loads(run(url, "workflows", "show", "1", "--json"))["open"] == 4
         assert "definition is not JSON" in run(url, "workflows", "create", "[", fails=True)
+        assert "chian is unknown" in run(url, "workflows", "create", '{"chian": []}', fails=True)
         with Client(url) as client:
             flow = Workflow("built")
             first, second = flow.step("a"), flow.step("a")

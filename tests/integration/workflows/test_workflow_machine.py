@@ -30,14 +30,15 @@ TABLES = "task, task_history, ordering_head, dispatch, tally, workflow, workflow
 FEWEST_STEPS = 500
 # What the run must have met to count as having tried.
 MET = {
-    "create", "same key again", "success", "failure", "last failure", "spawn", "late result", "cancel", "retry",
-    "retry refused", "advance", "advance killed", "advance beside another", "cancel while a step settles",
-    "step cancelled by hand", "compensation", "ended SUCCESS", "ended FAILED", "ended CANCELLED",
+    "create", "same key again", "success", "failure", "last failure", "snooze", "put off beside a failure",
+    "spawn", "late result", "cancel", "retry", "retry refused", "advance", "advance killed", "advance beside another",
+    "cancel while a step settles", "step cancelled by hand", "compensation", "ended SUCCESS", "ended FAILED",
+    "ended CANCELLED",
 }  # fmt: skip
 SELDOM = st.sampled_from([False, False, True])
 # Of what there is then. What there is hangs on the clock too, so it must not bound what is drawn.
 WHICH = st.integers(0, 9999)
-KINDS = st.sampled_from(["success", "success", "success", "success", "fail", "fail permanently", "spawn", "spawn"])
+KINDS = st.sampled_from([*["success"] * 4, "fail", "fail permanently", "snooze", "spawn", "spawn"])
 
 
 @st.composite
@@ -148,6 +149,9 @@ class Workflows(RuleBasedStateMachine):
             case "fail permanently":
                 self.met["last failure"] += 1
                 return Failed(task.id, task.claim, None, error, Hints(final=True))
+            case "snooze":
+                self.met["snooze"] += 1
+                return Failed(task.id, task.claim, None, error, Hints(retry_after=0.0, snooze=True))
             case "spawn":
                 self.met["spawn"] += 1
                 children = [{"action": "c", "on_failure": "continue"}, {"action": "c", "name": "x", "delay": 0}]
@@ -165,6 +169,16 @@ class Workflows(RuleBasedStateMachine):
                 return
             self.claims += claimed
             self._report([(claimed[0], kind)])
+
+    @rule()
+    def fail_beside_others_that_are_put_off(self) -> None:
+        claimed = self.run(self.lives.claim(4))
+        self.claims += claimed
+        if len(claimed) > 1:
+            self._report([(claimed[0], "fail permanently")])
+            self.run(self.lives.advance())
+            self._report([(task, "snooze") for task in claimed[1:]])
+            self.met["put off beside a failure"] += 1
 
     @rule(limit=st.integers(1, 3))
     def advance(self, limit: int) -> None:
@@ -308,6 +322,10 @@ class Workflows(RuleBasedStateMachine):
                 assert step["pending"] > 0
         if lags:
             return
+        if flow["state"] == "FAILING":
+            # What ran when it failed may finish; nothing waits to run again.
+            going = [step for step in steps if step["is_live"] and step["kind"] != "compensation"]
+            assert all(step["task_state"] == "ACQUIRED" for step in going)
         failed = any(
             step["state"] in ("CRITICAL_ERROR", "CANCELLED") and step["on_failure"] != "continue" for step in steps
         )

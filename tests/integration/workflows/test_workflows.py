@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
@@ -12,12 +13,14 @@ import pytest
 from penstock.db.context import within
 from penstock.db.pool import Store
 from penstock.db.session import Session
+from penstock.db.statements import SQL
 from penstock.protocol.errors import WorkflowConflict, WorkflowNotFound
-from penstock.protocol.reports import Succeeded
-from penstock.protocol.task import EXPIRED, NewTask
+from penstock.protocol.reports import Failed, Hints, Report, Succeeded, Suspended, Waiting, WaitPolicy
+from penstock.protocol.task import EXPIRED, Claimed, Failure, NewTask
 from penstock.results.apply import apply_reports
 from penstock.settings.model import Settings, load_settings
 from penstock.supervisor.duties import expire_some
+from penstock.supervisor.repair import release_unsent
 from penstock.tasks import claim, enqueue, ordering, settle
 from tests.integration.lives import Broken, Lives, Spawned
 
@@ -199,11 +202,14 @@ async def test_children_of_a_step_are_waited_for_and_their_results_handed_on(liv
     assert (record.state, record.steps) == ("SUCCESS", 5)
 
 
-async def test_a_late_result_of_a_lost_claim_makes_no_children_and_a_duplicate_none_twice(lives: Lives) -> None:
+async def test_a_late_result_of_a_lost_claim_makes_no_children_and_a_duplicate_none_twice(
+    lives: Lives, sql: Any
+) -> None:
     flow = await lives.create(steps=[{"action": "scan"}])
     (lost,) = await lives.claim()
     async with lives.store.session() as session:
         await claim.release(session, [(lost.id, lost.claim)])
+    await sql.execute("update penstock.task set run_at = now()")
     (held,) = await lives.claim()
 
     def handler(action: str, payload: Any) -> Any:
@@ -357,6 +363,76 @@ async def test_a_step_that_fails_in_a_workflow_that_fails_is_not_tried_again(
     assert steps["a"].reason == f"workflow {flow} has failed: step b is CRITICAL_ERROR"
 
 
+async def give_back(store: Store, way: str, task: Claimed) -> None:
+    error = '{"code": -32000, "message": "lost"}'
+    reports: dict[str, Report] = {
+        "sleep": Suspended(task.id, task.claim, 86_400.0),
+        "event": Waiting(task.id, task.claim, "token", None, WaitPolicy()),
+        "snooze": Failed(task.id, task.claim, None, error, Hints(retry_after=60.0, snooze=True)),
+    }
+    async with store.transaction() as session:
+        match way:
+            case "release":
+                assert await claim.release(session, [(task.id, task.claim)]) == 1
+            case "unsent":
+                later = datetime.now(UTC) + timedelta(seconds=120)
+                assert await release_unsent(session, 60, limit=10, now=later) == 1
+            case "refund":
+                assert await settle.refund(session, [Failure(task.id, task.claim, error, None)]) == {task.id}
+            case _:
+                await apply_reports(session, [reports[way]], load_settings())
+
+
+@pytest.mark.parametrize("way", ["sleep", "event", "snooze", "release", "unsent", "refund"])
+async def test_a_step_that_is_given_back_in_a_workflow_that_fails_does_not_go_on(
+    lives: Lives, store: Store, sql: Any, way: str
+) -> None:
+    flow = await lives.create(steps=[{"action": "a"}, {"action": "b"}])
+    async with store.session() as session:
+        batch = await claim.claim(session, 10)
+    assert batch is not None
+    a, b = batch.tasks
+    await lives.work([b], _break)
+    await lives.advance()
+    await give_back(store, way, a)
+    assert await lives.claim() == [], "the workflow has not taken note yet"
+    await lives.advance()
+    record, step = await lives.look(flow), (await lives.steps(flow))["a"]
+    assert (record.state, record.open) == ("FAILED", 0)
+    assert (step.state, step.reason) == ("CANCELLED", f"workflow {flow} has failed: step b is CRITICAL_ERROR")
+    assert await sql.fetchval("select count(*) from penstock.wait where deadline is not null") == 0
+
+
+@pytest.mark.parametrize("way", ["sleep", "event", "snooze", "release", "unsent", "refund"])
+async def test_a_step_that_is_given_back_in_a_workflow_that_runs_stays(
+    lives: Lives, store: Store, sql: Any, way: str
+) -> None:
+    flow = await lives.create(chain=[{"action": "a"}, {"action": "b"}])
+    async with store.session() as session:
+        batch = await claim.claim(session, 10)
+    assert batch is not None
+    await give_back(store, way, batch.tasks[0])
+    await lives.advance()
+    assert (await lives.steps(flow))["a"].state == ("WAITING" if way == "event" else "SCHEDULED")
+    if way in ("release", "unsent", "refund"):
+        await sql.execute("update penstock.task set run_at = now() where run_at < now() + interval '3 seconds'")
+        await lives.live()
+        assert (await lives.look(flow)).state == "SUCCESS"
+
+
+async def test_a_plain_task_that_is_given_back_is_due_at_once_and_tells_no_workflow(
+    lives: Lives, store: Store, sql: Any
+) -> None:
+    async with store.transaction() as session:
+        await enqueue.enqueue(session, [NewTask("a")])
+    for way in ("release", "unsent", "refund"):
+        async with store.session() as session:
+            batch = await claim.claim(session, 10)
+        assert batch is not None
+        await give_back(store, way, batch.tasks[0])
+    assert await sql.fetchval("select count(*) from penstock.workflow_event") == 0
+
+
 async def test_children_that_were_refused_are_made_by_a_retry_and_their_step_is_not_run_again(
     lives: Lives, store: Store
 ) -> None:
@@ -493,6 +569,79 @@ async def test_a_result_that_is_no_longer_kept_cancels_the_step_that_wants_it(li
     await lives.live()
     assert (await lives.look(flow)).state == "FAILED"
     assert await sql.fetchval("select reason from penstock.task_history") == "the result of a is no longer kept"
+
+
+async def empty(sql: Any, *what: str) -> None:
+    """What retention does with records that are old enough."""
+    now, day = datetime.now(UTC), timedelta(days=1)
+    for one in what:
+        await sql.fetch(SQL[f"empty_{one}"], now - day, now + day)
+
+
+async def test_a_result_that_was_emptied_is_not_handed_on_as_null(lives: Lives, sql: Any) -> None:
+    flow = await lives.create(
+        steps=[
+            {"action": "a"},
+            {"action": "nothing"},
+            {"action": "slow"},
+            {"name": "taking", "action": "t", "after": ["a", "slow"], "results_as": "r", "on_failure": "continue"},
+            {"name": "each", "action": "t", "after": ["a", "slow"], "over": "a", "on_failure": "continue"},
+            {"name": "null", "action": "t", "after": ["nothing", "slow"], "results_as": "r"},
+        ]
+    )
+    a, nothing, slow = await lives.claim()
+    await lives.work([a], lambda *_: [1])
+    await lives.work([nothing], lambda *_: None)
+    await empty(sql, "results")
+    await lives.work([slow], lambda *_: 2)
+    await lives.live()
+    steps = await lives.steps(flow)
+    gone = "the result of a is no longer kept"
+    assert [(steps[name].state, steps[name].reason) for name in ("taking", "each", "null")] == [
+        ("CANCELLED", gone), ("CRITICAL_ERROR", gone), ("SUCCESS", None),
+    ]  # fmt: skip
+    assert lives.ran[-1] == ("t", {"r": {"nothing": None, "slow": 2}})
+
+
+@pytest.mark.parametrize("what", ["payload", "result"])
+async def test_a_compensation_is_not_given_what_was_emptied(lives: Lives, sql: Any, what: str) -> None:
+    flow = await lives.create(
+        chain=[
+            {"action": "a", "payload": {"seat": 1}, "compensate": "undo-a"},
+            {"action": "b", "compensate": "undo-b"},
+            {"action": "c", "on_failure": "compensate"},
+        ]
+    )
+    for _ in range(2):
+        await lives.work(await lives.claim(), lambda action, _: 7 if action == "a" else None)
+        await lives.advance()
+    await empty(sql, f"{what}s")
+    await lives.live(lambda action, _: _break() if action == "c" else None)
+    assert lives.ran[3:] == [("undo-b", {"step": "b", "payload": {}, "result": None})]
+    record, step = await lives.look(flow), (await lives.steps(flow))["a/undo"]
+    assert (record.state, record.open) == ("FAILED", 0)
+    assert (step.state, step.reason) == ("CANCELLED", f"the {what} of a is no longer kept")
+
+
+async def test_a_compensation_is_retried_with_its_payload_made_anew(lives: Lives, sql: Any) -> None:
+    flow = await lives.create(
+        chain=[{"action": "a", "compensate": "undo-a"}, {"action": "b", "on_failure": "compensate"}],
+    )
+    await lives.live(lambda action, _: 7 if action == "a" else _break())
+    await empty(sql, "payloads")
+    assert (await lives.ask("workflow.retry", id=flow)).restarted == 1
+    await lives.live()
+    assert lives.ran[-1] == ("undo-a", {"step": "a", "payload": {}, "result": 7})
+
+
+async def test_a_step_whose_payload_was_emptied_is_not_run_again_without_it(lives: Lives, sql: Any) -> None:
+    flow = await lives.create(steps=[{"action": "a", "payload": {"n": 1}}, {"action": "b"}])
+    await lives.live(_break)
+    await empty(sql, "payloads")
+    with pytest.raises(WorkflowConflict, match="the records or payloads of 1 of its tasks are no longer kept"):
+        await lives.ask("workflow.retry", id=flow)
+    assert (await lives.look(flow)).state == "FAILED"
+    assert await sql.fetchval("select count(*) from penstock.task") == 0
 
 
 async def test_a_delay_and_an_expiry_count_from_when_the_predecessors_are_done(lives: Lives, sql: Any) -> None:
