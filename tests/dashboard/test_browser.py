@@ -219,6 +219,15 @@ def test_ticked_tasks_are_cancelled_together(browser: Any, stand: Stand) -> None
     opened(browser, stand, "/tasks?action=selected")
     press(browser, "input[data-all]")
     wait(browser, lambda b: b.find_element("css selector", "[data-selected]").text == "3")
+    browser.execute_script("window.barVanished = false")
+    browser.execute_script("""new MutationObserver(() => {
+        window.barVanished ||= document.querySelector("#selection").hidden;
+    }).observe(document.querySelector("[data-live]"), {subtree: true, childList: true, attributes: true})""")
+    before = int(browser.execute_script("return document.documentElement.dataset.updates"))
+    stand.run(stand.call("enqueue", action="selected"))
+    wait(browser, lambda b: int(b.execute_script("return document.documentElement.dataset.updates")) > before)
+    assert css(browser, "[data-selected]").text == "3"
+    assert not browser.execute_script("return window.barVanished")
     press(browser, "#selection button.danger")
     said(browser, "3 of 3 tasks cancelled")
     assert {stand.run(stand.call("status", id=one)).state for one in ids} == {"CANCELLED"}

@@ -14,10 +14,12 @@ import httpx
 import pytest
 from _pytest.logging import LogCaptureHandler
 
+from penstock.api.keys import CreateKey, create_key, revoke_key
 from penstock.brokers.sqs import SqsQueue
 from penstock.client.async_client import AsyncClient
 from penstock.db.pool import Store
 from penstock.payloads.codec import PayloadCodec
+from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import TaskNotFound
 from penstock.protocol.output import Seen, Shown, encode_output
 from penstock.protocol.reports import encode_result
@@ -367,6 +369,23 @@ async def _apply_until(line: Line, work: asyncio.Task[None]) -> None:
         task.cancel()
 
 
+async def test_no_character_of_a_text_ends_the_line_of_its_event(line: Line) -> None:
+    """Python's splitlines and httpx end lines at more characters than the protocol does."""
+    text = "".join(map(chr, (*range(1, 32), 0x7F, 0x85, 0x2028, 0x2029))) + "end"
+    (task_id,) = await line.enqueue()
+    (task,) = await line.claim()
+    logged = json.dumps(text, ensure_ascii=False)
+    spread = json.dumps({"text": text}, ensure_ascii=False, indent=1).replace("\n", "\r\n")
+    entries = f'[{{"at":1,"level":"info","text":{logged}}},{{"at":1,"chunk":{spread}}}]'
+    await line.apply(encode_output(name(task), 1, entries, 0), encode_result(name(task), spread))
+    async with serving(line.store, line.settings) as api, AsyncClient(api.url) as client:
+        async with asyncio.timeout(20):
+            data = {kind: data async for kind, data in client.events(task_id)}
+        shown = await asyncio.to_thread(run, api.url, "task", "logs", str(task_id), "--json")
+    assert (data["log"]["text"], data["chunk"]["chunk"]["text"], data["end"]["result"]["text"]) == (text, text, text)
+    assert json.loads(shown.split("\n")[0])["text"] == text
+
+
 async def test_a_reader_goes_on_behind_the_last_event_that_it_has(line: Line) -> None:
     (task_id,) = await line.enqueue()
     (task,) = await line.claim()
@@ -392,8 +411,9 @@ async def test_a_reader_goes_on_behind_the_last_event_that_it_has(line: Line) ->
         async with httpx.AsyncClient() as http:
             url = f"{api.url}/tasks/{task_id}/events"
             assert (await http.get(url, headers={"Last-Event-ID": "end"})).status_code == 204
-            wrong = await http.get(url, headers={"Last-Event-ID": "7.x"})
-            assert "Last-Event-ID" in wrong.text
+            for beyond in ("7.x", "1.1-3000000000", f"{2**63}.1-2"):
+                wrong = await http.get(url, headers={"Last-Event-ID": beyond})
+                assert "is not of the form 7.1-3" in wrong.text
 
 
 async def test_only_callers_who_may_read_the_task_get_its_events(line: Line, monkeypatch: Any) -> None:
@@ -411,6 +431,54 @@ async def test_only_callers_who_may_read_the_task_get_its_events(line: Line, mon
         assert await status(one, f"{api.url}/tasks/999999/events") == 404
         monkeypatch.setattr("penstock.api.streams.STREAMS", 0)
         assert await status(one) == 503
+
+
+async def test_a_stream_of_a_busy_task_ends_with_its_key(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.api.task_routes._ADMITTED_SECONDS", 0.05)
+    async with line.store.session() as session:
+        made = await create_key(session, CreateKey("reader", [Permission.READ]))
+    assert made is not None
+    (task_id,) = await line.enqueue()
+    (task,) = await line.claim()
+    settings = line.settings.model_copy(update={"api_require_keys": True})
+    async with serving(line.store, settings) as api, reading(api.url, task_id, **{"X-API-Key": made.key}) as event:
+        assert (await event())[1] == "state"
+        await line.apply(part(task, 1, "before"))
+        assert (await asyncio.wait_for(event(), 10))[2]["text"] == "before"
+        async with line.store.session() as session:
+            await revoke_key(session, made.id)
+        assert api._key_cache is not None
+        await api._key_cache.renew()
+        await asyncio.sleep(0.1)
+
+        async def be_busy() -> None:
+            for number in range(2, 1000):
+                await line.apply(part(task, number, "after"))
+                await asyncio.sleep(0.02)
+
+        busy = asyncio.create_task(be_busy())
+        assert (await asyncio.wait_for(event(), 10))[1] == "closed"
+        busy.cancel()
+
+
+async def test_a_burst_of_readers_does_not_pass_the_limit(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.api.streams.STREAMS", 2)
+    (task_id,) = await line.enqueue()
+    async with serving(line.store, line.settings) as api, httpx.AsyncClient(base_url=api.url, timeout=30) as http:
+
+        async def begun() -> httpx.Response:
+            return await http.send(http.build_request("GET", f"/tasks/{task_id}/events"), stream=True)
+
+        responses = await asyncio.gather(*(begun() for _ in range(10)))
+        assert sorted(response.status_code for response in responses) == [200] * 2 + [503] * 8
+        assert (await http.get("/tasks/999999/events")).status_code == 503
+        for response in responses:
+            await response.aclose()
+        async with asyncio.timeout(10):
+            while (again := await begun()).status_code != 200:
+                await again.aclose()
+                await asyncio.sleep(0.05)
+        await again.aclose()
 
 
 def _digest(key: str) -> str:

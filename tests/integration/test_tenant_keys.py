@@ -536,8 +536,15 @@ async def test_a_key_is_limited_to_actions(stand: Stand, sql: Any) -> None:
     assert "id" in await mail.ask("submit:mail.send")
     assert "id" in await mail.ask("workflow.create", steps=[step])
     assert (await mail.ask("schedule.create", name="s", **schedule))["name"] == "s"
+    await stand.admin.ask("schedule.create", name="o", expression="0 0 1 1 *", action="other")
+    undoing = {"name": "b", "action": "mail.b", "after": ["a"], "on_failure": {"compensate": "refund"}}
+    assert "key" in await mail.ask("keys.create", name="narrower", permissions=["enqueue"], actions=["mail.a*"])
     refused = [
         await mail.ask("enqueue", action="http.request"),
+        await mail.ask("workflow.create", steps=[step, undoing]),
+        await mail.ask("schedule.update", name="o", payload={"to": "all"}),
+        await mail.ask("keys.create", name="all", permissions=["enqueue"]),
+        await mail.ask("keys.create", name="wider", permissions=["enqueue"], actions=["mail.a", "m*"]),
         await mail.ask("submit:mailer"),
         await mail.ask("workflow.create", steps=[step, {"name": "b", "action": "sql.execute"}]),
         await mail.ask("workflow.create", steps=[{**step, "compensate": "http.request"}]),
@@ -546,7 +553,7 @@ async def test_a_key_is_limited_to_actions(stand: Stand, sql: Any) -> None:
         await mail.ask("schedule.update", name="s", action="other"),
         await mail.ask("schedule.create_many", schedules=[{"name": "u", **schedule}]),
     ]
-    assert [answer.get("code") for answer in refused] == [-32003] * 8, refused
+    assert [answer.get("code") for answer in refused] == [-32003] * 12, refused
     assert "may not enqueue 'http.request'; it may enqueue mail.* alone" in refused[0]["message"]
     batch = [{"jsonrpc": "2.0", "method": "enqueue", "params": {"action": a}, "id": a} for a in ("mail.b", "other")]
     answers = {answer["id"]: answer for answer in (await mail.post(batch)).json()}

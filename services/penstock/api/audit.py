@@ -78,7 +78,7 @@ class Audit:
     @asynccontextmanager
     async def recording(self, method: str, params: bytes) -> AsyncIterator[None]:
         """Record what the block does. Raises Unavailable if it cannot be recorded: then the block is not entered."""
-        recorded = await self._begin.submit(AuditEntry(*_actor.get(), method, shown_params(params)))
+        recorded = await self._begin.submit(AuditEntry(*_actor.get(), method, shown_params(method, params)))
         outcome = "cut off"
         try:
             yield

@@ -19,12 +19,13 @@ from penstock.brokers.base import ORIGINAL_ID_ATTRIBUTE, Message, Outgoing, Queu
 from penstock.db.session import Session
 from penstock.methods.inbound import accept_inbound, is_change, read_inbound, take_in
 from penstock.methods.table import API_ONLY, read_command
+from penstock.protocol import reports
 from penstock.protocol.api_key import Permission
 from penstock.protocol.checks import CONTROL, LIMIT, MAX_IDS, MAX_LIST, Checked, read_limit
 from penstock.protocol.errors import InvalidParams, MessageNotFound, QueueAway, Refused, RpcError, Unavailable
 from penstock.protocol.json_text import entry_text, utf8_size
+from penstock.protocol.message_attributes import worker_of
 from penstock.protocol.method import NoParams, Scope, method
-from penstock.protocol.reports import Failed, Progress, RunTimes, Succeeded, Unreadable, Waiting, decode_report
 from penstock.protocol.requests import Invalid, decode_request, parse_claim_id, split_body
 from penstock.protocol.task import NewTask, State
 from penstock.protocol.tenant import stored_key
@@ -41,8 +42,13 @@ MESSAGE_ID_MAX_CHARS = 100
 _FIRST_SHOWN = 3
 _RECEIPT_SHARE = 0.95  # of its retention after which a receipt is no longer counted on, for clocks that differ
 _SHOWN_CHARS = 100
+_LATEST_SECONDS = 253_402_300_799  # the end of the year 9999
 _ONLY_ANSWERS = "it only answers, and a queue has no way back"
-_KINDS = {Succeeded: "result", Failed: "error", Progress: "progress", Waiting: "wait", RunTimes: "run_times"}
+_KINDS = {
+    reports.Succeeded: "result", reports.Failed: "error", reports.Progress: "progress", reports.Waiting: "wait",
+    reports.Stepped: "step", reports.Suspended: "suspend", reports.Output: "output", reports.RunTimes: "run_times",
+    reports.Announced: "announce",
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -86,8 +92,8 @@ class Contents:
 
     def _read(self, text: str | msgspec.Raw) -> Entry:
         if self._queue == "results":
-            report = decode_report(text, bare_ids=True)
-            if isinstance(report, Unreadable):
+            report = reports.decode_report(text, bare_ids=True, worker=worker_of(self.message.attributes))
+            if isinstance(report, reports.Unreadable):
                 return Entry("", problem=report.reason)
             task_id, claim = getattr(report, "task_id", None), getattr(report, "claim", None)
             return Entry(_KINDS[type(report)], task_id, claim, getattr(report, "attempt", None))
@@ -360,6 +366,13 @@ async def _choose(leased: LeasedMessages, command: WhichDead) -> AsyncIterator[l
             yield wanted
 
 
+def instant_of(sent_at: float | None) -> str | None:
+    """The sender's time for display; None for one that no calendar has."""
+    if sent_at is None or not 0 <= sent_at <= _LATEST_SECONDS:
+        return None
+    return timestamp(datetime.fromtimestamp(sent_at, UTC))
+
+
 async def _describe(context: ApiContext, label: str, contents: Sequence[Contents]) -> list[DeadMessage]:
     messages = [content.message for content in contents]
     accepted = await _find_accepted(context, messages) if label == "inbound" else {}
@@ -369,7 +382,7 @@ async def _describe(context: ApiContext, label: str, contents: Sequence[Contents
         shown.append(
             DeadMessage(
                 id=message.id,
-                sent_at=None if message.sent_at is None else timestamp(datetime.fromtimestamp(message.sent_at, UTC)),
+                sent_at=instant_of(message.sent_at),
                 receives=message.receive_count,
                 bytes=utf8_size(message.body),
                 entries=len(content.texts),

@@ -21,6 +21,7 @@ from penstock.db.notify import Notifier
 from penstock.db.pool import PATIENT_SECONDS, Store
 from penstock.db.replica import Replica
 from penstock.db.session import OpenSession, Session
+from penstock.methods.payload_check import check_fits, read_schemas
 from penstock.methods.table import SUBMIT_PREFIX, read_command
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import InvalidRequest, RpcError, Unavailable
@@ -136,6 +137,13 @@ class Methods:
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
+
+    async def check_enqueue(self, params: bytes) -> None:
+        """Raises what an enqueue with these parameters is refused with, but for keys of other tasks."""
+        task = self._command(METHODS["enqueue"], Request("2.0", "enqueue", msgspec.Raw(params)))
+        if self._settings.check_payloads and task.offered is None:
+            async with self.session() as session:
+                check_fits(await read_schemas(session, [task.action]), task.action, task.payload)
 
     async def drain(self) -> None:
         """Wait until every task taken has been stored or refused, and every outcome is recorded."""

@@ -130,6 +130,8 @@ def make_app(
             caller.charge(1)
         except errors.RpcError as exc:
             return _refused(exc)
+        except errors.Unavailable as exc:
+            return _failed(exc, "scaling")
         try:
             caller.check(Permission.SCALING)
             answer = await scaling.answer(request.path_params.get("route"), request.query_params)

@@ -13,8 +13,9 @@ from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.protocol import api_key
 from penstock.protocol.api_key import ApiKey, Permission
+from penstock.protocol.caller import actions_of_caller
 from penstock.protocol.checks import ID, LIMIT, MAX_LIST, NUMBERED, TaskId, check_seconds, read_cursor
-from penstock.protocol.errors import InvalidParams, KeyNotFound, Unavailable
+from penstock.protocol.errors import AccessDenied, InvalidParams, KeyNotFound, Unavailable
 from penstock.protocol.method import Scope, method
 from penstock.protocol.tenant import read_tenant
 from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about, view_of
@@ -132,7 +133,17 @@ def _read_create(given: CreateKey) -> CreateKey:
     return msgspec.structs.replace(given, name=name, actions=actions)
 
 
-@method("keys.create", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_create)
+def _narrow_create(given: CreateKey) -> CreateKey:
+    """A key that is limited to actions makes none that may enqueue others."""
+    own = actions_of_caller()
+    if own is not None and not (given.actions and all(api_key.is_covered(one, own) for one in given.actions)):
+        raise AccessDenied(
+            403, f"Not permitted: this API key may enqueue {', '.join(own)} alone", {"actions": list(own)}
+        )
+    return given
+
+
+@method("keys.create", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_create, narrow=_narrow_create)
 async def create(context: ApiContext, command: CreateKey) -> NewKey:
     """Make an API key; this answer is the only place where it can be read."""
     async with context.session() as session:

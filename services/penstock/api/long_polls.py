@@ -19,6 +19,7 @@ from penstock.db.session import OpenSession, Session
 from penstock.payloads.records import shown_rows
 from penstock.protocol.caller import bound_to, seen
 from penstock.protocol.errors import RpcError, TaskNotFound, TooManyWaits
+from penstock.protocol.json_text import utf8_size
 from penstock.runtime import budget, metrics
 from penstock.runtime.batcher import Batcher
 from penstock.runtime.periodic import is_set_within
@@ -84,7 +85,7 @@ async def _left(ids: set[int]) -> set[int]:
 
 
 def _bytes_of(row: Any) -> int:
-    return len(row["result"] or "") + len(row["error"] or "")
+    return utf8_size(row["result"] or "") + utf8_size(row["error"] or "")
 
 
 class LongPolls:
@@ -212,7 +213,7 @@ class LongPolls:
                 waiters.discard(waiter)
             if not waiters:
                 self._waiting.pop(row["id"], None)
-        if sum(len(row["result"] or "") for row in rows) < budget.ANSWER_BYTES:
+        if sum(utf8_size(row["result"] or "") for row in rows) < budget.ANSWER_BYTES:
             return set()
         ids = ids - {row["id"] for row in rows}
         return {one for one in ids if any(not waiter.is_full for waiter in self._waiting.get(one, ()))}

@@ -67,9 +67,9 @@ class Api(Service):
         rates = None if rate is None else Rates(rate, settings.api_rate_burst or rate)
         authenticator = Authenticator(self._key_cache, rates)
         self._dashboard = dashboard = Dashboard(methods, authenticator, settings) if settings.dashboard else None
-        may_read = None if dashboard is None else dashboard.may_read
+        caller_of = None if dashboard is None else dashboard.caller_of
         self._parts: list[Part] = [] if dashboard is None else [dashboard]
-        self._parts.append(TaskRoutes(methods, store, authenticator, may_read))
+        self._parts.append(TaskRoutes(methods, store, authenticator, caller_of))
         self._parts += [make(store, settings, authenticator, methods.audit) for make in additions]
         app = make_app(
             dispatcher,

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from time import perf_counter
 
 import msgspec
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
+from penstock.protocol.errors import TooManyWaits
 from penstock.runtime.budget import in_hand
 from penstock.runtime.periodic import is_set_within
 
@@ -29,47 +32,66 @@ class Streams:
     def stop(self) -> None:
         self.stopping.set()
 
-    def full(self, name: str) -> bool:
-        """name: of the caller's key; empty without keys, when only the total is limited."""
-        of_one = bool(name) and self._open[name] >= STREAMS_OF_ONE
-        return of_one or self._open.total() >= STREAMS or self.stopping.is_set()
+    def admit(self, name: str) -> ExitStack:
+        """Count a stream until what is returned is closed. Raises TooManyWaits.
 
-    @contextmanager
-    def counted(self, name: str) -> Iterator[None]:
+        name: of the caller's key; empty without keys, when only the total is limited.
+        """
+        if name and self._open[name] >= STREAMS_OF_ONE:
+            raise TooManyWaits("streams", STREAMS_OF_ONE)
+        if self._open.total() >= STREAMS or self.stopping.is_set():
+            raise TooManyWaits("streams", STREAMS)
         self._open[name] += 1
-        try:
-            yield
-        finally:
-            self._open[name] -= 1
-            self._open += Counter()  # drops names without streams
+        counted = ExitStack()
+        counted.callback(self._leave, name)
+        return counted
+
+    def _leave(self, name: str) -> None:
+        self._open[name] -= 1
+        self._open += Counter()  # drops names without streams
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events. counted: closed at their end."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: AsyncIterator[bytes], counted: ExitStack, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(events, headers=headers)
+        self._counted = counted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._counted:
+            await super().__call__(scope, receive, send)
 
 
 class Expired(Exception):
     """The request that began a stream no longer identifies its user; a new one may."""
 
 
-async def follow(streams: Streams, name: str, render: Callable[[], Awaitable[str | None]]) -> AsyncIterator[bytes]:
+async def follow(streams: Streams, render: Callable[[], Awaitable[str | None]]) -> AsyncIterator[bytes]:
     """Events with each new result of ``render``, until it returns None or raises Expired, or streams stop."""
-    with streams.counted(name):
-        sent: str | None = None
-        quiet_since = perf_counter()
-        yield b"retry: 2000\n\n"
-        while not streams.stopping.is_set():
-            started = perf_counter()
-            in_hand().renew()
-            try:
-                rendered = await render()
-            except Expired:
-                return
-            if rendered is None:
-                yield b"event: over\ndata: {}\n\n"
-                return
-            now = perf_counter()
-            if rendered != sent:
-                sent, quiet_since = rendered, now
-                yield b"data: " + msgspec.json.encode({"html": rendered}) + b"\n\n"
-            elif now - quiet_since > PING_SECONDS:
-                quiet_since = now
-                yield PING
-            pause = max(EVERY_SECONDS, (now - started) / SHARE_OF_TIME)
-            await is_set_within(streams.stopping, pause)
+    sent: str | None = None
+    quiet_since = perf_counter()
+    yield b"retry: 2000\n\n"
+    while not streams.stopping.is_set():
+        started = perf_counter()
+        in_hand().renew()
+        try:
+            rendered = await render()
+        except Expired:
+            return
+        if rendered is None:
+            yield b"event: over\ndata: {}\n\n"
+            return
+        now = perf_counter()
+        if rendered != sent:
+            sent, quiet_since = rendered, now
+            yield b"data: " + msgspec.json.encode({"html": rendered}) + b"\n\n"
+        elif now - quiet_since > PING_SECONDS:
+            quiet_since = now
+            yield PING
+        pause = max(EVERY_SECONDS, (now - started) / SHARE_OF_TIME)
+        await is_set_within(streams.stopping, pause)

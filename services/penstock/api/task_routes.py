@@ -12,19 +12,20 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from datetime import UTC, datetime
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.api.access import Authenticator, address_of
+from penstock.api.access import Authenticator, Caller, address_of
 from penstock.api.dispatch import Methods
 from penstock.api.http import refusal, status_of
 from penstock.api.rpc import error_body, masked
 from penstock.api.server import Part
-from penstock.api.streams import PING, PING_SECONDS, STREAMS, Streams
+from penstock.api.streams import PING, EventStream, Streams
 from penstock.api.watch import Watch
 from penstock.db.notify import CHANNEL, OUTPUT
 from penstock.db.pool import Store
@@ -40,8 +41,8 @@ from penstock.runtime.periodic import is_set_within
 from penstock.tasks import output
 from penstock.tasks.views import TaskDetail
 
-MayRead = Callable[[Request], Awaitable[bool | None]]
-"""Whether a signed-in browser may read, to whose tenant the request is then bound; None without a browser's session."""
+CallerOf = Callable[[Request], Awaitable[Caller | None]]
+"""The caller of a browser's session, to whose tenant the request is then bound; None without a session."""
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -55,6 +56,9 @@ _AADS: dict[str, Callable[[Any], str | TenantAad]] = {
 _ROOM_BYTES = 1024 * 1024  # of output in one read
 _LATE_SECONDS = 1.0  # for output that arrives behind the outcome of its task
 _ENDED = "end"  # id of the last event: what is behind it is 204
+_ADMITTED_SECONDS = 5.0  # a key that was revoked stops within 10 s, of which the api's own copy of the keys may take 2
+# What readers take for the end of a line: in JSON the first two are blanks, the others parts of text.
+_BREAKS = [(b"\n", b" "), (b"\r", b" "), *((one.encode(), b"\\u%04x" % ord(one)) for one in "\x85\u2028\u2029")]
 
 _STATE = ("id", "action", "state", "attempts", "max_attempts", "claim", "worker", "run_at", "updated_at")
 _OUTCOME = ("state", "result", "result_gone", "result_unread", "error", "reason")
@@ -68,6 +72,7 @@ class _Stream:
     def __init__(self, task_id: int, has: Seen) -> None:
         self.task_id = task_id
         self.seen = has
+        self.admitted_at = monotonic()
         self.task: Any = None
         self.parts = 0
         self.settled_seconds: float | None = None
@@ -114,14 +119,14 @@ class _Stream:
 
 
 class TaskRoutes(Part):
-    """For callers with an API key that may read, or a browser's session. may_read: None without a dashboard."""
+    """For callers with an API key that may read, or a browser's session. caller_of: None without a dashboard."""
 
     def __init__(
-        self, methods: Methods, store: Store, authenticator: Authenticator, may_read: MayRead | None = None
+        self, methods: Methods, store: Store, authenticator: Authenticator, caller_of: CallerOf | None = None
     ) -> None:
         self._methods = methods
         self._authenticator = authenticator
-        self._may_read = may_read
+        self._caller_of = caller_of
         self._streams = Streams()
         self._followed: set[_Stream] = set()
         self._watch = Watch(store, self._look, lambda: bool(self._followed), (CHANNEL, OUTPUT))
@@ -134,20 +139,29 @@ class TaskRoutes(Part):
         for stream in self._followed:
             stream.changed.set()
 
-    async def _admit(self, request: Request) -> str:
-        """Bind the request to its caller's tenant; returns the name of the key. Raises AccessDenied, RateLimited."""
+    async def _admit(self, request: Request, *, again: bool = False) -> str:
+        """Bind the request to its caller's tenant; returns the name of the key. Raises AccessDenied, RateLimited.
+
+        again: without counting a key's request for its rate once more.
+        """
         self._authenticator.check_host(request.headers)
         bind(None)
-        name = ""
-        may_read = None if self._may_read is None else await self._may_read(request)  # which binds
-        if may_read is None:
+        caller = None if self._caller_of is None else await self._caller_of(request)  # which binds
+        if caller is None:
             caller = self._authenticator.admit(request.headers, address_of(request))
-            caller.charge(1)
+            if not again:
+                caller.charge(1)
             bind(caller.tenant, caller.actions)
-            name, may_read = caller.key, caller.may("status")
-        if not may_read:
+        if not caller.may("status"):
             raise errors.AccessDenied(403, "this API key may not read tasks")
-        return name
+        return caller.key
+
+    async def _admit_again(self, request: Request, stream: _Stream) -> None:
+        """From time to time: its key may have been revoked. Raises as ``_admit``, Unavailable."""
+        now = monotonic()
+        if now - stream.admitted_at >= _ADMITTED_SECONDS:
+            await self._admit(request, again=True)
+            stream.admitted_at = now
 
     def _route(self, path: str, answer: Callable[[Request, int, str], Awaitable[Response]]) -> BaseRoute:
         """answer: called with the task's id and the name of the caller's key."""
@@ -192,38 +206,38 @@ class TaskRoutes(Part):
             stream = _Stream(task_id, Seen(last))
         except ValueError as exc:
             raise errors.InvalidParams("Last-Event-ID", f"is none of this stream: {exc}") from None
-        if self._streams.full(name):
-            raise errors.TooManyWaits("streams", STREAMS)
-        await self._look([stream])
-        task = await self._read(stream)  # raises TaskNotFound
-        follows = request.query_params.get("follow") != "false"
-        events = self._follow(request, name, stream, task, follows=follows)
-        return StreamingResponse(events, headers=HEADERS, media_type="text/event-stream")
+        with self._streams.admit(name) as counted:  # raises TooManyWaits
+            await self._look([stream])
+            task = await self._read(stream)  # raises TaskNotFound
+            follows = request.query_params.get("follow") != "false"
+            events = self._follow(request, stream, task, follows=follows)
+            return EventStream(events, counted.pop_all(), HEADERS)
 
     async def _follow(
-        self, request: Request, name: str, stream: _Stream, task: TaskDetail | None, *, follows: bool
+        self, request: Request, stream: _Stream, task: TaskDetail | None, *, follows: bool
     ) -> AsyncIterator[bytes]:
-        with self._streams.counted(name):
-            yield b"retry: 2000\n\n"
-            self._followed.add(stream)
-            self._watch.begin()
-            try:
+        yield b"retry: 2000\n\n"
+        self._followed.add(stream)
+        self._watch.begin()
+        try:
+            while True:
                 async for event in self._news(stream, task):
+                    await self._admit_again(request, stream)
                     yield event
-                while follows and not stream.is_over:
-                    if not await is_set_within(stream.changed, PING_SECONDS):
-                        await self._admit(request)  # its key may have been revoked
-                        yield PING
-                    elif self._streams.stopping.is_set():
-                        return
-                    stream.changed.clear()
-                    async for event in self._news(stream, await self._read(stream)):
-                        yield event
-                yield _event("end", stream.outcome, _ENDED)
-            except (errors.RpcError, errors.Unavailable):
-                return  # the reader connects again, and is answered what is wrong
-            finally:
-                self._followed.discard(stream)
+                if not follows or stream.is_over:
+                    break
+                if not await is_set_within(stream.changed, _ADMITTED_SECONDS):
+                    yield PING
+                elif self._streams.stopping.is_set():
+                    return
+                await self._admit_again(request, stream)
+                stream.changed.clear()
+                task = await self._read(stream)
+            yield _event("end", stream.outcome, _ENDED)
+        except (errors.RpcError, errors.Unavailable):
+            return  # the reader connects again, and is answered what is wrong
+        finally:
+            self._followed.discard(stream)
 
     async def _look(self, streams: Collection[_Stream] | None = None) -> None:
         """Note changes of the tasks that are followed. Raises Unavailable."""
@@ -266,5 +280,7 @@ def _shown(claim: int, entry: OutputEntry) -> bytes:
 
 
 def _event(kind: str, data: bytes, id_: str = "") -> bytes:
+    for found, written in _BREAKS:
+        data = data.replace(found, written)
     named = f"id: {id_}\n" if id_ else ""
     return f"event: {kind}\n{named}data: ".encode() + data + b"\n\n"

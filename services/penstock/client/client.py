@@ -15,7 +15,7 @@ from penstock.protocol import in_process
 from penstock.protocol.errors import PenstockError
 
 T = TypeVar("T")
-EVENTS_SILENT_SECONDS = 45.0  # the api sends something every fifteen
+EVENTS_SILENT_SECONDS = 45.0  # the api sends something every few seconds, older ones every fifteen
 
 
 class Client(Methods[Answer]):

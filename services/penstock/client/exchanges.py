@@ -155,12 +155,13 @@ def answer_of(url: str, status: int, content: bytes) -> Any:
     except ValueError:
         answer = None
     if status == 503:
-        error = answer["error"] if isinstance(answer, dict) and "error" in answer else {}
+        error = _error_in(answer)
         if error.get("code") == errors.OVERLOADED:
-            raise errors.Unavailable(f"{url}: {error['message']}")
+            raise errors.Unavailable(f"{url}: {error.get('message')}")
         reference = error.get("data")
         raise errors.Unavailable(f"the api at {url} is up, but not its database: try again later ({reference})")
-    if not isinstance(answer, list) and not (isinstance(answer, dict) and "jsonrpc" in answer):
+    responses = answer if isinstance(answer, list) else [answer]
+    if not responses or not all(map(_is_response, responses)):
         raise errors.Unavailable(f"{url}/rpc answers HTTP {status}, and not as a Penstock api: check the URL")
     return answer
 
@@ -172,13 +173,28 @@ def _parsed(content: bytes) -> Any:
         return decode_any(content)  # an integer of more digits than Python converts
 
 
+def _is_response(answer: Any) -> bool:
+    return isinstance(answer, dict) and "jsonrpc" in answer and ("result" in answer or "code" in _error_in(answer))
+
+
+def _error_in(answer: Any) -> dict[str, Any]:
+    """The error object of an answer; empty if it has none, as that of a proxy may not."""
+    error = answer.get("error") if isinstance(answer, dict) else None
+    return error if isinstance(error, dict) else {}
+
+
 def downloaded(status: int, content: bytes) -> Any:
     """Parse a downloaded payload or result. Raises RpcError, Unavailable, PayloadLost."""
-    decoded: Any = _parsed(content) if status == 200 or content.startswith(b"{") else None
+    try:
+        decoded = _parsed(content)
+    except ValueError:
+        if status == 200:
+            raise errors.PayloadUnavailable("the answer is no JSON, as that of an api is: check the URL") from None
+        decoded = None
     if status == 200:
         return decoded
-    error = decoded.get("error", {}) if isinstance(decoded, dict) else {}
-    if "code" in error and status != 503:
+    error = _error_in(decoded)
+    if isinstance(error.get("code"), int) and status != 503:
         raise error_of(error)
     kind = errors.PayloadLost if status == 410 else errors.PayloadUnavailable
     raise kind(str(error.get("message") or f"the api answers HTTP {status}"))
@@ -241,7 +257,7 @@ def error_of(error: Mapping[str, Any]) -> errors.RpcError:
     """Turn an error object of the api into an exception; known codes have a class of their own."""
     kind = _KINDS.get(error["code"], errors.RpcError)
     made = kind.__new__(kind)
-    errors.RpcError.__init__(made, error["message"], error.get("data"))
+    errors.RpcError.__init__(made, str(error.get("message", "")), error.get("data"))
     made.code = error["code"]
     return made
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import operator
 from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic, sleep
 from typing import Any
 
 from penstock.client.exchanges import Exchange, calling
+from penstock.protocol.checks import read_id
 from penstock.protocol.errors import PenstockError, RateLimited, ResultTimeout, TaskNotFound, TooManyWaits, Unavailable
 from penstock.runtime.periodic import Pauses
 
@@ -89,8 +91,10 @@ class AsyncResults:
         self._call_seconds = call_seconds
         self.polls: list[_SharedPoll] = []
 
-    async def outcome(self, task_id: int, timeout: float | None) -> Outcome:
+    async def outcome(self, task_id: int | str, timeout: float | None) -> Outcome:
         """Wait until a task has settled. Raises ResultTimeout, and what a call raises."""
+        # A wrong id would fail the poll, and with it the waits of others.
+        task_id = read_id(task_id if isinstance(task_id, str) else operator.index(task_id), "id")
         poll = next((poll for poll in self.polls if poll.takes(task_id)), None)
         if poll is None:
             poll = _SharedPoll(self._run, self._call_seconds, ended=self.polls.remove)

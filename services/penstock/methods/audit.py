@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.db.session import Session
+from penstock.methods.table import METHODS
 from penstock.protocol.json_text import decode_any
 
 PARAMS_MAX_CHARS = 2000
@@ -35,12 +36,14 @@ async def end_audit(session: Session, outcomes: Mapping[int, str]) -> None:
     await session.fetch("end_audit", list(outcomes), texts)
 
 
-def shown_params(params: bytes) -> str:
-    """Parameters as they are recorded: without payloads, cut where they are long."""
+def shown_params(method: str, params: bytes) -> str:
+    """Parameters as they are recorded: by name, without payloads, cut where they are long."""
     try:
         given: Any = decode_any(params or b"{}")
     except (ValueError, RecursionError):
         return "?"
+    if isinstance(given, list) and method in METHODS:
+        given = dict(zip(METHODS[method].params.__struct_fields__, given, strict=False))
     if isinstance(given, dict):
         for name in _LEFT_OUT:
             if name in given:

@@ -23,6 +23,7 @@ from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.protocol.spelling import did_you_mean
 from penstock.protocol.task import NewTask
 from penstock.runtime import metrics
+from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue
 from penstock.tasks.views import Accepted
@@ -88,6 +89,9 @@ def read_inbound(body: str, settings: Settings, *, sender: str = "") -> Inbound:
                 reason = _ONLY_ANSWERS.format(method=entry.method)
         except errors.RpcError as exc:
             reason = exc.message
+        except Exception:
+            log.exception("request_not_read", method=entry.method[:200])  # it must not hold up its neighbours
+            reason = "could not be read: the log of the submitter says why"
         else:
             if not _is_allowed(entry.method, settings.inbound_methods):
                 reason = f"{entry.method} is not among PENSTOCK_INBOUND_METHODS: ask over HTTP, with a key that may"
@@ -203,7 +207,7 @@ async def _note(session: Session, changes: Sequence[Wanted]) -> dict[int, int]:
     entries: dict[int, AuditEntry] = {}
     for place, wanted in enumerate(changes):
         if METHODS[wanted.method].audited:
-            params = shown_params(bytes(msgspec.json.decode(wanted.text, type=Request).params))
+            params = shown_params(wanted.method, bytes(msgspec.json.decode(wanted.text, type=Request).params))
             entries[place] = AuditEntry(wanted.sender, "", "inbound", wanted.method, params)
     return dict(zip(entries, await begin_audit(session, list(entries.values())), strict=True)) if entries else {}
 

@@ -152,6 +152,7 @@ def like_pattern(pattern: str) -> str:
 
 ID = Checked(lambda value: read_id(value, "id"))
 KEY = Checked(lambda value: read_key(value, "key"))
+ACTION_SOUGHT = Checked(lambda value: value is None or read_action(value))
 LIMIT = Checked(read_limit)
 LABELS_SOUGHT = Checked(check_labels_sought)
 NUMBERED = Checked(read_cursor)  # a cursor that is a number

@@ -1,5 +1,6 @@
 """Output of a task: log lines and chunks, as workers report them and as they are stored."""
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
 
@@ -107,10 +108,9 @@ class Seen:
         self._partly: dict[tuple[int, int], int] = {}
         ranges, *partly = text.split("+")
         for one in filter(None, ranges.split(",")):
-            claim, first, last = map(_number, one.replace("-", ".").split("."))
-            self.ranges.append((claim, first, last))
+            self.ranges.append(_numbers(one))
         for one in partly:
-            claim, number, count = map(_number, one.split("."))
+            claim, number, count = _numbers(one)
             self._partly[claim, number] = count
         if len(self.ranges) + len(partly) > 2 * self._MOST_RANGES:
             raise ValueError("it has too many ranges")
@@ -139,7 +139,13 @@ class Seen:
         self.ranges = joined
 
 
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) < 2**63):
-        raise ValueError(f"{text[:20]!r} is no number")
-    return int(text)
+_RANGE = re.compile(r"([0-9]{1,18})\.([0-9]{1,9})[.-]([0-9]{1,9})", re.ASCII)  # as columns of Postgres hold them
+
+
+def _numbers(text: str) -> tuple[int, int, int]:
+    """The numbers of ``7.1-3`` or ``8.2.4``. Raises ValueError."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text[:50]!r} is not of the form 7.1-3")
+    claim, first, last = map(int, match.groups())
+    return claim, first, last

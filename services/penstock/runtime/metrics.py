@@ -106,7 +106,9 @@ ENQUEUED = _counter(
     ["action", "source"],
 )
 DUPLICATES = _counter("duplicates_total", "Enqueues answered with an earlier task's id", ["action"])
-REJECTED = _counter("rejected_total", "Rejected messages stored, by source (inbound, results)", ["source"])
+REJECTED = _counter(
+    "rejected_total", "Rejected messages stored, by source (inbound, results, kafka-source)", ["source"]
+)
 STALE_RESULTS = _counter("stale_results_total", "Results ignored because a newer claim, or none, holds the task")
 WAITS_ENDED = _counter(
     "waits_ended_total",

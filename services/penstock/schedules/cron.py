@@ -154,6 +154,8 @@ def timing(expression: str, timezone: str, anchor: datetime) -> Timing:
 
 def every_seconds(expression: str) -> int | None:
     """The interval of ``@every 1h30m``; None for any other expression. Raises CronError."""
+    if len(expression) > EXPRESSION_MAX_CHARS:
+        raise CronError("expression", f"is {len(expression)} characters long; the limit is {EXPRESSION_MAX_CHARS}")
     if expression.startswith(ROBFIG):
         return _of_robfig(robfig.every_seconds, expression)
     text = expression.strip().lower()
@@ -214,8 +216,6 @@ def _between(when: Timing, after: datetime, until: datetime) -> Iterator[datetim
 
 def _read(expression: str) -> CronSim:
     """Raises CronError, naming the invalid part."""
-    if len(expression) > EXPRESSION_MAX_CHARS:
-        raise CronError("expression", f"is {len(expression)} characters long; the limit is {EXPRESSION_MAX_CHARS}")
     if expression.startswith(ROBFIG):
         expression = _of_robfig(robfig.translate, expression)
     elif expression.startswith("@"):

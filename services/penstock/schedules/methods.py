@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from penstock.protocol.views import timestamp, view_of
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.schedules import model, store
+from penstock.schedules.cron import CronError
 from penstock.schedules.model import CreateSchedule, NewSchedule, UpdateSchedule
 from penstock.schedules.policy import Overlap, queue_of, render, run_name
 from penstock.settings.model import Settings
@@ -34,6 +36,7 @@ _change = partial(method, permission=Permission.ADMIN, scope=Scope.OWN, errors=(
 
 
 def _read_create(given: model.ScheduleCreateParams, settings: Settings) -> CreateSchedule:
+    model.read_name(given.name)  # here, since it is filled in
     task = new_task(
         EnqueueParams(
             given.action, given.payload, priority=given.priority, ordering_key=given.ordering_key,
@@ -73,8 +76,6 @@ def _read_update(given: model.ScheduleUpdateParams, settings: Settings) -> Updat
 
 
 def _narrow_update(command: UpdateSchedule) -> UpdateSchedule:
-    if "action" in command.given:
-        check_actions({msgspec.json.decode(command.given["action"])})
     if bound_to() is not None and "tenant" in command.given:
         raise InvalidParams("tenant", "of a schedule is not changed by a key that is bound to one")
     return command
@@ -83,8 +84,14 @@ def _narrow_update(command: UpdateSchedule) -> UpdateSchedule:
 @_change("schedule.update", errors=(ScheduleNotFound, TooLarge), read=_read_update, narrow=_narrow_update)
 async def update(session: Session, command: UpdateSchedule) -> model.ScheduleDetail:
     """Change what is named of a schedule and leave the rest."""
+
+    def check(members: Mapping[str, Any]) -> NewSchedule:
+        changed = command.check(members)
+        check_actions({changed.action})  # the stored one too: the payload may be another now
+        return changed
+
     name = await _name_of_callers(session, command.name, lock=True)
-    return _detail(await store.update_schedule(session, UpdateSchedule(name, command.given, command.check)))
+    return _detail(await store.update_schedule(session, UpdateSchedule(name, command.given, check)))
 
 
 @method("schedule.get", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,))
@@ -215,12 +222,13 @@ def _detail(record: model.ScheduleRecord) -> model.ScheduleDetail:
     upcoming: list[datetime] = []
     instant = record.next_at
     if instant is not None or (record.schedule.paused and record.problem is None):
-        rule = record.schedule.rule(record.created_at)
-        if instant is None:
-            instant = rule.next_after(datetime.now(UTC)).at
-        while instant is not None and len(upcoming) < UPCOMING:
-            upcoming.append(instant)
-            instant = rule.next_after(instant).at
+        with suppress(CronError):  # a paused one whose zone is known no more
+            rule = record.schedule.rule(record.created_at)
+            if instant is None:
+                instant = rule.next_after(datetime.now(UTC)).at
+            while instant is not None and len(upcoming) < UPCOMING:
+                upcoming.append(instant)
+                instant = rule.next_after(instant).at
     return view_of(model.ScheduleDetail, _members(record), upcoming=[timestamp(one) for one in upcoming])
 
 

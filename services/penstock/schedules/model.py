@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from penstock.protocol.checks import CONTROL, ID, LIMIT, NUMBERED, Checked, check_labels, read_instant
+from penstock.protocol.checks import ACTION_SOUGHT, CONTROL, ID, LIMIT, NUMBERED, Checked, check_labels, read_instant
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import NewTask
 from penstock.protocol.tenant import TENANT, own_key, read_stored
@@ -101,7 +101,7 @@ class ScheduleListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     labels: Annotated[
         Labels | None, about("Only those that have each of these labels."), Checked(check_schedule_labels)
     ] = None
-    action: Annotated[str | None, about("Only those of this action.")] = None
+    action: Annotated[str | None, about("Only those of this action."), ACTION_SOUGHT] = None
     paused: Annotated[bool | None, about("Only those that are paused, or only those that are not.")] = None
     limit: Annotated[int, about("Maximum number of schedules; 1 to 1000."), LIMIT] = 50
     cursor: Annotated[str | None, CURSOR, NUMBERED] = None
@@ -382,4 +382,4 @@ def _instant(value: GivenInstant | None, name: str) -> datetime | None:
 
 def _between(name: str, value: float, low: float, high: float, unit: str) -> None:
     if not low <= value <= high:
-        raise InvalidParams(name, f"must be {low:g} to {high:.0f} {unit}, not {value:g}")
+        raise InvalidParams(name, f"must be {low:g} to {high:.0f} {unit}, not {str(value)[:60]}")

@@ -19,7 +19,7 @@ MACROS = {
     "@midnight": "0 0 0 * * *",
     "@hourly": "0 0 * * * *",
 }
-_DURATION = re.compile(r"([-+]?)((?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:ns|us|ms|s|m|h))+)", re.ASCII)
+_DURATION = re.compile(r"([-+]?)((?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:ns|us|ms|s|m|h))+)", re.ASCII)
 _PART = re.compile(r"([0-9.]+)([a-z]+)")
 _MICRO = str.maketrans("\u00b5\u03bc", "uu")  # the two signs for micro
 _UNIT_SECONDS = {

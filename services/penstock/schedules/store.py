@@ -13,10 +13,12 @@ from msgspec.structs import replace
 
 from penstock.db.session import Session
 from penstock.protocol.errors import InvalidParams, ScheduleNotFound
+from penstock.protocol.json_text import replace_unstorable
 from penstock.protocol.task import NewTask, State
 from penstock.protocol.tenant import tenant_of_key
 from penstock.runtime import metrics
 from penstock.schedules import model
+from penstock.schedules.cron import CronError
 from penstock.schedules.policy import Missed, Next, Overlap
 from penstock.tasks import enqueue as enqueuing
 
@@ -106,7 +108,10 @@ def _first(schedule: model.NewSchedule, standing: model.ScheduleRecord | None, b
             return Next(standing.next_at, standing.due_at)
         anchor = standing.created_at
         after = now if standing.last_at is None else max(now, standing.last_at)
-    following = schedule.rule(anchor).next_after(after)
+    try:
+        following = schedule.rule(anchor).next_after(after)
+    except CronError as exc:  # of a stored one, whose zone is known no more
+        raise InvalidParams(exc.field, exc.problem) from None
     if following.at is None:
         if schedule.end_at is None:
             raise InvalidParams("expression", f"{schedule.expression!r} comes no more")
@@ -145,7 +150,7 @@ async def note_import(
     """Count the outcomes of a part, and keep its ``errors`` until the import has about a hundred."""
     created, replaced = outcomes.count(True), outcomes.count(False)
     refused = len(outcomes) - created - replaced
-    kept = json.dumps(errors[:_ERRORS_KEPT])
+    kept = replace_unstorable(json.dumps(errors[:_ERRORS_KEPT]))
     await session.fetch("note_import", import_id, created, replaced, refused, kept, _ERRORS_KEPT)
 
 

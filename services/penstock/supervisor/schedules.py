@@ -20,7 +20,7 @@ from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import log
 from penstock.runtime.sweeps import Sweeps
 from penstock.schedules.firing import FiringSummary, fire_due
-from penstock.schedules.model import CreateSchedule, NewSchedule, check_not_a_jobs
+from penstock.schedules.model import NAME_MAX_CHARS, CreateSchedule, NewSchedule, check_not_a_jobs
 from penstock.schedules.store import create_batch, note_import
 from penstock.settings.model import Settings
 
@@ -126,7 +126,8 @@ class Imports:
             if isinstance(outcome, InvalidParams):
                 entry = decode_any(bytes(entries[number]))
                 name = entry.get("name") if isinstance(entry, dict) else None
-                errors.append({"index": place + number, "name": name} | outcome.data)
+                shown = name[:NAME_MAX_CHARS] if isinstance(name, str) else None
+                errors.append({"index": place + number, "name": shown} | outcome.data)
         return ordered, errors
 
     def _read(self, entry: msgspec.Raw) -> NewSchedule:
@@ -136,6 +137,9 @@ class Imports:
             raise
         except RpcError as exc:  # a payload over its limit
             raise InvalidParams("payload", exc.message) from None
+        except Exception:
+            log.exception("schedule_not_read")  # one entry must not hold up all imports
+            raise InvalidParams("schedules", "could not be read: the log of the supervisor says why") from None
         assert isinstance(command, CreateSchedule)
         if command.replace:
             raise InvalidParams("replace", "belongs to the call as a whole, beside schedules")

@@ -161,7 +161,7 @@ def _check_text(text: str | None) -> None:
 
 class ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: Annotated[State | None, about("Only tasks in this state.")] = None
-    action: Annotated[str | None, about("Only tasks of this action.")] = None
+    action: Annotated[str | None, about("Only tasks of this action."), checks.ACTION_SOUGHT] = None
     limit: Annotated[int, about(f"Maximum number of tasks; 1 to {MAX_LIST}."), LIMIT] = 50
     cursor: Annotated[str | None, CURSOR, NUMBERED] = None
     labels: Annotated[dict[str, str] | None, about("Only tasks that have all of these labels."), LABELS_SOUGHT] = None

@@ -328,6 +328,7 @@ async def test_keys_of_postgres_are_not_believed_for_long_without_postgres(
         async with postgres_away(postgres, database_url):
             await until(put_off)
             assert await fixed.status() == 200
+            assert (await http.get("/scaling", headers={"X-API-Key": secret})).status_code == 503
             error = (await holder.post(GOOD)).json()["error"]
             assert error["message"] == "Temporarily unavailable, try again"
         await until(accepted, seconds=30)

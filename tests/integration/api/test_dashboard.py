@@ -23,7 +23,7 @@ from penstock.api.dashboard.overview import ProcessProbe
 from penstock.api.dashboard.pages import PAGES
 from penstock.api.keys import CreateKey, create_key
 from penstock.api.process import Api
-from penstock.api.streams import STREAMS_OF_ONE, Streams, follow
+from penstock.api.streams import STREAMS_OF_ONE, Streams
 from penstock.api.table import METHODS
 from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsQueue, SqsTransport
@@ -32,7 +32,10 @@ from penstock.db.statements import SQL
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.local.service import free_port
 from penstock.protocol.api_key import Permission
+from penstock.protocol.errors import TooManyWaits
+from penstock.protocol.reports import decode_reports
 from penstock.protocol.task import Failure, NewTask
+from penstock.results.apply import apply_reports
 from penstock.runtime.health import Health, serve_health
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
@@ -413,7 +416,8 @@ async def test_pages_of_tasks_go_on_where_the_one_before_ended(store: Store, bro
     "state=NONE", "cursor=x", "cursor=-1", "key=%00", "action=%00", "labels=%00%3D%00", "since=yesterday", "id=%FF",
     "q=%00", "q=0", "q=%3D", "q=%3Cscript%3E%3D1", "q=" + "7" * 30, "text=%00%25_", "fingerprint=%3Cscript%3E",
     "since=9999-99-99T00:00", "until=0001-01-01T00:00", "state=SUCCESS&state=ERROR", "%00=%00", "key=" + "x" * 5000,
-    "id=99999999999999999999999", "cursor=9223372036854775808", "operation=%3Cscript%3E&count=yes",
+    "id=99999999999999999999999", "cursor=9223372036854775808", "limit=" + "9" * 310,
+    "operation=%3Cscript%3E&count=yes",
 ])  # fmt: skip
 async def test_junk_in_a_query_is_answered_by_a_page(browser: Browser, query: str) -> None:
     for path in ("/", "/tasks", "/schedules", "/workflows", "/rejected", "/bulk", "/keys", "/audit", "/queues",
@@ -631,6 +635,34 @@ async def test_an_edit_that_is_wrong_is_shown_again_with_what_was_typed(
     assert (await browser.call("status", id=one)).state == "SCHEDULED"
 
 
+async def test_an_edit_that_would_be_refused_leaves_the_old_task_alone(store: Store, settings: Settings) -> None:
+    admin = [Permission.ADMIN]
+    async with store.session() as session:
+        anyone = await create_key(session, CreateKey("anyone", admin))
+        limited = await create_key(session, CreateKey("limited", admin, actions=("a",)))
+        bound = await create_key(session, CreateKey("bound", admin, tenant="acme"))
+    params = {"action": "a", "worker": "w:1", "params": {"type": "object", "required": ["url"]}}
+    announced = json.dumps({"jsonrpc": "2.0", "method": "announce", "params": params})
+    async with store.transaction() as session:
+        await apply_reports(session, decode_reports(announced, batch_limit=1), settings)
+    async with running(store, settings.model_copy(update={"api_require_keys": True, "check_payloads": True})) as api:
+        for key, tenant, edit, said in (
+            (limited, None, {"action": "b"}, "may not enqueue"),
+            (bound, "acme", {"tenant": "other"}, "to which this API key is bound"),
+            (anyone, None, {"payload": "{}"}, "payload.url is missing"),
+        ):
+            (one,) = await enqueue(store, NewTask("a", tenant=tenant))
+            browser = Browser(api)
+            assert key is not None
+            await sign_in(browser, key.key)
+            data = {"csrf": await browser.csrf("/tasks"), "method": "enqueue", "back": "/", "id": str(one),
+                    "action": "a", "payload": '{"url":"u"}', "labels": "{}", "cancel": "yes", **edit}  # fmt: skip
+            answer = await browser.http.post("/do", data=data)
+            assert (answer.status_code, said in unescape(answer.text)) == (422, True)
+            assert (await browser.call("status", id=one)).state == "SCHEDULED"
+            await browser.http.aclose()
+
+
 async def test_schedules_are_paused_resumed_run_and_deleted(browser: Browser) -> None:
     await browser.call("schedule.create", name="a/b c", expression="@daily", action="a")
     assert await browser.do("schedule.pause", name="a/b c") == "done: Schedule a/b c is paused"
@@ -773,6 +805,8 @@ async def test_what_is_done_over_rpc_is_noted_with_the_key_and_without_payloads(
             {"jsonrpc": "2.0", "method": "bulk.cancel", "params": {"all": True, "dry_run": True}, "id": 4},
             {"jsonrpc": "2.0", "method": "schedule.create", "id": 5,
              "params": {"name": "s", "expression": "@daily", "action": "a", "payload": {"secret": "hush"}}},
+            {"jsonrpc": "2.0", "method": "schedule.create", "id": 6,
+             "params": ["t", "@daily", "a", {"secret": "hush"}]},
         ]  # fmt: skip
         async with httpx.AsyncClient(base_url=api.url, headers={"X-API-Key": made.key}) as http:
             answers = (await http.post("/rpc", json=calls)).json()
@@ -781,9 +815,9 @@ async def test_what_is_done_over_rpc_is_noted_with_the_key_and_without_payloads(
             listed = (await http.post("/rpc", json={"jsonrpc": "2.0", "method": "audit.list", "id": 1})).json()
     entries = listed["result"]["audit"]
     assert sorted((one["method"], one["who"], one["door"]) for one in entries) == [
-        ("cancel", "ada", "http"), ("cancel", "ada", "http"), ("schedule.create", "ada", "http"),
+        ("cancel", "ada", "http"), ("cancel", "ada", "http"), *[("schedule.create", "ada", "http")] * 2,
     ]  # fmt: skip
-    assert sorted(one["outcome"] == "ok" for one in entries) == [False, True, True]
+    assert sorted(one["outcome"] == "ok" for one in entries) == [False, True, True, True]
     assert "hush" not in json.dumps(entries)
 
 
@@ -1051,16 +1085,25 @@ async def test_made_up_sessions_are_looked_up_at_a_rate_and_keep_no_visitor_out(
 
 async def test_one_caller_leaves_streams_to_the_others() -> None:
     streams = Streams()
+    opened = [streams.admit("ada") for _ in range(STREAMS_OF_ONE)]
+    with pytest.raises(TooManyWaits, match="the limit is 20 at once"):
+        streams.admit("ada")
+    streams.admit("eve").close()
+    opened[0].close()
+    streams.admit("ada")
 
-    async def render() -> str | None:
-        return "x"
 
-    opened = [follow(streams, "ada", render) for _ in range(STREAMS_OF_ONE)]
-    for stream in opened:
-        await anext(stream)
-    assert (streams.full("ada"), streams.full("eve")) == (True, False)
-    await opened[0].aclose()  # type: ignore[attr-defined]
-    assert not streams.full("ada")
+async def test_a_session_has_the_streams_of_its_key_and_no_more(
+    keyed: tuple[Browser, dict[str, str]], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.api.streams.STREAMS_OF_ONE", 1)
+    browser, secrets = keyed
+    (one,) = await enqueue(store, NewTask("a"))
+    await sign_in(browser, secrets["read"])
+    for path in (f"/tasks/{one}/events", "/tasks"):
+        opening = [browser.http.stream("GET", path, headers={"Accept": "text/event-stream"}) for _ in range(2)]
+        async with opening[0] as first, opening[1] as second:
+            assert (first.status_code, second.status_code) == (200, 503)
 
 
 async def test_streams_are_bounded(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:

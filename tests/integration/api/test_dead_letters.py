@@ -8,15 +8,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from penstock.api import dead_letter_browser as holding
+from penstock.api.dead_letters import instant_of
 from penstock.brokers.base import MAX_RECEIVES, ORIGINAL_ID_ATTRIBUTE, Depth, Message, Outgoing
 from penstock.brokers.sqs import LIMITS, SqsQueue, SqsTransport
 from penstock.db.pool import Store
 from penstock.protocol.batching import join_batch
-from penstock.protocol.message_attributes import TIMEOUT_ATTRIBUTE
-from penstock.protocol.reports import encode_result
+from penstock.protocol.journal import Entry, encode_entry, encode_step
+from penstock.protocol.message_attributes import TIMEOUT_ATTRIBUTE, WORKER_ATTRIBUTE
+from penstock.protocol.output import encode_output
+from penstock.protocol.reports import encode_error, encode_notification, encode_progress, encode_result
 from penstock.protocol.requests import encode_call
 from penstock.protocol.task import Claimed, Failure, NewTask, State
 from penstock.resulter import Resulter
@@ -198,6 +202,27 @@ async def test_a_message_of_no_use_is_shown_with_what_is_wrong(
     detail = await call("dlq.show", queue=queue, id=shown["id"])
     assert detail["body"] == body
     assert words in detail["problem"]
+
+
+@pytest.mark.parametrize(("sent_at", "shown"), [(1.7e12, None), (-1.0, None), (1.7e9, "2023-11-14T22:13:20.000000Z")])
+def test_the_senders_time_may_be_none_that_a_calendar_has(sent_at: float, shown: str | None) -> None:
+    assert instant_of(sent_at) == shown
+
+
+async def test_each_kind_of_report_is_shown_and_hides_no_other(call: Call, dead: dict[str, SqsQueue]) -> None:
+    entry = encode_entry(Entry(name="charge", position=0, result=msgspec.Raw(b"1")))
+    reports = {
+        "result 1:1": encode_result("1:1", "null"), "error 1:1": encode_error("1:1", 1, "x", {}),
+        "progress 1:1": encode_progress("1:1", 5), "wait 1:1": encode_notification("wait", id="1:1", token="t"),
+        "step 1:1": encode_step("1:1", entry), "suspend 1:1": encode_notification("suspend", id="1:1", seconds=1),
+        "output 1:1": encode_output("1:1", 1, "[]", 0), "announce": encode_notification("announce", action="a"),
+        "run_times": encode_notification("run_times", actions={"a": (1, 0.5)}),
+    }  # fmt: skip
+    for body in reports.values():
+        assert (await dead["results"].send([Outgoing(body, {WORKER_ATTRIBUTE: "host:1"})])).failed == []
+    shown = (await call("dlq.list", queue="results"))["messages"]
+    assert sorted(message["first"][0] for message in shown) == sorted(reports)
+    assert [message["problem"] for message in shown] == [None] * len(reports)
 
 
 async def test_show_tells_of_each_entry_what_its_task_is_now(

@@ -369,6 +369,10 @@ async def test_a_zone_that_is_known_no_more_stops_its_schedule_alone(
     await set_clock(sql, await hour_ago(sql), name=None)
     assert await fire_all(firing) == 1
     assert "'Mars/Olympus' is no IANA zone" in str((await get(store, "lost")).problem)
+    with pytest.raises(InvalidParams, match="timezone 'Mars/Olympus' is no IANA zone"):
+        await do("schedule.resume", name="lost")
+    paused = await do("schedule.pause", name="lost")
+    assert (paused.schedule.paused, paused.problem) == (True, None)
 
 
 async def test_it_ends_after_its_last_instant(do: Change, store: Store, firing: ScheduleFiring, sql: Any) -> None:
@@ -696,6 +700,19 @@ async def test_an_import_writes_what_is_right_and_tells_what_is_not(
     ]  # fmt: skip
     assert "minute '61'" in errors[0]["problem"]
     assert await sql.fetchval("select count(*) from penstock.schedule_clock where next_at is not null") == 1196
+
+
+async def test_an_entry_that_postgres_cannot_show_holds_up_no_import(store: Store, limits: Settings, sql: Any) -> None:
+    bad = [
+        msgspec.Raw(b'{"name":"a\u0000","expression":"@daily","action":"a"}'),
+        msgspec.Raw(b'{"name":1e999,"expression":"@daily","action":"a"}'),
+        msgspec.Raw(b'{"name":"n","expression":"@daily","action":"a","max_missed":1' + b"0" * 400 + b"}"),
+    ]
+    import_id = await start(store, limits, [*bad, {"name": "good", "expression": "@daily", "action": "a"}])
+    assert await Imports(store=store, settings=limits).run_once() == 4
+    async with store.session() as session:
+        (row,) = await session.fetch("read_import", import_id)
+    assert (row["created"], row["refused"], len(json.loads(row["errors"]))) == (1, 3, 3)
 
 
 async def test_an_import_that_replaces_is_the_same_twice(store: Store, limits: Settings, sql: Any) -> None:

@@ -242,6 +242,9 @@ async def test_a_file_is_imported_and_what_is_wrong_in_it_is_told(
     (tmp_path / "good.json").write_text(json.dumps(lines))
     (tmp_path / "lines").write_text("\n\n".join(map(json.dumps, [lines[0], {"name": "x", "expression": "@dayly"}])))
     (tmp_path / "torn").write_text('{"name": 1}\n{')
+    (tmp_path / "number").write_text('{"name": 1}\n5')
+    separated = {"name": "separated", "expression": "@daily", "action": "a", "payload": ["a\u2028b\u2029c\x85d"]}
+    (tmp_path / "separators").write_text(json.dumps(separated, ensure_ascii=False))
 
     def use(url: str) -> None:
         good = shell(url, "import", "good.json")
@@ -255,6 +258,8 @@ async def test_a_file_is_imported_and_what_is_wrong_in_it_is_told(
         assert "entry 1 (x): action is missing" in bad.output
         torn = shell(url, "import", "torn")
         assert "torn, line 2, is not valid JSON" in str(torn.exception)
+        assert "number, line 2, holds 5 where a schedule must be" in str(shell(url, "import", "number").exception)
+        assert shell(url, "import", "separators").exit_code == 0
         assert "contains no schedule" in str(shell(url, "import", "-", stdin="").exception)
 
     imports = asyncio.create_task(repeat("imports", Imports(store=store, settings=settings).work_or_wait))

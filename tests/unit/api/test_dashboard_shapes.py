@@ -185,5 +185,9 @@ def test_fields_of_forms_become_what_methods_take() -> None:
     assert params_of("bulk.reschedule", given) == {
         "action": "a", "delay": 90.0, "spread": 120.0, "priority": 3,
     }  # fmt: skip
-    with pytest.raises(InvalidParams, match="older_than must be a number"):
-        params_of("bulk.retry", {"older_than": "inf"})
+    for number in ("inf", "nan", "1e308"):  # minutes, in seconds
+        with pytest.raises(InvalidParams, match="older_than must be a number"):
+            params_of("bulk.retry", {"older_than": number})
+    for digits in (20, 310, 5000):
+        with pytest.raises(InvalidParams, match="limit must be a whole number, not '9999"):
+            params_of("list", {"limit": "9" * digits})

@@ -17,11 +17,13 @@ import pytest
 
 from penstock.client.async_client import AsyncClient
 from penstock.client.client import Client
-from penstock.client.exchanges import error_of
+from penstock.client.exchanges import answer_of, downloaded, error_of
 from penstock.client.inbound import InboundClient
 from penstock.protocol.errors import (
     InvalidParams,
     MethodNotFound,
+    PayloadLost,
+    PayloadUnavailable,
     RpcError,
     StateConflict,
     TaskNotFound,
@@ -132,6 +134,19 @@ def test_api_without_its_database_is_unavailable_with_the_reference(strange_serv
         client.enqueue("a")
     with Client(f"{strange_server}/proxy") as client, pytest.raises(Unavailable, match="try again later"):
         client.enqueue("a")
+
+
+@pytest.mark.parametrize("status", [200, 404, 410, 502, 503])
+@pytest.mark.parametrize("content", [
+    b'{"error":"Service Unavailable"}', b'{"error":["x"]}', b'{"error":null}', b'{"error":7}', b'{"error":{}}',
+    b'{"jsonrpc":"2.0","error":"x","id":0}', b"{}", b'["x"]', b"[]", b"7", b"null", b"{", b"",
+])  # fmt: skip
+def test_an_answer_of_any_other_shape_is_none_of_an_api(status: int, content: bytes) -> None:
+    with pytest.raises(Unavailable):
+        answer_of("http://api.example.org", status, content)
+    if status != 200 or content in (b"{", b""):
+        with pytest.raises(PayloadLost if status == 410 else PayloadUnavailable):
+            downloaded(status, content)
 
 
 def test_payload_that_is_no_json_is_refused_before_it_is_sent() -> None:

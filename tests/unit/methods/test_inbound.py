@@ -62,6 +62,22 @@ def new_task(limits: Settings, method: str, params: Any = None) -> NewTask:
     return command
 
 
+def test_values_of_any_size_are_refused_and_harm_no_other_entry(limits: Settings) -> None:
+    schedule = {"name": "n", "expression": "@daily", "action": "a"}
+    huge = [
+        schedule | {"max_missed": 10**400}, schedule | {"name": "n" * 500, "payload": ["{{schedule}}"] * 50},
+        schedule | {"expression": "@robfig @every " + "1" * 500_000}, schedule | {"expression": "@every " + "1d" * 200},
+    ]  # fmt: skip
+    calls = [{"jsonrpc": "2.0", "method": "schedule.create", "params": params} for params in huge]
+    inbound = read_inbound(json.dumps([*calls, {"jsonrpc": "2.0", "method": "a", "params": {}}]), limits)
+    reasons = [reason for _, reason in inbound.refused[: len(huge)]]
+    assert [reason.split()[2] for reason in reasons] == ["max_missed", "name", "expression", "expression"], reasons
+
+
+def test_names_that_postgres_cannot_store_are_refused_where_they_are_sought(limits: Settings) -> None:
+    assert mistake(limits, "schedule.list", {"action": "a\0"}) == ("action", "holds a control character")
+
+
 def mistake(limits: Settings, method: str, params: Any = None) -> tuple[str, str]:
     with pytest.raises(InvalidParams) as caught:
         read(limits, method, params)

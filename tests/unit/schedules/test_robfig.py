@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.schedules.cron import EXPRESSION_MAX_CHARS, ROBFIG, CronError, timing
-from penstock.schedules.robfig import is_shifted
+from penstock.schedules.robfig import every_seconds, is_shifted
 
 ANCHOR = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
@@ -176,3 +176,8 @@ def test_five_fields_are_told_from_six() -> None:
     assert is_shifted("0 9 * * *")
     assert not is_shifted("0 0 9 * * *")
     assert not is_shifted("@every 1m")
+
+
+def test_a_number_without_a_unit_is_refused_in_no_time() -> None:
+    with pytest.raises(ValueError, match="must be like @every 90s"):
+        every_seconds("@every " + "1" * 500_000)

@@ -8,7 +8,6 @@ import msgspec
 from starlette.datastructures import ImmutableMultiDict
 
 from penstock.api.dashboard.page_request import PageRequest, number_of, params_of
-from penstock.methods.table import read_command
 from penstock.protocol.checks import MAX_IDS
 from penstock.protocol.errors import AccessDenied, InvalidParams, MethodNotFound, RpcError
 from penstock.protocol.tenant import EVERY_TENANT
@@ -85,7 +84,7 @@ async def _run_again(request: PageRequest, form: Form) -> FormOutcome:
     if not request.browser.may("enqueue"):
         raise AccessDenied(403, "Your API key may not enqueue tasks")
     raw = msgspec.json.encode(params)
-    read_command("enqueue", raw, request.settings)  # before the old task is cancelled
+    await request.methods.check_enqueue(raw)  # before the old task is cancelled
     if values["cancel"]:
         await request.call("cancel", id=values["id"], reason="edited and enqueued again")
     async with request.methods.audit.recording("enqueue", raw):
@@ -103,7 +102,7 @@ async def _create_key(request: PageRequest, form: Form) -> ResultPage:
         "keys.create",
         name=query["name"],
         permissions=form.getlist("permission"),
-        expires_in=query["days"] and number_of(query["days"], "days") * _DAY,
+        expires_in=query["days"] and number_of(query["days"], "days", unit=_DAY),
         tenant=query["tenant"],
         actions=query["actions"] and [one.strip() for one in query["actions"].split(",")],
     )

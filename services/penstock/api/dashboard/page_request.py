@@ -89,17 +89,18 @@ def _parameter(name: str, text: str, kinds: set[Any], unit: int) -> Any:
     if bool in kinds:
         return text != "no"
     if float in kinds:
-        return number_of(text, name) * unit
+        return number_of(text, name, unit=unit)
     return number_of(text, name, int) if int in kinds and str not in kinds else text
 
 
-def number_of(text: str, name: str, kind: type[int] | type[float] = float) -> float:
-    """Raises InvalidParams."""
+def number_of(text: str, name: str, kind: type[int] | type[float] = float, *, unit: int = 1) -> float:
+    """Raises InvalidParams, also for what is beyond a bigint or a double: JSON would make null of an infinity."""
     try:
-        number = kind(text)
+        number = kind(text) * unit
+        fits = abs(number) < 2**63 if kind is int else math.isfinite(number)
     except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
+        fits = False
+    if not fits:
         raise InvalidParams(name, f"must be {'a whole number' if kind is int else 'a number'}, not {text[:60]!r}")
     return number
 

@@ -10,10 +10,10 @@ from urllib.parse import parse_qsl, quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from penstock.api.access import Authenticator
+from penstock.api.access import Authenticator, Caller
 from penstock.api.audit import set_actor
 from penstock.api.dashboard import browser_sessions, form_actions, formats, overview
 from penstock.api.dashboard.browser_sessions import SESSION_COOKIE, BrowserSession, local_path
@@ -23,7 +23,7 @@ from penstock.api.dispatch import Methods
 from penstock.api.http import read_body, status_of
 from penstock.api.rpc import masked
 from penstock.api.server import Part
-from penstock.api.streams import Expired, Streams, follow
+from penstock.api.streams import EventStream, Expired, Streams, follow
 from penstock.protocol import errors
 from penstock.protocol.caller import bind
 from penstock.protocol.version import __version__
@@ -64,9 +64,9 @@ class Dashboard(Part):
             Route("/assets/{name}", self._asset, methods=["GET"]),
         ]
 
-    async def may_read(self, request: Request) -> bool | None:
-        """Whether the browser may read tasks, then limited to the tenant of its key; None outside of a session."""
-        return (await self._identify(request)).may("status") if SESSION_COOKIE in request.cookies else None
+    async def caller_of(self, request: Request) -> Caller | None:
+        """The caller of a browser's session, to whose tenant the request is then bound; None outside of a session."""
+        return (await self._identify(request)).caller if SESSION_COOKIE in request.cookies else None
 
     def warm(self) -> None:
         """Compile the templates that are opened first; may run in any thread."""
@@ -124,9 +124,12 @@ class Dashboard(Part):
 
     def _stream(self, page: Page, request: Request, browser: BrowserSession) -> Response:
         """A stream of the live part of a page. The browser is identified each time: its key may have been revoked."""
-        if not page.live or self._streams.full(browser.caller.key):
-            # 204 makes a browser stop asking; 503, try later.
-            return Response(status_code=503 if page.live else 204)
+        if not page.live:
+            return Response(status_code=204)  # which a browser does not ask again
+        try:
+            counted = self._streams.admit(browser.caller.key)
+        except errors.TooManyWaits:
+            return Response(status_code=503)
 
         async def render() -> str | None:
             in_hand().age_seconds = None
@@ -149,7 +152,7 @@ class Dashboard(Part):
             context = template.new_context(self._context(request, current, values, live=page.live))
             return "".join([*template.blocks["live"](context), context["ui"].age(context["age_seconds"])])
 
-        return StreamingResponse(follow(self._streams, browser.caller.key, render), media_type="text/event-stream")
+        return EventStream(follow(self._streams, render), counted)
 
     async def _do(self, request: Request, browser: BrowserSession) -> Response:
         """Carry out a form; redirect to the next page with the outcome."""

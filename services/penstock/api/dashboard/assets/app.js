@@ -114,6 +114,7 @@
       holder.replaceChildren(...fresh.childNodes);
       morph(live, holder);
       tellAges(live);
+      countSelected();
       root.dataset.updates = String(Number(root.dataset.updates ?? 0) + 1);
     };
     source.addEventListener("over", () => { rest(); location.reload(); });
