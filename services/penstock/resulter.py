@@ -71,6 +71,7 @@ class Resulter(Consumer):
             # Schedulers may sign with a key that was made since this process last read them.
             await self._store.read_fence(older_than_seconds=0)
             pending = self._pending(messages)
+        are_partly_stored = any(message.receipt in self._rest for message in messages)
         self.forget(messages)
 
         async def record(part: Sequence[tuple[reports.Report, Message]], hurried: bool) -> None:
@@ -93,7 +94,8 @@ class Resulter(Consumer):
             try:
                 await in_halves(pending, record, leave)
             except BaseException:
-                if stored:  # what is tried again must not be recorded twice: rejected texts have no fence
+                # What is tried again must not be recorded twice: rejected texts have no fence.
+                if stored or are_partly_stored:
                     for report, message in pending:
                         self._rest.setdefault(message.receipt, [])
                         if id(report) not in stored:

@@ -21,6 +21,7 @@ from msgspec import Raw
 from penstock.brokers.base import Message
 from penstock.brokers.sqs import SqsQueue
 from penstock.db.pool import Store
+from penstock.methods.inbound import accept_inbound, read_inbound
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import InvalidParams
@@ -44,6 +45,7 @@ from penstock.worker.handlers.steps import Step, StepFailed
 from penstock.worker.process import Worker
 from tests.integration.apis import running as serving
 from tests.integration.cli.test_task_commands import run
+from tests.integration.doors import request
 from tests.integration.test_resulter import drained, name
 from tests.integration.test_waits import World
 from tests.integration.worker.test_worker import running, take
@@ -541,6 +543,36 @@ async def test_the_resulter_keeps_to_the_bounds_whatever_a_worker_sends(line: Li
     assert (await line.apply(encode_step(name(task), entry("charge", 0)))).unreadable == []  # once more
 
 
+async def test_an_answer_without_room_in_the_journal_is_refused_and_the_task_waits_on(
+    line: Line, task_of: Any, sql: Any
+) -> None:
+    async def order(ctx: Context) -> Any:
+        return await ctx.event("approval", timeout=3600)
+
+    (task_id,) = await line.enqueue()
+    await line.attempt(order)
+    world = World(line.store, line.settings.model_copy(update={"steps_limit_bytes": 1024}))
+    error = await world.refused(token="approval", result="x" * 2000)
+    assert "result cannot be kept: the journal of its task is full" in error.message
+    assert (await task_of(task_id))["state"] == "WAITING"
+    assert await world.answer(token="approval", result="yes") == (task_id, "SCHEDULED", False, False)
+    await line.attempt(order)
+    assert json.loads((await task_of(task_id))["result"]) == "yes"
+
+
+async def test_a_kept_answer_without_room_in_the_journal_fails_the_task(line: Line, task_of: Any) -> None:
+    async def order(ctx: Context) -> Any:
+        return await ctx.event("approval", timeout=3600)
+
+    small = line.settings.model_copy(update={"steps_limit_bytes": 1024})
+    (task_id,) = await line.enqueue()
+    await World(line.store, line.settings).answer(token="approval", result="x" * 2000)
+    await Line(line.store, line.outbound, line.results, small).attempt(order)
+    seen = await task_of(task_id)
+    assert seen["state"] == "CRITICAL_ERROR"
+    assert "its journal has no room" in json.loads(seen["error"])["message"]
+
+
 # Reports: late, out of order, again
 
 
@@ -601,7 +633,14 @@ async def test_a_report_that_makes_no_sense_is_rejected_and_harms_no_other(line:
     await line.enqueue()
     (task,) = await line.claim()
     good = encode_step(name(task), entry("charge"))
-    for change in ({"name": ""}, {"name": "a\x01"}, {"error": {"code": 1}}, {"position": -1}, {"at": -5}):
+    for change in (
+        {"name": ""},
+        {"name": "a\x01"},
+        {"error": {"code": 1}},
+        {"position": -1},
+        {"at": -5},
+        {"encoding": "br"},
+    ):
         broken = json.loads(good)
         broken["params"] |= change
         summary = await line.apply(json.dumps(broken), good)
@@ -814,6 +853,36 @@ async def test_a_retry_may_run_again_from_a_step_on(line: Line, task_of: Any, sq
     await line.attempt(order)
     assert line.ran_now() == ["b", "c"]
     assert (await task_of(task_id))["state"] == "SUCCESS"
+
+
+async def test_a_retry_from_a_step_that_the_queue_brings_and_that_is_refused_changes_nothing(
+    line: Line, task_of: Any, sql: Any
+) -> None:
+    (task_id,) = await line.enqueue()
+    (task,) = await line.claim()
+    await line.apply(encode_step(name(task), entry("charge")))
+    settings = line.settings.model_copy(update={"inbound_methods": ("retry",)})
+
+    async def retry(step: str) -> str:
+        inbound = read_inbound(request("retry", {"id": task_id, "from_step": step}), settings)
+        async with line.store.transaction() as session:
+            await accept_inbound(session, inbound, settings, source="inbound")
+        ((_, reason),) = inbound.refused
+        return reason
+
+    assert "ACQUIRED" in await retry("charge")
+    assert await journal(sql) == [("charge", 0, 1)]
+    await line.apply(encode_error(name(task), 1, "x", {"final": True}))
+    assert "names no durable step" in await retry("charg")
+    assert (await task_of(task_id))["state"] == "CRITICAL_ERROR"
+
+
+async def test_a_suspension_for_too_long_is_a_failed_attempt(line: Line, task_of: Any) -> None:
+    (task_id,) = await line.enqueue()
+    (task,) = await line.claim()
+    applied = await line.apply(encode_notification("suspend", id=name(task), until="9999-01-01T00:00:00Z"))
+    assert (applied.failed, applied.unreadable) == (1, [])
+    assert json.loads((await task_of(task_id))["error"])["data"]["type"] == "BadSuspend"
 
 
 async def test_the_page_of_a_task_shows_its_steps(line: Line, store: Store, settings: Settings) -> None:

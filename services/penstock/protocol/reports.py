@@ -288,9 +288,9 @@ def decode_reports(
     return [decoder.decode(entry, response) for entry, response in zip(entries, responses, strict=True)]
 
 
-def decode_report(entry: str | msgspec.Raw, *, bare_ids: bool = False) -> Report:
+def decode_report(entry: str | msgspec.Raw, *, bare_ids: bool = False, worker: str | None = None) -> Report:
     """Decode one entry, as ``decode_reports``."""
-    return _Decoder(None, None, bare_ids).decode(entry)
+    return _Decoder(worker, None, bare_ids).decode(entry)
 
 
 @dataclass(slots=True)
@@ -334,7 +334,7 @@ class _Decoder:
             raise _EntryError(f"unknown notification {response.method!r}; {known}")
         except _EntryError as exc:
             return Unreadable(entry_text(entry), str(exc), exc.is_foreign)
-        except (ValueError, RecursionError) as exc:
+        except (ValueError, RecursionError, Unpackable) as exc:
             return Unreadable(entry_text(entry), f"not a JSON-RPC response: {short_reason(exc)}")
 
     def _outcome(self, response: Response) -> Succeeded | Failed:
@@ -438,18 +438,20 @@ class _Decoder:
             text = self._decoded(bytes(entry.error or entry.result), entry.encoding)
         return entry.with_value(text, None)
 
-    def _suspend(self, response: Response) -> Suspended:
+    def _suspend(self, response: Response) -> Suspended | Failed:
+        """One that makes no sense is a failed attempt: its worker has ended it and will not report again."""
         params = msgspec.json.decode(response.params, type=_SuspendParams)
         claim_id = self._claim_of(params.id)
         until = params.until
         if until is not None:
             latest = datetime.now(UTC).timestamp() + LONGEST_WAIT_SECONDS
             if until.timestamp() > latest:
-                raise _EntryError(f"until is too far away: {until.isoformat()}")
+                problem = f"the worker suspends it until {until.isoformat()}, which is too far away"
+                return self._senseless(claim_id, "BadSuspend", problem)
         return Suspended(*claim_id, params.seconds, until, params.redelivered, self.worker, self._steps(response))
 
     def _wait(self, response: Response) -> Waiting | Failed:
-        """An invalid wait is a failed attempt: its worker has ended it and will not report again."""
+        """One that makes no sense is a failed attempt, as that of ``_suspend``."""
         raw = response.params
         claim_id = self._claim_of(msgspec.json.decode(raw, type=_ClaimParams).id)
         try:
@@ -460,11 +462,13 @@ class _Decoder:
             if params.step is not None:
                 check_step_name(params.step.name)
         except ValueError as exc:
-            problem = f"the worker's wait makes no sense: {short_reason(exc)}"
-            error = error_text(INVALID_PARAMS, problem, type="BadWait", message=problem)
-            return Failed(*claim_id, None, error, NO_HINTS, None, self.worker)
+            return self._senseless(claim_id, "BadWait", f"the worker's wait makes no sense: {short_reason(exc)}")
         policy = WaitPolicy(None, params.on_timeout == "fail", params.max_attempts, params.backoff, step=params.step)
         return Waiting(*claim_id, params.token, params.timeout, policy, self.worker, self._steps(response))
+
+    def _senseless(self, claim_id: ClaimId, kind: str, problem: str) -> Failed:
+        error = error_text(INVALID_PARAMS, problem, type=kind, message=problem)
+        return Failed(*claim_id, None, error, NO_HINTS, None, self.worker)
 
 
 def check_token(token: object) -> str:

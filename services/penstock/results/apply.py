@@ -18,7 +18,7 @@ from penstock.payloads.codec import aad_of
 from penstock.payloads.records import encrypt_error, encrypt_progress
 from penstock.protocol import reports
 from penstock.protocol.errors import HANDLER_ERROR, TOO_LARGE, PayloadLost, PayloadUnavailable, RpcError, SettingsError
-from penstock.protocol.journal import carried, encode_step
+from penstock.protocol.journal import StepKey, carried, encode_step
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.retry import Backoff
 from penstock.protocol.sealed import MARK, SEALED_ENCODING, is_sealed, reference_of
@@ -106,8 +106,7 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
     held = [hold for outcome in given if type(outcome) is reports.Failed and (hold := _hold_of(outcome)) is not None]
     if held:  # before anything else is locked: a change of limits locks them first, and then tasks
         await holds.hold(session, held)
-    if steps:  # also of claims that hold no more: the steps have run
-        await _record_steps(session, steps, summary, settings)
+    full = await _record_steps(session, steps, summary, settings)  # also of old claims: the steps have run
     if parts := kinds[reports.Output]:
         summary.output = await output.record(session, parts, limit_bytes=settings.output_limit_bytes)
     outcomes = await _newest_outcomes(session, given, summary)
@@ -115,9 +114,14 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
         summary.waiting, answered = await begin_waits(session, waits, settings.wait_timeout_seconds)
         outcomes |= {report.task_id: (report.claim or 0, report) for report in answered}
         resumed = [report for report in answered if type(report) is reports.Suspended]
-        if resumed:
-            finished = [reports.Stepped(one.task_id, one.claim, entry) for one in resumed for entry in one.steps]
-            await _record_steps(session, finished, summary, settings)
+        finished = [reports.Stepped(one.task_id, one.claim, entry) for one in resumed for entry in one.steps]
+        full |= await _record_steps(session, finished, summary, settings)
+    if full:
+        outcomes |= {
+            task_id: (claim, _without_room(report))
+            for task_id, (claim, report) in outcomes.items()
+            if type(report) is reports.Suspended and any((task_id, step.key) in full for step in report.steps)
+        }
     await _settle(session, outcomes, summary, settings)
     summary.stale += len(outcomes) - summary.settled - summary.waiting - summary.postponed - summary.suspended
     if heartbeats := kinds[reports.Progress]:
@@ -289,7 +293,10 @@ def postponement(hints: reports.Hints, before: settle.PutOff, settings: Settings
 
 async def _record_steps(
     session: Session, steps: Sequence[reports.Stepped], summary: ApplySummary, settings: Settings
-) -> None:
+) -> set[tuple[int, StepKey]]:
+    """Add steps to the journals of their tasks; returns those without room, which ``summary`` has as unreadable."""
+    if not steps:
+        return set()
     full = await journal.record(session, steps, most=settings.steps_limit, most_bytes=settings.steps_limit_bytes)
     if full:
         why = "the journal of its task is full (PENSTOCK_STEPS_LIMIT, PENSTOCK_STEPS_LIMIT_BYTES)"
@@ -298,6 +305,15 @@ async def _record_steps(
             if (step.task_id, step.entry.key) in full:
                 text = encode_step(session.fence.name(step.task_id, step.claim), carried(step.entry))
                 summary.unreadable.append(reports.Unreadable(text, why))
+    return full
+
+
+def _without_room(report: reports.Suspended) -> reports.Failed:
+    """Instead of a sleep or an event that the journal has no room for, which would begin again and again."""
+    why = "its journal has no room for the sleep or the event that ended"
+    why += " (PENSTOCK_STEPS_LIMIT, PENSTOCK_STEPS_LIMIT_BYTES)"
+    error = reports.error_text(TOO_LARGE, why, type="JournalTooLarge", message=why)
+    return reports.Failed(report.task_id, report.claim, None, error, reports.Hints(final=True), worker=report.worker)
 
 
 async def _suspend(
@@ -312,7 +328,7 @@ async def _suspend(
     queue, so the next claim waits until those are recorded. Where none was recorded since the claim, the task is a
     suspect at the second time, and then such an attempt has failed: a task that no worker survives would run forever.
     """
-    resumed = {pair: journal.Resume(r.seconds, r.until, r.worker) for pair, r in suspended.items()}
+    resumed = dict(suspended)
     redelivered = [pair for pair, report in suspended.items() if report.is_redelivered]
     if redelivered:
         # What reports take to be recorded that are in the queue now, those that a dead resulter keeps included.
@@ -321,7 +337,7 @@ async def _suspend(
         excused = await journal.find_excused(session, redelivered)
         for pair in redelivered:
             report = suspended[pair]
-            resumed[pair] = journal.Resume(delay, None, report.worker, suspect=True)
+            resumed[pair] = msgspec.structs.replace(report, seconds=delay, until=None)
             if not excused.get(pair, True):
                 del resumed[pair]
                 why = "its worker stopped before it finished a step"

@@ -22,7 +22,7 @@ from penstock.tasks.params import TaskCompleteParams, TaskFailParams
 
 _answers = partial(
     method, permission=Permission.ENQUEUE, scope=Scope.OWN, errors=(TaskNotFound, StateConflict, TooLarge),
-    narrow=narrow_tenant, by_queue=True,
+    narrow=narrow_tenant, by_queue=True, savepoint=True,
 )  # fmt: skip
 
 

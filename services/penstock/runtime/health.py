@@ -97,10 +97,14 @@ class HealthServer(ThreadingTCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         # A moment's wait lets a burst of probes pass; the connections behind it wait in the backlog.
-        if self._free_threads.acquire(timeout=_WAIT_SECONDS):
-            super().process_request(request, client_address)
-        else:
+        if not self._free_threads.acquire(timeout=_WAIT_SECONDS):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._free_threads.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:

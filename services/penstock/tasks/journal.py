@@ -1,8 +1,7 @@
 """The journals of tasks in Postgres, and suspensions that spend no attempt."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import asyncpg
 
@@ -10,7 +9,7 @@ from penstock.db.session import Session
 from penstock.payloads.codec import PayloadCodec, aad_of
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.journal import StepKey, StepPlace, carried, decode_entry
-from penstock.protocol.reports import Stepped
+from penstock.protocol.reports import Stepped, Suspended
 from penstock.protocol.sealed import reference_of
 from penstock.protocol.views import raw, view_of
 from penstock.runtime import metrics
@@ -19,15 +18,6 @@ from penstock.tasks.enqueue import reference_objects
 from penstock.tasks.records import Pair, columns, columns_of
 
 Owned = TypeVar("Owned", bound=tuple[int, Any])
-
-
-class Resume(NamedTuple):
-    """When a suspended task goes on: at an instant, or so many seconds from now. suspect: its worker may have died."""
-
-    seconds: float = 0.0
-    until: datetime | None = None
-    worker: str | None = None
-    suspect: bool = False
 
 
 async def record(session: Session, steps: Sequence[Stepped], *, most: int, most_bytes: int) -> set[tuple[int, StepKey]]:
@@ -65,9 +55,9 @@ async def name_others_objects(session: Session, stored: Mapping[Owned, str]) -> 
     return {key for key, name in names.items() if name in owned and (name, key[0]) not in owners}
 
 
-async def suspend(session: Session, pairs: Mapping[Pair, Resume]) -> int:
+async def suspend(session: Session, pairs: Mapping[Pair, Suspended]) -> int:
     """ACQUIRED back to be claimed later, the attempt not spent; returns how many claims held. Ids are distinct."""
-    resumes = columns_of(pairs.values(), *Resume._fields)
+    resumes = columns_of(pairs.values(), "seconds", "until", "worker", "is_redelivered")
     rows = await session.fetch("suspend_attempts", *columns(pairs), *resumes) if pairs else []
     for row in rows:
         metrics.TRANSITIONS.labels(row["action"], row["state"]).inc()

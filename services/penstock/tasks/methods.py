@@ -89,7 +89,7 @@ async def cancel(session: Session, given: params.CancelParams) -> views.Changed:
     return views.Changed(task_id, State.CANCELLED)
 
 
-@_change("retry", wakes=True)
+@_change("retry", wakes=True, savepoint=True)
 async def retry(session: Session, given: params.RetryParams) -> views.Changed:
     """Re-run a CRITICAL_ERROR or CANCELLED task with a fresh attempt counter, and its failed durable steps."""
     task_id = int(given.id)

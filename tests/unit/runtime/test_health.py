@@ -219,3 +219,17 @@ def test_exemplars_come_to_those_who_ask_for_openmetrics(server: HealthServer) -
     status, plain = get(server, "/metrics")
     assert (status, trace_id in plain) == (200, False)
     assert 'action="exemplary",le="0.25"} 1.0' in plain
+
+
+def test_a_thread_that_cannot_be_started_costs_no_later_probe(
+    server: HealthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for _ in range(health_module._REQUESTS_AT_ONCE):
+            with pytest.raises(OSError):
+                get(server, "/healthz")
+    assert get(server, "/healthz")[0] == 200
