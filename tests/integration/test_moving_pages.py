@@ -8,7 +8,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from penstock.cli.app import app
 from penstock.cli.processes import CLOCKWORK, KAFKA_MESSAGE_SCHEDULER, older_settings
 from penstock.compat.topics.schedules import read_json
 from penstock.db.pool import Store
@@ -54,6 +56,15 @@ def test_every_older_variable_that_is_understood_stands_beside_ours(page: str, n
         assert re.search(rf"^\| `{name}`.*\| `{PREFIX}{setting.upper()}`", page, re.MULTILINE), name
     for name in re.findall(rf"{PREFIX}[A-Z_]+[A-Z]", page):
         assert name.removeprefix(PREFIX).lower() in Settings.model_fields, name
+
+
+def test_a_source_starts_with_the_older_log_level(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KMS_LOGGING_LEVEL", "WARN")
+    for more in ((), ("--log-level", "error")):
+        done = CliRunner().invoke(app, ["kafka-source", *more])
+        assert "PENSTOCK_" in str(done.exception), done.exception  # what is missing yet
+        assert isinstance(done.exception, SettingsError)
 
 
 def test_older_variables_become_our_settings_unless_ours_say_otherwise() -> None:

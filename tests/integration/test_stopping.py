@@ -81,9 +81,13 @@ class Process:
                 return line
         raise AssertionError(f"no line with {texts} in {self.lines}")
 
-    def stop(self, seconds: float) -> int:
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def stop(self, seconds: float, number: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to stop; returns its exit code."""
-        self._popen.send_signal(signal.SIGTERM)
+        self._popen.send_signal(number)
         return self.wait(seconds)
 
     def wait(self, seconds: float) -> int:

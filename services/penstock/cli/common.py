@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,6 +89,14 @@ def running(data_dir: Path | None) -> dict[str, Any] | None:
     return state
 
 
+def settings_of(state: Mapping[str, Any]) -> Settings:
+    """The settings of the processes of a stack."""
+    prefix = "PENSTOCK_"
+    variables = {**state["env"], **state["database_env"]}
+    own = {name.removeprefix(prefix).lower(): text for name, text in variables.items() if name.startswith(prefix)}
+    return load_settings(**own, database_url=state["database_url"])
+
+
 def connect(api_url: str | None, data_dir: Path | None) -> Client:
     """A client of the api; :data:`ApiUrlOption` says which."""
     from penstock.client.client import Client
@@ -152,7 +160,7 @@ class Database(Shown):
             return settings
         state = running(self.data_dir)
         if state is not None:
-            return load_settings(database_url=state["database_url"])
+            return settings_of(state)
         raise SettingsError(
             "no database is set: set PENSTOCK_DATABASE_URL, pass --database-url, or start `penstock up` in this folder"
         )

@@ -153,7 +153,7 @@ def kafka_source(log_level: LogLevelOption = None) -> None:
 
     Reads its environment variables too: docs/moving-from-kafka-message-scheduler.md.
     """
-    run("kafka-source", log_level, **older_settings(KAFKA_MESSAGE_SCHEDULER, os.environ))
+    _run_source("kafka-source", log_level, KAFKA_MESSAGE_SCHEDULER)
 
 
 def clockwork_source(log_level: LogLevelOption = None) -> None:
@@ -161,7 +161,13 @@ def clockwork_source(log_level: LogLevelOption = None) -> None:
 
     Reads its environment variables too: docs/moving-from-clockwork.md.
     """
-    run("clockwork-source", log_level, **older_settings(CLOCKWORK, os.environ))
+    _run_source("clockwork-source", log_level, CLOCKWORK)
+
+
+def _run_source(name: str, log_level: str | None, names: Older) -> None:
+    older = older_settings(names, os.environ)
+    older_level = older.pop("log_level", None)
+    run(name, log_level or older_level, **older)
 
 
 def migrate(

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from types import FrameType
 
+from penstock.local.service import die_with_parent
 from penstock.runtime.logs import log
 
 _LOOK_SECONDS = 0.5
@@ -18,19 +19,18 @@ def run_reloading(arguments: Sequence[str]) -> int:
     """Run `penstock` with these arguments, again after each change of a Python file below the current folder.
 
     A worker that ends on its own, such as for a syntax error, is started again by the next change. Returns the exit
-    code of the last one, after SIGTERM or SIGINT.
+    code of the last one, after SIGTERM, SIGINT or SIGHUP.
     """
     stopped = threading.Event()
     command = [sys.executable, "-m", "penstock", *arguments]
     seen = _python_files()
-    # In a session of its own: Ctrl-C reaches it once, from here.
-    child = subprocess.Popen(command, start_new_session=True)
+    child = _start(command)
 
     def stop(number: int, frame: FrameType | None) -> None:
         stopped.set()
-        child.send_signal(number)
+        child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
     while not stopped.wait(_LOOK_SECONDS):
         found = _python_files()
@@ -43,8 +43,15 @@ def run_reloading(arguments: Sequence[str]) -> int:
         child.terminate()
         child.wait()
         if not stopped.is_set():
-            child = subprocess.Popen(command, start_new_session=True)
+            child = _start(command)
+            if stopped.is_set():  # the signal came meanwhile, and went to the one before
+                child.terminate()
     return child.wait()
+
+
+def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start it in a session of its own, so that Ctrl-C reaches it once, from here; it ends with this process."""
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent(signal.SIGKILL))
 
 
 def _python_files() -> dict[str, int]:

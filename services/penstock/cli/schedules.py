@@ -127,15 +127,17 @@ def _entries(path: Path) -> list[Any]:
     except (OSError, UnicodeDecodeError) as exc:
         raise PenstockError(f"{path} cannot be read: {exc}") from None
     is_array = text.lstrip().startswith("[")
-    lines = {f"{path}, line {number},": line for number, line in enumerate(text.splitlines(), 1) if line.strip()}
+    lines = {f"{path}, line {number},": line for number, line in enumerate(text.split("\n"), 1) if line.strip()}
     entries: list[Any] = []
     for where, part in ({str(path): text} if is_array else lines).items():
         try:
-            entries.append(json.loads(part))
+            found = json.loads(part)
         except ValueError as exc:
             raise PenstockError(f"{where} is not valid JSON: {exc}") from None
-    if is_array:
-        (entries,) = entries
+        for entry in found if is_array else [found]:
+            if not isinstance(entry, dict):
+                raise PenstockError(f"{where} holds {json.dumps(entry)[:50]} where a schedule must be, an object")
+            entries.append(entry)
     if not entries:
         raise PenstockError(f"{path} contains no schedule")
     return entries

@@ -71,7 +71,7 @@ def create(
     if not isinstance(found, dict | list):
         raise typer.BadParameter("must be an array of steps, or an object", param_hint="JSON")
     params = {"chain": found} if isinstance(found, list) else found
-    api.show(api.client.workflows.create(**params | options), _print_state)
+    api.show(api.client.call("workflow.create", params | options), _print_state)
 
 
 def show(

@@ -188,7 +188,8 @@ def free_port(preferred: int | None = None) -> int:
 
 def is_free(port: int, host: str = HOST) -> bool:
     """Whether ``port`` can be listened on now; ports in TIME_WAIT count as free."""
-    with socket.socket() as probe, contextlib.suppress(OSError):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, port))
         return True

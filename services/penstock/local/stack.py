@@ -31,12 +31,14 @@ GIVE_UP_AFTER_EXITS = 3  # of one process before the stack was ever ready
 WRONG_SETTINGS = [2, 2]  # exit codes; once may be a port that was lost to another program, the next try takes a new one
 LOCAL_DEFAULTS = {"receive_wait_seconds": "1", "visibility_timeout_seconds": "30"}
 _OF_ANOTHER_DATABASE = (
-    "POOLER", "LISTEN_URL", "PASSWORD_FILE", "PASSWORD_COMMAND", "SSL_MODE", "SSL_ROOT_CERT", "SSL_CERT", "SSL_KEY",
+    "POOLER", "LISTEN_URL", "READ_URL", "PASSWORD_FILE", "PASSWORD_COMMAND", "SSL_MODE", "SSL_ROOT_CERT", "SSL_CERT",
+    "SSL_KEY",
 )  # fmt: skip
 # Not for workers: handlers, and what they import, could reach everything by them.
 _WITHHELD = (
     "DATABASE_URL",
     "DATABASE_LISTEN_URL",
+    "DATABASE_READ_URL",
     "DATABASE_PASSWORD_FILE",
     "DATABASE_PASSWORD_COMMAND",
     "DATABASE_IAM",
@@ -90,6 +92,7 @@ class Stack:
         self._workers: list[Child] = []
         self._queues: dict[str, str] = {}
         self._places: dict[str, str] = {}
+        self._own_database: dict[str, str] = {}
         self._example: dict[str, str] = {}
         self._control_key = new_secret()
         self._suggestion: dict[str, Any] | None = None
@@ -108,6 +111,8 @@ class Stack:
             raise StackError(f"the URL of the transport {exc}") from exc
         if broker.kind != "sqs" and self.sqs_endpoint_url:
             raise StackError("name either another broker (--transport-url) or another SQS (--sqs-endpoint-url)")
+        if "worker" in self.fleets:
+            raise StackError("no fleet can have a queue named worker: its processes would be named as the workers are")
         self.data_dir.prepare()
         left_behind = self._held.enter_context(self.data_dir.held())
         if left_behind is not None:
@@ -123,8 +128,9 @@ class Stack:
         settings = self._places | {"PENSTOCK_DATABASE_URL": database_url}
         settings |= {"PENSTOCK_HTTP_TLS_CERT": "", "PENSTOCK_HTTP_TLS_KEY": ""}  # its parts talk to each other by HTTP
         if self.database_url is None:  # the embedded one has no TLS, and is not reached over a network
-            settings |= {f"PENSTOCK_DATABASE_{name}": "" for name in _OF_ANOTHER_DATABASE}
-            settings["PENSTOCK_DATABASE_IAM"] = "false"
+            self._own_database = {f"PENSTOCK_DATABASE_{name}": "" for name in _OF_ANOTHER_DATABASE}
+            self._own_database["PENSTOCK_DATABASE_IAM"] = "false"
+            settings |= self._own_database
         overrides = {name.removeprefix("PENSTOCK_").lower(): value for name, value in settings.items()}
         self.settings = load_settings(**overrides)
         await asyncio.gather(self._migrate(self.settings.require_database_url), self._create_queues())
@@ -341,6 +347,7 @@ class Stack:
         return {
             "api": self._api_url,
             "database_url": self.settings.require_database_url,
+            "database_env": self._own_database,
             "transport_url": self.settings.transport.text,
             "sqs_endpoint_url": self.settings.sqs_endpoint_url,
             "sqs_access_key": key.get_secret_value() if key else None,

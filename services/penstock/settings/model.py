@@ -22,12 +22,14 @@ def toml_path() -> Path:
 def _file() -> dict[str, Any]:
     """The values of the TOML file; keys are the settings' names without the prefix. Raises SettingsError."""
     path = toml_path()
-    if not path.is_file():
-        if os.environ.get(PREFIX + "CONFIG"):
-            raise SettingsError(f"{PREFIX}CONFIG points to {path}, which does not exist")
-        return {}
     try:
         return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        if os.environ.get(PREFIX + "CONFIG"):
+            raise SettingsError(f"{PREFIX}CONFIG points to {path}, which does not exist") from None
+        return {}
+    except OSError as exc:
+        raise SettingsError(f"{path} cannot be read: {exc.strerror}") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise SettingsError(f"{path} is not valid TOML: {exc}") from exc
 
@@ -113,7 +115,8 @@ def sources_of(settings: Settings) -> dict[str, str]:
 
 def misspelt_variables(environ: dict[str, str] | os._Environ[str] = os.environ) -> list[tuple[str, str]]:
     """``PENSTOCK_*`` variables that are no setting but look like one: pairs of (seen, meant)."""
-    known = {PREFIX + name.upper() for name in Settings.model_fields} | {PREFIX + "CONFIG"}
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    known |= {PREFIX + name for name in ("CONFIG", "UP_DATABASE_URL", "UP_TRANSPORT_URL")}  # read by the command line
     unknown = [name for name in environ if name.startswith(PREFIX) and name not in known]
     near = {name: nearest(name, known, cutoff=0.85) for name in unknown}
     return [(seen, meant) for seen, meant in near.items() if meant is not None]

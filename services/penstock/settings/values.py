@@ -82,16 +82,16 @@ def _database_url(url: str) -> None:
 
 
 def masked(url: str) -> str:
-    """A database URL without its password."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")).geturl()
+    """A database URL without its password, and without the values of parameters, of which one may be a password."""
+    address, mark, _ = url.partition("?")
+    password = urlsplit(url).password
+    if password is not None:
+        address = address.replace(f":{password}@", ":***@", 1)
+    return address + (mark and "?***")
 
 
 def _shown_url(url: SecretStr) -> str:
-    address, query, _ = masked(url.get_secret_value()).partition("?")
-    return f"{address}?***" if query else address  # a parameter may be a password
+    return masked(url.get_secret_value())
 
 
 # Types of settings

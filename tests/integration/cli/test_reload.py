@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import sys
 from pathlib import Path
+
+import psutil
+import pytest
 
 from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsQueue
@@ -52,3 +57,16 @@ async def test_a_changed_file_is_loaded_and_a_broken_one_waits_for_its_correctio
     finally:
         code = await asyncio.to_thread(process.stop, PATIENCE_SECONDS)
     assert code == 0, process.lines
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the death signal is Linux's")
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+def test_no_worker_goes_on_without_the_process_that_starts_it_again(
+    settings: Settings, tmp_path: Path, outbound: SqsQueue, results: SqsQueue, number: signal.Signals
+) -> None:
+    (tmp_path / "reloaded_app.py").write_text(APP.format(version=1), "utf-8")
+    process = Process(settings, "worker", "--app", "reloaded_app", "--reload", folder=tmp_path)
+    process.until("event=process_started")
+    (worker,) = psutil.Process(process.pid).children()
+    assert process.stop(PATIENCE_SECONDS, number) == (0 if number is signal.SIGHUP else -number)
+    assert psutil.wait_procs([worker], timeout=PATIENCE_SECONDS)[1] == []

@@ -312,3 +312,12 @@ def test_a_command_that_a_page_shows_is_one() -> None:
             elif not options <= {name for parameter in found.parameters for name in parameter.names}:
                 wrong.append((path.name, line))
     assert wrong == []
+
+
+def test_commands_that_fixes_name_are_there() -> None:
+    names = {" ".join(command.path) for command in COMMANDS} | {command.path[0] for command in COMMANDS}
+    files = [*(ROOT / "services" / "penstock" / "cli" / "doctor").iterdir()]
+    text = "".join(path.read_text("utf-8") for path in files if path.suffix in (".py", ".sql"))
+    named = set(re.findall(r"`penstock ([a-z][a-z -]*?)(?: [-A-Z{].*?)?`", text))
+    assert len(named) > 5
+    assert named <= names

@@ -285,3 +285,15 @@ def test_create_queues_makes_the_queues_once_and_again(tmp_path: Path, sqs_url: 
         result = penstock("create-queues", cwd=tmp_path, **env)
         assert result.returncode == 0, result.stderr
         assert f"inbound   {sqs_url}/000000000000/cli-in" in result.stdout
+
+
+def test_a_fleet_is_not_named_as_the_workers_are(tmp_path: Path) -> None:
+    done = penstock("up", "--fleet", "worker=2", "--app", "os", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "no fleet can have a queue named worker" in done.stderr
+
+
+def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+    done = penstock("conformance", "--worker", "no-such-program", cwd=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "no-such-program cannot be started: No such file or directory" in done.stderr

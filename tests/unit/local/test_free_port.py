@@ -42,3 +42,12 @@ def test_two_processes_begin_at_different_places() -> None:
     command = [sys.executable, "-c", code]
     found = {subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(4)}
     assert len(found) > 1
+
+
+def test_an_address_of_ipv6_is_looked_at_as_one() -> None:
+    port = free_port()
+    assert is_free(port, "::1")
+    with socket.socket(socket.AF_INET6) as taken:
+        taken.bind(("::1", port))
+        taken.listen()
+        assert not is_free(port, "::1")

@@ -13,7 +13,7 @@ from penstock.protocol.errors import SettingsError
 from penstock.protocol.retry import Backoff
 from penstock.settings.model import Settings, load_settings, misspelt_variables
 from penstock.settings.processes import is_loopback
-from penstock.settings.values import Group
+from penstock.settings.values import Group, masked
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -75,7 +75,7 @@ def test_a_misspelt_setting_in_the_file_is_a_mistake_with_the_nearest_name(tmp_p
 
 def test_misspelt_variables_are_found_and_foreign_ones_left_alone() -> None:
     seen = {"PENSTOCK_MAX_ATEMPTS": "1", "PENSTOCK_MAX_ATTEMPTS": "1", "PENSTOCK_CONFIG": "", "PENSTOCK_HOME_TOWN": "",
-            "MAX_ATEMPTS": "1"}  # fmt: skip
+            "MAX_ATEMPTS": "1", "PENSTOCK_UP_DATABASE_URL": "", "PENSTOCK_UP_TRANSPORT_URL": ""}  # fmt: skip
     assert misspelt_variables(seen) == [("PENSTOCK_MAX_ATEMPTS", "PENSTOCK_MAX_ATTEMPTS")]
 
 
@@ -245,3 +245,21 @@ def test_every_setting_has_a_description() -> None:
 
 def test_the_document_tables_every_setting_with_its_default_and_meaning() -> None:
     assert documented_rows() == expected_rows()
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://u:hush@db/tasks", "postgresql://u:***@db/tasks"),
+        ("postgresql://u@db/tasks?password=hush", "postgresql://u@db/tasks?***"),
+        ("postgresql://u:hush@db/tasks?sslmode=require", "postgresql://u:***@db/tasks?***"),
+        ("postgresql:///tasks", "postgresql:///tasks"),
+    ],
+)
+def test_a_database_url_is_shown_without_what_may_be_secret(url: str, shown: str) -> None:
+    assert masked(url) == shown
+
+
+def test_a_file_that_cannot_be_read_is_a_mistake_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "penstock.toml").mkdir()
+    assert "penstock.toml cannot be read: Is a directory" in mistakes()

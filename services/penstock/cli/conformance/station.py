@@ -100,7 +100,10 @@ class Station:
     async def _run(self) -> None:
         for _ in range(_STARTS):
             with open_log(self._log_path) as log:
-                await self._program.run_once(Output(log, colour=False), lambda: None)
+                try:
+                    await self._program.run_once(Output(log, colour=False), lambda: None)
+                except OSError as exc:
+                    raise StackError(f"{self._program.command[0]} cannot be started: {exc.strerror}") from None
             if self._stopping:
                 return
             await asyncio.sleep(0.3)
@@ -116,6 +119,8 @@ class Station:
         self._program.signal(signal.SIGTERM)
         done, _ = await asyncio.wait([self._running], timeout=GRACE_SECONDS + 3)
         if not done:
+            self.kill()  # it must take nothing from the one that is started next
+            await asyncio.wait([self._running])
             raise Broken(f"it had not ended {GRACE_SECONDS + 3} s after SIGTERM")
         if (code := self._program.exit_codes[-1]) != 0:
             raise Broken(f"after SIGTERM it ended with the exit code {code} instead of 0")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.common import DataDirOption, folder_of, load_settings, print_json
+from penstock.cli.common import DataDirOption, folder_of, load_settings, print_json, settings_of
 from penstock.cli.doctor.findings import Finding, Level, Report
 from penstock.cli.parameters import expanded
 
@@ -60,8 +60,4 @@ def _settings(data_dir: Path | None) -> Settings:
     if data_dir is None and settings.database_url is not None:
         return settings
     state = folder_of(data_dir).read_state()
-    if state is None:
-        return settings
-    prefix = "PENSTOCK_"
-    own = {name.removeprefix(prefix).lower(): text for name, text in state["env"].items() if name.startswith(prefix)}
-    return load_settings(**own, database_url=state["database_url"])
+    return settings if state is None else settings_of(state)

@@ -81,7 +81,7 @@ where not exists (select from penstock.ordering_head h where h.key = r.ordering_
 
 -- name: find_keys_that_stand_still
 -- Holds: an ordering key moves on
--- Fix: `penstock cancel` the task to have the next one looked at; {report}
+-- Fix: `penstock task cancel` the task to have the next one looked at; {report}
 -- Where there are more live tasks than $1, the one that runs may be among those not read.
 with {live}, {running}, turned as materialized (
     select unnest(keys) as key from (select keys from penstock.turn limit $1) u
@@ -131,7 +131,7 @@ group by t.tenant, r.max_in_flight having count(*) > r.max_in_flight;
 
 -- name: find_waits_without_end
 -- Holds: a task that waits has an event to wait for
--- Fix: `penstock cancel`, then `penstock retry` the task; {report}
+-- Fix: `penstock task cancel`, then `penstock task retry` the task; {report}
 with {live}
 select 'task ' || t.id || ' waits for an event that nothing will bring' as seen from live t
 where t.state::text = 'WAITING' and t.claimed_at is not null
@@ -140,7 +140,7 @@ where t.state::text = 'WAITING' and t.claimed_at is not null
 
 -- name: find_gates_missing
 -- Holds: a limited task waits at a gate
--- Fix: `penstock reschedule` the task; {report}
+-- Fix: `penstock task reschedule` the task; {report}
 with {live}
 select 'task ' || t.id || ' waits at a gate that is not there' as seen from live t
 where t.gate is not null and t.state::text in ('SCHEDULED', 'ERROR')
@@ -148,7 +148,7 @@ where t.gate is not null and t.state::text in ('SCHEDULED', 'ERROR')
 
 -- name: find_workflows_astray
 -- Holds: a workflow moves on
--- Fix: `penstock workflow cancel` it, then retry it; {report}
+-- Fix: `penstock workflows cancel` it, then retry it; {report}
 -- Nothing of the workflow runs, and no event will move it on; or a step has no workflow.
 with {live}
 select 'workflow ' || w.id || ' is ' || w.state || ', and none of its steps is live' as seen

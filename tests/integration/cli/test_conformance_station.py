@@ -1,0 +1,30 @@
+"""The station of `penstock conformance`, with programs of a shell."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.conformance import station as stations
+from penstock.cli.conformance.endpoint import Endpoint
+from penstock.cli.conformance.station import Broken, Station
+from penstock.payloads.codec import PayloadCodec
+from penstock.settings.model import load_settings
+
+
+async def test_a_program_that_does_not_stop_is_killed_before_the_next_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stations, "GRACE_SECONDS", -2)  # one second after SIGTERM
+    command = "sh -c 'trap : TERM; while :; do sleep 0.1; done'"
+    codec = PayloadCodec(load_settings())
+    async with Endpoint(tmp_path) as endpoint:
+        station = Station(endpoint, "stopped", command, {}, folder=tmp_path, timeout=5, codec=codec)
+        async with station:
+            await asyncio.sleep(0.5)
+            assert station._program.pid is not None
+            with pytest.raises(Broken, match="it had not ended 1 s after SIGTERM"):
+                await station.stop()
+            assert station._program.pid is None
