@@ -2,6 +2,7 @@
 
 import { setTimeout as sleep } from "node:timers/promises";
 
+import { byteLength, isObject } from "./json.js";
 import { currentContext } from "./worker.js";
 
 /** Payload and result of each action, for `new Client<MyActions>()`; without it any action takes any payload. */
@@ -88,6 +89,22 @@ export class Unavailable extends Error {
   override name = "Unavailable";
 }
 
+/** Some tasks of `enqueueMany` were not accepted, or it is unknown: a connection broke before the answer. */
+export class Unfinished<T = unknown> extends Unavailable {
+  override name = "Unfinished";
+
+  /** `results`: answers so far, in the order of the tasks. `unsent`: the tasks to send again; give them a `uniqueKey`
+   * if none may be added twice. */
+  constructor(
+    message: string,
+    readonly results: (Enqueued | RpcError)[],
+    readonly unsent: T[],
+    cause: unknown,
+  ) {
+    super(message, { cause });
+  }
+}
+
 /** The awaited task has failed permanently. */
 export class TaskFailed extends Error {
   override name = "TaskFailed";
@@ -112,6 +129,15 @@ export class TaskCancelled extends Error {
   }
 }
 
+/** The awaited task has succeeded, and retention has deleted its result. */
+export class ResultGone extends Error {
+  override name = "ResultGone";
+
+  constructor(readonly taskId: number) {
+    super(`task ${taskId} succeeded, and its result is no longer kept`);
+  }
+}
+
 /** The task has not settled within the timeout; it goes on. */
 export class WaitTimeout extends Error {
   override name = "WaitTimeout";
@@ -125,6 +151,10 @@ const KINDS = new Map([
 ]);
 const POLL_SECONDS = 20;
 const BATCH_TASKS = 1000;
+const BATCH_BYTES = 4 * 1024 * 1024; // a quarter of what the api takes by default
+const TOO_MUCH = [-32013, -32600]; // at once: the request is too large, or its batch too long
+const TOO_OFTEN = -32029;
+const BUSY = [TOO_OFTEN, -32025]; // too many requests, too many that wait for results
 const RETRIES = 5; // of polls that fail
 
 interface Outcome {
@@ -134,6 +164,8 @@ interface Outcome {
   error: Status["error"];
   again?: string;
   reason?: string;
+  result_gone?: boolean;
+  result_unread?: string | null;
 }
 
 interface Answer {
@@ -143,13 +175,13 @@ interface Answer {
 }
 
 export class Client<A extends Actions = Actions> {
-  private readonly url: string;
+  private readonly base: string;
   private readonly headers: Record<string, string>;
   private readonly timeout: number;
 
   /** `url`: of the api; default PENSTOCK_API_URL, else http://127.0.0.1:8080. */
   constructor(url?: string, options: ClientOptions = {}) {
-    this.url = (url ?? process.env["PENSTOCK_API_URL"] ?? "http://127.0.0.1:8080").replace(/\/(rpc)?$/, "") + "/rpc";
+    this.base = (url ?? process.env["PENSTOCK_API_URL"] ?? "http://127.0.0.1:8080").replace(/\/(rpc)?$/, "");
     const key = options.apiKey ?? process.env["PENSTOCK_API_KEY"];
     this.headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
     this.timeout = options.timeout ?? 30;
@@ -157,7 +189,7 @@ export class Client<A extends Actions = Actions> {
 
   /** Any method of docs/methods.md. */
   async call<R = unknown>(method: string, params: object = {}, waitSeconds = 0): Promise<R> {
-    const answer = (await this.post({ jsonrpc: "2.0", method, params, id: 0 }, waitSeconds)) as Answer;
+    const answer = (await this.post(JSON.stringify({ jsonrpc: "2.0", method, params, id: 0 }), waitSeconds)) as Answer;
     return resultOf(answer) as R;
   }
 
@@ -166,24 +198,32 @@ export class Client<A extends Actions = Actions> {
     return this.call("enqueue", { action, payload, ...params(options) });
   }
 
-  /** Add many tasks with few requests; gives each one's answer or its error, in their order. */
+  /** Add many tasks with few requests; gives each one's answer or its error, in their order. Throws Unfinished. */
   async enqueueMany<N extends keyof A & string>(
     tasks: { action: N; payload: A[N]["payload"]; options?: EnqueueOptions }[],
   ): Promise<(Enqueued | RpcError)[]> {
-    const found: (Enqueued | RpcError)[] = [];
-    for (let at = 0; at < tasks.length; at += BATCH_TASKS) {
-      const calls = tasks.slice(at, at + BATCH_TASKS).map(({ action, payload, options }, id) => ({
-        jsonrpc: "2.0", method: "enqueue", params: { action, payload, ...params(options ?? {}) }, id,
-      }));
-      const answers = await this.post(calls);
-      if (!Array.isArray(answers)) throw errorOf((answers as Answer).error!);
-      const byId = new Map((answers as Answer[]).map((answer) => [answer.id, answer]));
-      for (const { id } of calls) {
-        const answer = byId.get(id)!;
-        found.push(answer.error ? errorOf(answer.error) : (answer.result as Enqueued));
+    const texts = tasks.map(({ action, payload, options }, id) =>
+      JSON.stringify({ jsonrpc: "2.0", method: "enqueue", params: { action, payload, ...params(options ?? {}) }, id }),
+    );
+    const results: (Enqueued | RpcError)[] = [];
+    const todo = batches(texts).reverse();
+    while (todo.length > 0) {
+      const [start, end] = todo.pop()!;
+      try {
+        results.push(...(await this.batch(texts.slice(start, end), start)));
+      } catch (error) {
+        if (error instanceof Unavailable || (error instanceof RpcError && error.code === TOO_OFTEN)) {
+          const problem = `${tasks.length - start} of ${tasks.length} tasks were not accepted: ${error.message}`;
+          throw new Unfinished(problem, results, tasks.slice(start), error);
+        }
+        if (!(error instanceof RpcError && TOO_MUCH.includes(error.code))) throw error;
+        // The api's limits are its operator's; it takes less at once than was tried here.
+        const middle = Math.floor((start + end) / 2);
+        if (middle > start) todo.push([middle, end], [start, middle]);
+        else results.push(error);
       }
     }
-    return found;
+    return results;
   }
 
   /** One task as it is now. Throws TaskNotFound. */
@@ -194,21 +234,29 @@ export class Client<A extends Actions = Actions> {
     return this.call("status", Array.isArray(id) ? { ids: id } : { id });
   }
 
-  /** Wait until a task has settled, and return its result. Throws TaskFailed, TaskCancelled, WaitTimeout, TaskNotFound. */
+  /** Wait until a task has settled, and return its result.
+   * Throws TaskFailed, TaskCancelled, ResultGone, WaitTimeout, TaskNotFound. */
   async wait<N extends keyof A & string>(id: number, options: { timeout?: number; action?: N } = {}): Promise<A[N]["result"]> {
     const deadline = performance.now() + (options.timeout ?? Infinity) * 1000;
     let failures = 0;
     while (true) {
-      const seconds = Math.max(0, Math.min(POLL_SECONDS, (deadline - performance.now()) / 1000));
+      const seconds = Math.round(Math.max(0, Math.min(POLL_SECONDS * 1000, deadline - performance.now()))) / 1000;
+      let outcome: Outcome | undefined;
       try {
-        const outcome = await this.call<Outcome>("result", { id, timeout: seconds }, seconds);
+        outcome = await this.call<Outcome>("result", { id, timeout: seconds }, seconds);
         failures = 0;
-        if (outcome.again === undefined) return settled(outcome);
       } catch (error) {
+        if (error instanceof RpcError && BUSY.includes(error.code)) {
+          const pause = retryAfter(error) * 1000;
+          if (performance.now() + pause > deadline) throw error;
+          await sleep(pause);
+          continue;
+        }
         failures += 1;
         if (!(error instanceof Unavailable) || failures > RETRIES) throw error;
         await sleep(Math.min(200 * 2 ** failures, 2000));
       }
+      if (outcome && outcome.again === undefined) return outcome.result_unread ? this.download(id) : settled(outcome);
       if (performance.now() >= deadline) throw new WaitTimeout(`task ${id} has not settled after ${options.timeout} s; it goes on`);
     }
   }
@@ -223,32 +271,64 @@ export class Client<A extends Actions = Actions> {
     return this.call("retry", { id });
   }
 
-  private async post(body: unknown, waitSeconds = 0): Promise<unknown> {
+  /** A result that is too large for the answer of a call. */
+  private async download(id: number): Promise<unknown> {
+    const { status, answer } = await this.request("GET", `/tasks/${id}/result`);
+    if (status !== 200) throw this.problemOf(answer);
+    return answer;
+  }
+
+  private async batch(texts: string[], first: number): Promise<(Enqueued | RpcError)[]> {
+    const answers = await this.post(`[${texts.join(",")}]`);
+    if (!Array.isArray(answers)) throw this.problemOf(answers);
+    const byId = new Map((answers as Answer[]).map((answer) => [answer.id, answer]));
+    return texts.map((_, at) => {
+      const answer = byId.get(first + at);
+      if (!answer) throw this.problemOf(answer);
+      return answer.error ? errorOf(answer.error) : (answer.result as Enqueued);
+    });
+  }
+
+  /** The error of an answer; that of a proxy may have none. */
+  private problemOf(answer: unknown): RpcError | Unavailable {
+    const error = isObject(answer) && isObject(answer["error"]) ? answer["error"] : {};
+    if (typeof error["code"] === "number") return errorOf(error as unknown as NonNullable<Answer["error"]>);
+    return new Unavailable(`${this.base} answers, and not as a Penstock api: check the URL`);
+  }
+
+  private async post(body: string, waitSeconds = 0): Promise<unknown> {
+    return (await this.request("POST", "/rpc", body, waitSeconds)).answer;
+  }
+
+  private async request(
+    method: string, path: string, body?: string, waitSeconds = 0,
+  ): Promise<{ status: number; answer: unknown }> {
     const ctx = currentContext(); // a task that a handler enqueues continues its trace
     const trace = ctx?.traceparent ? { traceparent: ctx.traceparent, ...(ctx.tracestate ? { tracestate: ctx.tracestate } : {}) } : {};
     let response: Response;
     let text: string;
     try {
-      response = await fetch(this.url, {
-        method: "POST",
+      response = await fetch(this.base + path, {
+        method,
         headers: { ...this.headers, ...trace },
-        body: JSON.stringify(body),
-        signal: AbortSignal.timeout((this.timeout + waitSeconds) * 1000),
+        ...(body === undefined ? {} : { body }),
+        signal: AbortSignal.timeout(Math.ceil((this.timeout + waitSeconds) * 1000)), // it refuses a fraction
       });
       text = await response.text();
     } catch (error) {
-      throw new Unavailable(`the api at ${this.url} cannot be reached or did not answer in time`, { cause: error });
+      throw new Unavailable(`the api at ${this.base} cannot be reached or did not answer in time`, { cause: error });
     }
-    if (response.status === 503) throw new Unavailable(`the api at ${this.url} cannot answer now: ${text.slice(0, 200)}`);
+    if (response.status === 503) throw new Unavailable(`the api at ${this.base} cannot answer now: ${text.slice(0, 200)}`);
     try {
-      return JSON.parse(text) as unknown;
+      return { status: response.status, answer: JSON.parse(text) as unknown };
     } catch {
-      throw new Unavailable(`${this.url} answers HTTP ${response.status}, and not as a Penstock api: check the URL`);
+      throw new Unavailable(`${this.base}${path} answers HTTP ${response.status}, and not as a Penstock api: check the URL`);
     }
   }
 }
 
 function settled(outcome: Outcome): unknown {
+  if (outcome.state === "SUCCESS" && outcome.result_gone) throw new ResultGone(outcome.id);
   if (outcome.state === "SUCCESS") return outcome.result;
   if (outcome.state === "CANCELLED") throw new TaskCancelled(outcome.id, outcome.reason ?? null);
   throw new TaskFailed(outcome.id, outcome.error);
@@ -262,6 +342,28 @@ function resultOf(answer: Answer): unknown {
 function errorOf(error: { code: number; message: string; data?: unknown }): RpcError {
   const kind = KINDS.get(error.code) ?? RpcError;
   return new kind(error.code, error.message, error.data);
+}
+
+/** Seconds until the api takes the request again. */
+function retryAfter(error: RpcError): number {
+  const seconds = isObject(error.data) ? Number(error.data["retry_after"]) : NaN;
+  return Number.isFinite(seconds) ? seconds : 1;
+}
+
+/** Start and end of the requests that go in one body each. */
+function batches(texts: string[]): [number, number][] {
+  const found: [number, number][] = [];
+  let bytes = Infinity;
+  for (const [at, text] of texts.entries()) {
+    const size = byteLength(text) + 1;
+    if (bytes + size > BATCH_BYTES || at - found.at(-1)![0] >= BATCH_TASKS) {
+      found.push([at, at]);
+      bytes = 1;
+    }
+    found.at(-1)![1] = at + 1;
+    bytes += size;
+  }
+  return found;
 }
 
 /** Options under the names of the wire. */

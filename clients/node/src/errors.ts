@@ -1,4 +1,4 @@
-import { isObject } from "./json.js";
+import { isObject, toText } from "./json.js";
 
 /** Codes of errors in answers of a worker. */
 export const HANDLER_ERROR = -32000;
@@ -64,21 +64,41 @@ export class Refusal extends Error {
   }
 }
 
+const KIND_CHARS = 200;
 const MESSAGE_CHARS = 2000;
 const TRACEBACK_CHARS = 8000;
 
-/** The JSON-RPC error of what a handler has thrown. */
+/** The JSON-RPC error of what a handler has thrown, whatever that is. */
 export function errorObject(thrown: unknown): Record<string, unknown> {
+  try {
+    return described(thrown);
+  } catch {
+    const message = "the handler threw what cannot be read"; // such as an error whose message is a getter that throws
+    return { code: HANDLER_ERROR, message, data: { type: "Error", message } };
+  }
+}
+
+function described(thrown: unknown): Record<string, unknown> {
   if (thrown instanceof Refusal) {
     const message = thrown.message.slice(0, MESSAGE_CHARS);
     return { code: thrown.code, message, data: { type: thrown.kind, message, ...thrown.data } };
   }
   const error = thrown instanceof Error ? thrown : new Error(String(thrown));
-  const message = error.message.slice(0, MESSAGE_CHARS);
-  const data: Record<string, unknown> = { type: error.name, message, traceback: (error.stack ?? "").slice(0, TRACEBACK_CHARS) };
+  const kind = String(error.name).slice(0, KIND_CHARS);
+  const message = String(error.message).slice(0, MESSAGE_CHARS);
+  const data: Record<string, unknown> = { type: kind, message, traceback: String(error.stack ?? "").slice(0, TRACEBACK_CHARS) };
   if (thrown instanceof Fail || thrown instanceof StepFailed) data["final"] = true;
-  if (thrown instanceof Retry && thrown.delay !== undefined) data["retry_after"] = thrown.delay;
-  return { code: HANDLER_ERROR, message: message || error.name, data };
+  if (thrown instanceof Retry && thrown.delay !== undefined) data["retry_after"] = Number(thrown.delay);
+  return { code: HANDLER_ERROR, message: message || kind, data };
+}
+
+/** What a handler or a step has returned, as JSON text. Throws a Refusal: its work is done, and it would return the same again. */
+export function resultText(result: unknown, of: string): string {
+  try {
+    return toText(result);
+  } catch (error) {
+    throw new Refusal("BadResult", `${of} returned what is not JSON-serialisable: ${String(error)}`, HANDLER_ERROR, { final: true });
+  }
 }
 
 /** Type and message of an error object. */

@@ -1,6 +1,7 @@
 export { Client, type Actions, type ClientOptions, type EnqueueOptions, type Enqueued, type Status, type TaskState } from "./client.js";
 export {
-  DuplicateTask, InvalidParams, RpcError, StateConflict, TaskCancelled, TaskFailed, TaskNotFound, Unavailable, WaitTimeout,
+  DuplicateTask, InvalidParams, ResultGone, RpcError, StateConflict, TaskCancelled, TaskFailed, TaskNotFound, Unavailable, Unfinished,
+  WaitTimeout,
 } from "./client.js";
 export { EventTimeout, Fail, LeaseLost, Retry, StepChanged, StepFailed } from "./errors.js";
 export type { Json } from "./json.js";

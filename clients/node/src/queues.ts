@@ -10,7 +10,8 @@ import {
   type SQSClient,
 } from "@aws-sdk/client-sqs";
 
-import { byteLength } from "./json.js";
+import { Refusal, TOO_LARGE } from "./errors.js";
+import { byteLength, toText } from "./json.js";
 
 export type Log = (level: "info" | "warning" | "error", event: string, fields?: Record<string, unknown>) => void;
 
@@ -19,6 +20,9 @@ const PACK_BYTES = 200_000; // SQS bills each started 64 KiB, so larger messages
 const CALL_MESSAGES = 10;
 const LINGER_MS = 5; // for which an answer waits for others to share its call
 const RUN_TIMES_MS = 250;
+const RUN_TIMES_ACTIONS = 1000; // in one notification
+const SMALLEST_MESSAGE_BYTES = 1024; // that a queue can be set to
+const REFUSALS = /BatchRequestTooLong|InvalidMessageContents/; // a message's size or characters
 const FIRST_PAUSE_MS = 200;
 const LONGEST_PAUSE_MS = 10_000;
 
@@ -29,6 +33,12 @@ function* inBatches<T>(items: T[], size: number): Generator<T[]> {
 interface Pending {
   text: string;
   sent: () => void;
+  refused: (why: Refusal) => void;
+}
+
+interface Failure {
+  Code?: string | undefined;
+  Message?: string | undefined;
 }
 
 /** Sends entries to the results queue, several to a message, until the queue has accepted them. */
@@ -36,9 +46,10 @@ export class ResultSender {
   url = "";
   private pending: Pending[] = [];
   private running: Promise<void> | undefined;
-  private runTimes: Record<string, [number, number]> = {};
+  private readonly runTimes = new Map<string, [number, number]>();
   private runTimesAt = 0;
   private failures = 0;
+  private packBytes = PACK_BYTES;
 
   constructor(
     private readonly sqs: SQSClient,
@@ -46,32 +57,34 @@ export class ResultSender {
     private readonly log: Log,
   ) {}
 
-  /** Resolves once the queue has the entry. */
+  /** Resolves once the queue has the entry; rejects with a Refusal if it is too large for any message of the queue. */
   send(text: string): Promise<void> {
-    return new Promise((sent) => {
-      this.pending.push({ text, sent });
+    return new Promise((sent, refused) => {
+      const bytes = byteLength(text);
+      if (bytes > MESSAGE_BYTES) return refused(refusal(bytes, `the limit is ${MESSAGE_BYTES}`));
+      this.pending.push({ text, sent, refused });
       this.running ??= this.flush();
     });
   }
 
   /** Count an attempt that has ended; reported beside answers, at most every quarter of a second. */
   ran(action: string, seconds: number): void {
-    const [count, total] = this.runTimes[action] ?? [0, 0];
-    this.runTimes[action] = [count + 1, total + seconds];
+    const [count, total] = this.runTimes.get(action) ?? [0, 0];
+    this.runTimes.set(action, [count + 1, total + seconds]);
   }
 
   private async flush(): Promise<void> {
     await sleep(LINGER_MS);
     while (this.pending.length > 0) {
       const taken = this.pending.splice(0);
-      if (Date.now() - this.runTimesAt > RUN_TIMES_MS && Object.keys(this.runTimes).length > 0) {
-        const text = JSON.stringify({ jsonrpc: "2.0", method: "run_times", params: { actions: this.runTimes } });
-        taken.push({ text, sent: () => undefined });
-        this.runTimes = {};
+      if (Date.now() - this.runTimesAt > RUN_TIMES_MS && this.runTimes.size > 0) {
+        const times = [...this.runTimes].slice(0, RUN_TIMES_ACTIONS);
+        const text = toText({ jsonrpc: "2.0", method: "run_times", params: { actions: Object.fromEntries(times) } });
+        taken.push({ text, sent: () => undefined, refused: () => undefined });
+        for (const [action] of times) this.runTimes.delete(action);
         this.runTimesAt = Date.now();
       }
-      const left: Pending[] = [];
-      for (const call of calls(pack(taken))) left.push(...(await this.call(call)));
+      const left = await this.calls([...calls(pack(taken, this.packBytes))]);
       this.pending.unshift(...left);
       this.failures = left.length > 0 ? this.failures + 1 : 0;
       if (left.length > 0) await sleep(Math.min(FIRST_PAUSE_MS * 2 ** (this.failures - 1), LONGEST_PAUSE_MS));
@@ -79,7 +92,7 @@ export class ResultSender {
     this.running = undefined;
   }
 
-  /** Send messages; returns the entries of those that were not accepted. */
+  /** Send messages; returns the entries of those that were not accepted now, but may be later. */
   private async call(messages: Pending[][]): Promise<Pending[]> {
     const worker = { DataType: "String", StringValue: this.worker };
     const entries = messages.map((entries, at) => ({
@@ -87,27 +100,57 @@ export class ResultSender {
       MessageBody: entries.length === 1 ? entries[0]!.text : `[${entries.map((one) => one.text).join(",")}]`,
       MessageAttributes: { worker },
     }));
-    const failed = new Set<number>();
+    const failed = new Map<number, Failure>();
     try {
       const answer = await this.sqs.send(new SendMessageBatchCommand({ QueueUrl: this.url, Entries: entries }));
-      for (const one of answer.Failed ?? []) failed.add(Number(one.Id));
-      if (failed.size > 0) this.log("warning", "results_not_sent", { reason: answer.Failed![0]!.Message });
+      for (const one of answer.Failed ?? []) failed.set(Number(one.Id), one);
     } catch (error) {
-      this.log("warning", "results_not_sent", { reason: String(error) });
-      return messages.flat();
+      const whole = { Code: error instanceof Error ? error.name : "", Message: String(error) };
+      if (messages.length > 1 && isFinal(whole)) return this.calls(messages.map((one) => [one]));
+      messages.forEach((_, at) => failed.set(at, whole));
     }
-    messages.forEach((entries, at) => failed.has(at) || entries.forEach((one) => one.sent()));
-    return messages.filter((_, at) => failed.has(at)).flat();
+    if (failed.size > 0) this.log("warning", "results_not_sent", { reason: [...failed.values()][0]!.Message });
+    const left: Pending[] = [];
+    for (const [at, entries] of messages.entries()) {
+      const failure = failed.get(at);
+      const bytes = entries.reduce((sum, one) => sum + byteLength(one.text) + 1, 0);
+      if (!failure) entries.forEach((one) => one.sent());
+      else if (!isFinal(failure)) left.push(...entries);
+      else if (entries.length > 1) {
+        // The queue takes less than SQS could: send smaller messages from now on.
+        this.packBytes = Math.max(SMALLEST_MESSAGE_BYTES, Math.floor(Math.min(this.packBytes, bytes) / 2));
+        const middle = Math.floor(entries.length / 2);
+        left.push(...(await this.calls([[entries.slice(0, middle)], [entries.slice(middle)]])));
+      } else if (bytes > SMALLEST_MESSAGE_BYTES) entries[0]!.refused(refusal(bytes, failure.Message));
+      else left.push(...entries);
+    }
+    return left;
+  }
+
+  private async calls(calls: Pending[][][]): Promise<Pending[]> {
+    const left: Pending[] = [];
+    for (const call of calls) left.push(...(await this.call(call)));
+    return left;
   }
 }
 
+function refusal(bytes: number, reason: string | undefined): Refusal {
+  const problem = `the report is ${bytes} bytes, and the results queue does not take it: ${reason}`;
+  return new Refusal("BadResult", problem, TOO_LARGE, { final: true });
+}
+
+/** Whether SQS will never take the message; an invalid parameter may be its size, or something else. */
+function isFinal({ Code = "", Message = "" }: Failure): boolean {
+  return REFUSALS.test(Code) || (Code.includes("InvalidParameterValue") && Message.includes("shorter than"));
+}
+
 /** Entries by message. */
-function pack(entries: Pending[]): Pending[][] {
+function pack(entries: Pending[], most: number): Pending[][] {
   const messages: Pending[][] = [];
   let bytes = Infinity;
   for (const entry of entries) {
     const size = byteLength(entry.text) + 1;
-    if (bytes + size > PACK_BYTES) {
+    if (bytes + size > most) {
       messages.push([]);
       bytes = 2;
     }

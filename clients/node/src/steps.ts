@@ -1,10 +1,12 @@
 /** Durable steps: the journal of a task, and the steps that an attempt asks for (docs/protocol.md, Durable steps). */
 
-import { EventTimeout, Fail, StepChanged, StepFailed, errorObject, readError } from "./errors.js";
+import { EventTimeout, Fail, StepChanged, StepFailed, errorObject, readError, resultText } from "./errors.js";
 import { type Json } from "./json.js";
 
 export const SLEEP = "ctx.sleep";
 export const EVENT = "ctx.event";
+const NAME = /^(?: |[^\p{C}\p{Z}]){1,200}$/u;
+const LONGEST_SLEEP_SECONDS = 10 * 366 * 86_400;
 
 /** A finished step, as requests carry it and as it is reported. */
 export interface Entry {
@@ -27,21 +29,24 @@ export class Suspend {
   constructor(readonly params: Record<string, unknown>, readonly entry?: Entry, readonly method: "suspend" | "wait" = "suspend") {}
 }
 
-/** What an attempt does for its steps. `check`: whether one may begin; `report`: resolves once the queue has it. */
+/** What an attempt does for its steps. `check`: whether one may begin; `measure`: whether the task has room for it;
+ * `report`: resolves once the queue has it. */
 export interface StepPort {
   check(): void;
+  measure(entry: Entry): void;
   report(entry: Entry): Promise<void>;
 }
 
 const keyOf = (name: string, repetition: number): string => `${repetition}:${name}`;
-const labelOf = (step: { name: string; repetition?: number }): string =>
+export const labelOf = (step: { name: string; repetition?: number }): string =>
   step.repetition ? `${step.name}#${step.repetition + 1}` : step.name;
 
 export class Steps {
   readonly reported: Entry[] = [];
   private readonly notAsked: Map<string, Entry>;
   private readonly repetitions = new Map<string, number>();
-  private asked = 0;
+  /** Steps so far, those of the journal included. */
+  asked = 0;
   private underWay = 0;
 
   constructor(
@@ -52,6 +57,9 @@ export class Steps {
   }
 
   async run<R>(name: string, run: () => R | Promise<R>): Promise<R> {
+    if (typeof name !== "string" || !NAME.test(name)) {
+      throw new RangeError(`a step's name is 1 to 200 printable characters, not ${JSON.stringify(String(name).slice(0, 100))}`);
+    }
     const { place, entry } = this.ask(name);
     if (entry) return replayed(entry) as R;
     this.port.check();
@@ -62,6 +70,7 @@ export class Steps {
       const outcome = await this.attempt(run);
       const parallel = overlaps || this.asked !== began ? { parallel: true } : {};
       const finished: Entry = { ...place, ...parallel, ...outcome };
+      this.port.measure(finished);
       this.reported.push(finished);
       await this.port.report(finished);
       this.port.check();
@@ -72,6 +81,9 @@ export class Steps {
   }
 
   sleep(seconds: number): void {
+    if (typeof seconds !== "number" || !(seconds >= 0 && seconds <= LONGEST_SLEEP_SECONDS)) {
+      throw new RangeError(`a task sleeps 0 to ${LONGEST_SLEEP_SECONDS} seconds, not ${String(seconds)}`);
+    }
     const { place, entry } = this.ask(SLEEP);
     if (entry) return;
     this.checkAlone("ctx.sleep");
@@ -93,7 +105,7 @@ export class Steps {
   private async attempt(run: () => unknown): Promise<{ result: Json } | { error: Json }> {
     try {
       // A result is what JSON makes of it, in the first attempt too.
-      return { result: JSON.parse(JSON.stringify((await run()) ?? null)) as Json };
+      return { result: JSON.parse(resultText(await run(), "the step")) as Json };
     } catch (error) {
       if (!(error instanceof Fail)) throw error; // the attempt fails, and the next one runs the step again
       return { error: errorObject(error) as Json };

@@ -8,16 +8,17 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { GetQueueUrlCommand, ReceiveMessageCommand, SQSClient, type Message } from "@aws-sdk/client-sqs";
 
 import {
-  Fail, INVALID_PARAMS, LeaseLost, METHOD_NOT_FOUND, Refusal, TASK_TIMEOUT, TOO_LARGE, errorObject,
+  Fail, INVALID_PARAMS, LeaseLost, METHOD_NOT_FOUND, Refusal, TASK_TIMEOUT, TOO_LARGE, errorObject, resultText,
 } from "./errors.js";
 import { byteLength, isObject, toText, type Json } from "./json.js";
 import { Payloads, payloadOwner, stepOwner, type PayloadOptions } from "./payloads.js";
 import { Leases, MESSAGE_BYTES, ResultSender, type Lease, type Log } from "./queues.js";
-import { Steps, Suspend, type Entry } from "./steps.js";
+import { Steps, Suspend, labelOf, type Entry } from "./steps.js";
 
 const CLAIM_ID = /^([0-9]{1,19}):([0-9]{1,19})(?::[A-Za-z0-9]{1,64})?$/;
 const TRACEPARENT = /^[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})/;
 const LAST_MS = 1500; // of the grace period, for releasing messages
+const NOTE_CHARS = 1000; // of a progress note
 
 export type Handler = (params: any, ctx: Context) => unknown;
 
@@ -45,6 +46,10 @@ export interface WorkerOptions {
   timeoutSeconds?: number;
   /** Bytes of a result as JSON; as PENSTOCK_RESULT_LIMIT_BYTES of the pipeline. */
   resultLimitBytes?: number;
+  /** Durable steps of a task; as PENSTOCK_STEPS_LIMIT of the pipeline. */
+  stepsLimit?: number;
+  /** Bytes of all results of a task's steps as JSON; as PENSTOCK_STEPS_LIMIT_BYTES of the pipeline. */
+  stepsLimitBytes?: number;
   name?: string;
   payloads?: PayloadOptions;
   sqs?: SQSClient;
@@ -81,12 +86,16 @@ export class Context {
 
   /** Report progress, which is a heartbeat too. */
   progress(percent?: number, note?: string): Promise<void> {
-    return this.report(percent, note);
+    if (percent != null && !Number.isFinite(percent)) throw new RangeError(`percent is a number, not ${String(percent)}`);
+    return this.report(percent, note && [...String(note)].slice(0, NOTE_CHARS).join(""));
   }
 
   /** Run a durable step: once its report is in the results queue, no later attempt runs it again. */
   step<R>(name: string, run: () => R | Promise<R>): Promise<R> {
-    return this.steps.run(name, run);
+    const result = this.steps.run(name, run);
+    // A handler whose attempt is over awaits it no more, and a rejection that nothing handles ends the process.
+    result.catch(() => undefined);
+    return result;
   }
 
   /** Suspend the task for so many seconds. It ends the attempt by throwing what must not be caught. */
@@ -101,7 +110,8 @@ export class Context {
 
   /** A task that is created with this one's result, and only then. */
   spawn(action: string, payload: unknown = {}, options: Record<string, unknown> = {}): void {
-    this.spawned.push({ action, payload, ...options });
+    // As JSON now: what cannot be written fails here, in the handler.
+    this.spawned.push(JSON.parse(toText({ action, payload, ...options })) as Record<string, unknown>);
   }
 }
 
@@ -147,7 +157,7 @@ export class Worker {
   constructor(options: WorkerOptions) {
     this.options = {
       concurrency: 100, visibilitySeconds: 60, heartbeatSeconds: 20, graceSeconds: 25, timeoutSeconds: 300,
-      resultLimitBytes: 256 * 1024, ...options,
+      resultLimitBytes: 256 * 1024, stepsLimit: 1000, stepsLimitBytes: 256 * 1024, ...options,
     };
     this.log = options.log ?? logToStderr;
     this.sqs = options.sqs ?? new SQSClient({});
@@ -172,6 +182,8 @@ export class Worker {
       graceSeconds: number("PENSTOCK_GRACE_SECONDS"),
       timeoutSeconds: number("PENSTOCK_TASK_TIMEOUT_SECONDS"),
       resultLimitBytes: number("PENSTOCK_RESULT_LIMIT_BYTES"),
+      stepsLimit: number("PENSTOCK_STEPS_LIMIT"),
+      stepsLimitBytes: number("PENSTOCK_STEPS_LIMIT_BYTES"),
       name: env["PENSTOCK_WORKER_NAME"],
       sqs: new SQSClient({
         ...(endpoint ? { endpoint } : {}),
@@ -325,10 +337,13 @@ export class Worker {
     try {
       // So that a task that ends the process is known to have run.
       if (attempt.lease.receiveCount > 1) await this.progress(attempt);
-      const answer = await this.answerOf(attempt);
+      const answer = await this.answerOf(attempt).catch((error: unknown) => this.failure(attempt, error));
       if (answer === null || this.ended) return;
-      await this.sender.send(answer);
+      await this.sender.send(answer).catch((refusal: unknown) => this.sender.send(this.shortened(attempt, answer, refusal)));
       this.leases.answered(attempt.lease);
+    } catch (error) {
+      this.log("error", "attempt_not_answered", { task_id: attempt.taskId, reason: String(error) });
+      this.leases.all.delete(attempt.lease); // SQS delivers its message again
     } finally {
       this.running -= 1;
       this.attempts.delete(attempt);
@@ -350,7 +365,11 @@ export class Worker {
       if (!action) throw new Refusal("UnknownAction", `no handler registered for action ${attempt.action}`, METHOD_NOT_FOUND);
       const params = named(await this.payloads.open(attempt.params, payloadOwner(attempt.action, attempt.tenant)), action.options);
       const journal = await Promise.all(attempt.journal.map((entry) => this.opened(entry, attempt.taskId)));
-      steps = new Steps(journal, { check: () => this.checkStep(attempt, steps!), report: (entry) => this.reportStep(attempt, entry) });
+      steps = new Steps(journal, {
+        check: () => this.checkStep(attempt, steps!),
+        measure: (entry) => this.measureStep(attempt, steps!, entry),
+        report: (entry) => this.reportStep(attempt, entry),
+      });
       const ctx = new Context(
         attempt.action, attempt.taskId, attempt.claim, attempt.tenant, attempt.lease.receiveCount > 1, span,
         attempt.trace?.tracestate ?? null, attempt.abort.signal, steps,
@@ -359,10 +378,9 @@ export class Worker {
       const seconds = attempt.limit ?? action.options.timeout ?? this.options.timeoutSeconds;
       const result = await within(seconds, attempt.abort, () => current.run(ctx, () => action.handler(params, ctx)));
       steps.checkAllAsked();
-      const text = toText(result);
-      if (byteLength(text) > Math.min(this.options.resultLimitBytes, MESSAGE_BYTES)) {
-        throw new Refusal("BadResult", `the result is ${byteLength(text)} bytes`, TOO_LARGE, { final: true });
-      }
+      if (ctx.spawned.length) this.checkSize("TooManyChildren", "the spawned tasks are", toText(ctx.spawned));
+      const text = resultText(result, "the handler");
+      this.checkSize("BadResult", "the result is", text);
       report = { jsonrpc: "2.0", result: JSON.parse(text) as Json, id: attempt.id, ...(ctx.spawned.length ? { spawn: ctx.spawned } : {}) };
     } catch (thrown) {
       if (thrown instanceof LeaseLost) {
@@ -377,8 +395,26 @@ export class Worker {
       }
     }
     entries = [...(steps?.reported ?? []), ...entries];
-    this.sender.ran(attempt.action.slice(0, 200), (performance.now() - began) / 1000);
+    if (this.actions.has(attempt.action)) this.sender.ran(attempt.action, (performance.now() - began) / 1000);
     return toText({ ...report, ...trace, ...(entries.length ? { steps: entries } : {}) });
+  }
+
+  /** Throws a Refusal for what is larger than a result may be: another attempt would return the same. */
+  private checkSize(kind: string, what: string, text: string): void {
+    const [size, limit] = [byteLength(text), Math.min(this.options.resultLimitBytes, MESSAGE_BYTES)];
+    if (size <= limit) return;
+    throw new Refusal(kind, `${what} ${size} bytes; the limit is ${limit} (PENSTOCK_RESULT_LIMIT_BYTES)`, TOO_LARGE, { final: true });
+  }
+
+  private failure(attempt: Attempt, thrown: unknown): string {
+    return toText({ jsonrpc: "2.0", error: this.errorOf(attempt, thrown), id: attempt.id });
+  }
+
+  /** What to send instead of an answer that the results queue does not take. Its steps have been reported one by one. */
+  private shortened(attempt: Attempt, answer: string, refusal: unknown): string {
+    const { error } = JSON.parse(answer) as { error?: { data?: Record<string, unknown> } };
+    if (error === undefined) return this.failure(attempt, refusal);
+    return toText({ jsonrpc: "2.0", error: { ...error, data: { ...error.data, traceback: undefined } }, id: attempt.id });
   }
 
   private errorOf(attempt: Attempt, thrown: unknown): Record<string, unknown> {
@@ -392,12 +428,26 @@ export class Worker {
 
   private checkStep(attempt: Attempt, steps: Steps): void {
     if (this.ended) throw new LeaseLost("the worker stops");
+    attempt.abort.signal.throwIfAborted(); // its time limit is answered, and another attempt may have begun
     // Another worker may have had the message: what begins or goes on now could run twice at once.
     if (attempt.lease.isLost) {
       this.log("warning", "lease_lost", { task_id: attempt.taskId });
       throw new Suspend({ redelivered: true });
     }
     if (attempt.lease.receiveCount > 1 && steps.reported.length === 0) throw new Suspend({ redelivered: true });
+    const limit = this.options.stepsLimit;
+    if (steps.asked > limit) {
+      const problem = `the task has more than ${limit} durable steps (PENSTOCK_STEPS_LIMIT)`;
+      throw new Refusal("TooManySteps", problem, TOO_LARGE, { final: true });
+    }
+  }
+
+  private measureStep(attempt: Attempt, steps: Steps, entry: Entry): void {
+    this.checkSize("BadResult", `the result of step ${labelOf(entry)} is`, toText(entry.error ?? entry.result));
+    const [size, limit] = [byteLength(toText([...attempt.journal, ...steps.reported, entry])), this.options.stepsLimitBytes];
+    if (size <= limit) return;
+    const problem = `the results of the task's steps are ${size} bytes; the limit is ${limit} (PENSTOCK_STEPS_LIMIT_BYTES)`;
+    throw new Refusal("JournalTooLarge", problem, TOO_LARGE, { final: true });
   }
 
   private async reportStep(attempt: Attempt, entry: Entry): Promise<void> {
@@ -413,7 +463,8 @@ export class Worker {
   private async progress(attempt: Attempt, percent?: number, note?: string): Promise<void> {
     attempt.seenAt = performance.now();
     const params = defined({ id: attempt.id, percent, note });
-    await this.sender.send(toText({ jsonrpc: "2.0", method: "progress", params }));
+    // A report that the queue does not take is dropped.
+    await this.sender.send(toText({ jsonrpc: "2.0", method: "progress", params })).catch(() => undefined);
   }
 
   private heartbeat(): void {

@@ -1,10 +1,13 @@
 /** Against an api whose queues a worker of this package serves: tests/acceptance/test_node_kit.py starts both. */
 
 import assert from "node:assert/strict";
+import { createServer } from "node:http";
+import { type AddressInfo } from "node:net";
 import { test } from "node:test";
 
 import {
-  Client, DuplicateTask, InvalidParams, RpcError, StateConflict, TaskCancelled, TaskFailed, TaskNotFound, Unavailable, WaitTimeout,
+  Client, DuplicateTask, InvalidParams, ResultGone, RpcError, StateConflict, TaskCancelled, TaskFailed, TaskNotFound, Unavailable,
+  Unfinished, WaitTimeout,
 } from "../src/index.js";
 
 type Suite = {
@@ -55,6 +58,102 @@ test("failures, cancellations and timeouts are errors of their own", { skip }, a
   await assert.rejects(client.wait(later.id), (thrown: TaskCancelled) => thrown instanceof TaskCancelled && thrown.reason === "not needed");
   await assert.rejects(client.cancel(failed.id), StateConflict);
   await assert.rejects(client.status(10 ** 12), TaskNotFound);
+});
+
+test("a task that settles within the timeout is awaited, however short that is", { skip }, async () => {
+  const { id } = await client.enqueue("conformance.sleep", { seconds: 0.3 });
+  assert.equal(await client.wait(id, { timeout: 10.0001 }), null);
+  assert.equal(await client.wait(id, { timeout: 0 }), null);
+});
+
+interface Call {
+  id: number;
+  method: string;
+  params: { payload?: { at: number }; timeout?: number };
+}
+
+/** A client of a server that gives these answers, as an api does under load; `asked` has the bytes of each body. */
+async function withAnswers(
+  answer: (calls: Call[]) => [number, unknown], use: (client: Client, asked: number[]) => Promise<void>,
+): Promise<void> {
+  const asked: number[] = [];
+  const server = createServer(async (request, response) => {
+    const body = (await request.toArray()).join("");
+    asked.push(body.length);
+    const [status, found] = answer(body ? [JSON.parse(body)].flat() : []);
+    response.writeHead(status, { "Content-Type": "application/json" }).end(JSON.stringify(found));
+  });
+  await new Promise<void>((done) => server.listen(0, "127.0.0.1", done));
+  try {
+    await use(new Client(`http://127.0.0.1:${(server.address() as AddressInfo).port}`, { timeout: 5 }), asked);
+  } finally {
+    server.close();
+    server.closeAllConnections();
+  }
+}
+
+const errorOf = (code: number, data: unknown = null): object =>
+  ({ jsonrpc: "2.0", id: null, error: { code, message: `error ${code}`, data } });
+const accepted = (calls: Call[]): object[] =>
+  calls.map(({ id, params }) => ({ jsonrpc: "2.0", id, result: { id: params.payload!.at, state: "SCHEDULED", duplicate: false } }));
+const tasksOf = (number: number, bytes: number): { action: string; payload: { at: number; text: string } }[] =>
+  Array.from({ length: number }, (_, at) => ({ action: "a", payload: { at, text: "x".repeat(bytes) } }));
+const idsOf = (found: unknown[]): number[] => found.map((one) => (one as { id: number }).id);
+const upTo = (number: number): number[] => Array.from({ length: number }, (_, at) => at);
+
+test("waiting goes on while the api has too many requests, up to the timeout", async () => {
+  const refusals: [number, unknown][] = [[429, errorOf(-32029, { retry_after: 0.05 })], [200, errorOf(-32025, { retry_after: 0.05 })]];
+  const settled = { jsonrpc: "2.0", id: 0, result: { id: 1, state: "SUCCESS", result: 7, error: null } };
+  await withAnswers(() => refusals.shift() ?? [200, settled], async (client, asked) => {
+    assert.equal(await client.wait(1, { timeout: 5 }), 7);
+    assert.equal(asked.length, 3);
+  });
+  await withAnswers(() => [429, errorOf(-32029, { retry_after: 60 })], async (client) => {
+    await assert.rejects(client.wait(1, { timeout: 5 }), (thrown: RpcError) => thrown.code === -32029);
+  });
+});
+
+test("a result that is gone, or too large for an answer, is not taken for null", async () => {
+  const outcome = { id: 1, state: "SUCCESS", result: null, error: null };
+  const answer = (more: object): object => ({ jsonrpc: "2.0", id: 0, result: { ...outcome, ...more } });
+  await withAnswers(() => [200, answer({ result_gone: true })], async (client) => {
+    await assert.rejects(client.wait(1), (thrown: ResultGone) => thrown instanceof ResultGone && thrown.taskId === 1);
+  });
+  const answers: [number, unknown][] = [[200, answer({ result_unread: "it is large" })], [200, { large: true }]];
+  await withAnswers(() => answers.shift()!, async (client) => assert.deepEqual(await client.wait(1), { large: true }));
+  const lost: [number, unknown][] = [[200, answer({ result_unread: "it is large" })], [404, errorOf(-32004)]];
+  await withAnswers(() => lost.shift()!, async (client) => assert.rejects(client.wait(1), TaskNotFound));
+});
+
+test("many large tasks are sent in requests of bounded size, and in halves where the api takes less", async () => {
+  await withAnswers((calls) => [200, accepted(calls)], async (client, asked) => {
+    assert.deepEqual(idsOf(await client.enqueueMany(tasksOf(1500, 6000))), upTo(1500));
+    assert.equal(asked.length, 3);
+    assert.ok(Math.max(...asked) <= 4 * 1024 * 1024);
+  });
+  const least = (calls: Call[]): [number, unknown] =>
+    calls.length > 3 || calls.some((call) => call.params.payload!.at === 4) ? [413, errorOf(-32013)] : [200, accepted(calls)];
+  await withAnswers(least, async (client) => {
+    const found = await client.enqueueMany(tasksOf(10, 10));
+    assert.ok(found[4] instanceof RpcError && found[4].code === -32013);
+    assert.deepEqual(idsOf(found.toSpliced(4, 1)), upTo(10).toSpliced(4, 1));
+  });
+});
+
+test("what was accepted before the api was lost is known", async () => {
+  const ends: [number, unknown][] = [[503, errorOf(-32000)], [429, errorOf(-32029)], [200, { error: "of a proxy" }]];
+  for (const end of ends) {
+    let requests = 0;
+    await withAnswers((calls) => (++requests === 1 ? [200, accepted(calls)] : end), async (client) => {
+      const tasks = tasksOf(1200, 10);
+      await assert.rejects(client.enqueueMany(tasks), (thrown: Unfinished) => {
+        assert.ok(thrown instanceof Unfinished && thrown instanceof Unavailable);
+        assert.deepEqual(idsOf(thrown.results), upTo(1000));
+        assert.deepEqual(thrown.unsent, tasks.slice(1000));
+        return true;
+      });
+    });
+  }
 });
 
 test("an api that is not there is unavailable", async () => {

@@ -1,13 +1,13 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { EventTimeout, Fail, StepChanged, StepFailed } from "../src/errors.js";
+import { EventTimeout, Fail, Refusal, StepChanged, StepFailed } from "../src/errors.js";
 import { Lease } from "../src/queues.js";
 import { Steps, Suspend, type Entry } from "../src/steps.js";
 
 function stepsOf(journal: Entry[] = []): { steps: Steps; reports: Entry[] } {
   const reports: Entry[] = [];
-  const port = { check: () => undefined, report: async (entry: Entry) => void reports.push(entry) };
+  const port = { check: () => undefined, measure: () => undefined, report: async (entry: Entry) => void reports.push(entry) };
   return { steps: new Steps(journal, port), reports };
 }
 
@@ -39,6 +39,24 @@ test("Fail ends a step finally, another error ends the attempt without a report"
   assert.equal(reports.length, 1);
 });
 
+test("a name that the pipeline refuses does not run, nor does a sleep without an end", async () => {
+  const { steps, reports } = stepsOf();
+  for (const name of ["", "x".repeat(201), "a\nb", "a\u200bb", "\ud800", undefined as unknown as string]) {
+    await assert.rejects(steps.run(name, () => assert.fail("it ran")), RangeError);
+  }
+  for (const seconds of [NaN, -1, Infinity, "1" as unknown as number]) assert.throws(() => steps.sleep(seconds), RangeError);
+  for (const name of ["😀".repeat(200), "charge the card – é"]) await steps.run(name, () => 1);
+  assert.deepEqual(reports.map((entry) => entry.position), [0, 1]);
+});
+
+test("a step whose result is no JSON has failed finally", async () => {
+  const { steps } = stepsOf();
+  await assert.rejects(steps.run("a", () => 10n), (thrown: Refusal) => {
+    assert.deepEqual([thrown.kind, thrown.data], ["BadResult", { final: true }]);
+    return true;
+  });
+});
+
 test("a changed handler is found before anything runs, and at its end", async () => {
   const { steps } = stepsOf([{ name: "a", result: 1 }, { name: "b", position: 1, result: 2 }]);
   await assert.rejects(steps.run("c", () => assert.fail("it ran")), StepChanged);
@@ -60,7 +78,7 @@ test("a worker that had lost its message while a step ran goes no further, and t
   const check = (): void => {
     if (lost) throw new Suspend({ redelivered: true });
   };
-  const steps = new Steps([], { check, report: async (entry) => void reports.push(entry) });
+  const steps = new Steps([], { check, measure: () => undefined, report: async (entry) => void reports.push(entry) });
   await assert.rejects(steps.run("a", () => (lost = true)), Suspend);
   assert.deepEqual(steps.reported.map((entry) => entry.name), ["a"]);
   assert.deepEqual(reports, steps.reported);
