@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"strings"
 	"time"
 )
@@ -43,6 +44,17 @@ type StepError struct {
 
 func (e *StepError) Error() string {
 	return fmt.Sprintf("step %s failed: %s", e.Step, e.Message)
+}
+
+// tooLarge is an error of what was done and cannot be reported, so that no further attempt is made.
+func tooLarge(kind, format string, args ...any) error {
+	final := map[string]any{"final": true}
+	return &failure{kind: kind, message: fmt.Sprintf(format, args...), code: codeTooLarge, data: final}
+}
+
+// panicked is the error of a recovered panic, or of runtime.Goexit.
+func panicked(value any) error {
+	return &failure{kind: "panic", message: fmt.Sprintf("panic: %v", value), traceback: string(debug.Stack())}
 }
 
 // failure is an error with a code and hints for the next attempt.

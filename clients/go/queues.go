@@ -3,6 +3,8 @@ package penstock
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"sync"
@@ -10,8 +12,10 @@ import (
 )
 
 const (
-	messageLimit = 1_000_000 // bytes of a message, and of all messages of a call; SQS accepts 1 MiB
-	packBytes    = 200_000   // SQS bills each started 64 KiB, so larger messages save nothing
+	messageLimit = 1_000_000   // bytes of a message, and of all messages of a call; SQS accepts 1 MiB
+	largestText  = 1<<20 - 256 // of a message with its attribute
+	smallestSize = 1024        // bytes that any queue accepts in a message
+	packBytes    = 200_000     // SQS bills each started 64 KiB, so larger messages save nothing
 	callEntries  = 10
 	linger       = 5 * time.Millisecond // for which an answer waits for others to share its call
 	runTimesWait = 250 * time.Millisecond
@@ -38,8 +42,19 @@ func sleep(ctx context.Context, duration time.Duration) {
 }
 
 type pending struct {
-	text string
-	sent chan struct{}
+	text    string
+	sent    chan error // gets nil, or a *refusal
+	isAlone bool       // a message that it shared was refused
+}
+
+// refusal is the error of an entry that the results queue refuses, also alone.
+type refusal struct {
+	bytes  int
+	reason string
+}
+
+func (r *refusal) Error() string {
+	return fmt.Sprintf("it has %d bytes, and the results queue refuses it: %s", r.bytes, r.reason)
 }
 
 // sender sends entries to the results queue, several to a message, until the queue has accepted them.
@@ -56,16 +71,19 @@ type sender struct {
 	runTimesAt time.Time
 }
 
-// send returns once the queue has the entry, or with the error of ctx.
+// send returns once the queue has the entry, or with a *refusal or the error of ctx.
 func (s *sender) send(ctx context.Context, text string) error {
-	one := pending{text, make(chan struct{})}
+	if len(text) > largestText {
+		return &refusal{len(text), "SQS accepts 1 MiB"}
+	}
+	one := pending{text: text, sent: make(chan error, 1)}
 	s.mu.Lock()
 	s.pending = append(s.pending, one)
 	s.mu.Unlock()
 	notify(s.wake)
 	select {
-	case <-one.sent:
-		return nil
+	case err := <-one.sent:
+		return err
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -114,7 +132,7 @@ func (s *sender) take() []pending {
 	if len(taken) > 0 && len(s.runTimes) > 0 && time.Since(s.runTimesAt) > runTimesWait {
 		text, err := json.Marshal(notification("run_times", map[string]any{"actions": s.runTimes}))
 		if err == nil {
-			taken = append(taken, pending{string(text), make(chan struct{})})
+			taken = append(taken, pending{text: string(text), sent: make(chan error, 1)})
 		}
 		s.runTimes, s.runTimesAt = map[string][2]float64{}, time.Now()
 	}
@@ -131,6 +149,22 @@ func (s *sender) call(ctx context.Context, messages [][]pending) (left []pending
 		}
 	}
 	answer, err := s.queues.batch(ctx, "SendMessageBatch", s.url, entries)
+	refused := map[string]string{} // reasons by id
+	var failed *queueError
+	if errors.As(err, &failed) && failed.isFinal() {
+		if len(messages) > 1 { // one of them may be why
+			for at := range messages {
+				left = append(left, s.call(ctx, messages[at:at+1])...)
+			}
+			return left
+		}
+		refused["0"] = err.Error()
+	}
+	for _, one := range answer.Failed {
+		if one.isFinal() {
+			refused[one.ID] = one.Error()
+		}
+	}
 	if err != nil {
 		s.log("warning", "results_not_sent", map[string]any{"reason": err.Error()})
 	} else if len(answer.Failed) > 0 {
@@ -141,12 +175,19 @@ func (s *sender) call(ctx context.Context, messages [][]pending) (left []pending
 		accepted[one.ID] = true
 	}
 	for at, message := range messages {
-		if err != nil || !accepted[strconv.Itoa(at)] {
-			left = append(left, message...)
-			continue
-		}
-		for _, one := range message {
-			close(one.sent)
+		reason, isRefused := refused[strconv.Itoa(at)]
+		switch size := len(message[0].text); {
+		case err == nil && accepted[strconv.Itoa(at)]:
+			for _, one := range message {
+				one.sent <- nil
+			}
+		case isRefused && len(message) == 1 && size > smallestSize:
+			message[0].sent <- &refusal{size, reason}
+		default:
+			for _, one := range message {
+				one.isAlone = one.isAlone || isRefused
+				left = append(left, one)
+			}
 		}
 	}
 	return left
@@ -168,13 +209,16 @@ func pack(entries []pending) (messages [][]pending) {
 	bytes := packBytes
 	for _, entry := range entries {
 		size := len(entry.text) + 1
-		if bytes+size > packBytes {
+		if bytes+size > packBytes || entry.isAlone {
 			messages = append(messages, nil)
 			bytes = 2
 		}
 		last := len(messages) - 1
 		messages[last] = append(messages[last], entry)
 		bytes += size
+		if entry.isAlone {
+			bytes = packBytes
+		}
 	}
 	return messages
 }

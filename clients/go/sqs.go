@@ -47,11 +47,22 @@ type batchAnswer struct {
 		ID string `json:"Id"`
 	}
 	Failed []struct {
-		ID          string `json:"Id"`
-		Code        string
-		Message     string
+		ID string `json:"Id"`
+		queueError
 		SenderFault bool
 	}
+}
+
+// queueError is why SQS does not do a call, or an entry of one.
+type queueError struct{ Code, Message string }
+
+func (e *queueError) Error() string { return e.Code + ": " + e.Message }
+
+// isFinal: the queue never takes this message, for its size or its characters.
+func (e *queueError) isFinal() bool {
+	code := e.Code[strings.LastIndexAny(e.Code, "#.")+1:]
+	isSize := strings.HasPrefix(code, "InvalidParameterValue") && strings.Contains(e.Message, "shorter than")
+	return isSize || code == "BatchRequestTooLong" || code == "InvalidMessageContents"
 }
 
 func (q *queueClient) call(ctx context.Context, action string, wait time.Duration, in, out any) error {
@@ -87,7 +98,7 @@ func (q *queueClient) call(ctx context.Context, action string, wait time.Duratio
 			Message string `json:"message"`
 		}
 		_ = json.Unmarshal(text, &failure) // the status says enough
-		return fmt.Errorf("SQS answers %s to %s: %s %s", answer.Status, action, failure.Type, failure.Message)
+		return fmt.Errorf("SQS answers %s to %s: %w", answer.Status, action, &queueError{failure.Type, failure.Message})
 	}
 	if out == nil || len(text) == 0 {
 		return nil

@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"sync"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 const (
-	sleepStep = "ctx.sleep"
-	eventStep = "ctx.event"
+	sleepStep     = "ctx.sleep"
+	eventStep     = "ctx.event"
+	stepNameChars = 200
 )
 
 // errStopped ends an attempt whose message is given back.
@@ -59,10 +62,13 @@ func (*suspension) Error() string { return "the task is suspended: return this e
 
 // steps are the journal of a task, and the steps that an attempt asks for.
 type steps struct {
-	check  func(hasReported bool) error
-	report func(stepEntry) error
+	check       func(hasReported bool) error
+	report      func(stepEntry) error
+	resultLimit int // bytes
+	limit       int // bytes of the journal
 
 	mu          sync.Mutex
+	bytes       int         // of the journal, and of the steps of this attempt
 	journal     []stepEntry // what the handler has not asked for
 	repetitions map[string]int
 	asked       int
@@ -75,6 +81,9 @@ type steps struct {
 // JSON keeps of it. An error that Fail made is final for the step, any other one fails the attempt.
 func Step[R any](ctx context.Context, name string, run func(context.Context) (R, error)) (result R, err error) {
 	s := TaskOf(ctx).steps
+	if err := checkStepName(name); err != nil {
+		return result, err
+	}
 	place, found, err := s.ask(name, false)
 	if err != nil {
 		return result, err
@@ -87,6 +96,18 @@ func Step[R any](ctx context.Context, name string, run func(context.Context) (R,
 	value, err := run(ctx)
 	err = s.finish(place, value, err, &result)
 	return result, err
+}
+
+// checkStepName: the resulter refuses the report of any other step.
+func checkStepName(name string) error {
+	isName := name != "" && utf8.ValidString(name) && utf8.RuneCountInString(name) <= stepNameChars
+	for _, char := range name {
+		isName = isName && unicode.IsPrint(char)
+	}
+	if !isName {
+		return fmt.Errorf("a step's name is 1 to %d printable characters, not %q", stepNameChars, cut(name, 100))
+	}
+	return nil
 }
 
 // Sleep suspends the task for so long. The handler must return its error, with which the attempt ends.
@@ -169,24 +190,63 @@ func (s *steps) finish(place stepEntry, value any, failed error, result any) err
 		}
 		outcome = errorOf(failed, 0)
 	}
-	text, err := json.Marshal(outcome)
+	text, err := toText(outcome)
 	if err != nil {
 		return fmt.Errorf("the result of step %s: %w", place.label(), err)
 	}
-	if place.Result = text; failed != nil {
-		place.Result, place.Error = nil, text
+	if len(text) > s.resultLimit {
+		return s.end(tooLarge("BadResult", "the result of step %s has %d bytes, PENSTOCK_RESULT_LIMIT_BYTES is %d",
+			place.label(), len(text), s.resultLimit))
 	}
-	s.mu.Lock()
-	place.Parallel = s.underWay > 1 || s.asked != place.Position+1
-	s.reported = append(s.reported, place)
-	s.mu.Unlock()
+	if place.Result = json.RawMessage(text); failed != nil {
+		place.Result, place.Error = nil, place.Result
+	}
+	if err := s.add(&place); err != nil {
+		return s.end(err)
+	}
 	if err := s.report(place); err != nil {
+		s.forget(place)
 		return s.end(err)
 	}
 	if err := s.check(true); err != nil {
 		return s.end(err)
 	}
 	return place.replay(result)
+}
+
+// add puts a finished step beside those that this attempt has finished.
+func (s *steps) add(place *stepEntry) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	place.Parallel = s.underWay > 1 || s.asked != place.Position+1
+	bytes := s.bytes + sizeOf(*place)
+	if bytes > s.limit {
+		return tooLarge("JournalTooLarge", "the results of the task's steps have %d bytes, PENSTOCK_STEPS_LIMIT_BYTES is %d",
+			bytes, s.limit)
+	}
+	s.bytes = bytes
+	s.reported = append(s.reported, *place)
+	return nil
+}
+
+// forget leaves out a step whose report the queue refuses.
+func (s *steps) forget(place stepEntry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for at, one := range s.reported {
+		if one.Position == place.Position {
+			s.reported = append(s.reported[:at:at], s.reported[at+1:]...)
+			return
+		}
+	}
+}
+
+func sizeOf(entries ...stepEntry) (bytes int) {
+	for _, entry := range entries {
+		text, _ := toText(entry) // it is JSON already
+		bytes += len(text)
+	}
+	return bytes
 }
 
 func (s *steps) leave() {
@@ -204,6 +264,9 @@ func (s *steps) end(err error) error {
 
 // entries are the steps that this attempt has finished.
 func (s *steps) entries() []stepEntry {
+	if s == nil { // the handler did not run
+		return nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([]stepEntry(nil), s.reported...)

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os/signal"
 	"reflect"
-	"runtime/debug"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -295,23 +294,44 @@ func (w *Worker) attempt(receiving, working context.Context, task *Task) {
 		}
 	}
 	text, ok := w.answer(working, task)
-	if ok && w.sender.send(working, text) == nil {
+	if !ok {
+		return
+	}
+	err := w.sender.send(working, text)
+	var refused *refusal
+	if errors.As(err, &refused) {
+		// The task has run. Its steps are left out, so another attempt could run one again.
+		if text, ok = w.report(task, nil, tooLarge("BadResult", "the answer cannot be sent: %s", refused), nil); ok {
+			err = w.sender.send(working, text)
+		}
+	}
+	if err == nil {
 		w.leases.answered(task.lease)
 	}
 }
 
 // answer runs an attempt and returns the report that ends it; false if the task is given back.
-func (w *Worker) answer(working context.Context, task *Task) (string, bool) {
+func (w *Worker) answer(working context.Context, task *Task) (text string, ok bool) {
 	began := time.Now()
+	defer func() {
+		// A method of what the handler has returned: MarshalJSON, or Error of a typed nil.
+		if value := recover(); value != nil && !w.ended.Load() {
+			text, ok = w.report(task, nil, panicked(value), task.steps.entries())
+		}
+		if ok {
+			w.sender.ran(cut(task.Action, 200), time.Since(began))
+		}
+	}()
 	result, err := w.outcome(working, task)
 	if w.ended.Load() || errors.Is(err, errStopped) {
 		return "", false
 	}
+	return w.report(task, result, err, task.steps.entries())
+}
+
+// report is the text that ends an attempt; false if it cannot be written.
+func (w *Worker) report(task *Task, result json.RawMessage, err error, entries []stepEntry) (string, bool) {
 	report := map[string]any{"jsonrpc": "2.0", "id": task.request.ID}
-	var entries []stepEntry
-	if task.steps != nil {
-		entries = task.steps.entries()
-	}
 	var suspended *suspension
 	switch {
 	case errors.As(err, &suspended):
@@ -336,7 +356,6 @@ func (w *Worker) answer(working context.Context, task *Task) (string, bool) {
 	if len(entries) > 0 {
 		report["steps"] = entries
 	}
-	w.sender.ran(cut(task.Action, 200), time.Since(began))
 	text, err := toText(report)
 	if err != nil {
 		w.options.Log("error", "answer_unwritable", map[string]any{"task_id": task.ID, "reason": err.Error()})
@@ -372,8 +391,9 @@ func (w *Worker) outcome(working context.Context, task *Task) (json.RawMessage, 
 	defer cancel()
 	task.steps = &steps{
 		journal: task.request.Journal, repetitions: map[string]int{},
-		check:  func(hasReported bool) error { return w.checkStep(ctx, task, hasReported) },
-		report: func(entry stepEntry) error { return w.reportStep(working, task, entry) },
+		check:       func(hasReported bool) error { return w.checkStep(ctx, task, hasReported) },
+		report:      func(entry stepEntry) error { return w.reportStep(working, task, entry) },
+		resultLimit: w.options.ResultLimit, limit: w.options.StepsLimit, bytes: sizeOf(task.request.Journal...),
 	}
 	result, err := within(ctx, func() (any, error) { return found.run(ctx, params) })
 	err = task.steps.outcome(err)
@@ -396,8 +416,7 @@ func (w *Worker) resultText(result any) (json.RawMessage, error) {
 		return nil, &failure{kind: "BadResult", message: message, data: map[string]any{"final": true}}
 	}
 	if len(text) > w.options.ResultLimit || len(text) > messageLimit {
-		message := fmt.Sprintf("the result has %d bytes, PENSTOCK_RESULT_LIMIT_BYTES is %d", len(text), w.options.ResultLimit)
-		return nil, &failure{kind: "BadResult", message: message, code: codeTooLarge, data: map[string]any{"final": true}}
+		return nil, tooLarge("BadResult", "the result has %d bytes, PENSTOCK_RESULT_LIMIT_BYTES is %d", len(text), w.options.ResultLimit)
 	}
 	return json.RawMessage(text), nil
 }
@@ -415,9 +434,7 @@ func within(ctx context.Context, run func() (any, error)) (any, error) {
 			if returned {
 				return
 			}
-			// A panic, or runtime.Goexit.
-			message := fmt.Sprintf("panic: %v", recover())
-			done <- outcome{err: &failure{kind: "panic", message: message, traceback: string(debug.Stack())}}
+			done <- outcome{err: panicked(recover())}
 		}()
 		result, err := run()
 		returned = true
@@ -458,7 +475,12 @@ func (w *Worker) reportStep(ctx context.Context, task *Task, entry stepEntry) er
 	if err != nil {
 		return err
 	}
-	return w.sender.send(ctx, text)
+	err = w.sender.send(ctx, text)
+	var refused *refusal
+	if errors.As(err, &refused) {
+		return tooLarge("BadResult", "the report of step %s cannot be sent: %s", entry.label(), refused)
+	}
+	return err
 }
 
 func (w *Worker) heartbeat(ctx context.Context) {

@@ -28,7 +28,9 @@ func taskOf(worker *Worker, params string) *Task {
 // failed returns the error with which an attempt is answered.
 func failed(t *testing.T, worker *Worker, params string) errorObject {
 	t.Helper()
-	text, ok := worker.answer(context.Background(), taskOf(worker, params))
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	text, ok := worker.answer(ctx, taskOf(worker, params))
 	var answer struct {
 		ID    string
 		Error *errorObject
@@ -66,6 +68,70 @@ func TestErrorsHaveTheCodesAndHintsOfTheProtocol(t *testing.T) {
 	}
 	if found := failed(t, workerOf(t), "1"); found.Code != -32601 {
 		t.Errorf("%+v", found)
+	}
+}
+
+type cardError struct{ text string }
+
+func (e *cardError) Error() string { return e.text }
+
+type loud struct{}
+
+func (loud) MarshalJSON() ([]byte, error) { panic("no") }
+
+func TestWhatPanicsWhenItIsReadFailsItsAttemptAlone(t *testing.T) {
+	for _, handler := range []func(context.Context, int) (any, error){
+		func(context.Context, int) (any, error) { var none *cardError; return 1, none },
+		func(context.Context, int) (any, error) { return loud{}, nil },
+		func(ctx context.Context, _ int) (any, error) {
+			return Step(ctx, "charge", func(context.Context) (loud, error) { return loud{}, nil })
+		},
+	} {
+		worker := workerOf(t)
+		Handle(worker, "mail", handler)
+		if found := failed(t, worker, "1"); found.Data["type"] != "panic" || found.Data["traceback"] == nil {
+			t.Errorf("%+v", found)
+		}
+	}
+}
+
+func TestAStepsNameIsOneThatTheResulterTakes(t *testing.T) {
+	for _, name := range []string{"", strings.Repeat("x", 201), "a\nb", "a\x00", "a\u2028b", "a\xffb"} {
+		worker := workerOf(t)
+		ran := false
+		Handle(worker, "mail", func(ctx context.Context, _ int) (any, error) {
+			return Step(ctx, name, func(context.Context) (int, error) { ran = true; return 1, nil })
+		})
+		if found := failed(t, worker, "1"); ran || !strings.Contains(found.Message, "1 to 200 printable characters") {
+			t.Errorf("%q: %+v", name, found)
+		}
+	}
+	if err := checkStepName(strings.Repeat("ü", 199) + " "); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestResultsOfStepsAreLimitedAloneAndTogether(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	for _, one := range []struct {
+		size int
+		kind string
+	}{{30, "BadResult"}, {15, "JournalTooLarge"}} {
+		worker := workerOf(t) // results of 20 bytes
+		worker.options.StepsLimit = 100
+		Handle(worker, "mail", func(ctx context.Context, _ int) (any, error) {
+			for _, name := range []string{"one", "two"} {
+				_, _ = Step(ctx, name, func(context.Context) (string, error) { return strings.Repeat("<", one.size), nil })
+			}
+			return 1, nil // the limit counts all the same
+		})
+		task := taskOf(worker, "1")
+		task.request.Journal = []stepEntry{{Name: "one", Result: json.RawMessage(`"` + strings.Repeat("x", 30) + `"`)}}
+		text, ok := worker.answer(ctx, task)
+		if !ok || !strings.Contains(text, one.kind) || !strings.Contains(text, `"final":true`) || strings.Contains(text, `"steps"`) {
+			t.Error(text, ok)
+		}
 	}
 }
 

@@ -242,8 +242,65 @@ def test_prometheus_finds_all_pods_and_the_alerts_that_ask_for_their_labels(ever
     assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
     plain = documents(PLAIN / "monitoring" / "podmonitor.yaml")[0]["spec"]["podMetricsEndpoints"][0]
     assert endpoint["relabelings"] == plain["relabelings"]
-    rules = yaml.safe_load((ROOT / "docs" / "operations" / "compose" / "alerts.yml").read_text("utf-8"))
-    assert everything["PrometheusRule", "penstock"]["spec"] == rules
+
+
+KEDA = {"enabled": True}
+FIVE = set(PROCESSES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, FIVE | {"worker"}),
+        ({"workers": {"video": VIDEO}}, FIVE | {"worker"}),
+        ({"workers": {"video": VIDEO | {"keda": KEDA | {"min": 1}}}}, FIVE | {"worker", "worker-video"}),
+        ({"workers": {"video": {"app": ["myapp.video"]}}}, FIVE | {"worker", "worker-video"}),
+        ({"workers": {"default": {"app": ["myapp.tasks"], "keda": KEDA}}}, FIVE),
+        ({"workers": {"default": {"app": ["myapp.tasks"], "replicas": 0}}}, FIVE),
+        ({"processes": {"submitter": {"replicas": 0}}}, FIVE - {"submitter"} | {"worker"}),
+        ({"allInOne": {"enabled": True}}, {"run", "worker"}),
+    ],
+)
+def test_the_alert_of_a_missing_process_expects_what_the_values_start(
+    renderer: Path, changes: dict[str, Any], expected: set[str]
+) -> None:
+    found, problem = render(renderer, values(**changes, monitoring={"rules": True}))
+    assert problem == ""
+    groups = found["PrometheusRule", "penstock"]["spec"]["groups"]
+    plain = yaml.safe_load((ROOT / "docs" / "operations" / "compose" / "alerts.yml").read_text("utf-8"))["groups"]
+    missing, plain_missing = groups[0]["rules"][0], plain[0]["rules"][0]
+    first, *others = missing["expr"].splitlines()
+    assert first == plain_missing["expr"].splitlines()[0]
+    assert sorted(others) == sorted(f'  or absent(up{{job="penstock", service="{name}"}})' for name in expected)
+    assert missing == plain_missing | {"expr": missing["expr"]}
+    assert groups[0]["rules"][1:] == plain[0]["rules"][1:]
+
+
+@pytest.mark.parametrize("keda", [{}, {"keda": {}}, {"keda": {"enabled": False}}])
+def test_workers_need_no_more_than_their_handlers(renderer: Path, keda: dict[str, Any]) -> None:
+    given = values()
+    given["workers"] = {"video": {"app": ["myapp.video"], **keda}}
+    found, problem = render(renderer, given)
+    assert problem == ""
+    workers = found["Deployment", "penstock-worker-video"]
+    assert complaints(workers, VERSIONS) == []
+    assert workers["spec"]["replicas"] == 2
+    assert ("ScaledObject", "penstock-worker-video") not in found
+
+
+def test_a_zero_is_a_value(renderer: Path) -> None:
+    zero = {"replicas": 0, "maxUnavailable": 0}
+    found, _ = render(renderer, values(workers={"default": {"app": ["a"], **zero}, "video": VIDEO | zero}))
+    assert found["Deployment", "penstock-worker"]["spec"]["replicas"] == 0
+    assert found["PodDisruptionBudget", "penstock-worker"]["spec"]["maxUnavailable"] == 0
+    assert found["ScaledObject", "penstock-worker-video"]["spec"]["fallback"]["replicas"] == 0
+
+
+def test_numbers_of_the_environment_are_written_out(renderer: Path) -> None:
+    env = {"PENSTOCK_A": 33554432, "PENSTOCK_B": 0.5, "PENSTOCK_C": True, "PENSTOCK_D": "1e3", "PENSTOCK_E": 0}
+    found, _ = render(renderer, values(processes={"api": {"env": env}}))
+    given = env_of(found["Deployment", "penstock-api"])
+    assert [given[name] for name in env] == ["33554432", "0.5", "true", "1e3", "0"]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +325,8 @@ def test_the_schema_takes_the_values(changes: dict[str, Any]) -> None:
     "changes",
     [
         {"workers": {"default": {"replica": 3}}}, {"replicas": 3}, {"settings": {"INBOUND_QUEUE": "x"}},
-        {"processes": {"apo": {"replicas": 1}}}, {"workers": {"Video": VIDEO}}, {"allInOne": {"roleArn": "role/x"}},
+        {"processes": {"apo": {"replicas": 1}}}, {"processes": {"api": {"enabled": False}}},
+        {"workers": {"Video": VIDEO}}, {"allInOne": {"roleArn": "role/x"}},
     ],
 )  # fmt: skip
 def test_the_schema_finds_a_misspelt_value(changes: dict[str, Any]) -> None:

@@ -44,15 +44,27 @@ class Gauges:
     dead_letters: Mapping[str, Queue]  # by label; one that cannot be read is left out, each rise is logged
     by_route: Callable[[], Mapping[str, Queue]] = dict  # the queues of routes now
     _rest_until: float = field(init=False, default=float("-inf"))
+    _depths: set[tuple[str, str]] = field(init=False, default_factory=set)  # the labels of the queues' gauge
     _shown: dict[Gauge, set[str]] = field(init=False, default_factory=dict)  # the names of each gauge
     _rises: defaultdict[str, _Rises] = field(init=False, default_factory=lambda: defaultdict(_Rises))
+
+    def __post_init__(self) -> None:
+        # An alert on the first event needs the series before it: what it looks at is the increase.
+        for outcome in ("FIRED", "SKIPPED", "MISSED"):
+            metrics.SCHEDULE_RUNS.labels(outcome)
+        for reason in ("unsent", "untaken", "suspect"):
+            metrics.RELEASED.labels(reason)
 
     async def run_once(self) -> int:
         """Returns 0: nothing changes."""
         if monotonic() >= self._rest_until:
             await self._look_at_tasks()
         away: Unavailable | None = None
-        for label, queue in (*self.queues.items(), *self.by_route().items(), *self.dead_letters.items()):
+        queues = {**self.queues, **self.by_route(), **self.dead_letters}
+        for shown in [shown for shown in self._depths if shown[0] not in queues]:
+            metrics.QUEUE_DEPTH.remove(*shown)  # of a deleted route: an alert would go on
+            self._depths.remove(shown)
+        for label, queue in queues.items():
             try:
                 depth = await queue.depth()
             except Unavailable as exc:
@@ -61,10 +73,12 @@ class Gauges:
                 else:
                     log.debug("queue_unread", queue=label, reason=str(exc))
                 continue
-            metrics.QUEUE_DEPTH.labels(label, "visible").set(depth.visible)
-            if depth.in_flight is not None:
-                metrics.QUEUE_DEPTH.labels(label, "in_flight").set(depth.in_flight)
-            metrics.QUEUE_DEPTH.labels(label, "delayed").set(depth.delayed)
+            for kind, count in (
+                ("visible", depth.visible), ("in_flight", depth.in_flight), ("delayed", depth.delayed)
+            ):  # fmt: skip
+                if count is not None:
+                    metrics.QUEUE_DEPTH.labels(label, kind).set(count)
+                    self._depths.add((label, kind))
             if label in self.dead_letters and self._rises[label].has_risen(depth.total):
                 log.warning(
                     "dead_letters_rose", queue=label, messages=depth.total,

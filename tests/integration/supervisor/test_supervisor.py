@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import structlog
+from prometheus_client import CollectorRegistry
 
 from penstock.brokers.sqs import SqsQueue, SqsTransport
 from penstock.db.notify import Listener
@@ -17,6 +18,7 @@ from penstock.db.pool import Store
 from penstock.db.statements import SQL
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import Failure, NewTask, State
+from penstock.runtime import metrics
 from penstock.runtime.loop import Loop
 from penstock.settings.model import Settings
 from penstock.settings.values import DAY
@@ -1154,6 +1156,35 @@ async def test_gauges_tell_what_waits_and_fall_again(
     await gauges.run_once()
     assert [sample("penstock_backlog", state=state) for state in backlog] == [0, 0, 0, 0]
     assert (sample("penstock_due"), sample("penstock_oldest_due_seconds")) == (0, 0)
+
+
+async def test_the_queue_of_a_deleted_route_has_no_gauge_any_more(
+    store: Store, queues: dict[str, SqsQueue], transport: SqsTransport, settings: Settings
+) -> None:
+    routes: dict[str, SqsQueue] = {"outbound:video": transport.queue(settings.inbound_queue, label="outbound:video")}
+    await put(routes["outbound:video"], "1")
+    gauges = Gauges(store=store, queues=queues, dead_letters={}, by_route=lambda: routes)
+    await gauges.run_once()
+    depth, kinds = "penstock_queue_depth", ("visible", "in_flight", "delayed")
+    assert [sample(depth, queue="outbound:video", kind=kind) for kind in kinds] == [1, 0, 0]
+    routes.clear()
+    await gauges.run_once()
+    assert [metrics.REGISTRY.get_sample_value(depth, {"queue": "outbound:video", "kind": k}) for k in kinds] == [
+        None
+    ] * 3
+    assert sample(depth, queue="inbound", kind="visible") == 1
+
+
+async def test_counters_that_an_alert_watches_for_their_first_event_are_exported_before_it(
+    store: Store, queues: dict[str, SqsQueue], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = CollectorRegistry()
+    for name, label in (("SCHEDULE_RUNS", "outcome"), ("RELEASED", "reason")):
+        counter = metrics.Counter(name.lower(), "", [label], namespace="penstock", registry=registry)
+        monkeypatch.setattr(metrics, name, counter)
+    Supervisor(store=store, queues=queues, settings=settings, open_queue=no_routes)
+    assert registry.get_sample_value("penstock_schedule_runs_total", {"outcome": "MISSED"}) == 0
+    assert registry.get_sample_value("penstock_released_total", {"reason": "suspect"}) == 0
 
 
 async def test_a_queue_that_is_missing_keeps_no_other_from_its_gauge(

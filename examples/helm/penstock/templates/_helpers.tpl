@@ -10,6 +10,16 @@ app.kubernetes.io/component: {{ .component }}
 {{ $image.repository | default .root.Values.image.repository }}:{{ $tag }}
 {{- end }}
 
+{{/* A value of the environment. Numbers of values are floats, of which large ones would be written as 3.3554432e+07. */}}
+{{- define "penstock.text" -}}
+{{- if not (kindIs "float64" .) }}{{ . }}{{ else if eq . (int64 . | float64) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
+{{- end }}
+
+{{/* The name of workers' objects and their service in metrics. */}}
+{{- define "penstock.workers" -}}
+{{ eq . "default" | ternary "worker" (printf "worker-%s" .) }}
+{{- end }}
+
 {{/* A ServiceAccount with the IAM role of one process. Needs root, component and roleArn. */}}
 {{- define "penstock.serviceAccount" -}}
 apiVersion: v1
@@ -127,7 +137,7 @@ spec:
             {{- . | nindent 12 }}
             {{- end }}
             {{- range $name, $value := .env }}
-            - { name: {{ $name }}, value: {{ $value | quote }} }
+            - { name: {{ $name }}, value: {{ include "penstock.text" $value | quote }} }
             {{- end }}
           ports:
             - { name: metrics, containerPort: 9464 }
