@@ -516,20 +516,24 @@ async def test_a_result_that_json_cannot_hold_ends_the_task(line: Line, task_of:
 
 
 async def test_a_journal_is_bounded_in_steps_and_in_bytes(line: Line, task_of: Any) -> None:
-    async def order(ctx: Context, name: str = "x", size: int = 1) -> None:
+    async def order(ctx: Context, name: str = "x", size: int = 1, letter: str = "x") -> None:
         for _ in range(5):
-            await ctx.step(name, line.does(name, "x" * size))
+            await ctx.step(name, line.does(name, letter * size))
 
     (many,) = await line.enqueue(NewTask("order"))
     await line.attempt(order, steps_limit=3)
     (large,) = await line.enqueue(NewTask("order", payload='{"size":600}'))
     await line.attempt(order, steps_limit_bytes=1500)
-    errors = [(await task_of(one))["state"] + (await task_of(one))["error"] for one in (many, large)]
+    (wide,) = await line.enqueue(NewTask("order", payload='{"size":300,"letter":"語"}'))
+    await line.attempt(order, steps_limit_bytes=1500)
+    errors = [(await task_of(one))["state"] + (await task_of(one))["error"] for one in (many, large, wide)]
     assert "CRITICAL_ERROR" in errors[0]
     assert "the task has 3 durable steps; the limit is 3 (PENSTOCK_STEPS_LIMIT)" in errors[0]
-    assert "CRITICAL_ERROR" in errors[1]
-    assert "(PENSTOCK_STEPS_LIMIT_BYTES)" in errors[1]
-    assert line.ran_now() == ["x"] * 3 + ["x"] * 3  # the third result of the second task is too much
+    for error in errors[1:]:
+        assert "CRITICAL_ERROR" in error
+        assert "(PENSTOCK_STEPS_LIMIT_BYTES)" in error
+    # The third result of the second task is too much, and of the third task the second, which has as many bytes.
+    assert line.ran_now() == ["x"] * 3 + ["x"] * 3 + ["x"] * 2
 
 
 async def test_the_resulter_keeps_to_the_bounds_whatever_a_worker_sends(line: Line, sql: Any) -> None:

@@ -38,11 +38,11 @@ class DaemonThreads(ThreadPoolExecutor):
         with self._lock:
             if self._has_ended:
                 raise RuntimeError("cannot schedule new futures after shutdown")
-            self._calls.put(partial(_call, future, partial(fn, *args, **kwargs)))
             if not self._idle.acquire(blocking=False) and len(self._own) < _MOST:
                 thread = threading.Thread(target=self._work, name=f"asyncio_{len(self._own)}", daemon=True)
+                thread.start()  # fails where the system refuses a thread: then the call is not to run either
                 self._own.append(thread)
-                thread.start()
+            self._calls.put(partial(_call, future, partial(fn, *args, **kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -54,7 +54,8 @@ class Attempt(HandlerCall):
 
     params: raw JSON; of a batched handler, decoded when it joins a batch, and ``started_at`` counts from then.
     seen_at: last heartbeat. spawned: tasks that go with its result. carried: trace context of the message.
-    journal: finished durable steps, JSON text. reported: entries that this attempt has added. sleep: one that begins.
+    journal: finished durable steps, JSON text; journal_bytes: as they are stored. reported: entries that this attempt
+    has added. sleep: one that begins.
     output: what it logs and emits, if that is collected; output_parts: how many reports of it were sent.
     """
 
@@ -69,6 +70,7 @@ class Attempt(HandlerCall):
     cancellation: Cancellation = field(init=False, default_factory=Cancellation)
     spawned: list[str] = field(init=False, default_factory=list)
     journal: str = field(init=False, default="")
+    journal_bytes: int = field(init=False, default=0)
     reported: list[str] = field(init=False, default_factory=list)
     sleep: str | None = field(init=False, default=None)
     output: AttemptOutput[Attempt] | None = field(init=False, default=None)

@@ -19,7 +19,6 @@ with needing("penstock.lambda_handler", "lambda"):
     from penstock.brokers.opening import open_transport
     from penstock.brokers.sqs import LIMITS, message_of
     from penstock.runtime.logs import setup_logging
-    from penstock.runtime.periodic import ends_within
     from penstock.runtime.tracing.active import active, setup_tracing
     from penstock.settings.model import load_settings
     from penstock.worker.handlers.actions import REGISTRY
@@ -79,7 +78,12 @@ class _Environment:
 
     def run(self, records: Sequence[Mapping[str, Any]], seconds: float) -> list[str]:
         """Ids of the messages to deliver again."""
-        return self._runner.run(self._invoke(records, monotonic() + seconds, seconds))
+        ends_at = monotonic() + seconds
+        try:
+            return self._runner.run(self._invoke(records, ends_at, seconds))
+        finally:
+            if (spans := active()) is not None:  # nothing runs until the next invocation, if one comes
+                spans.flush(min(_FLUSH_SECONDS, (ends_at - monotonic()) / 2))
 
     async def _invoke(self, records: Sequence[Mapping[str, Any]], ends_at: float, seconds: float) -> list[str]:
         drain_seconds = min(_DRAIN_SECONDS, seconds / 8)
@@ -88,8 +92,8 @@ class _Environment:
         try:
             self._event.put(records)
             worker = self._worker or await self._open()
-            worker._leases.held_until = ends_at  # the timeout of the queue is at least that of the function
-            stop = worker.run_until(ends_at - min(_STOP_SECONDS, seconds / 4))
+            # The timeout of the queue is at least that of the function.
+            stop = worker.run_until(ends_at - min(_STOP_SECONDS, seconds / 4), held_until=ends_at)
             work = asyncio.create_task(_work(worker))
             ended, _ = await asyncio.wait(
                 (work, *self._sides), timeout=ends_at - drain_seconds - monotonic(),
@@ -106,9 +110,6 @@ class _Environment:
                 stop.cancel()
             if not is_whole:
                 await self._close()
-            if (spans := active()) is not None:  # nothing runs until the next invocation, if one comes
-                flushing = asyncio.to_thread(spans._provider.force_flush)
-                await ends_within(min(_FLUSH_SECONDS, (ends_at - monotonic()) / 2), flushing)
         return [*self._event.left]
 
     async def _open(self) -> Worker:

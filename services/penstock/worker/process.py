@@ -191,8 +191,12 @@ class Worker(Service):
             if alone:
                 await ends_within(_ALONE_SECONDS, self._wait_clear())
 
-    def run_until(self, at: float) -> asyncio.TimerHandle:
-        """Stop every call at this time of the monotonic clock; none starts after it, unless the handle is cancelled."""
+    def run_until(self, at: float, *, held_until: float) -> asyncio.TimerHandle:
+        """Stop every call at this time of the monotonic clock; none starts after it, unless the handle is cancelled.
+
+        held_until: when the leases of messages that are received from now on end, which others hold for this worker.
+        """
+        self._leases.held_until = held_until
         return self._runner.run_until(at)
 
     async def settle(self) -> None:
@@ -251,6 +255,7 @@ class Worker(Service):
                     attempt.tenant = tenants.get(claim.task_id)
                 if bytes(entry.steps):
                     attempt.journal = bytes(entry.steps).decode()
+                    attempt.journal_bytes = len(bytes(entry.steps))
                 attempts.append(attempt)
         return attempts
 

@@ -16,6 +16,7 @@ from typing import Any
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.journal import decode_entry
+from penstock.protocol.json_text import utf8_size
 from penstock.protocol.requests import ClaimId
 from penstock.runtime import metrics
 from penstock.runtime.logs import bind_task, log
@@ -408,7 +409,7 @@ class Runner:
         return responses.failure_answer(attempt.claim_id, attempt.handler, outcome, errors)
 
     def _is_large(self, answer: Answer) -> bool:
-        return answer[1] is None and len(answer[0]) > self.codec.threshold_bytes
+        return answer[1] is None and utf8_size(answer[0]) > self.codec.threshold_bytes
 
     async def _stored(self, attempt: Attempt, answer: Answer) -> Answer:
         """The response, with a large result stored as an object."""

@@ -66,7 +66,7 @@ class AttemptSteps:
             report = encode_entry(entry.with_value(sealed, SEALED_ENCODING))
         else:
             report = encode_entry(entry)
-        journal_bytes = len(attempt.journal) + sum(map(len, attempt.reported)) + len(report)
+        journal_bytes = attempt.journal_bytes + sum(map(utf8_size, attempt.reported)) + utf8_size(report)
         if journal_bytes > settings.steps_limit_bytes:
             problem = f"the results of the task's steps are {journal_bytes} bytes; the limit is"
             limited = f"{problem} {settings.steps_limit_bytes} (PENSTOCK_STEPS_LIMIT_BYTES)"

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ import pytest
 
 import penstock
 from penstock.client import default
+from penstock.protocol.errors import SettingsError
 from penstock.testing.inline import Inline
 from penstock.testing.pipeline import Pipeline
 from penstock.worker.handlers.actions import REGISTRY
@@ -414,7 +416,17 @@ def test_the_migration_connects_with_the_options_of_the_database(
             monkeypatch.setitem(known, name, value)
         call_command("penstock_migrate", stdout=io.StringIO())
         assert front.secured > 0
+        front.secured = 0
+        monkeypatch.setenv("SSL_CERT_FILE", str(front.ca_path))
+        system = {"sslrootcert": "system", "sslcert": options["sslcert"], "sslkey": options["sslkey"]}
+        monkeypatch.setitem(known, "OPTIONS", system)
+        call_command("penstock_migrate", stdout=io.StringIO())
+        assert front.secured > 0
         assert front.plain == 0
+        assert dict(parse_qsl(urlsplit(database_url("default")).query))["sslmode"] == "verify-full"
+    monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: SimpleNamespace(cafile=None))
+    with pytest.raises(SettingsError, match="sslrootcert"):
+        database_url("default")
     rest = {"sslcrl": "a b.crl", "ssl_min_protocol_version": "TLSv1.3", "target_session_attrs": "read-write"}
     monkeypatch.setitem(known, "OPTIONS", rest)
     assert dict(parse_qsl(urlsplit(database_url("default")).query)) == rest

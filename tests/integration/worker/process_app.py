@@ -184,6 +184,13 @@ async def leave_running(ctx: Context) -> None:
 
 
 @action(process=True)
+async def leave_thread(ctx: Context) -> int:
+    globals()["left"] = asyncio.create_task(asyncio.to_thread(time.sleep, 600))
+    await asyncio.sleep(0)
+    return os.getpid()
+
+
+@action(process=True)
 def fork_and_end(ctx: Context) -> int | None:
     """As a pool of multiprocessing ends its processes; returns the exit code."""
     process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,8 +16,8 @@ from typing import Any
 import botocore.session
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import penstock
@@ -261,6 +263,66 @@ def test_spans_are_exported_before_an_invocation_ends(function: Function, monkey
         assert [span.name for span in exporter.get_finished_spans()] == ["process ok"]
         exporter.clear()
     provider.shutdown()
+
+
+class Collector(InMemorySpanExporter):
+    """It does not answer until it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = threading.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.may_answer.wait(60)
+        return super().export(spans)
+
+
+class Refusing(SpanProcessor):
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        raise LookupError("no export")
+
+
+def test_a_collector_that_does_not_answer_keeps_no_thread_from_handlers(
+    function: Function, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider, collector = TracerProvider(), Collector()
+    provider.add_span_processor(BatchSpanProcessor(collector, schedule_delay_millis=60_000))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    monkeypatch.setattr(active, "_active", None)
+    monkeypatch.setattr(module, "_FLUSH_SECONDS", 0.05)
+    monkeypatch.setenv("PENSTOCK_TRACES", "true")
+
+    @action("ok", registry=function.registry)
+    async def ok(ctx: penstock.Context) -> None:
+        await asyncio.to_thread(str)
+
+    count = min(32, (os.cpu_count() or 1) + 4) + 2  # more than the threads of asyncio.to_thread
+    try:
+        for task_id in range(1, count + 1):
+            assert function.invoke(call(task_id, "ok")) == []
+        (flushing,) = [thread for thread in threading.enumerate() if thread.name == "flush spans"]
+    finally:
+        collector.may_answer.set()
+    flushing.join(30)
+    assert [span.name for span in collector.get_finished_spans()] == ["process ok"] * count
+    assert all(isinstance(outcome, Succeeded) for outcome in function.outcomes().values())
+    provider.shutdown()
+
+
+def test_a_failed_export_does_not_fail_the_invocation(
+    function: Function, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    provider = TracerProvider()
+    provider.add_span_processor(Refusing())
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    monkeypatch.setattr(active, "_active", None)
+    monkeypatch.setenv("PENSTOCK_TRACES", "true")
+
+    @action("ok", registry=function.registry)
+    async def ok(ctx: penstock.Context) -> None: ...
+
+    assert function.invoke(call(1, "ok")) == []
+    assert "no export" in capfd.readouterr().err
 
 
 def test_an_invocation_without_its_results_queue_fails_and_a_later_one_works(

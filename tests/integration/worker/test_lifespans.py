@@ -238,6 +238,81 @@ async def test_a_worker_ends_when_the_task_group_of_a_lifespan_fails(bench: Benc
     assert events == ["closed"]
 
 
+@pytest.mark.parametrize("kind", ["asyncio", "anyio"])
+async def test_a_worker_does_not_start_when_a_task_group_fails_while_other_lifespans_open(
+    bench: Bench, kind: str
+) -> None:
+    events: list[str] = []
+    is_opening = asyncio.Event()
+
+    async def fail() -> None:
+        await is_opening.wait()
+        raise LookupError("gone")
+
+    @lifespan
+    async def group() -> AsyncGenerator[Pool, None]:
+        try:
+            if kind == "asyncio":
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(fail())
+                    yield Pool()
+            else:
+                async with anyio.create_task_group() as scope:
+                    scope.start_soon(fail)
+                    yield Pool()
+        finally:
+            events.append("left")
+
+    @lifespan
+    async def slow() -> AsyncGenerator[dict[str, int], None]:
+        is_opening.set()
+        await asyncio.sleep(600)
+        yield {}
+
+    async with asyncio.timeout(60):
+        with pytest.raises(RuntimeError, match="while others were opened"):
+            await Loop(bench.worker(), passes=1, grace_seconds=5).run()
+    assert events == ["left"]
+
+
+async def test_a_cancel_scope_that_breaks_is_left_though_newer_lifespans_are_cut_at_their_end(bench: Bench) -> None:
+    events: list[str] = []
+    are_open = asyncio.Event()
+
+    async def fail() -> None:
+        await are_open.wait()
+        raise LookupError("gone")
+
+    @lifespan
+    async def oldest() -> AsyncGenerator[set[int], None]:
+        yield set()
+        await asyncio.sleep(0.01)
+        events.append("closed")
+
+    @lifespan
+    async def group() -> AsyncGenerator[Pool, None]:
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(fail)
+                yield Pool()
+        finally:
+            events.append("left")
+
+    @lifespan
+    async def newest() -> AsyncGenerator[dict[str, int], None]:
+        are_open.set()
+        yield {}
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            events.append("cut")
+            raise
+
+    async with asyncio.timeout(60):
+        assert await Loop(bench.worker(), passes=1, grace_seconds=5).run() == 1
+    assert events == ["cut", "left", "closed"]
+
+
 async def test_hooks_see_the_context_and_the_failure_of_each_attempt(bench: Bench, registry: Registry) -> None:
     (page,) = [
         block.text for block in all_blocks() if block.page == "docs/lifespans.md" and block.info == "python hooks"

@@ -262,6 +262,19 @@ async def test_children_are_replaced_after_so_many_tasks_and_above_their_memory(
         assert result_of((await bench.outcomes(1))[11])["pid"] != grown
 
 
+async def test_a_child_ends_though_its_handler_left_a_call_running_in_a_thread(bench: Bench) -> None:
+    await send(bench, ("leave_thread", {}))
+    async with working(bench, worker_processes=1, process_recycle_after=1) as worker:
+        pool = worker._processes
+        assert pool is not None
+        pid = result_of((await bench.outcomes(1))[1])
+
+        async def has_ended() -> bool:
+            return pid not in pool._children
+
+        await eventually(has_ended, "the end of the child")
+
+
 async def test_killed_children_and_a_killed_fork_server_lose_no_task(bench: Bench) -> None:
     count = 150
     await send(bench, *[("plain", {"number": n, "seconds": 0.02}) for n in range(count)])
@@ -297,15 +310,19 @@ async def test_killed_children_and_a_killed_fork_server_lose_no_task(bench: Benc
 
 
 async def test_a_stop_that_is_sent_to_the_whole_group_of_processes_ends_no_child(bench: Bench) -> None:
-    await send(bench, *(("plain", {"number": n, "seconds": 1.0}) for n in range(2)))
     async with working(bench) as worker:
         pool = worker._processes
         assert pool is not None
+
+        async def are_ready() -> bool:
+            return len(pool._idle) == 2
 
         async def are_busy() -> bool:
             children = pool._children.values()
             return len(children) == 2 and not pool._idle and all(child.is_ready for child in children)
 
+        await eventually(are_ready, "two children")
+        await send(bench, *(("plain", {"number": n, "seconds": 2.0}) for n in range(2)))
         await eventually(are_busy, "two calls")
         before = set(pool._children)
         for pid in (parent_of(next(iter(before))), *before):
@@ -415,7 +432,8 @@ from pathlib import Path
 from penstock import lifespan
 
 async def fail():
-    await asyncio.sleep(0.2)
+    while not Path(os.environ["MAY_FAIL"]).exists():
+        await asyncio.sleep(0.02)
     raise LookupError("gone")
 
 @lifespan(process=True)
@@ -434,6 +452,7 @@ async def test_a_child_whose_lifespan_ends_too_early_is_replaced(
     (tmp_path / "breaking.py").write_text(BREAKING, "utf-8")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("BROKEN", str(tmp_path / "broken"))
+    monkeypatch.setenv("MAY_FAIL", str(tmp_path / "may_fail"))
     pool = ProcessPool(settings.model_copy(update={"worker_processes": 1}), ["breaking"])
     pooling = asyncio.create_task(pool.run())
     seen: set[int] = set()
@@ -441,6 +460,8 @@ async def test_a_child_whose_lifespan_ends_too_early_is_replaced(
         async with asyncio.timeout(30):
             while len(seen) < 2 or not pool.has_room:
                 seen |= {child.pid for child in pool._idle}
+                if seen:
+                    (tmp_path / "may_fail").touch()
                 await asyncio.sleep(0.02)
         await pool.stop()
     finally:

@@ -51,14 +51,34 @@ def test_more_calls_than_threads_wait_and_a_cancelled_one_does_not_begin(monkeyp
 
 
 def test_an_end_waits_for_short_calls_and_leaves_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon_threads, "_END_SECONDS", 0.3)
+    monkeypatch.setattr(daemon_threads, "_END_SECONDS", 30)
     executor = daemon_threads.DaemonThreads()
-    ended = threading.Event()
-    executor.submit(threading.Event().wait, 0.05).add_done_callback(lambda _: ended.set())
+    short = executor.submit(threading.Event().wait, 0.05)
+    executor.shutdown()
+    assert short.done()
+    monkeypatch.setattr(daemon_threads, "_END_SECONDS", 0.1)
+    executor = daemon_threads.DaemonThreads()
     executor.submit(threading.Event().wait, 600)
     before = monotonic()
     executor.shutdown()
-    assert ended.is_set()
-    assert 0.3 <= monotonic() - before < 30
+    assert 0.1 <= monotonic() - before < 30
     with pytest.raises(RuntimeError, match="after shutdown"):
         executor.submit(fail)
+
+
+def test_a_thread_that_the_system_refuses_takes_no_place_and_its_call_does_not_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(daemon_threads, "_MOST", 1)
+    executor = daemon_threads.DaemonThreads()
+    ran: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            executor.submit(ran.append, 1)
+    executor.submit(ran.append, 2).result(30)
+    executor.shutdown()
+    assert ran == [2]

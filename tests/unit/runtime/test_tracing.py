@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from time import monotonic
 
 import pytest
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 from penstock.protocol.errors import SettingsError
+from penstock.runtime.tracing.spans import Spans
 from penstock.settings.model import load_settings
 
 
@@ -102,3 +106,27 @@ def test_a_link_to_traces_has_to_name_the_trace() -> None:
         load_settings(trace_url="https://jaeger/trace")
     with pytest.raises(SettingsError, match="trace_id"):
         load_settings(trace_url="javascript:{trace_id}")
+
+
+def test_one_flush_at_a_time_is_under_way_and_no_later_one_waits_for_it() -> None:
+    flushes: list[int] = []
+    may_end = threading.Event()
+
+    class Slow(SpanProcessor):
+        def force_flush(self, timeout_millis: int = 30_000) -> bool:
+            flushes.append(timeout_millis)
+            return may_end.wait(60)
+
+    provider = TracerProvider()
+    provider.add_span_processor(Slow())
+    spans = Spans(provider)
+    spans.flush(0.01)
+    before = monotonic()
+    spans.flush(30)
+    assert monotonic() - before < 30
+    (flushing,) = [thread for thread in threading.enumerate() if thread.name == "flush spans"]
+    may_end.set()
+    flushing.join(30)
+    assert len(flushes) == 1
+    spans.flush(30)
+    assert len(flushes) == 2

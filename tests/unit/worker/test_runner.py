@@ -48,8 +48,17 @@ def error(report: Report) -> dict[str, Any]:
     return data
 
 
-async def test_a_thread_that_ends_in_the_moment_of_its_time_limit_is_not_left_behind() -> None:
-    started, may_end = threading.Event(), threading.Event()
+async def test_a_thread_that_ends_in_the_moment_of_its_time_limit_is_not_left_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started, may_end, has_told = threading.Event(), threading.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    call_soon = loop.call_soon_threadsafe
+
+    def tell(*arguments: Any) -> asyncio.Handle:
+        handle = call_soon(*arguments)
+        has_told.set()
+        return handle
 
     def act(n: int) -> None:
         started.set()
@@ -59,8 +68,10 @@ async def test_a_thread_that_ends_in_the_moment_of_its_time_limit_is_not_left_be
     world.runner.add([world.attempt(Handler("act", act, timeout=0.05), 0, lease())])
     await asyncio.sleep(0)
     assert started.wait(10)
+    monkeypatch.setattr(loop, "call_soon_threadsafe", tell)
     may_end.set()
-    time.sleep(0.2)  # a busy event loop: it learns of the end and of the time limit in the same turn
+    assert has_told.wait(10)
+    time.sleep(0.1)  # a busy event loop: it learns of the end and of the time limit in the same turn
     await asyncio.wait_for(world.runner.wait_empty(), 10)
     ((_, text),) = world.answers
     assert error(decode_report(text))["type"] == "TaskTimeout"

@@ -1,5 +1,6 @@
 """The databases of Penstock's backends: their URLs, and whether tasks can be enqueued there."""
 
+import ssl
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -38,6 +39,11 @@ def database_url(alias: str) -> str:
         raise SettingsError(f"the database {alias!r} has no NAME: run `penstock migrate --database-url URL` instead")
     host, port = known["HOST"] or None, known["PORT"]
     query = {name: str(value) for name, value in known["OPTIONS"].items() if value and name in _PARAMETERS}
+    if query.get("sslrootcert") == "system":  # libpq's name for those of the system; to asyncpg it is a file
+        cafile = ssl.get_default_verify_paths().cafile
+        if cafile is None:
+            raise SettingsError(f"the database {alias!r} needs a file as sslrootcert on this system")
+        query |= {"sslrootcert": cafile, "sslmode": "verify-full"}
     if host and host[0] == "/":
         query["host"] = host
     url = URL.create(

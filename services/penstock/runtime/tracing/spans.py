@@ -4,6 +4,7 @@ Names and attributes are those of OpenTelemetry's conventions for messaging, wit
 task's id as that of the message. A task's row stores the span of its enqueue, the parent of all its others.
 """
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from penstock.protocol.message_attributes import CarriedTrace
 from penstock.protocol.task import NewTask
 from penstock.protocol.trace_context import Hop, TraceContext
 from penstock.protocol.version import __version__
+from penstock.runtime.logs import log
 
 _LINKS = 128  # of one span; more are dropped by the library
 _ROOT = contexts.Context()
@@ -59,11 +61,33 @@ class Spans:
     def __init__(self, provider: Any) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("penstock", __version__)
+        self._flushing: threading.Thread | None = None
 
     @staticmethod
     def continue_from(parent: TraceContext) -> None:
         """Make a span of another process the current one of this task of the event loop, and of its threads."""
         contexts.attach(_under(parent))
+
+    def flush(self, seconds: float) -> None:
+        """Export the spans that have ended; blocks for at most so long, and not at all while an earlier call goes on.
+
+        In a thread of its own: a processor may take longer than it is asked to, as while its collector is unreachable.
+        """
+        if self._flushing is not None and self._flushing.is_alive():
+            return
+        self._flushing = threading.Thread(target=self._flush, name="flush spans", daemon=True)
+        try:
+            self._flushing.start()
+        except RuntimeError as exc:  # the system refuses a thread
+            log.warning("spans_not_flushed", error=repr(exc))
+        else:
+            self._flushing.join(max(0.0, seconds))
+
+    def _flush(self) -> None:
+        try:
+            self._provider.force_flush()
+        except Exception as exc:
+            log.warning("spans_not_flushed", error=repr(exc))
 
     def shutdown(self) -> None:
         self._provider.shutdown()

@@ -117,12 +117,16 @@ class Resources:
             try:
                 await anext(generator, None)
                 await generator.aclose()
-            except Exception:
+            except (Exception, asyncio.CancelledError):  # a broken cancel scope cancels until it is left
                 log.exception("lifespan_not_closed", lifespan=name)
-        if isinstance(failure, asyncio.CancelledError):
-            opened.cancel()
-        elif failure is not None and not opened.done():
+        if failure is None or opened.done():
+            return
+        if not isinstance(failure, asyncio.CancelledError):
             opened.set_exception(failure)
+        elif self._closing.is_set():
+            opened.cancel()
+        else:
+            opened.set_exception(RuntimeError("a @lifespan ended while others were opened"))
 
     async def watch(self) -> None:
         """Raise RuntimeError once a lifespan has ended too early, as when its task group fails; a side task."""
@@ -149,7 +153,7 @@ class Resources:
         holding, self._holding = self._holding, None
         if holding is not None:
             self._closing.set()
-            await holding
+            await asyncio.wait((holding,))
 
 
 def enter_hooks(contexts: Iterable[Context]) -> list[Entered]:

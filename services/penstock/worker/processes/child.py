@@ -20,6 +20,7 @@ from penstock.payloads.codec import PayloadCodec
 from penstock.protocol import trace_context
 from penstock.protocol.requests import ClaimId, parse_claim_id
 from penstock.runtime.chaos import faults_of
+from penstock.runtime.loop_thread import new_loop
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
@@ -50,7 +51,8 @@ def run(connection: socket.socket, settings: Settings) -> None:
     faults = faults_of(settings, f"child {os.getpid()} of a worker")
     registry = REGISTRY if faults is None else with_faults(REGISTRY, faults)
     try:
-        asyncio.run(_live(Channel(connection), settings, registry))
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(_live(Channel(connection), settings, registry))
     finally:
         active.stop_tracing()
 
