@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,9 @@ def walls(cost: Mapping[str, Any]) -> list[Wall]:
 
 def plan(cost: Mapping[str, Any], rate: float) -> list[tuple[str, str]]:
     """What so many tasks a second take."""
-    cpu = {name.partition("-")[0]: us for name, us in cost["cpu_us_per_task"].items()}
+    cpu: defaultdict[str, float] = defaultdict(float)
+    for name, us in cost["cpu_us_per_task"].items():
+        cpu[name.partition("-")[0]] += us  # two workers have a share of the tasks each
     rows = [
         (f"{name} processes (one core each at {BUSY:.0%})", f"{math.ceil(rate * cpu[name] / 1e6 / BUSY):,}")
         for name in ("scheduler", "worker", "resulter")

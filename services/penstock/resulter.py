@@ -96,8 +96,8 @@ class Resulter(Consumer):
             except BaseException:
                 # What is tried again must not be recorded twice: rejected texts have no fence.
                 if stored or are_partly_stored:
+                    self._rest |= {message.receipt: [] for message in messages}
                     for report, message in pending:
-                        self._rest.setdefault(message.receipt, [])
                         if id(report) not in stored:
                             self._rest[message.receipt].append(report)
                 raise

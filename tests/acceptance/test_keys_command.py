@@ -37,7 +37,9 @@ def test_first_key_is_made_listed_used_and_revoked_by_the_command(
     place = DataDir(data_path)
     with started(data_path, "api", **asking) as [api], place.held():
         url = api.wait_for(r"event=api_listening .*url=(\S+)")
-        place.write_state({"api": url, "database_url": database_url})  # as `penstock up` does
+        place.write_state(
+            {"api": url, "database_url": database_url, "database_env": {}, "env": {}}
+        )  # as `penstock up` does
         folder, requiring = ("--data-dir", str(data_path)), {"PENSTOCK_API_REQUIRE_KEYS": "true"}
         assert status_of(url, "nothing") == 401
         key = penstock("keys", "create", "ops", "--permission", "admin", *folder, env=requiring).strip()

@@ -716,13 +716,12 @@ async def test_what_was_stored_of_a_message_is_not_stored_again_when_the_rest_ha
     await sql.execute(
         "create trigger fail_thrice before delete on penstock.task for each row execute function public.fail_thrice()"
     )
-    await put(results, f"[7,{encode_result(name(task), '1')}]")
+    await put(results, "8", f"[7,{encode_result(name(task), '1')}]")
     for _ in range(2):
         with pytest.raises(Unavailable, match="disk is full"):
             await resulter.run_once()
-        assert [body for _, body, _ in await rejected(store)] == ["7"]
-    assert await resulter.run_once() == 1
-    assert [body for _, body, _ in await rejected(store)] == ["7"]
+    assert await resulter.run_once() == 2
+    assert sorted(body for _, body, _ in await rejected(store)) == ["7", "8"]
     assert (await task_of(task.id))["state"] == "SUCCESS"
     assert await results.depth() == EMPTY
 

@@ -117,6 +117,9 @@ def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
         command = read_command(method, params, settings)
     except RpcError as exc:
         return Entry(method[:_SHOWN_CHARS], problem=_ONLY_ANSWERS if method.startswith(API_ONLY) else exc.message)
+    except Exception:
+        log.exception("request_not_read", method=method[:_SHOWN_CHARS])  # it must not hide the others
+        return Entry(method[:_SHOWN_CHARS], problem="it cannot be read: the log of the api says why")
     match command:
         case NewTask():
             unique = command.unique_key

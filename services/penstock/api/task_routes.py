@@ -41,7 +41,7 @@ from penstock.runtime.periodic import is_set_within
 from penstock.tasks import output
 from penstock.tasks.views import TaskDetail
 
-CallerOf = Callable[[Request], Awaitable[Caller | None]]
+CallerOf = Callable[[Request, bool], Awaitable[Caller | None]]
 """The caller of a browser's session, to whose tenant the request is then bound; None without a session."""
 
 HEADERS = {
@@ -119,7 +119,10 @@ class _Stream:
 
 
 class TaskRoutes(Part):
-    """For callers with an API key that may read, or a browser's session. caller_of: None without a dashboard."""
+    """For callers with an API key that may read, or a browser's session.
+
+    caller_of: is also given whether it was asked before; None without a dashboard.
+    """
 
     def __init__(
         self, methods: Methods, store: Store, authenticator: Authenticator, caller_of: CallerOf | None = None
@@ -146,7 +149,7 @@ class TaskRoutes(Part):
         """
         self._authenticator.check_host(request.headers)
         bind(None)
-        caller = None if self._caller_of is None else await self._caller_of(request)  # which binds
+        caller = None if self._caller_of is None else await self._caller_of(request, again)  # which binds
         if caller is None:
             caller = self._authenticator.admit(request.headers, address_of(request))
             if not again:

@@ -92,7 +92,7 @@ def running(data_dir: Path | None) -> dict[str, Any] | None:
 def settings_of(state: Mapping[str, Any]) -> Settings:
     """The settings of the processes of a stack."""
     prefix = "PENSTOCK_"
-    variables = {**state["env"], **state["database_env"]}
+    variables = {**state["env"], **state.get("database_env", {})}
     own = {name.removeprefix(prefix).lower(): text for name, text in variables.items() if name.startswith(prefix)}
     return load_settings(**own, database_url=state["database_url"])
 

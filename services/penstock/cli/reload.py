@@ -31,7 +31,8 @@ def run_reloading(arguments: Sequence[str]) -> int:
         child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, stop)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, stop)
     while not stopped.wait(_LOOK_SECONDS):
         found = _python_files()
         changed = sorted(path for path, _ in seen.items() ^ found.items())

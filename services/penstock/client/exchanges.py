@@ -189,7 +189,9 @@ def downloaded(status: int, content: bytes) -> Any:
         decoded = _parsed(content)
     except ValueError:
         if status == 200:
-            raise errors.PayloadUnavailable("the answer is no JSON, as that of an api is: check the URL") from None
+            raise errors.PayloadUnavailable(
+                "the answer is not JSON, so it is not from a Penstock api: check the URL"
+            ) from None
         decoded = None
     if status == 200:
         return decoded

@@ -145,7 +145,7 @@ def _held_back(row: Mapping[str, Any]) -> _Found | None:
         (row["key_max_in_flight"], row["key_in_flight"], f"Limit key {row['limit_key']} of action {action}", None),
         (row["tenant_max_in_flight"], row["tenant_in_flight"], f"Tenant {tenant}", tenant),
     ):
-        if most is not None and count >= most:
+        if most is not None and count is not None and count >= most:
             return _Found(Cause.LIMIT, f"{what} is limited to {most} tasks in flight, and {count} are.", whose)
     if row["is_gated"]:
         rates = [

@@ -12,7 +12,7 @@ select t.id, t.state::text as state, t.action, t.tenant, t.priority, t.run_at, t
        case when a.max_in_flight is not null then (
            select count(*) from (select from penstock.task o where o.state = 'ACQUIRED' and o.gate is not null
                                    and o.action = t.action limit $2) held) end as in_flight,
-       case when a.key_max_in_flight is not null then (
+       case when a.key_max_in_flight is not null and t.limit_key is not null then (
            select count(*) from (select from penstock.task o where o.state = 'ACQUIRED' and o.action = t.action
                                    and o.gate = {gate_name} limit $2) held) end as key_in_flight,
        p.paused as tenant_paused, p.max_in_flight as tenant_max_in_flight, p.rate as tenant_rate,

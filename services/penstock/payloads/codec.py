@@ -157,7 +157,7 @@ def _text_of(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise PayloadLost("what is stored is no text in UTF-8") from None
+        raise PayloadLost("the stored data is not valid UTF-8") from None
 
 
 def _decoded(text: str) -> str | Sealed | Reference:

@@ -139,13 +139,13 @@ class Seen:
         self.ranges = joined
 
 
-_RANGE = re.compile(r"([0-9]{1,18})\.([0-9]{1,9})[.-]([0-9]{1,9})", re.ASCII)  # as columns of Postgres hold them
+_RANGE = re.compile(r"([0-9]{1,18})\.([0-9]{1,10})[.-]([0-9]{1,10})", re.ASCII)
 
 
 def _numbers(text: str) -> tuple[int, int, int]:
     """The numbers of ``7.1-3`` or ``8.2.4``. Raises ValueError."""
     match = _RANGE.fullmatch(text)
-    if match is None:
+    claim, first, last = map(int, match.groups()) if match is not None else (0, 0, 0)
+    if match is None or max(first, last) >= 2**31:
         raise ValueError(f"{text[:50]!r} is not of the form 7.1-3")
-    claim, first, last = map(int, match.groups())
     return claim, first, last

@@ -18,7 +18,7 @@ from penstock.runtime.logs import log
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 
 _CHEAP_SECONDS = 0.05
-_REST = 50  # counting that takes longer is followed by so many times the excess without
+_REST, _LONGEST_REST_SECONDS = 20, 30.0  # counting that takes longer is followed by so many times the excess without
 
 
 @dataclass
@@ -100,7 +100,8 @@ class Gauges:
             loads = await read_route_loads(session)
             announced = await list_announced(session)
         ended = monotonic()
-        self._rest_until = ended + _REST * max(0.0, ended - started - _CHEAP_SECONDS)
+        rest = _REST * max(0.0, ended - started - _CHEAP_SECONDS)
+        self._rest_until = ended + min(_LONGEST_REST_SECONDS, rest)
         for state in State:
             if not state.final:
                 metrics.BACKLOG.labels(state.value).set(live[state.value])

@@ -159,10 +159,11 @@ class Inline:
                 with self._lock:
                     self._record()
                 continue
-            again = [task.due_at for task in self.tasks if task.state is State.ERROR]
-            if not (again and retries):
+            again = [max(one.due_at, self._held_until(one)) for one in self.tasks if one.state is State.ERROR]
+            later = [instant for instant in again if instant > self.clock.now()]  # else it waits for something else
+            if not (later and retries):
                 return list(ran.values())
-            self.clock.advance_to(min(again))
+            self.clock.advance_to(min(later))
 
     def drain_sync(self, *, retries: bool = True) -> list[InlineTask]:
         """As `drain`, in a test that is no coroutine."""
@@ -177,8 +178,7 @@ class Inline:
                 continue
             if key is not None:
                 heads.add(key)
-            until = max(self._held.get((task.action, one), now) for one in (None, task.new.limit_key))
-            if task.state in (State.SCHEDULED, State.ERROR) and max(task.due_at, until) <= now:
+            if task.state in (State.SCHEDULED, State.ERROR) and max(task.due_at, self._held_until(task)) <= now:
                 due.append(task)
         for task in due:
             if task.action not in self._registry:
@@ -199,6 +199,10 @@ class Inline:
                 attributes[TIMEOUT_ATTRIBUTE] = repr(tasks[0].new.timeout_seconds)
             self._outbound.put(Outgoing(join_batch(requests), attributes))
         return due
+
+    def _held_until(self, task: InlineTask) -> datetime:
+        """Until when a RateLimited holds its action or limit key."""
+        return max(self._held.get((task.action, one), task.due_at) for one in (None, task.new.limit_key))
 
     def _record(self) -> None:
         """Apply what the worker reported, and fail what workers do not survive."""
@@ -284,7 +288,8 @@ class Inline:
                 else:
                     self._apply(resumed((task.id, task.claim), task.policy.step, error=error))
             expires = task.new.expires_at
-            if expires is not None and expires <= now and task.state in (State.SCHEDULED, State.ERROR):
+            is_waiting = task.state in (State.SCHEDULED, State.ERROR) and not task.steps
+            if expires is not None and expires <= now and is_waiting:
                 task.state, task.reason = State.CANCELLED, "expired"
 
     # Enqueueing

@@ -34,7 +34,7 @@ from penstock.testing.worker import ALONE, ONE_AT_A_TIME, matches, run_worker
 from penstock.worker.handlers.actions import REGISTRY, Registry
 from penstock.workflows.advancer import WorkflowAdvancer
 
-_NEXT_RETRY = "select min(run_at) from penstock.task where state = 'ERROR'"
+_NEXT_RETRY = "select min(run_at) from penstock.task where state = 'ERROR' and run_at > $1"
 _POOL_SIZE = 4
 
 
@@ -82,7 +82,7 @@ class Pipeline:
                 while await self._pass(store):
                     pass
                 async with store.session() as session:
-                    again = await session._connection.fetchval(_NEXT_RETRY)
+                    again = await session._connection.fetchval(_NEXT_RETRY, self.clock.now())
                 if again is None or not retries:
                     return
                 self.clock.advance_to(again)

@@ -27,6 +27,7 @@ LOOK_SECONDS = 1.0
 _WORKFLOWS_AT_ONCE = 100
 _HELD_PAUSE_SECONDS = 0.02
 _PUT_OFF_SECONDS = 5.0  # each look at one behind a lock costs the others its wait
+_FAILED_SECONDS = 30.0  # at one whose payloads cannot be read now, up to the time that S3 is given to answer
 
 
 async def find_pending(session: Session, *, after: int, limit: int) -> list[int]:
@@ -77,8 +78,10 @@ class WorkflowAdvancer:
         except Exception as exc:
             if isinstance(exc, Unavailable) and not isinstance(exc, PayloadUnavailable):
                 raise
-            # One that fails must not stop the others: each alone, and then past the failing one.
-            self._after = pending[0] if len(pending) == 1 else self._after
+            # One that fails must not stop the others: each alone, and then past the failing one, for a while.
+            if len(pending) == 1:
+                self._after = pending[0]
+                self._put_off[pending[0]] = monotonic() + _FAILED_SECONDS
             self._at_once = 1
             raise
         self._after = pending[-1] if len(pending) == self._at_once else 0

@@ -18,13 +18,14 @@ async def test_a_program_that_does_not_stop_is_killed_before_the_next_one_starts
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stations, "GRACE_SECONDS", -2)  # one second after SIGTERM
-    command = "sh -c 'trap : TERM; while :; do sleep 0.1; done'"
+    ready = tmp_path / "ready"
+    command = f"sh -c 'trap : TERM; touch {ready}; while :; do sleep 0.1; done'"
     codec = PayloadCodec(load_settings())
     async with Endpoint(tmp_path) as endpoint:
         station = Station(endpoint, "stopped", command, {}, folder=tmp_path, timeout=5, codec=codec)
         async with station:
-            await asyncio.sleep(0.5)
-            assert station._program.pid is not None
+            while not ready.exists():
+                await asyncio.sleep(0.02)
             with pytest.raises(Broken, match="it had not ended 1 s after SIGTERM"):
                 await station.stop()
             assert station._program.pid is None

@@ -22,6 +22,7 @@ from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import SettingsError
 from penstock.settings.model import Settings, load_settings
 from tests.integration.apis import JSON, running
+from tests.ipv6 import has_ipv6
 
 FUTURE_MS = 4_000_000_000_000
 GOOD = {
@@ -61,14 +62,6 @@ async def cancel(http: httpx.AsyncClient, client: Any = "c", key: Any = "k") -> 
     body = json.dumps({"clientId": client, "scheduleKey": key})
     response = await http.request("DELETE", "/schedule", content=body, headers=JSON)
     return response.status_code, response.text
-
-
-def has_ipv6() -> bool:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
 
 
 async def armed(sql: Any) -> list[Any]:

@@ -89,6 +89,15 @@ async def test_a_limit_that_is_reached_is_named_with_its_figures(store: Store, s
     assert found.reason == "Waits behind other tasks of limited action slow (action slow to 0.01 a second)."
 
 
+async def test_a_limit_by_key_is_none_of_a_task_without_a_key(store: Store, scheduler: Scheduler) -> None:
+    async with store.transaction() as session:
+        await set_limits(session, "mail", {"key_max_in_flight": 1})
+    await enqueue(store, *(NewTask("mail") for _ in range(3)))
+    assert await scheduler.run_once()
+    (waiting,) = await enqueue(store, NewTask("mail"))
+    assert (await why(store, waiting)).cause is not Cause.LIMIT
+
+
 async def test_a_task_behind_another_of_its_ordering_key_names_it_also_when_that_holds_the_key(
     store: Store, scheduler: Scheduler, sent: Outbound
 ) -> None:

@@ -420,7 +420,7 @@ async def test_what_is_no_text_is_refused_and_holds_up_no_neighbour(
         name = new_name(OFFERED)
         await bucket.put(name, data)
         given = json.loads(encode_reference(Reference(name, None, len(data), hashlib.sha256(data).hexdigest())))
-        assert "no text in UTF-8" in (await pipe.call("enqueue", action="echo", sealed_payload=given))["message"]
+        assert "not valid UTF-8" in (await pipe.call("enqueue", action="echo", sealed_payload=given))["message"]
         bad, good = (
             request("enqueue", {"action": "echo", "sealed_payload": given}),
             request("enqueue", {"action": "echo"}),
@@ -429,6 +429,14 @@ async def test_what_is_no_text_is_refused_and_holds_up_no_neighbour(
         async with asyncio.timeout(60):
             while not (await pipe.call("stats"))["states"]:
                 await pipe.submitter.run_once()
+
+
+async def test_a_result_is_large_by_its_bytes(settings: Settings, s3: S3Bucket, registry: Registry) -> None:
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        task = await pipe.call("enqueue", action="echo", payload={"text": "語" * 500})
+        await pipe.work()
+        assert (await pipe.status(task["id"]))["state"] == "SUCCESS"
+        assert len(s3.objects()) == 2  # its payload and its result
 
 
 async def test_without_a_bucket_no_object_is_taken(settings: Settings, registry: Registry) -> None:
@@ -1031,6 +1039,7 @@ async def test_an_s3_that_does_not_answer_holds_up_no_workflow_without_objects(
         advanced = await advancer.run_once()
         assert advanced is not None
         assert advanced.started == 1
+        assert await advancer.run_once() is None  # the other one is left alone for a while
 
 
 async def test_payloads_of_before_open_for_their_tenant(settings: Settings, registry: Registry, sql: Any) -> None:

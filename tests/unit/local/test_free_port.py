@@ -6,7 +6,10 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 from penstock.local.service import HOST, free_port, is_free
+from tests.ipv6 import has_ipv6
 
 
 def test_no_port_is_given_out_twice_though_nobody_listens_on_it_yet() -> None:
@@ -44,6 +47,7 @@ def test_two_processes_begin_at_different_places() -> None:
     assert len(found) > 1
 
 
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 def test_an_address_of_ipv6_is_looked_at_as_one() -> None:
     port = free_port()
     assert is_free(port, "::1")

@@ -413,3 +413,40 @@ async def test_a_handler_spawns_another_with_checked_arguments(monkeypatch: Any)
     await inline.drain()
     told = [(task.payload, task.new.priority, task.result) for task in inline.enqueued("child")]
     assert told == [({"n": 1}, 0, 1), ({"n": 2}, 5, 2)]
+
+
+async def test_a_drain_ends_beside_a_limit_that_holds_what_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+
+    @action("held", registry=registry)
+    async def held(ctx: Context, fails: bool) -> None:
+        if ctx.claim == 1:
+            raise ValueError("once") if fails else penstock.RateLimited(retry_after=3600)
+
+    inline = Inline(registry)
+    monkeypatch.setattr(in_process, "substitute", inline)
+    with Client() as client:
+        for fails in (True, False):
+            client.enqueue("held", {"fails": fails})
+    began = inline.clock.now()
+    await asyncio.wait_for(inline.drain(), 60)
+    assert inline.clock.now() - began >= timedelta(hours=1)
+    assert [task.state for task in inline.tasks] == ["SUCCESS", "SUCCESS"]
+
+
+async def test_a_task_that_has_begun_its_steps_does_not_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+
+    @action("order", registry=registry)
+    async def order(ctx: Context) -> int:
+        await ctx.step("charge", lambda: 1)
+        if ctx.claim == 1:
+            raise penstock.Retry(3600)
+        return 7
+
+    inline = Inline(registry)
+    monkeypatch.setattr(in_process, "substitute", inline)
+    with Client() as client:
+        client.enqueue("order", expires_in=60)
+    await inline.drain()
+    assert (inline.tasks[0].state, inline.tasks[0].result) == ("SUCCESS", 7)

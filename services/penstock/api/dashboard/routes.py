@@ -64,9 +64,9 @@ class Dashboard(Part):
             Route("/assets/{name}", self._asset, methods=["GET"]),
         ]
 
-    async def caller_of(self, request: Request) -> Caller | None:
+    async def caller_of(self, request: Request, again: bool) -> Caller | None:
         """The caller of a browser's session, to whose tenant the request is then bound; None outside of a session."""
-        return (await self._identify(request)).caller if SESSION_COOKIE in request.cookies else None
+        return (await self._identify(request, again=again)).caller if SESSION_COOKIE in request.cookies else None
 
     def warm(self) -> None:
         """Compile the templates that are opened first; may run in any thread."""
@@ -78,8 +78,8 @@ class Dashboard(Part):
         self._streams.stop()
         self._overview.stop()
 
-    async def _identify(self, request: Request) -> BrowserSession:
-        browser = await self._sessions.identify(request)
+    async def _identify(self, request: Request, *, again: bool = False) -> BrowserSession:
+        browser = await self._sessions.identify(request, again=again)
         bind(browser.caller.tenant, browser.caller.actions)
         return browser
 
@@ -134,7 +134,7 @@ class Dashboard(Part):
         async def render() -> str | None:
             in_hand().age_seconds = None
             try:
-                current = await self._identify(request)
+                current = await self._identify(request, again=True)
                 if not current.may(page.method):
                     return None
                 values = await page.load(self._page_request(request, current, is_stream=True))
