@@ -91,7 +91,7 @@ func New(options Options) (*Worker, error) {
 	orElse(&options.Visibility, 60*time.Second)
 	orElse(&options.Heartbeat, 20*time.Second)
 	orElse(&options.Grace, 25*time.Second)
-	orElse(&options.TaskTimeout, 300*time.Second)
+	orElse(&options.TaskTimeout, 900*time.Second)
 	orElse(&options.ResultLimit, 256*1024)
 	orElse(&options.StepsLimit, 256*1024)
 	if options.Concurrency < 0 || options.Visibility < time.Second || options.Heartbeat < 0 || options.Grace < 0 {

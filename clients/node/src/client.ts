@@ -189,8 +189,9 @@ export class Client<A extends Actions = Actions> {
 
   /** Any method of docs/methods.md. */
   async call<R = unknown>(method: string, params: object = {}, waitSeconds = 0): Promise<R> {
-    const answer = (await this.post(JSON.stringify({ jsonrpc: "2.0", method, params, id: 0 }), waitSeconds)) as Answer;
-    return resultOf(answer) as R;
+    const answer = await this.post(JSON.stringify({ jsonrpc: "2.0", method, params, id: 0 }), waitSeconds);
+    if (!isObject(answer) || answer["error"] || !("result" in answer)) throw this.problemOf(answer);
+    return answer["result"] as R;
   }
 
   /** Add a task; it is committed when this returns. */
@@ -256,7 +257,7 @@ export class Client<A extends Actions = Actions> {
         if (!(error instanceof Unavailable) || failures > RETRIES) throw error;
         await sleep(Math.min(200 * 2 ** failures, 2000));
       }
-      if (outcome && outcome.again === undefined) return outcome.result_unread ? this.download(id) : settled(outcome);
+      if (outcome !== undefined && outcome.again === undefined) return outcome.result_unread ? this.download(id) : settled(outcome);
       if (performance.now() >= deadline) throw new WaitTimeout(`task ${id} has not settled after ${options.timeout} s; it goes on`);
     }
   }
@@ -332,11 +333,6 @@ function settled(outcome: Outcome): unknown {
   if (outcome.state === "SUCCESS") return outcome.result;
   if (outcome.state === "CANCELLED") throw new TaskCancelled(outcome.id, outcome.reason ?? null);
   throw new TaskFailed(outcome.id, outcome.error);
-}
-
-function resultOf(answer: Answer): unknown {
-  if (answer.error) throw errorOf(answer.error);
-  return answer.result;
 }
 
 function errorOf(error: { code: number; message: string; data?: unknown }): RpcError {

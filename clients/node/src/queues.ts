@@ -117,8 +117,9 @@ export class ResultSender {
       if (!failure) entries.forEach((one) => one.sent());
       else if (!isFinal(failure)) left.push(...entries);
       else if (entries.length > 1) {
-        // The queue takes less than SQS could: send smaller messages from now on.
-        this.packBytes = Math.max(SMALLEST_MESSAGE_BYTES, Math.floor(Math.min(this.packBytes, bytes) / 2));
+        // The queue takes less than SQS could: send smaller messages from now on, unless it refuses one entry alone.
+        const largest = Math.max(SMALLEST_MESSAGE_BYTES, ...entries.map((one) => byteLength(one.text)));
+        this.packBytes = Math.min(this.packBytes, Math.max(largest, Math.floor(bytes / 2)));
         const middle = Math.floor(entries.length / 2);
         left.push(...(await this.calls([[entries.slice(0, middle)], [entries.slice(middle)]])));
       } else if (bytes > SMALLEST_MESSAGE_BYTES) entries[0]!.refused(refusal(bytes, failure.Message));

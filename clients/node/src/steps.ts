@@ -22,6 +22,7 @@ export interface Place {
   name: string;
   repetition: number;
   position: number;
+  parallel?: boolean;
 }
 
 /** Ends a handler whose task goes on later; handlers must not catch it. */
@@ -48,6 +49,7 @@ export class Steps {
   /** Steps so far, those of the journal included. */
   asked = 0;
   private underWay = 0;
+  private suspended = false;
 
   constructor(
     journal: Entry[],
@@ -114,7 +116,9 @@ export class Steps {
 
   private ask(name: string): { place: Place; entry: Entry | undefined } {
     const repetition = this.repetitions.get(name) ?? 0;
-    const place = { name, repetition, position: this.asked };
+    // After a sleep or an event that the handler has not awaited yet, which the journal gets later or never.
+    const parallel = this.suspended ? { parallel: true } : {};
+    const place = { name, repetition, position: this.asked, ...parallel };
     const key = keyOf(name, repetition);
     const entry = this.notAsked.get(key);
     if (!entry && this.underWay === 0) {
@@ -131,6 +135,7 @@ export class Steps {
   private checkAlone(what: string): void {
     if (this.underWay > 0) throw new Error(`${what} suspends the task, and a step still runs: await the step first`);
     this.port.check();
+    this.suspended = true;
   }
 }
 

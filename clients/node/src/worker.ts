@@ -92,20 +92,17 @@ export class Context {
 
   /** Run a durable step: once its report is in the results queue, no later attempt runs it again. */
   step<R>(name: string, run: () => R | Promise<R>): Promise<R> {
-    const result = this.steps.run(name, run);
-    // A handler whose attempt is over awaits it no more, and a rejection that nothing handles ends the process.
-    result.catch(() => undefined);
-    return result;
+    return handled(this.steps.run(name, run));
   }
 
   /** Suspend the task for so many seconds. It ends the attempt by throwing what must not be caught. */
-  async sleep(seconds: number): Promise<void> {
-    this.steps.sleep(seconds);
+  sleep(seconds: number): Promise<void> {
+    return handled((async () => this.steps.sleep(seconds))());
   }
 
   /** Suspend the task until `task.complete` or `task.fail` is called with this token; returns the value given. */
-  async event(token: string, options: { timeout?: number } = {}): Promise<Json> {
-    return this.steps.event(token, options.timeout);
+  event(token: string, options: { timeout?: number } = {}): Promise<Json> {
+    return handled((async () => this.steps.event(token, options.timeout))());
   }
 
   /** A task that is created with this one's result, and only then. */
@@ -113,6 +110,12 @@ export class Context {
     // As JSON now: what cannot be written fails here, in the handler.
     this.spawned.push(JSON.parse(toText({ action, payload, ...options })) as Record<string, unknown>);
   }
+}
+
+/** A promise that a handler may leave: a rejection that nothing handles ends the process. */
+function handled<R>(promise: Promise<R>): Promise<R> {
+  promise.catch(() => undefined);
+  return promise;
 }
 
 interface Attempt {
@@ -156,7 +159,7 @@ export class Worker {
 
   constructor(options: WorkerOptions) {
     this.options = {
-      concurrency: 100, visibilitySeconds: 60, heartbeatSeconds: 20, graceSeconds: 25, timeoutSeconds: 300,
+      concurrency: 100, visibilitySeconds: 60, heartbeatSeconds: 20, graceSeconds: 25, timeoutSeconds: 900,
       resultLimitBytes: 256 * 1024, stepsLimit: 1000, stepsLimitBytes: 256 * 1024, ...options,
     };
     this.log = options.log ?? logToStderr;

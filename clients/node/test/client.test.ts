@@ -156,6 +156,22 @@ test("what was accepted before the api was lost is known", async () => {
   }
 });
 
+test("an answer that is not the api's is none: nothing is accepted, and waiting asks again after a pause", async () => {
+  const answers = [
+    { message: "Internal Server Error" }, { error: "x" }, { error: { code: "x" } }, { error: "x", result: {} }, {}, [], null, "x",
+  ];
+  for (const answer of answers) {
+    await withAnswers(() => [500, answer], (client) => assert.rejects(client.enqueue("a", {}), Unavailable));
+  }
+  for (const answer of answers.slice(0, 2)) {
+    await withAnswers(() => [500, answer], async (client, asked) => {
+      await assert.rejects(client.wait(1, { timeout: 0.1 }), WaitTimeout);
+      assert.equal(asked.length, 1);
+    });
+  }
+  await withAnswers(() => [200, { jsonrpc: "2.0", id: 0, result: null }], async (client) => assert.equal(await client.call("a"), null));
+});
+
 test("an api that is not there is unavailable", async () => {
   await assert.rejects(new Client("http://127.0.0.1:1", { timeout: 5 }).status(1), Unavailable);
 });

@@ -57,6 +57,25 @@ test("a step whose result is no JSON has failed finally", async () => {
   });
 });
 
+test("a step beside a sleep or an event that is awaited later is found again, whether or not that has begun", async () => {
+  const { steps, reports } = stepsOf();
+  const left = (later: Steps): void => {
+    assert.throws(() => later.event("a"), Suspend);
+  };
+  left(steps);
+  await steps.run("b", () => 1);
+  const { steps: next } = stepsOf(reports);
+  left(next);
+  assert.equal(await next.run("b", () => assert.fail("it ran")), 1);
+  next.checkAllAsked();
+  assert.throws(() => next.sleep(1), (thrown: Suspend) => {
+    const { steps: last } = stepsOf([...reports, thrown.entry!]);
+    left(last);
+    last.sleep(1);
+    return thrown.entry!.parallel === true;
+  });
+});
+
 test("a changed handler is found before anything runs, and at its end", async () => {
   const { steps } = stepsOf([{ name: "a", result: 1 }, { name: "b", position: 1, result: 2 }]);
   await assert.rejects(steps.run("c", () => assert.fail("it ran")), StepChanged);

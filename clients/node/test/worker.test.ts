@@ -7,6 +7,8 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { CreateQueueCommand, ReceiveMessageCommand, SQSClient, SendMessageCommand } from "@aws-sdk/client-sqs";
 
 import { Worker, type WorkerOptions } from "../src/index.js";
+import { ResultSender } from "../src/queues.js";
+import { type Entry } from "../src/steps.js";
 
 const QUEUES = { PENSTOCK_OUTBOUND_QUEUE: "http://127.0.0.1:1/q/out", PENSTOCK_RESULTS_QUEUE: "http://127.0.0.1:1/q/in" };
 const endpoint = process.env["PENSTOCK_SQS_ENDPOINT_URL"];
@@ -18,13 +20,10 @@ interface Report {
   params?: any;
   result?: unknown;
   error?: { code: number; message: string; data: Record<string, unknown> };
-  steps?: { name: string }[];
+  steps?: Entry[];
 }
 
-/** Let a worker with queues of its own answer tasks, by id, of these actions; returns all its reports. */
-async function reportsOf(
-  tasks: Record<string, string>, register: (worker: Worker) => void, options: Partial<WorkerOptions> = {}, messageBytes = 1024 * 1024,
-): Promise<{ reports: Report[]; answers: Record<string, Report> }> {
+async function queuesOf(messageBytes: number): Promise<{ sqs: SQSClient; outboundQueue: string; resultsQueue: string }> {
   const [accessKeyId, secretAccessKey] = process.env["PENSTOCK_SQS_ACCESS_KEY"]!.split(":") as [string, string];
   const sqs = new SQSClient({ endpoint: endpoint!, region: "us-east-1", credentials: { accessKeyId, secretAccessKey } });
   const name = `node-${process.pid}-${Math.random().toString(36).slice(2)}`;
@@ -32,6 +31,14 @@ async function reportsOf(
     const attributes = end === "in" ? { MaximumMessageSize: String(messageBytes) } : {};
     return (await sqs.send(new CreateQueueCommand({ QueueName: `${name}-${end}`, Attributes: attributes }))).QueueUrl!;
   })) as [string, string];
+  return { sqs, outboundQueue, resultsQueue };
+}
+
+/** Let a worker with queues of its own answer tasks, by id, of these actions; returns all its reports. */
+async function reportsOf(
+  tasks: Record<string, string>, register: (worker: Worker) => void, options: Partial<WorkerOptions> = {}, messageBytes = 1024 * 1024,
+): Promise<{ reports: Report[]; answers: Record<string, Report> }> {
+  const { sqs, outboundQueue, resultsQueue } = await queuesOf(messageBytes);
   for (const [id, method] of Object.entries(tasks)) {
     const body = JSON.stringify({ jsonrpc: "2.0", method, params: {}, id: `${id}:1` });
     await sqs.send(new SendMessageCommand({ QueueUrl: outboundQueue, MessageBody: body }));
@@ -49,7 +56,10 @@ async function reportsOf(
       const entries = JSON.parse(message.Body!) as Report | Report[];
       reports.push(...(Array.isArray(entries) ? entries : [entries]));
     }
-    for (const report of reports) if (report.id) answers[report.id.split(":")[0]!] = report;
+    for (const report of reports) {
+      const id: string | undefined = report.id ?? (report.method === "wait" ? report.params.id : undefined);
+      if (id) answers[id.split(":")[0]!] = report;
+    }
   }
   worker.stop();
   await running;
@@ -78,7 +88,7 @@ test("an action has one handler, and a worker without SQS ends when it is told t
 test("no task ends the worker, whatever its name is and whatever its handler does", { skip }, async () => {
   const tasks = {
     1: "toString", 2: "__proto__", 3: "valueOf", 4: "spawn", 5: "number", 6: "getter", 7: "result", 8: "event", 9: "nothing",
-    10: "later", 11: "last",
+    10: "later", 11: "left", 12: "event later", 13: "last",
   };
   const { reports, answers } = await reportsOf(tasks, (worker) => worker
     .action("__proto__", () => "proto")
@@ -99,8 +109,21 @@ test("no task ends the worker, whatever its name is and whatever its handler doe
       void ctx.step("a", () => Promise.reject(new Error("nothing awaits it")));
       return sleep(50, "later");
     })
+    .action("left", (_, ctx) => {
+      void ctx.sleep(5);
+      void ctx.event("a");
+      return sleep(50, "left");
+    })
+    .action("event later", async (_, ctx) => {
+      const approved = ctx.event("a");
+      await ctx.step("b", () => sleep(50, "b"));
+      return approved;
+    })
     .action("last", () => sleep(300, "last")));
-  assert.deepEqual([2, 3, 10, 11].map((id) => answers[id]!.result), ["proto", "value", "later", "last"]);
+  assert.deepEqual([2, 3, 10, 11, 13].map((id) => answers[id]!.result), ["proto", "value", "later", "left", "last"]);
+  assert.deepEqual([answers[12]!.method, answers[12]!.params.token, answers[12]!.steps], ["wait", "a", [{
+    name: "b", position: 1, repetition: 0, parallel: true, result: "b",
+  }]]);
   assert.equal(answers[1]!.error!.code, -32601);
   assert.match(answers[4]!.error!.message, /BigInt/);
   assert.deepEqual([answers[5]!.error!.message, answers[5]!.error!.data["type"]], ["[object Object]", "7"]);
@@ -166,6 +189,25 @@ test("a results queue that takes less is sent smaller messages, and errors inste
   const { error, steps } = answers[3]!;
   assert.deepEqual([error!.message, error!.data["final"], steps], ["try again", undefined, undefined]);
   for (const id of Object.keys(small)) assert.equal(answers[id]!.result, "x".repeat(300));
+});
+
+test("a results queue that takes less is sent messages no smaller than needed, also after an entry that it refuses", { skip }, async () => {
+  const { sqs, resultsQueue } = await queuesOf(4096);
+  const sender = new ResultSender(sqs, "a worker", () => undefined);
+  sender.url = resultsQueue;
+  const sendAll = (sizes: number[]): Promise<PromiseSettledResult<void>[]> =>
+    Promise.allSettled(sizes.map((size) => sender.send(JSON.stringify("x".repeat(size)))));
+  const received = async (): Promise<number> =>
+    (await sqs.send(new ReceiveMessageCommand({ QueueUrl: resultsQueue, MaxNumberOfMessages: 10 }))).Messages?.length ?? 0;
+  const found = await sendAll([...Array<number>(15).fill(100), 5000]);
+  assert.deepEqual(found.map((one) => one.status), [...Array<string>(15).fill("fulfilled"), "rejected"]);
+  while ((await received()) > 0);
+  await sendAll(Array<number>(10).fill(300));
+  assert.equal(await received(), 1);
+  await sendAll(Array<number>(60).fill(300));
+  while ((await received()) > 0);
+  await sendAll(Array<number>(6).fill(300));
+  assert.equal(await received(), 1);
 });
 
 test("no step begins once the time limit is answered", { skip }, async () => {

@@ -225,9 +225,10 @@ class ResultSender:
                 failed += entries[start:end]
                 is_away = True
             elif end - start > 1:
-                # The queue accepts less than the broker could: send smaller messages from now on.
-                smaller = min(self._max_bytes, sum(sizes[start:end])) // 2
-                self._max_bytes = max(smaller, _SMALLEST_MESSAGE_BYTES)
+                # The queue accepts less than the broker could: send smaller messages from now on, unless one entry is
+                # larger than these, which then is alone.
+                smaller = max(_SMALLEST_MESSAGE_BYTES, sum(sizes[start:end]) // 2, *sizes[start:end])
+                self._max_bytes = min(self._max_bytes, smaller)
                 failed += entries[start:end]
             else:
                 failed += self._replace(entries[start], sizes[start], report.reason)

@@ -29,7 +29,7 @@ from penstock.brokers.sqs import SqsQueue, SqsTransport
 from penstock.protocol.batching import join_batch
 from penstock.protocol.compression import PACKED_PER_MESSAGE
 from penstock.protocol.message_attributes import encode_tenants
-from penstock.protocol.reports import Failed, Progress, Report, RunTimes, Succeeded, Unreadable, decode_reports
+from penstock.protocol.reports import Failed, Progress, Report, RunTimes, Succeeded, Unreadable, decode_reports, encode_result
 from penstock.protocol.requests import encode_call
 from penstock.protocol.retry import Backoff
 from penstock.runtime import metrics
@@ -39,6 +39,7 @@ from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.context import Call, Context
 from penstock.worker.handlers.outcomes import Fail, Retry
 from penstock.worker.process import Worker
+from penstock.worker.result_sender import ResultSender, Timings
 from tests.integration.doors import sample
 
 PATIENCE_SECONDS = 30
@@ -675,6 +676,23 @@ async def test_results_queue_that_takes_small_messages_only_gets_small_ones(
     assert json.loads(refused.error)["data"]["type"] == "BadResult"
     assert all(isinstance(outcome, Succeeded) for outcome in outcomes.values())
     assert await bench.left() == 0
+
+
+async def test_messages_are_made_no_smaller_than_the_results_queue_needs(
+    bench: Bench, transport: SqsTransport
+) -> None:
+    client = await transport.client()
+    await client.set_queue_attributes(QueueUrl=await bench.results.url(), Attributes={"MaximumMessageSize": "16384"})
+    sender = ResultSender(bench.results, sent=lambda lease: None, timings=Timings(), worker="w")
+    for number in range(600):
+        sender.answer(encode_result(f"{number}:1", '"' + "x" * (40_000 if number == 30 else 400) + '"'), None)
+    sending = asyncio.create_task(sender.run())
+    try:
+        await asyncio.wait_for(sender.wait_empty(), 60)
+    finally:
+        sending.cancel()
+    assert sender._max_bytes >= 8192
+    assert len(await bench.outcomes(599)) == 599
 
 
 # Time limits
