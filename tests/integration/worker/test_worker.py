@@ -29,7 +29,16 @@ from penstock.brokers.sqs import SqsQueue, SqsTransport
 from penstock.protocol.batching import join_batch
 from penstock.protocol.compression import PACKED_PER_MESSAGE
 from penstock.protocol.message_attributes import encode_tenants
-from penstock.protocol.reports import Failed, Progress, Report, RunTimes, Succeeded, Unreadable, decode_reports, encode_result
+from penstock.protocol.reports import (
+    Failed,
+    Progress,
+    Report,
+    RunTimes,
+    Succeeded,
+    Unreadable,
+    decode_reports,
+    encode_result,
+)
 from penstock.protocol.requests import encode_call
 from penstock.protocol.retry import Backoff
 from penstock.runtime import metrics
@@ -678,9 +687,7 @@ async def test_results_queue_that_takes_small_messages_only_gets_small_ones(
     assert await bench.left() == 0
 
 
-async def test_messages_are_made_no_smaller_than_the_results_queue_needs(
-    bench: Bench, transport: SqsTransport
-) -> None:
+async def test_messages_are_made_no_smaller_than_the_results_queue_needs(bench: Bench, transport: SqsTransport) -> None:
     client = await transport.client()
     await client.set_queue_attributes(QueueUrl=await bench.results.url(), Attributes={"MaximumMessageSize": "16384"})
     sender = ResultSender(bench.results, sent=lambda lease: None, timings=Timings(), worker="w")
