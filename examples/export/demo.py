@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,6 +26,7 @@ from examples.export.display import Display, Snapshot
 from examples.export.feed import feed, positive, share
 from examples.export.place import Place, PlaceError, own_place
 from examples.export.summary import Summary, lines_of, summarize
+from penstock.db.driver_errors import TRANSIENT
 from penstock.protocol.errors import PenstockError
 from penstock.settings.model import load_settings
 
@@ -112,12 +113,12 @@ async def _work(
             exports = await asyncpg.connect(exports_url, timeout=10, command_timeout=60)
             held.push_async_callback(exports.close, timeout=10)
             return await summarize(tasks, exports, options.tasks, place.state()), trouble
-    except (asyncpg.PostgresError, OSError) as exc:
+    except (asyncpg.PostgresError, *TRANSIENT) as exc:
         reason = f"the tables cannot be read: {exc or type(exc).__name__}"
         return None, f"{trouble}; {reason}" if trouble else reason
 
 
-async def _watch(database_url: str) -> AsyncIterator[Snapshot]:
+async def _watch(database_url: str) -> AsyncGenerator[Snapshot, None]:
     """Counts, repeatedly; waits while Postgres is unavailable."""
     connection: asyncpg.Connection[asyncpg.Record] | None = None
     try:
@@ -126,12 +127,7 @@ async def _watch(database_url: str) -> AsyncIterator[Snapshot]:
                 if connection is None:
                     connection = await asyncpg.connect(database_url, timeout=5, command_timeout=30)
                 rows = await connection.fetch(_COUNTS)
-            except (
-                asyncpg.PostgresConnectionError,
-                asyncpg.InterfaceError,
-                asyncpg.OperatorInterventionError,
-                OSError,
-            ):
+            except TRANSIENT:
                 if connection is not None:
                     connection.terminate()
                 connection = None

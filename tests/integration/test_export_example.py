@@ -8,13 +8,14 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any
 
 import asyncpg
 import pytest
 
 import penstock
-from examples.export import export
+from examples.export import demo, export
 from examples.export.actions import ERROR_RATE, RandomError, error_rate
 from examples.export.database import DATABASE_URL, SAMPLES, BadObject, ExportDatabase, current_database
 from examples.export.feed import feed
@@ -369,3 +370,19 @@ async def test_the_summary_finds_what_is_wrong(
     else:
         assert problem in summary.problems
         assert problem in text
+
+
+async def test_the_demo_watches_on_when_the_driver_finds_its_connection_broken(
+    store: Store, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, broken = asyncpg.Connection.fetch, [asyncpg.InternalClientError("cannot switch to state 12"), TimeoutError()]
+
+    async def breaking(connection: Any, *arguments: Any) -> Any:
+        if broken:
+            raise broken.pop()
+        return await fetch(connection, *arguments)
+
+    monkeypatch.setattr(asyncpg.Connection, "fetch", breaking)
+    async with asyncio.timeout(30), aclosing(demo._watch(database_url)) as snapshots:
+        assert (await anext(snapshots)).settled == 0
+    assert broken == []
