@@ -704,7 +704,7 @@ async def test_an_import_writes_what_is_right_and_tells_what_is_not(
 
 async def test_an_entry_that_postgres_cannot_show_holds_up_no_import(store: Store, limits: Settings, sql: Any) -> None:
     bad = [
-        msgspec.Raw(b'{"name":"a\u0000","expression":"@daily","action":"a"}'),
+        msgspec.Raw(rb'{"name":"a\u0000","expression":"@daily","action":"a"}'),
         msgspec.Raw(b'{"name":1e999,"expression":"@daily","action":"a"}'),
         msgspec.Raw(b'{"name":"n","expression":"@daily","action":"a","max_missed":1' + b"0" * 400 + b"}"),
     ]
