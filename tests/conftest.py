@@ -6,6 +6,7 @@ import functools
 import gc
 import itertools
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -110,6 +111,16 @@ def _memory() -> Path | None:
     if not os.access(folder, os.W_OK | os.X_OK) or psutil.virtual_memory().available < 2 * _ROOM_BYTES:
         return None
     return folder if shutil.disk_usage(folder).free > _ROOM_BYTES else None
+
+
+@pytest.fixture(autouse=True)
+def _penstock_log_put_back() -> Iterator[None]:
+    """A process that a test runs in its own process sets up the log; tests after it read theirs from pytest."""
+    logger = logging.getLogger("penstock")
+    kept = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], level, logger.propagate = kept
+    logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

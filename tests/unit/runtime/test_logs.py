@@ -15,13 +15,11 @@ from penstock.runtime.logs import TaskLogFilter, bind_task, log, setup_logging, 
 
 @pytest.fixture(autouse=True)
 def _logging_put_back() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in (None, "penstock")]
-    kept = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
     yield
-    for logger, (handlers, level, propagate) in zip(loggers, kept, strict=True):
-        logger.handlers[:] = handlers
-        logger.setLevel(level)
-        logger.propagate = propagate
+    root.handlers[:] = handlers
+    root.setLevel(level)
     for logger in logging.Logger.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.disabled = False  # which dictConfig has set
