@@ -85,11 +85,11 @@ class Scheduler(Service):
 
         Tasks that settle wake no scheduler: one whose window is full looks for room automatically.
         """
+        if self._window.is_full:  # not behind a pass that waits for a wake-up: nothing wakes it when there is room
+            await self._sender.confirm()
+            await asyncio.sleep(max(_SOONEST_SECONDS, self._window.full_for_seconds(monotonic())))
+            return
         async with self._waiting:  # a wake-up is for one pass: two that look at once find no more than one
-            if self._window.is_full:
-                await self._sender.confirm()
-                await asyncio.sleep(max(_SOONEST_SECONDS, self._window.full_for_seconds(monotonic())))
-                return
             seconds = self._settings.poll_seconds
             if self._has_gates:
                 seconds = min(seconds, self._gates.idle_seconds())

@@ -19,9 +19,13 @@ from penstock.tasks import claim
 from penstock.tasks.claim import ActionThroughput, InFlight
 
 _FRESH_SECONDS = 1.0  # of a count, while it leaves room
-_MEMORY_SECONDS = 0.3  # over which the rate is smoothed
-_REST = 20  # counting takes at most this part of the time
+_MEMORY_SECONDS = 0.5  # over which the rate is smoothed
+_LOW_SHARE = 0.25  # of what was in flight: with less left, workers may have waited
+_LOW_SECONDS = 0.1  # over which the rate is taken then, at least
+_GROWTH = 3  # of the window at most then
+_REST = 20  # counting takes at most this part of the time, unless the window could run low meanwhile
 _SHARE = 0.05  # of the window that should be free before the next count
+_MOST_SHARE = 0.25  # that may be, before a slow count is repeated
 _WHOLE_SECONDS = 1.0  # at least, between two counts that begin with the oldest task
 _SPAN_SECONDS = 10.0  # run times are the means over so long
 _READ_EVERY_SECONDS = 0.5
@@ -93,8 +97,12 @@ class Window:
         # A whole count also misses older ones that settled before the last count.
         if self._counted_at is not None and ended > self._counted_at and not self._is_whole:
             over_seconds = ended - self._counted_at
-            seen = max(0, self.in_flight - in_flight) / over_seconds
-            self._rate += (seen - self._rate) * min(1.0, over_seconds / _MEMORY_SECONDS)
+            gone = max(0, self.in_flight - in_flight)
+            self._rate += (gone / over_seconds - self._rate) * min(1.0, over_seconds / _MEMORY_SECONDS)
+            if in_flight < _LOW_SHARE * self.size < gone:
+                # Smoothed, the rate would take a second to follow workers that are faster than what they were given.
+                seen = min(gone / max(over_seconds, _LOW_SECONDS), _GROWTH * self.size / self._seconds)
+                self._rate = max(self._rate, seen)
         self._counted_at = ended
         self._begun_at = min(self._begun_at, ended)
         self.in_flight = in_flight
@@ -102,7 +110,11 @@ class Window:
         self.size = round(min(self._limit, max(self._floor, rate * (self._seconds + 2 * self._run_seconds))))
         # Little is free before a share of the window has settled; counting must stay cheap, also if nothing does.
         until_share = _SHARE * self.size / rate if rate else ended - self._begun_at
-        self._rest_until = ended + max(0.0 if self._is_whole else rest, min(until_share, _SHARE * self._seconds))
+        if self._is_whole:
+            rest = 0.0
+        elif rate:  # a count is slow where the machine is busy, too, and workers that wait cost more than counting
+            rest = min(rest, _MOST_SHARE * self.size / rate)
+        self._rest_until = ended + max(rest, min(until_share, _SHARE * self._seconds))
 
     def claimed(self, tasks: int) -> None:
         self.in_flight += tasks

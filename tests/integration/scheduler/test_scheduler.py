@@ -527,6 +527,21 @@ async def test_a_wake_up_is_good_for_one_look(store: Store, outbound: SqsQueue, 
     await asyncio.wait_for(waiting, 30)
 
 
+async def test_a_full_window_is_looked_at_again_while_another_pass_waits_for_a_wake_up(
+    store: Store, outbound: SqsQueue, settings: Settings
+) -> None:
+    changed = with_settings(settings, poll_seconds=3600, in_flight_floor=1, in_flight_limit=1)
+    scheduler = Scheduler(open_queue=no_routes, store=store, outbound=outbound, settings=changed)
+    assert await scheduler.run_once() == 0
+    waiting = asyncio.create_task(scheduler.wait_for_work())
+    await asyncio.sleep(0.1)
+    await enqueue(store, NewTask("a"))
+    assert await scheduler.run_once() == 1
+    await asyncio.wait_for(scheduler.wait_for_work(), 30)
+    assert not waiting.done()
+    waiting.cancel()
+
+
 async def test_without_a_wake_up_the_poll_finds_the_task(
     scheduler: Scheduler, store: Store, outbound: SqsQueue
 ) -> None:

@@ -164,6 +164,28 @@ def test_counting_takes_a_twentieth_of_the_time_at_the_most() -> None:
     assert slow.wants_count(0.5 + 8.1)
 
 
+def test_a_slow_count_is_repeated_before_a_quarter_can_have_settled() -> None:
+    busy = window()
+    busy.learn_throughput(10_000, 0)
+    count(busy, 0, 0)
+    busy.claimed(10_000)
+    busy.count_since(0.1)
+    busy.counted(found(10_000, now=0.5), 0.1, 0.5)
+    assert not busy.wants_count(0.5 + 0.24)
+    assert busy.wants_count(0.5 + 0.26)
+
+
+def test_a_window_that_has_run_low_grows_at_once_but_threefold_at_most() -> None:
+    low = window()
+    count(low, 0, 0)
+    sizes = []
+    for now in (0.1, 0.2, 0.3):
+        low.claimed(low.size)
+        count(low, low.size // 10, now)
+        sizes.append(low.size)
+    assert sizes == [3 * FLOOR, 9 * FLOOR, 27 * FLOOR]
+
+
 # A pipeline with a clock of its own
 
 
@@ -175,7 +197,7 @@ class Seen:
     most: int
 
 
-def run_pipeline(*, slots: int, run_seconds: float, seconds: float) -> Seen:
+def run_pipeline(*, slots: int, run_seconds: float, seconds: float, count_seconds: float = 0.001) -> Seen:
     """A scheduler that claims whatever there is room for, and a fleet that runs so many tasks at once, each so long."""
     tick, way_seconds, pace_seconds = 0.02, 0.05, 10.0
     tested = window()
@@ -201,7 +223,9 @@ def run_pipeline(*, slots: int, run_seconds: float, seconds: float) -> Seen:
             if tested.wants_count(now):
                 since = (tested.count_since(now) - EPOCH).total_seconds()
                 young = [at for at in claimed_at.values() if at >= since]
-                tested.counted(found(len(young), sum(at < now - AGED_SECONDS for at in young), now), now, now + 0.001)
+                tested.counted(
+                    found(len(young), sum(at < now - AGED_SECONDS for at in young), now), now, now + count_seconds
+                )
             room = min(2000, tested.room)
             for _ in range(room):
                 claimed_at[number] = now
@@ -226,3 +250,8 @@ def test_workers_are_kept_busy_and_no_more_is_in_flight_than_that_needs(
     assert seen.busy > 0.95
     throughput = slots / run_seconds
     assert seen.most < max(FLOOR, 1.3 * throughput * (1 + 2 * run_seconds)) + 2000
+
+
+def test_workers_are_kept_busy_while_counts_are_slow() -> None:
+    seen = run_pipeline(slots=400, run_seconds=0.02, seconds=10, count_seconds=0.06)
+    assert seen.busy > 0.95
