@@ -347,13 +347,10 @@ class Runner:
             batch.begin_span(self._spans).activate()
         for attempt in batch.attempts:
             attempt.output = self._outputs.begin(attempt, handler.output, is_alone=False)
+        # Made when it is asked for: it takes longer than the rest, and most batched handlers need none.
+        context_of, answer = self._context, partial(self._on_loop, self._answer_early, batch)
         calls = [
-            Call(
-                self._context(attempt),
-                attempt.params,
-                partial(self._on_loop, self._answer_early, batch, attempt),
-            )
-            for attempt in batch.attempts
+            Call(partial(context_of, attempt), attempt.params, partial(answer, attempt)) for attempt in batch.attempts
         ]
         function = partial(handler.function, calls, **self.resources.values(handler.injected))
         entered = enter_hooks([call.ctx for call in calls]) if HOOKS else ()

@@ -125,6 +125,20 @@ def test_a_handler_of_a_batch_can_be_tried_by_itself() -> None:
     assert [call.params.n for call in calls] == [call.ctx.task_id for call in calls]
 
 
+def test_the_context_of_a_call_is_made_when_it_is_asked_for_and_once() -> None:
+    made: list[Context] = []
+
+    def make() -> Context:
+        made.append(Context(7, 1, "act"))
+        return made[-1]
+
+    call = Call(make, {"n": 1})
+    call.answer("no one waits for it")
+    assert not made
+    assert call.ctx is call.ctx is made[0]
+    assert repr(call) == "Call(task_id=7, params={'n': 1})"
+
+
 class World:
     """A runner whose answers are caught."""
 

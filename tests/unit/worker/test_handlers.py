@@ -297,6 +297,16 @@ class Opaque:
     pass
 
 
+def test_a_value_that_does_not_fit_is_named_by_its_own_path() -> None:
+    def handler(sizes: dict[str, list[int]], count: int | None = None) -> None: ...
+
+    assert fit(handler, '{"sizes":{"a":[1]},"count":null}') == ([], {"sizes": {"a": [1]}, "count": None})
+    expected = "is wrong: Expected `int`, got `str` - at `$[...][0]`"
+    assert misfit(handler, '{"sizes":{"a":["1"]}}') == ("sizes", expected)
+    assert misfit(handler, '{"sizes":[]}') == ("sizes", "is wrong: Expected `object`, got `array`")
+    assert misfit(handler, '{"sizes":{},"count":"1"}') == ("count", "is wrong: Expected `int | null`, got `str`")
+
+
 def test_annotated_parameters_are_converted() -> None:
     def handler(
         ctx: Context,

@@ -309,20 +309,37 @@ class Context:
         self.emit(chunk)
 
 
-@dataclass(frozen=True, slots=True)
 class Call(Generic[Params]):
-    """One task of a batch. params: its payload, checked and converted to the type in ``list[Call[...]]``."""
+    """One task of a batch. params: its payload, checked and converted to the type in ``list[Call[...]]``.
 
-    ctx: Context
-    params: Params
-    _answer: Callable[[Any], None] = field(default=lambda outcome: None, repr=False, compare=False)
+    ctx: what the handler may do with this task; or a function that makes it when it is first asked for.
+    """
+
+    __slots__ = ("_answer", "_ctx", "params")
+
+    def __init__(
+        self, ctx: Context | Callable[[], Context], params: Params, _answer: Callable[[Any], None] | None = None
+    ) -> None:
+        self._ctx = ctx
+        self.params = params
+        self._answer = _answer
+
+    @property
+    def ctx(self) -> Context:
+        if not isinstance(self._ctx, Context):
+            self._ctx = self._ctx()
+        return self._ctx
+
+    def __repr__(self) -> str:
+        return f"Call(task_id={self.ctx.task_id}, params={self.params!r})"
 
     def answer(self, outcome: Any) -> None:
         """Answer this task now, while the handler still works on others of the batch; from any thread.
 
         outcome: as in the list that the handler returns, whose entry for this task is ignored then.
         """
-        self._answer(outcome)
+        if self._answer is not None:
+            self._answer(outcome)
 
 
 def _call_of(action: Any, payload: Any = None, **options: Any) -> tuple[Any, Any, dict[str, Any]]:

@@ -6,7 +6,6 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -261,7 +260,7 @@ def converter(wanted: Any) -> Callable[[Any], Any] | None:
     """Converts decoded JSON to a type, or raises msgspec.ValidationError; None for a type that any value fits."""
     if wanted is Any or wanted is object or isinstance(wanted, typing.TypeVar):
         return None
-    return partial(msgspec.convert, type=wanted) if is_checked_by_msgspec(wanted) else _by_pydantic(wanted)
+    return _by_msgspec(wanted) if is_checked_by_msgspec(wanted) else _by_pydantic(wanted)
 
 
 def is_checked_by_msgspec(wanted: Any) -> bool:
@@ -270,6 +269,19 @@ def is_checked_by_msgspec(wanted: Any) -> bool:
         with suppress(Exception):  # msgspec raises several kinds for what it cannot check
             return not _holds_custom(msgspec.inspect.type_info(wanted), set())
     return False
+
+
+def _by_msgspec(wanted: Any) -> Callable[[Any], Any]:
+    # Of a struct it keeps what it has found out; any other type it would analyse again for each value.
+    holder: Any = msgspec.defstruct("Holder", [("value", wanted)])
+
+    def convert(value: Any) -> Any:
+        try:
+            return msgspec.convert({"value": value}, holder).value
+        except msgspec.ValidationError:
+            return msgspec.convert(value, wanted)  # says where in the value it does not fit
+
+    return convert
 
 
 def _by_pydantic(wanted: Any) -> Callable[[Any], Any]:
