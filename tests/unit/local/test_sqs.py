@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import zipfile
@@ -274,6 +275,31 @@ def ask(server: EmbeddedSqs, method: str, path: str, **headers: str) -> tuple[in
 def test_a_program_with_the_access_key_is_served(guarded: EmbeddedSqs) -> None:
     for host in (f"127.0.0.1:{guarded.port}", "localhost", "[::1]:80"):
         assert ask(guarded, "POST", "/", Host=host)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "refused"),
+    [
+        (r'"tab\t and newline\n, zß水 \ud83d\ude00 \u00a0"', None), (r'"\u0001"', "InvalidMessageContents"),
+        (r'"\ufffe"', "InvalidMessageContents"), (r'"half a pair \ud800"', "InvalidMessageContents"),
+        ('""', "MissingParameter"), ('"cut off', "QueueDoesNotExist"),
+    ],
+)  # fmt: skip
+def test_a_body_is_taken_as_it_is_or_refused(guarded: EmbeddedSqs, body: str, refused: str | None) -> None:
+    url = client(guarded).create_queue(QueueName="bodies")["QueueUrl"]
+    call = f'{{"QueueUrl":"{url}","MessageBody":{body}}}'
+    headers = {"Authorization": authorization(guarded.access_key_id), "X-Amz-Target": "AmazonSQS.SendMessage"}
+    connection = http.client.HTTPConnection(HOST, guarded.port, timeout=30)
+    connection.request("POST", "/", call.encode(), headers)
+    reply = connection.getresponse()
+    told = reply.read().decode()
+    connection.close()
+    if refused is None:
+        assert reply.status == 200, told
+        assert bodies(guarded, url) == {json.loads(body)}
+    else:
+        assert reply.status == 400, told
+        assert re.search(refused, told), told
 
 
 @pytest.mark.parametrize(
