@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from penstock.brokers.base import Message, Queue
 from penstock.brokers.consumer import Consumer, Uncommitted
 from penstock.db.notify import Notifier
@@ -112,7 +114,7 @@ class Submitter(Consumer):
         await take_in(inbound, self._store.codec, self._settings, self._store.session)
         trace = None if active.active() is None else of_headers(message.attributes)
         if trace is not None:
-            inbound.tasks = [replace(task, trace=trace.text) for task in inbound.tasks]
+            inbound.tasks = [msgspec.structs.replace(task, trace=trace.text) for task in inbound.tasks]
             inbound.changes = [wanted._replace(change=_traced(wanted.change, trace.text)) for wanted in inbound.changes]
         return inbound
 
@@ -128,7 +130,7 @@ def _traced(change: Any, trace: str) -> Any:
     """The change, with the trace in the tasks of a workflow that it creates."""
     if not isinstance(change, CreateWorkflow):
         return change
-    steps = [replace(step, task=step.task and replace(step.task, trace=trace)) for step in change.steps]
+    steps = [replace(step, task=step.task and msgspec.structs.replace(step.task, trace=trace)) for step in change.steps]
     return replace(change, steps=steps)
 
 

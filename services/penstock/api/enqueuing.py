@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store

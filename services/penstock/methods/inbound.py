@@ -4,12 +4,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.db.context import within
 from penstock.db.session import OpenSession, Session

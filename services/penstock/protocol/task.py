@@ -5,6 +5,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
+import msgspec
+
 DEFAULT_MAX_ATTEMPTS = 10
 MAX_ATTEMPTS_LIMIT = 1000
 PRIORITY_MIN, PRIORITY_MAX = -32768, 32767
@@ -48,8 +50,7 @@ SHOWN_STATES: dict[str, str] = {State.ERROR: "retrying", State.CRITICAL_ERROR: "
 FINAL_STATES = frozenset({State.SUCCESS, State.CRITICAL_ERROR, State.CANCELLED})
 
 
-@dataclass(frozen=True, slots=True)
-class NewTask:
+class NewTask(msgspec.Struct, frozen=True):
     """A task to enqueue, checked. payload: JSON text of an object or array. labels: JSON text of text by text.
 
     run_at: not before this instant; delay_seconds: the same, from the database's clock; never both. expires_at: not

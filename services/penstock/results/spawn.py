@@ -4,10 +4,11 @@ Those of a step become its children, made when its workflow advances; those of a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from asyncpg import Record
+from msgspec.structs import replace
 
 from penstock.db.session import Session
 from penstock.payloads.codec import aad_of

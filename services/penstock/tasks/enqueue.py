@@ -3,9 +3,9 @@
 import asyncio
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import asyncpg
+from msgspec.structs import replace
 
 from penstock.db.session import Session
 from penstock.payloads.codec import payload_aad

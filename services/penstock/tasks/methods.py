@@ -2,11 +2,11 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.db.context import Context, ServingContext
 from penstock.db.session import Session
