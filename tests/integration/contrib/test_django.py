@@ -112,12 +112,17 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "SECRET_KEY": "of a test",
         "DATABASE_URL": "postgresql://nobody@localhost/no",
     }
+    zone = os.environ.get("TZ")
     os.environ.update(given)
     django.setup()
     yield folder
     sys.path.remove(str(folder))
     for name in given:
         del os.environ[name]
+    os.environ.pop("TZ", None)  # Django has set the zone of the process
+    if zone is not None:
+        os.environ["TZ"] = zone
+    time.tzset()
 
 
 def settings_of(url: str) -> dict[str, Any]:
