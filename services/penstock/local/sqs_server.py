@@ -118,11 +118,8 @@ class SqsApp:
 def _read_json(text: str | bytes) -> Any:
     try:
         return msgspec.json.decode(text)
-    except (
-        msgspec.DecodeError,
-        UnicodeDecodeError,
-    ):  # as half a surrogate pair, to which ministack has an answer
-        return json.loads(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return json.loads(text)  # half a surrogate pair, say, to which ministack has an answer of its own
 
 
 def _write_json(value: Any) -> str:

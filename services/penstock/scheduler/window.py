@@ -101,13 +101,13 @@ class Window:
             self._rate += (gone / over_seconds - self._rate) * min(1.0, over_seconds / _MEMORY_SECONDS)
             if in_flight < _LOW_SHARE * self.size < gone:
                 # Smoothed, the rate would take a second to follow workers that are faster than what they were given.
-                seen = min(gone / max(over_seconds, _LOW_SECONDS), _GROWTH * self.size / self._seconds)
+                seen = min(gone / max(over_seconds, _LOW_SECONDS), _GROWTH * self.size / self._span_seconds)
                 self._rate = max(self._rate, seen)
         self._counted_at = ended
         self._begun_at = min(self._begun_at, ended)
         self.in_flight = in_flight
         rate = max(self._rate, self._pace)
-        self.size = round(min(self._limit, max(self._floor, rate * (self._seconds + 2 * self._run_seconds))))
+        self.size = round(min(self._limit, max(self._floor, rate * self._span_seconds)))
         # Little is free before a share of the window has settled; counting must stay cheap, also if nothing does.
         until_share = _SHARE * self.size / rate if rate else ended - self._begun_at
         if self._is_whole:
@@ -115,6 +115,11 @@ class Window:
         elif rate:  # a count is slow where the machine is busy, too, and workers that wait cost more than counting
             rest = min(rest, _MOST_SHARE * self.size / rate)
         self._rest_until = ended + max(rest, min(until_share, _SHARE * self._seconds))
+
+    @property
+    def _span_seconds(self) -> float:
+        """Of throughput that the window holds, run times included."""
+        return self._seconds + 2 * self._run_seconds
 
     def claimed(self, tasks: int) -> None:
         self.in_flight += tasks

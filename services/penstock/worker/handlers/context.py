@@ -326,9 +326,10 @@ class Call(Generic[Params]):
 
     @property
     def ctx(self) -> Context:
-        if not isinstance(self._ctx, Context):
-            self._ctx = self._ctx()
-        return self._ctx
+        context = self._ctx
+        if not isinstance(context, Context):
+            context = self._ctx = context()
+        return context
 
     def __repr__(self) -> str:
         return f"Call(task_id={self.ctx.task_id}, params={self.params!r})"
