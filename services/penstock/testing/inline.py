@@ -5,11 +5,11 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from dataclasses import replace as changed
 from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace as changed
 
 from penstock.brokers.base import Outgoing
 from penstock.methods.inbound import refusal_of
