@@ -20,7 +20,7 @@ from penstock.tasks.claim import ActionThroughput, InFlight
 
 _FRESH_SECONDS = 1.0  # of a count, while it leaves room
 _MEMORY_SECONDS = 0.5  # over which the rate is smoothed
-_LOW_SHARE = 0.25  # of what was in flight: with less left, workers may have waited
+_LOW_SHARE = 0.25  # of the window: with less in flight at a count, workers may have waited
 _LOW_SECONDS = 0.1  # over which the rate is taken then, at least
 _GROWTH = 3  # of the window at most then
 _REST = 20  # counting takes at most this part of the time, unless the window could run low meanwhile
