@@ -41,6 +41,16 @@ select count(*)::float8 as settled,
        percentile_cont(array[0.5, 0.99]) within group (order by extract(epoch from finished_at - run_at)) as seconds
 from penstock.task_history where finished_at > now() - make_interval(secs => $1) and attempts = 1 and workflow is null
 """
+# As above, of each quarter of the time: exact, where a mean of windows goes by when within its window a kill came.
+_QUARTERS = """
+select width_bucket(extract(epoch from finished_at), $1::float8, $2::float8, 4) as quarter,
+       count(*)::float8 as settled,
+       percentile_cont(array[0.5, 0.99, 0.999])
+           within group (order by extract(epoch from finished_at - run_at)) as seconds
+from penstock.task_history
+where finished_at >= to_timestamp($1) and finished_at < to_timestamp($2) and attempts = 1 and workflow is null
+group by 1 order by 1
+"""
 _SIZES = """
 select (select count(*) from pg_stat_activity where backend_type = 'client backend')::float8 as connections,
        pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::float8 as wal,
@@ -55,14 +65,16 @@ select (select count(*) from pg_stat_activity where backend_type = 'client backe
 class Soak:
     """rate: tasks a second. samples: figures, by instant."""
 
-    def __init__(self, stack: Stack, rate: int, every_seconds: float) -> None:
+    def __init__(self, stack: Stack, rate: int, seconds: float) -> None:
         self.stack = stack
         self.rate = rate
-        self.every_seconds = every_seconds
+        self.seconds = seconds
+        self.every_seconds = max(2.0, seconds / 360)
         self.samples: list[dict[str, Any]] = []
         self.kills: list[tuple[float, str]] = []
         self.sent = 0
         self.began = time.monotonic()
+        self.began_at = time.time()
         self._numbers = itertools.count(1)
 
     async def load(self) -> None:
@@ -104,9 +116,10 @@ class Soak:
                 raise AssertionError(f"the soak asks for what is refused: {problems[0]}")
             self.sent += len(answers) - len(problems)
 
-    async def kill_each_minute(self) -> None:
-        for name in itertools.cycle(KILLED):  # in turn, so that each quarter of the time has the same kills
-            await asyncio.sleep(60)
+    async def kill_in_turn(self) -> None:
+        pause = seconds_between_kills(self.seconds)
+        for name in itertools.cycle(KILLED):
+            await asyncio.sleep(pause)
             pid = self._pids().get(name)
             if pid is not None:
                 with contextlib.suppress(ProcessLookupError):
@@ -144,6 +157,19 @@ class Soak:
     def _pids(self) -> dict[str, int]:
         return {one["name"]: one["pid"] for one in self.stack.state()["processes"] if one["pid"] is not None}
 
+    async def quarters(self) -> list[dict[str, float | None]]:
+        """Time from due to settled in each quarter of the time."""
+        connection = await asyncpg.connect(self.stack.state()["database_url"])
+        try:
+            rows = await connection.fetch(_QUARTERS, self.began_at, self.began_at + self.seconds)
+        finally:
+            await connection.close()
+        return [
+            {"settled": row["settled"]}
+            | dict(zip(("p50_ms", "p99_ms", "p99.9_ms"), map(_ms, row["seconds"]), strict=True))
+            for row in rows
+        ]
+
     async def conclude(self) -> list[str]:
         """Problems: tasks that do not settle, invariants that are broken."""
         store, report = Store(self.stack.state()["database_url"], pool_size=1), Report()
@@ -170,6 +196,12 @@ def _ms(seconds: float | None) -> float | None:
 
 def _call(method: str, params: dict[str, Any]) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "method": method, "params": params, "id": 1}
+
+
+def seconds_between_kills(seconds: float) -> float:
+    """About a minute, so that each quarter of the time has the same kills; a minute if it is too short for that."""
+    rounds = int(seconds / 4 // (60 * len(KILLED)))
+    return seconds / 4 / rounds / len(KILLED) if rounds else 60.0
 
 
 def growth(values: list[float | None]) -> float | None:
@@ -212,8 +244,8 @@ async def run(args: argparse.Namespace, folder: Path) -> int:
         stack = Stack(folder / "stack", port=0, workers=2, apps=["tests.soak.app"], output=Output(log, colour=False))
         try:
             await stack.start()
-            soak = Soak(stack, args.rate, max(2.0, seconds / 360))
-            jobs = [soak.load(), soak.kill_each_minute(), soak.watch()]
+            soak = Soak(stack, args.rate, seconds)
+            jobs = [soak.load(), soak.kill_in_turn(), soak.watch()]
             if args.hold_minutes:
                 jobs.append(soak.hold(seconds / 4, args.hold_minutes * 60))
             tasks = [asyncio.create_task(job) for job in jobs]
@@ -222,17 +254,21 @@ async def run(args: argparse.Namespace, folder: Path) -> int:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             problems = [repr(task.exception()) for task in ended if task.exception()] + await soak.conclude()
+            quarters = await soak.quarters()
         finally:
             await stack.stop()
     shown = figures(soak.samples)
     grown = {title: {name: growth(line) for name, line in lines.items()} for title, lines in shown.items()}
+    grown["due to settled, ms"] = {
+        name: growth([one[f"{name}_ms"] for one in quarters]) for name in ("p50", "p99", "p99.9")
+    }
     args.out.mkdir(parents=True, exist_ok=True)
     title = f"{args.rate} tasks/s for {args.hours:g} h, {len(soak.kills)} kills"
     instants = [sample["at"] for sample in soak.samples]
     (args.out / "soak.svg").write_text(chart(title, instants, shown))
     report = {
         "hours": args.hours, "rate": args.rate, "hold_minutes": args.hold_minutes, "sent": soak.sent,
-        "kills": soak.kills, "problems": problems, "growth": grown, "samples": soak.samples,
+        "kills": soak.kills, "problems": problems, "growth": grown, "quarters": quarters, "samples": soak.samples,
     }  # fmt: skip
     (args.out / "soak.json").write_text(json.dumps(report, indent=1) + "\n")
     print(f"{title}; {soak.sent} requests accepted; growth from the second quarter to the last:")

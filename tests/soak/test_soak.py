@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from xml.etree import ElementTree
 
-from tests.soak.__main__ import figures, growth
+from tests.soak.__main__ import KILLED, figures, growth, seconds_between_kills
 from tests.soak.chart import chart
 
 
@@ -22,6 +22,11 @@ def test_growth_compares_the_last_quarter_with_the_second() -> None:
     assert growth([9.0, None, 10.0, 10.0, 50.0, 50.0, 12.0, None]) == 0.2
     assert growth([1.0, 2.0]) is None
     assert growth([0.0] * 8) is None
+
+
+def test_each_quarter_has_whole_rounds_of_kills() -> None:
+    assert seconds_between_kills(2 * 3600) == 1800 / (4 * len(KILLED))
+    assert seconds_between_kills(90) == 60.0
 
 
 def test_the_chart_has_a_line_for_each_figure() -> None:
