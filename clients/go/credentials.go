@@ -18,6 +18,7 @@ import (
 const (
 	refreshBefore   = 5 * time.Minute // of the end of temporary credentials
 	credentialsWait = 5 * time.Second
+	triesApart      = 30 * time.Second
 	containerHost   = "http://169.254.170.2"
 	instanceHost    = "http://169.254.169.254"
 )
@@ -32,10 +33,11 @@ type credentials struct {
 
 // provider finds credentials and keeps them until shortly before they end.
 type provider struct {
-	mu     sync.Mutex
-	kept   credentials
-	getenv func(string) string
-	region string
+	mu      sync.Mutex
+	kept    credentials
+	nextTry time.Time // after one that failed while the kept ones are valid
+	getenv  func(string) string
+	region  string
 }
 
 // get returns credentials of the first source that is configured: PENSTOCK_SQS_ACCESS_KEY, AWS_ACCESS_KEY_ID,
@@ -46,6 +48,10 @@ func (p *provider) get(ctx context.Context) (credentials, error) {
 	if p.kept.AccessKeyID != "" && (p.kept.Expiration.IsZero() || time.Until(p.kept.Expiration) > refreshBefore) {
 		return p.kept, nil
 	}
+	isValid := p.kept.AccessKeyID != "" && time.Now().Before(p.kept.Expiration)
+	if isValid && time.Now().Before(p.nextTry) {
+		return p.kept, nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, credentialsWait)
 	defer cancel()
 	found, err := p.find(ctx)
@@ -53,7 +59,8 @@ func (p *provider) get(ctx context.Context) (credentials, error) {
 		err = errors.New("the answer has no AccessKeyId or no SecretAccessKey")
 	}
 	if err != nil {
-		if p.kept.AccessKeyID != "" && time.Now().Before(p.kept.Expiration) {
+		if isValid {
+			p.nextTry = time.Now().Add(triesApart)
 			return p.kept, nil
 		}
 		return credentials{}, fmt.Errorf("no AWS credentials: %w; set AWS_ACCESS_KEY_ID, or give the task or instance a role", err)

@@ -98,3 +98,20 @@ func TestARefusalSaysWhereAndNotWhat(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestASourceThatFailsIsNotAskedByEachCallWhileCredentialsHold(t *testing.T) {
+	asked := 0
+	server := httptest.NewServer(http.HandlerFunc(func(answer http.ResponseWriter, _ *http.Request) {
+		asked++
+		answer.WriteHeader(http.StatusForbidden)
+	}))
+	t.Cleanup(server.Close)
+	p := providerOf(map[string]string{"AWS_CONTAINER_CREDENTIALS_FULL_URI": server.URL + "/role"})
+	p.kept = credentials{"id", "secret", "token", time.Now().Add(2 * time.Minute)}
+	for i := 0; i < 2; i++ {
+		expect(t, p, p.kept)
+	}
+	if asked != 1 {
+		t.Error(asked)
+	}
+}

@@ -37,6 +37,14 @@ func newPayloadKeys(texts []string) (payloadKeys, error) {
 	return keys, nil
 }
 
+// sealedBytes is how many bytes a text has once the pipeline has encrypted it, if it does.
+func (keys payloadKeys) sealedBytes(bytes int) int {
+	if len(keys) == 0 {
+		return bytes
+	}
+	return (bytes+headBytes+18)/3*4 + 40
+}
+
 // owner is what a value was encrypted with. older: without the tenant.
 type owner struct{ text, older string }
 

@@ -31,6 +31,8 @@ type Options struct {
 	ResultLimit int
 	// StepsLimit is in bytes of JSON, for the journal of a task, as PENSTOCK_STEPS_LIMIT_BYTES of the pipeline.
 	StepsLimit int
+	// StepsMost is how many durable steps a task may have, as PENSTOCK_STEPS_LIMIT of the pipeline.
+	StepsMost int
 	// PayloadKeys decrypt payloads: base64, as of `penstock payload-key`.
 	PayloadKeys []string
 	// Log gets each event; one line of JSON on stderr by default.
@@ -53,6 +55,7 @@ func OptionsFromEnvironment() (Options, error) {
 		TaskTimeout:   read.seconds("PENSTOCK_TASK_TIMEOUT_SECONDS"),
 		ResultLimit:   int(read.number("PENSTOCK_RESULT_LIMIT_BYTES")),
 		StepsLimit:    int(read.number("PENSTOCK_STEPS_LIMIT_BYTES")),
+		StepsMost:     int(read.number("PENSTOCK_STEPS_LIMIT")),
 	}
 	for _, key := range strings.Split(os.Getenv("PENSTOCK_PAYLOAD_KEYS"), ",") {
 		if key = strings.TrimSpace(key); key != "" {
@@ -94,6 +97,7 @@ func New(options Options) (*Worker, error) {
 	orElse(&options.TaskTimeout, 900*time.Second)
 	orElse(&options.ResultLimit, 256*1024)
 	orElse(&options.StepsLimit, 256*1024)
+	orElse(&options.StepsMost, 1000)
 	if options.Concurrency < 0 || options.Visibility < time.Second || options.Heartbeat < 0 || options.Grace < 0 {
 		return nil, fmt.Errorf(
 			"concurrency %d, visibility %s, heartbeat %s, grace %s: none may be negative, and visibility is at least 1 s",

@@ -66,6 +66,8 @@ type steps struct {
 	report      func(stepEntry) error
 	resultLimit int // bytes
 	limit       int // bytes of the journal
+	most        int // steps of a task
+	sealed      func(bytes int) int
 
 	mu          sync.Mutex
 	bytes       int         // of the journal, and of the steps of this attempt
@@ -117,6 +119,9 @@ func Sleep(ctx context.Context, duration time.Duration) error {
 	if err != nil || found {
 		return err
 	}
+	if duration < 0 { // as of time.Sleep
+		duration = 0
+	}
 	place.Result = json.RawMessage("null")
 	return s.end(&suspension{"suspend", map[string]any{"seconds": duration.Seconds()}, &place})
 }
@@ -160,6 +165,10 @@ func (s *steps) ask(name string, isAlone bool) (place stepEntry, found bool, err
 	s.asked++
 	if found {
 		return place, true, nil
+	}
+	if s.asked > s.most {
+		s.ended = tooLarge("TooManySteps", "the task has more than %d durable steps, the limit of PENSTOCK_STEPS_LIMIT", s.most)
+		return place, false, s.ended
 	}
 	if s.underWay == 0 {
 		for _, next := range s.journal {
@@ -219,7 +228,7 @@ func (s *steps) add(place *stepEntry) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	place.Parallel = s.underWay > 1 || s.asked != place.Position+1
-	bytes := s.bytes + sizeOf(*place)
+	bytes := s.bytes + s.sealed(sizeOf(*place))
 	if bytes > s.limit {
 		return tooLarge("JournalTooLarge", "the results of the task's steps have %d bytes, PENSTOCK_STEPS_LIMIT_BYTES is %d",
 			bytes, s.limit)

@@ -318,7 +318,7 @@ func (w *Worker) answer(working context.Context, task *Task) (text string, ok bo
 		if value := recover(); value != nil && !w.ended.Load() {
 			text, ok = w.report(task, nil, panicked(value), task.steps.entries())
 		}
-		if ok {
+		if _, known := w.actions[task.Action]; ok && known {
 			w.sender.ran(cut(task.Action, 200), time.Since(began))
 		}
 	}()
@@ -374,6 +374,7 @@ func (w *Worker) outcome(working context.Context, task *Task) (json.RawMessage, 
 	if err != nil {
 		return nil, err
 	}
+	journalBytes := sizeOf(task.request.Journal...) // as it is kept
 	for at := range task.request.Journal {
 		entry := &task.request.Journal[at]
 		owner := stepOwner(task.ID, entry.Name, entry.Repetition)
@@ -393,7 +394,8 @@ func (w *Worker) outcome(working context.Context, task *Task) (json.RawMessage, 
 		journal: task.request.Journal, repetitions: map[string]int{},
 		check:       func(hasReported bool) error { return w.checkStep(ctx, task, hasReported) },
 		report:      func(entry stepEntry) error { return w.reportStep(working, task, entry) },
-		resultLimit: w.options.ResultLimit, limit: w.options.StepsLimit, bytes: sizeOf(task.request.Journal...),
+		resultLimit: w.options.ResultLimit, limit: w.options.StepsLimit, most: w.options.StepsMost,
+		bytes: journalBytes, sealed: w.keys.sealedBytes,
 	}
 	result, err := within(ctx, func() (any, error) { return found.run(ctx, params) })
 	err = task.steps.outcome(err)
@@ -504,7 +506,9 @@ func (w *Worker) drain(working context.Context, end context.CancelFunc) {
 	if last > w.options.Grace/2 {
 		last = w.options.Grace / 2
 	}
-	w.leases.release(working, func(one *lease) bool { return !one.begun })
+	giving, cancel := context.WithDeadline(working, deadline)
+	defer cancel()
+	w.leases.release(giving, func(one *lease) bool { return !one.begun })
 	for w.underWay() > 0 && time.Until(deadline) > last {
 		select {
 		case <-w.freed:
@@ -512,7 +516,7 @@ func (w *Worker) drain(working context.Context, end context.CancelFunc) {
 		}
 	}
 	w.ended.Store(true)
-	if given := w.leases.release(working, func(*lease) bool { return true }); given > 0 {
+	if given := w.leases.release(giving, func(*lease) bool { return true }); given > 0 {
 		w.options.Log("warning", "messages_given_back", map[string]any{"messages": given})
 	}
 	for w.leases.left() > 0 && time.Now().Before(deadline) {

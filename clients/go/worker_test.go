@@ -2,6 +2,7 @@ package penstock
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"strings"
@@ -243,5 +244,54 @@ func TestSettingsAreCheckedAndKeysAreNotShown(t *testing.T) {
 	_, err := New(Options{OutboundQueue: "out", ResultsQueue: "in", Region: "r", PayloadKeys: []string{"hush"}})
 	if err == nil || strings.Contains(err.Error(), "hush") {
 		t.Error(err)
+	}
+}
+
+func TestASleepThatIsOverSuspendsForNoTime(t *testing.T) {
+	worker := workerOf(t)
+	Handle(worker, "mail", func(ctx context.Context, _ int) (any, error) { return nil, Sleep(ctx, -time.Second) })
+	if text, ok := worker.answer(context.Background(), taskOf(worker, "1")); !ok || !strings.Contains(text, `"seconds":0`) {
+		t.Error(text, ok)
+	}
+}
+
+func TestATaskHasSoManyStepsAndNoMore(t *testing.T) {
+	worker := workerOf(t)
+	worker.options.StepsMost = 2
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	Handle(worker, "mail", func(ctx context.Context, _ int) (any, error) {
+		for _, name := range []string{"one", "two", "three"} {
+			if _, err := Step(ctx, name, func(context.Context) (int, error) { return 1, nil }); err != nil {
+				return nil, err
+			}
+		}
+		return nil, nil
+	})
+	task := taskOf(worker, "1")
+	task.request.Journal = []stepEntry{
+		{Name: "one", Result: json.RawMessage("1")}, {Name: "two", Position: 1, Result: json.RawMessage("1")},
+	}
+	text, ok := worker.answer(ctx, task)
+	if !ok || !strings.Contains(text, "TooManySteps") || !strings.Contains(text, `"final":true`) {
+		t.Error(text, ok)
+	}
+}
+
+func TestATaskWithoutAHandlerIsNoRunTime(t *testing.T) {
+	worker := workerOf(t)
+	failed(t, worker, "1")
+	if len(worker.sender.runTimes) != 0 {
+		t.Error(worker.sender.runTimes)
+	}
+}
+
+func TestStepsAreCountedAsThePipelineKeepsThem(t *testing.T) {
+	keys, err := newPayloadKeys([]string{base64.StdEncoding.EncodeToString(make([]byte, 32))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if keys.sealedBytes(300) < 400 || (payloadKeys{}).sealedBytes(300) != 300 {
+		t.Error(keys.sealedBytes(300))
 	}
 }

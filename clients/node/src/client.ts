@@ -154,6 +154,7 @@ const BATCH_TASKS = 1000;
 const BATCH_BYTES = 4 * 1024 * 1024; // a quarter of what the api takes by default
 const TOO_MUCH = [-32013, -32600]; // at once: the request is too large, or its batch too long
 const TOO_OFTEN = -32029;
+const AWAY = [-32603, -32026]; // of one entry: it was not done, or that is unknown
 const BUSY = [TOO_OFTEN, -32025]; // too many requests, too many that wait for results
 const RETRIES = 5; // of polls that fail
 
@@ -181,7 +182,7 @@ export class Client<A extends Actions = Actions> {
 
   /** `url`: of the api; default PENSTOCK_API_URL, else http://127.0.0.1:8080. */
   constructor(url?: string, options: ClientOptions = {}) {
-    this.base = (url ?? process.env["PENSTOCK_API_URL"] ?? "http://127.0.0.1:8080").replace(/\/(rpc)?$/, "");
+    this.base = (url || process.env["PENSTOCK_API_URL"] || "http://127.0.0.1:8080").replace(/\/(rpc)?$/, "");
     const key = options.apiKey ?? process.env["PENSTOCK_API_KEY"];
     this.headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
     this.timeout = options.timeout ?? 30;
@@ -195,7 +196,7 @@ export class Client<A extends Actions = Actions> {
   }
 
   /** Add a task; it is committed when this returns. */
-  enqueue<N extends keyof A & string>(action: N, payload: A[N]["payload"], options: EnqueueOptions = {}): Promise<Enqueued> {
+  async enqueue<N extends keyof A & string>(action: N, payload: A[N]["payload"], options: EnqueueOptions = {}): Promise<Enqueued> {
     return this.call("enqueue", { action, payload, ...params(options) });
   }
 
@@ -211,8 +212,18 @@ export class Client<A extends Actions = Actions> {
     while (todo.length > 0) {
       const [start, end] = todo.pop()!;
       try {
-        results.push(...(await this.batch(texts.slice(start, end), start)));
+        const answers = await this.batch(texts.slice(start, end), start);
+        results.push(...answers);
+        // To a batch, an api without its database says so in the answer of each entry.
+        const isLost = (one: Enqueued | RpcError): one is RpcError => one instanceof RpcError && AWAY.includes(one.code);
+        const lost = answers.find(isLost);
+        if (lost) {
+          const unsent = [...tasks.slice(start, end).filter((_, at) => isLost(answers[at]!)), ...tasks.slice(end)];
+          const problem = `${unsent.length} of ${tasks.length} tasks were not accepted: ${lost.message}`;
+          throw new Unfinished(problem, results, unsent, lost);
+        }
       } catch (error) {
+        if (error instanceof Unfinished) throw error;
         if (error instanceof Unavailable || (error instanceof RpcError && error.code === TOO_OFTEN)) {
           const problem = `${tasks.length - start} of ${tasks.length} tasks were not accepted: ${error.message}`;
           throw new Unfinished(problem, results, tasks.slice(start), error);
@@ -362,8 +373,12 @@ function batches(texts: string[]): [number, number][] {
   return found;
 }
 
-/** Options under the names of the wire. */
+/** Options under the names of the wire. Throws a RangeError for what JSON would make null of, which means that it is not given. */
 function params(options: EnqueueOptions): Record<string, unknown> {
   const named = Object.entries(options).filter(([, value]) => value !== undefined);
+  for (const [name, value] of named) {
+    const isNumeric = value instanceof Date || typeof value === "number";
+    if (isNumeric && !Number.isFinite(Number(value))) throw new RangeError(`${name} is ${String(value)}`);
+  }
   return Object.fromEntries(named.map(([name, value]) => [name.replace(/[A-Z]/g, (char) => `_${char.toLowerCase()}`), value]));
 }

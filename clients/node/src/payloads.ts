@@ -58,6 +58,11 @@ export class Payloads {
     }
   }
 
+  /** Bytes of a text once the pipeline has encrypted it, if it does. */
+  sealedBytes(bytes: number): number {
+    return this.keys.size === 0 ? bytes : 4 * Math.ceil((bytes + HEAD_BYTES + TAG_BYTES) / 3) + 40;
+  }
+
   /** A value as its handler sees it. Throws a Refusal for one that cannot be opened. */
   async open(value: Json, owner: Owner): Promise<Json> {
     if (typeof value !== "string" || !value.startsWith(MARK)) return value;

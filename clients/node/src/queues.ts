@@ -103,6 +103,9 @@ export class ResultSender {
     const failed = new Map<number, Failure>();
     try {
       const answer = await this.sqs.send(new SendMessageBatchCommand({ QueueUrl: this.url, Entries: entries }));
+      // An entry in neither list may not be there: a proxy may answer 200 instead of SQS.
+      const sent = new Set((answer.Successful ?? []).map((one) => Number(one.Id)));
+      messages.forEach((_, at) => sent.has(at) || failed.set(at, { Message: "the answer does not name it" }));
       for (const one of answer.Failed ?? []) failed.set(Number(one.Id), one);
     } catch (error) {
       const whole = { Code: error instanceof Error ? error.name : "", Message: String(error) };

@@ -132,6 +132,8 @@ interface Attempt {
   abort: AbortController;
   /** When it was last reported, by performance.now(). */
   seenAt: number;
+  /** A heartbeat is on its way. */
+  beating: boolean;
 }
 
 const current = new AsyncLocalStorage<Context>();
@@ -165,14 +167,19 @@ export class Worker {
     this.log = options.log ?? logToStderr;
     this.sqs = options.sqs ?? new SQSClient({});
     this.payloads = new Payloads(options.payloads ?? {});
-    const name = options.name ?? `${hostname().replace(/[^!-~]/g, "").slice(0, 80) || "localhost"}:${process.pid}`;
+    const name = options.name || `${hostname().replace(/[^!-~]/g, "").slice(0, 80) || "localhost"}:${process.pid}`;
     this.sender = new ResultSender(this.sqs, name, this.log);
     this.leases = new Leases(this.sqs, this.options.visibilitySeconds, this.log);
   }
 
   /** A worker by the PENSTOCK_* variables that Penstock's own workers read. */
   static fromEnvironment(options: Partial<WorkerOptions> = {}, env: NodeJS.ProcessEnv = process.env): Worker {
-    const number = (name: string): number | undefined => (env[name] ? Number(env[name]) : undefined);
+    const number = (name: string): number | undefined => {
+      if (!env[name]) return undefined;
+      const value = Number(env[name]);
+      if (Number.isFinite(value) && (value > 0 || (value === 0 && name === "PENSTOCK_GRACE_SECONDS"))) return value;
+      throw new Error(`${name} is ${JSON.stringify(env[name])}: set it to a number above 0`);
+    };
     const endpoint = env["PENSTOCK_SQS_ENDPOINT_URL"];
     const region = env["PENSTOCK_AWS_REGION"];
     const [accessKeyId, secretAccessKey] = env["PENSTOCK_SQS_ACCESS_KEY"]?.split(":", 2) ?? [];
@@ -230,7 +237,7 @@ export class Worker {
     } finally {
       clearInterval(beat);
       process.off("SIGTERM", stop).off("SIGINT", stop);
-      await this.leases.close();
+      void this.leases.close(); // ends the timer; what is left was waited for
       this.log("info", "worker_stopped");
     }
   }
@@ -277,7 +284,7 @@ export class Worker {
         if (this.stopping) return;
         failures += 1;
         this.log("warning", "receive_failed", { reason: String(error) });
-        await sleep(Math.min(200 * 2 ** failures, 10_000));
+        await sleep(Math.min(200 * 2 ** failures, 10_000), undefined, { signal: this.polls.signal }).catch(() => undefined);
       }
     }
   }
@@ -317,7 +324,7 @@ export class Worker {
       return {
         id: call.id, taskId, claim, action: call.method, params: call.params ?? {}, journal: call.steps ?? [], lease,
         tenant: tenantOf(taskId), trace: traceOf(taskId), limit: limit > 0 ? limit : null,
-        abort: new AbortController(), seenAt: performance.now(),
+        abort: new AbortController(), seenAt: performance.now(), beating: false,
       };
     });
   }
@@ -447,7 +454,8 @@ export class Worker {
 
   private measureStep(attempt: Attempt, steps: Steps, entry: Entry): void {
     this.checkSize("BadResult", `the result of step ${labelOf(entry)} is`, toText(entry.error ?? entry.result));
-    const [size, limit] = [byteLength(toText([...attempt.journal, ...steps.reported, entry])), this.options.stepsLimitBytes];
+    const own = [...steps.reported, entry].reduce((sum, one) => sum + this.payloads.sealedBytes(byteLength(toText(one))), 0);
+    const [size, limit] = [byteLength(toText(attempt.journal)) + own, this.options.stepsLimitBytes];
     if (size <= limit) return;
     const problem = `the results of the task's steps are ${size} bytes; the limit is ${limit} (PENSTOCK_STEPS_LIMIT_BYTES)`;
     throw new Refusal("JournalTooLarge", problem, TOO_LARGE, { final: true });
@@ -473,16 +481,21 @@ export class Worker {
   private heartbeat(): void {
     const due = performance.now() - this.options.heartbeatSeconds * 1000 * 0.8;
     for (const attempt of this.attempts) {
-      if (attempt.seenAt < due && attempt.lease.begun) void this.progress(attempt);
+      if (attempt.seenAt < due && attempt.lease.begun && !attempt.beating) {
+        attempt.beating = true;
+        void this.progress(attempt).finally(() => (attempt.beating = false));
+      }
     }
   }
 
   // Stopping
 
   private async drain(): Promise<void> {
-    await this.leases.release([...this.leases.all].filter((lease) => !lease.begun));
     const grace = this.options.graceSeconds * 1000;
     const deadline = performance.now() + grace;
+    const bounded = (work: Promise<void>): Promise<void> =>
+      Promise.race([work, sleep(Math.max(100, deadline - performance.now()), undefined, { ref: false })]);
+    await bounded(this.leases.release([...this.leases.all].filter((lease) => !lease.begun)));
     const empty = new Promise<void>((resolve) => {
       this.idle = () => this.attempts.size === 0 && resolve();
       this.idle();
@@ -494,8 +507,8 @@ export class Worker {
     for (const attempt of this.attempts) attempt.abort.abort(new LeaseLost("the worker stops"));
     const unfinished = [...this.leases.all].filter((lease) => lease.open > 0);
     if (unfinished.length > 0) this.log("warning", "messages_given_back", { messages: unfinished.length });
-    await this.leases.release(unfinished);
-    await Promise.race([this.leases.close(), sleep(Math.max(100, deadline - performance.now()), undefined, { ref: false })]);
+    await bounded(this.leases.release(unfinished));
+    await bounded(this.leases.close());
   }
 }
 

@@ -175,3 +175,29 @@ test("an answer that is not the api's is none: nothing is accepted, and waiting 
 test("an api that is not there is unavailable", async () => {
   await assert.rejects(new Client("http://127.0.0.1:1", { timeout: 5 }).status(1), Unavailable);
 });
+
+test("an option that is no time and no number is refused, and not sent as none", async () => {
+  const nowhere = new Client("http://127.0.0.1:1");
+  await assert.rejects(nowhere.enqueue("a", {}, { runAt: new Date("x") }), RangeError);
+  await assert.rejects(nowhere.enqueue("a", {}, { delay: NaN }), RangeError);
+});
+
+test("tasks that an api without its database did not take are unsent", async () => {
+  const error = { code: -32603, message: "Temporarily unavailable, try again", data: { ref: "r" } };
+  const server = createServer((_, answer) => {
+    answer.setHeader("Content-Type", "application/json");
+    answer.end(JSON.stringify([
+      { jsonrpc: "2.0", id: 0, result: { id: 1, state: "SCHEDULED", duplicate: false } }, { jsonrpc: "2.0", id: 1, error },
+    ]));
+  });
+  await new Promise<void>((listening) => void server.listen(0, "127.0.0.1", listening));
+  const near = new Client(`http://127.0.0.1:${(server.address() as AddressInfo).port}`);
+  const tasks = ["a", "b"].map((action) => ({ action, payload: {} }));
+  await assert.rejects(near.enqueueMany(tasks), (thrown: unknown) => {
+    assert.ok(thrown instanceof Unfinished);
+    assert.match(thrown.message, /1 of 2 tasks were not accepted: Temporarily/);
+    assert.deepEqual(thrown.unsent, [tasks[1]]);
+    return true;
+  });
+  server.close();
+});

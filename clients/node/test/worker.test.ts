@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 
-import { CreateQueueCommand, ReceiveMessageCommand, SQSClient, SendMessageCommand } from "@aws-sdk/client-sqs";
+import { CreateQueueCommand, ReceiveMessageCommand, SQSClient, SendMessageBatchCommand, SendMessageCommand } from "@aws-sdk/client-sqs";
 
 import { Worker, type WorkerOptions } from "../src/index.js";
 import { ResultSender } from "../src/queues.js";
@@ -70,6 +70,63 @@ test("queues are named, and keys are keys", () => {
   assert.throws(() => Worker.fromEnvironment({}, {}), /PENSTOCK_OUTBOUND_QUEUE must be the name or URL of a queue/);
   assert.throws(() => Worker.fromEnvironment({}, { ...QUEUES, PENSTOCK_RESULTS_QUEUE: "" }), /PENSTOCK_RESULTS_QUEUE/);
   assert.throws(() => Worker.fromEnvironment({}, { ...QUEUES, PENSTOCK_PAYLOAD_KEYS: "c2hvcnQ=" }), /32 bytes in base64/);
+  assert.throws(() => Worker.fromEnvironment({}, { ...QUEUES, PENSTOCK_TASK_TIMEOUT_SECONDS: "15m" }), /is "15m"/);
+});
+
+test("an answer that names no entry has sent none", async () => {
+  let calls = 0;
+  const sqs = { send: async () => (calls++ === 0 ? {} : { Successful: [{ Id: "0" }] }) } as unknown as SQSClient;
+  await new ResultSender(sqs, "a worker", () => undefined).send("{}");
+  assert.equal(calls, 2);
+});
+
+test("a worker whose messages cannot be deleted ends all the same, and has a name", async () => {
+  const Body = JSON.stringify({ jsonrpc: "2.0", method: "a", params: {}, id: "1:1" });
+  const messages = [{ MessageId: "1", ReceiptHandle: "r", Body }];
+  let isAway = true;
+  let name: string | undefined;
+  const sqs = {
+    send: async (command: object) => {
+      if (command instanceof ReceiveMessageCommand) return sleep(20, { Messages: messages.splice(0) });
+      if (command instanceof SendMessageBatchCommand) {
+        name = command.input.Entries![0]!.MessageAttributes!["worker"]!.StringValue;
+        return { Successful: [{ Id: "0" }] };
+      }
+      if (isAway) throw new Error("away");
+      return {};
+    },
+  } as unknown as SQSClient;
+  const queues = { outboundQueue: "http://q/out", resultsQueue: "http://q/in" };
+  const worker = new Worker({ ...queues, sqs, name: "", log: () => undefined, graceSeconds: 1 }).action("a", () => 1);
+  const running = worker.run().then(() => "ended");
+  await sleep(200);
+  worker.stop();
+  assert.equal(await Promise.race([running, sleep(5000, "hangs", { ref: false })]), "ended");
+  assert.ok(name);
+  isAway = false; // lets the deletion end, and with it this file
+});
+
+test("steps are counted as the pipeline keeps them", async () => {
+  const key = Buffer.alloc(32).toString("base64");
+  const reports: any[] = [];
+  const Body = JSON.stringify({ jsonrpc: "2.0", method: "a", params: {}, id: "1:1" });
+  const messages = [{ MessageId: "1", ReceiptHandle: "r", Body }];
+  const sqs = {
+    send: async (command: object) => {
+      if (command instanceof ReceiveMessageCommand) return sleep(20, { Messages: messages.splice(0) });
+      if (!(command instanceof SendMessageBatchCommand)) return {};
+      for (const one of command.input.Entries!) reports.push(...[JSON.parse(one.MessageBody!)].flat());
+      return { Successful: command.input.Entries!.map(({ Id }) => ({ Id })) };
+    },
+  } as unknown as SQSClient;
+  const queues = { outboundQueue: "http://q/out", resultsQueue: "http://q/in" };
+  const options = { ...queues, sqs, log: () => undefined, graceSeconds: 1, stepsLimitBytes: 1000, payloads: { keys: [key] } };
+  const worker = new Worker(options).action("a", (_, ctx) => ctx.step("s", () => "x".repeat(800)));
+  const running = worker.run();
+  while (!reports.some((one) => one.error)) await sleep(20);
+  worker.stop();
+  await running;
+  assert.equal(reports.find((one) => one.error).error.data.type, "JournalTooLarge");
 });
 
 test("an action has one handler, and a worker without SQS ends when it is told to", async () => {

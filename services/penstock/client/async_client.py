@@ -33,7 +33,7 @@ class AsyncClient(Methods[AsyncAnswer]):
         self.workflows: WorkflowMethods[AsyncAnswer] = WorkflowMethods(self._run)
         self._timeout = timeout
         # Retries a refused connection only, when nothing was sent yet; anything later could be done twice.
-        transport = httpx.AsyncHTTPTransport(retries=1)
+        transport = httpx.AsyncHTTPTransport(retries=1, limits=exchanges.LIMITS)
         self._http = httpx.AsyncClient(headers=exchanges.http_headers(api_key), transport=transport)
         self._results = AsyncResults(self._run, timeout)
 
@@ -137,4 +137,6 @@ class AsyncClient(Methods[AsyncAnswer]):
             response = await self._http.post(
                 f"{self.url}/rpc", content=body, timeout=self._timeout + seconds, headers=exchanges.trace_headers()
             )
-        return exchanges.answer_of(self.url, response.status_code, response.content)
+        answer = exchanges.answer_of(self.url, response.status_code, response.content)
+        self._results.is_reached = True
+        return answer

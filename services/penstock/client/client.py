@@ -34,7 +34,7 @@ class Client(Methods[Answer]):
         self.workflows: WorkflowMethods[Answer] = WorkflowMethods(self._run)
         self._timeout = timeout
         # Retries a refused connection only, when nothing was sent yet; anything later could be done twice.
-        transport = httpx.HTTPTransport(retries=1)
+        transport = httpx.HTTPTransport(retries=1, limits=exchanges.LIMITS)
         self._http = httpx.Client(headers=exchanges.http_headers(api_key), transport=transport)
         self._results = Results(self._run, timeout)
 
@@ -138,4 +138,6 @@ class Client(Methods[Answer]):
             response = self._http.post(
                 f"{self.url}/rpc", content=body, timeout=self._timeout + seconds, headers=exchanges.trace_headers()
             )
-        return exchanges.answer_of(self.url, response.status_code, response.content)
+        answer = exchanges.answer_of(self.url, response.status_code, response.content)
+        self._results.is_reached = True
+        return answer

@@ -55,5 +55,10 @@ async def _open() -> AsyncGenerator[AsyncClient, None]:
     """Yield a client, which is closed with the loop: asyncio.run() and its like close the generators that are open."""
     from penstock.client.async_client import AsyncClient
 
+    loop = asyncio.get_running_loop()
     async with AsyncClient(**_arguments) as opened:
-        yield opened
+        try:
+            yield opened
+        finally:  # a generator refers to its loop, so the entry would keep both
+            if (kept := _by_loop.get(loop)) is not None and kept[0] is opened:
+                del _by_loop[loop]

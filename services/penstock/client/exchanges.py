@@ -29,6 +29,11 @@ Params = Mapping[str, Any] | Sequence[Any] | None
 T = TypeVar("T")
 Exchange = Generator[tuple[str | None, float], Any, T]
 
+_AWAY = (errors.INTERNAL_ERROR, errors.OVERLOADED)  # of one entry: it was not done, or that is unknown
+
+LIMITS = httpx.Limits(max_keepalive_connections=20)
+"""Of connections: any number at once, for each long poll and each stream holds one."""
+
 _KINDS: dict[int, type[errors.RpcError]] = {
     kind.code: kind
     for kind in vars(errors).values()
@@ -125,7 +130,7 @@ def enqueueing(tasks: Iterable[Mapping[str, Any]]) -> Exchange[list[Accepted | e
     while todo:
         start, end = todo.pop()
         try:
-            results += read(Accepted, (yield from _batch(texts[start:end], first=start)))
+            answers = read(Accepted, (yield from _batch(texts[start:end], first=start)))
         except (errors.Unavailable, errors.RateLimited) as exc:
             problem = f"{len(entries) - start} of {len(entries)} tasks were not accepted: {exc}"
             raise Unfinished(problem, results, entries[start:]) from exc
@@ -136,6 +141,14 @@ def enqueueing(tasks: Iterable[Mapping[str, Any]]) -> Exchange[list[Accepted | e
                 continue
             middle = (start + end) // 2
             todo += [(middle, end), (start, middle)]
+            continue
+        results += answers
+        # To a batch, an api without its database says so in the answer of each entry.
+        lost = [n for n, one in enumerate(answers, start) if isinstance(one, errors.RpcError) and one.code in _AWAY]
+        if lost:
+            unsent = [*(entries[n] for n in lost), *entries[end:]]
+            problem = f"{len(unsent)} of {len(entries)} tasks were not accepted: {results[lost[0]]}"
+            raise Unfinished(problem, results, unsent)
     return results
 
 

@@ -18,6 +18,7 @@ POLL_TASKS = 1000  # of one long poll
 POLL_SECONDS = 20.0  # of one long poll; load balancers close what is silent for 60
 _GATHER_SECONDS = 0.01
 _LONGEST_GATHER_SECONDS = 0.16
+_ANSWER_SECONDS = 0.3  # an api gathers answers for a tenth of a second
 
 Outcome = dict[str, Any]
 
@@ -28,11 +29,14 @@ def settled(outcome: Mapping[str, Any]) -> bool:
 
 
 class PollPauses:
-    """Pauses between polls that fail. outage_seconds: after a longer outage of the api its error is raised."""
+    """Pauses between polls that fail. outage_seconds: after a longer outage of the api its error is raised.
 
-    def __init__(self, outage_seconds: float) -> None:
+    is_reached: the api has answered the client before; else its first error is raised.
+    """
+
+    def __init__(self, outage_seconds: float, *, is_reached: bool) -> None:
         self._outage_seconds = outage_seconds
-        self._answered_at: float | None = None
+        self._answered_at = monotonic() if is_reached else None
         self._pauses = Pauses(first_seconds=0.2, longest_seconds=2.0)
 
     def answered(self) -> None:
@@ -57,11 +61,12 @@ class Results:
     def __init__(self, run: Callable[[Exchange[Any]], Any], call_seconds: float) -> None:
         self._run = run
         self._call_seconds = call_seconds
+        self.is_reached = False
 
     def outcome(self, task_id: int, timeout: float | None) -> Outcome:
         """Wait until a task has settled. Raises ResultTimeout, and what a call raises."""
         deadline = math.inf if timeout is None else monotonic() + timeout
-        pauses = PollPauses(self._call_seconds)
+        pauses = PollPauses(self._call_seconds, is_reached=self.is_reached)
         while True:
             wait_seconds = round(max(0.0, min(POLL_SECONDS, deadline - monotonic())), 3)
             try:
@@ -89,6 +94,7 @@ class AsyncResults:
     def __init__(self, run: Callable[[Exchange[Any]], Awaitable[Any]], call_seconds: float) -> None:
         self._run = run
         self._call_seconds = call_seconds
+        self.is_reached = False
         self.polls: list[_SharedPoll] = []
 
     async def outcome(self, task_id: int | str, timeout: float | None) -> Outcome:
@@ -97,7 +103,8 @@ class AsyncResults:
         task_id = read_id(task_id if isinstance(task_id, str) else operator.index(task_id), "id")
         poll = next((poll for poll in self.polls if poll.takes(task_id)), None)
         if poll is None:
-            poll = _SharedPoll(self._run, self._call_seconds, ended=self.polls.remove)
+            pauses = PollPauses(self._call_seconds, is_reached=self.is_reached)
+            poll = _SharedPoll(self._run, pauses, ended=self.polls.remove)
             self.polls.append(poll)
         try:
             async with asyncio.timeout(timeout):
@@ -122,19 +129,21 @@ class _SharedPoll:
     """One long poll after the other, for up to a thousand tasks.
 
     A task that is added during a poll interrupts it, and the next poll asks for all; tasks that are added in quick
-    succession are gathered, the longer the more there are. ended: called when no one waits any more.
+    succession are gathered, the longer the more there are, and a poll right after another has time for its answer.
+    ended: called when no one waits any more.
     """
 
     def __init__(
         self,
         run: Callable[[Exchange[Any]], Awaitable[Any]],
-        call_seconds: float,
+        pauses: PollPauses,
         *,
         ended: Callable[[_SharedPoll], None],
     ) -> None:
         self._run = run
         self._ended = ended
-        self._pauses = PollPauses(call_seconds)
+        self._pauses = pauses
+        self._is_crowded = False  # the api takes no more waits: what has settled is asked for without one
         self._waiting: dict[int, set[asyncio.Future[Outcome]]] = {}
         self._added = asyncio.Event()
         self._closed = False
@@ -169,8 +178,10 @@ class _SharedPoll:
         try:
             while self._waiting:
                 await asyncio.sleep(gather_seconds)
+                if not self._waiting:
+                    break
                 self._added.clear()
-                answered = await self._ask_once()
+                answered = await self._ask_once(_ANSWER_SECONDS if gather_seconds else 0.0)
                 # A caller that adds tasks one at a time is given time to add more.
                 gather_seconds = (
                     0.0 if answered else min(_LONGEST_GATHER_SECONDS, max(_GATHER_SECONDS, 2 * gather_seconds))
@@ -182,17 +193,19 @@ class _SharedPoll:
                 self._closed = True
                 self._ended(self)
 
-    async def _ask_once(self) -> bool:
-        """Ask for all tasks; returns False when a new task interrupted it."""
-        params = {"ids": [*self._waiting], "timeout": POLL_SECONDS, "wait": "any"}
+    async def _ask_once(self, least_seconds: float) -> bool:
+        """Ask for all tasks; returns False when a new task interrupted it, after so many seconds at the earliest."""
+        params = {"ids": [*self._waiting], "timeout": 0 if self._is_crowded else POLL_SECONDS, "wait": "any"}
         asking = asyncio.ensure_future(self._run(calling("result", params, extra_seconds=POLL_SECONDS)))
         adding = asyncio.ensure_future(self._added.wait())
         try:
+            await asyncio.wait((asking,), timeout=least_seconds)
             await asyncio.wait((asking, adding), return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
                 return False
             outcomes = asking.result()
         except PenstockError as exc:
+            self._is_crowded = isinstance(exc, TooManyWaits)
             try:
                 await asyncio.sleep(self._pauses.seconds_after(exc))
             except PenstockError:
@@ -203,6 +216,7 @@ class _SharedPoll:
                 task.cancel()
             await asyncio.wait((asking, adding))
         self._pauses.answered()
+        self._is_crowded = False
         for outcome in outcomes:
             if outcome["state"] is None:
                 self._settle(outcome["id"], TaskNotFound(outcome["id"]))

@@ -46,8 +46,8 @@ class Workflow:
     ) -> Step:
         """Add a step. name: None for its action, with a number if that is taken.
 
-        options: results_as, errors_as, on_failure, compensate, and those of ``enqueue`` but unique_key, unique and
-        on_duplicate. Raises ValueError for a name that is taken.
+        options: results_as, errors_as, on_failure, compensate, and those of ``enqueue`` but unique_key, unique,
+        on_duplicate and tenant. Raises ValueError for a name that is taken.
         """
         members = {"action": action} | ({} if payload is None else {"payload": payload}) | prepared(options)
         return self._add(action.replace("/", "-") if name is None else name, name is None, members, after)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from penstock.db.credentials import Passwords
+from penstock.protocol.errors import Unavailable
 from penstock.protocol.schema import DEFAULT, renamed
 from penstock.settings.values import query_of
 
@@ -33,7 +34,8 @@ async def connect(
     """As ``asyncpg.connect``; of several hosts the first that takes writes, unless the URL asks for another kind.
 
     A host that does not answer within a second does not keep the next one waiting. passwords: None for those of the
-    URL. schema: that statements are run in. Raises as the driver does, and Unavailable without a password.
+    URL. schema: that statements are run in. Raises as the driver does, and Unavailable without a password or in
+    time.
     """
     options["connection_class"] = _renaming(schema, options.get("connection_class", asyncpg.Connection))
     urls, asked = _urls_of_hosts(url), query_of(url).get("target_session_attrs")
@@ -43,9 +45,12 @@ async def connect(
         known = {url: given[0], **dict(zip(urls, given, strict=True))}
     if len(urls) > 1 and asked is None:
         options["target_session_attrs"] = "read-write"
-    async with asyncio.timeout(timeout):
-        # prefer-standby is about all hosts together, so the driver tries them.
-        connection = await _first_of([url] if asked == "prefer-standby" else urls, known, options)
+    try:
+        async with asyncio.timeout(timeout):
+            # prefer-standby is about all hosts together, so the driver tries them.
+            connection = await _first_of([url] if asked == "prefer-standby" else urls, known, options)
+    except TimeoutError:  # no statement is slow, so no entry of a batch is to blame
+        raise Unavailable(f"Postgres took no connection within {timeout:g} s") from None
     transport = connection._transport
     if (found := transport.get_extra_info("socket")) is not None and found.family != socket.AF_UNIX:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

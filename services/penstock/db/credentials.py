@@ -85,7 +85,7 @@ def _aws() -> Any:
 def _iam_token(url: str, region: str | None) -> str:
     """A token for the host, port and user of the URL, signed on this machine."""
     from botocore.awsrequest import prepare_request_dict
-    from botocore.exceptions import BotoCoreError
+    from botocore.exceptions import BotoCoreError, ClientError
     from botocore.model import ServiceId
     from botocore.signers import RequestSigner
 
@@ -102,6 +102,6 @@ def _iam_token(url: str, region: str | None) -> str:
         request = _TOKEN_REQUEST | {"body": {"Action": "connect", "DBUser": unquote(parts.username or "")}}
         prepare_request_dict(request, f"https://{parts.hostname}:{parts.port or 5432}")
         signed: str = signer.generate_presigned_url(request, "connect", expires_in=_TOKEN_SECONDS)
-    except BotoCoreError as exc:
+    except (BotoCoreError, ClientError) as exc:
         raise Unavailable(f"{PREFIX}DATABASE_IAM cannot sign: {type(exc).__name__}") from exc
     return signed.removeprefix("https://")

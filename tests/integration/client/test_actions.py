@@ -274,6 +274,7 @@ def test_each_event_loop_has_a_client_that_is_closed_with_it() -> None:
     assert first is not second
     assert first._http.is_closed
     assert second._http.is_closed
+    assert not default._by_loop
     assert (default.client() is default.client(), default.client().url) == (True, "http://127.0.0.1:9")
 
 

@@ -116,3 +116,11 @@ async def test_a_migration_finds_the_host_that_takes_writes(database_url: str, a
     await sql.execute(f"alter database {name} set default_transaction_read_only = on")
     with pytest.raises(asyncpg.TargetServerAttributeNotMatched):
         await asyncio.to_thread(upgrade, url_of_hosts(database_url, database_url))
+
+
+async def test_a_server_that_takes_no_connection_is_no_slow_statement(database_url: str, address: Address) -> None:
+    address.lose()
+    store = Store(address.leads_to(database_url))
+    with pytest.raises(Unavailable, match="took no connection within") as caught:
+        await store.ping()
+    assert type(caught.value) is Unavailable

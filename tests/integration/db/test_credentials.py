@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import botocore.auth
 import botocore.session
 import pytest
+from botocore.exceptions import ClientError
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
@@ -173,6 +175,16 @@ async def test_iam_without_credentials_names_what_is_missing(
     with pytest.raises(Unavailable, match="PENSTOCK_DATABASE_IAM finds no AWS credentials"):
         await store.ping()
     credentials._aws.cache_clear()
+
+
+async def test_iam_whose_role_is_refused_is_unavailable(
+    bare_url: str, monkeypatch: pytest.MonkeyPatch, opened: Any
+) -> None:
+    refused = ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "AssumeRoleWithWebIdentity")
+    monkeypatch.setattr(credentials, "_aws", lambda: Mock(get_credentials=Mock(side_effect=refused)))
+    store = opened(database_url=bare_url, database_iam=True, aws_region="eu-central-1", database_ssl_mode="require")
+    with pytest.raises(Unavailable, match="PENSTOCK_DATABASE_IAM cannot sign: ClientError"):
+        await store.ping()
 
 
 async def test_a_client_certificate_is_shown_to_a_server_that_wants_one(

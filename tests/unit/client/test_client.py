@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
 from penstock.client.async_client import AsyncClient
 from penstock.client.client import Client
-from penstock.client.exchanges import answer_of, downloaded, error_of
+from penstock.client.exchanges import Unfinished, answer_of, downloaded, enqueueing, error_of
 from penstock.client.inbound import InboundClient
+from penstock.client.results import AsyncResults
 from penstock.protocol.errors import (
     InvalidParams,
     MethodNotFound,
@@ -28,6 +32,7 @@ from penstock.protocol.errors import (
     StateConflict,
     TaskNotFound,
     TooLarge,
+    TooManyWaits,
     Unavailable,
 )
 
@@ -182,3 +187,97 @@ def test_client_loads_no_database_driver() -> None:
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.replace("'", '"')) == []
+
+
+def test_tasks_that_an_api_without_its_database_did_not_take_are_unsent() -> None:
+    exchange = enqueueing([{"action": "a"}, {"action": "b"}])
+    next(exchange)
+    away = {"code": -32603, "message": "Temporarily unavailable, try again", "data": {"ref": "r"}}
+    good = {"id": 1, "state": "SCHEDULED", "duplicate": False}
+    with pytest.raises(Unfinished, match="1 of 2 tasks were not accepted: Temporarily") as caught:
+        exchange.send([{"jsonrpc": "2.0", "id": 0, "result": good}, {"jsonrpc": "2.0", "id": 1, "error": away}])
+    assert (caught.value.unsent, caught.value.results[0]) == ([{"action": "b"}], good)
+
+
+async def test_results_come_while_tasks_are_awaited_one_after_the_other() -> None:
+    async def answer(exchange: Any) -> Any:
+        body, _ = next(exchange)
+        await asyncio.sleep(0.05)  # as an api that gathers answers
+        found = [{"id": n, "state": "SUCCESS", "result": n, "error": None} for n in json.loads(body)["params"]["ids"]]
+        with pytest.raises(StopIteration) as end:
+            exchange.send({"jsonrpc": "2.0", "id": 0, "result": found})
+        return end.value.value
+
+    results, awaiting = AsyncResults(answer, 30), []
+    for n in range(1, 101):
+        awaiting.append(asyncio.ensure_future(results.outcome(n, None)))
+        await asyncio.sleep(0.01)
+    assert awaiting[0].done()
+    await asyncio.gather(*awaiting)
+
+
+async def test_an_api_that_takes_no_more_waits_is_asked_for_what_has_settled() -> None:
+    timeouts = []
+
+    async def answer(exchange: Any) -> Any:
+        body, _ = next(exchange)
+        params = json.loads(body)["params"]
+        timeouts.append(params["timeout"])
+        if params["timeout"]:
+            raise TooManyWaits("tasks", 1)
+        found = [{"id": n, "state": "SUCCESS", "result": n, "error": None} for n in params["ids"]]
+        with pytest.raises(StopIteration) as end:
+            exchange.send({"jsonrpc": "2.0", "id": 0, "result": found})
+        return end.value.value
+
+    results = AsyncResults(answer, 30)
+    async with asyncio.timeout(20):
+        assert (await results.outcome(1, None))["result"] == 1
+    assert timeouts[-1] == 0
+
+
+class Scripted:
+    """An api whose answers to calls are given; None closes the connection. A stream of a task never says anything."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer), suppress(asyncio.IncompleteReadError):
+            while (head := await reader.readuntil(b"\r\n\r\n")).startswith(b"POST"):
+                length = re.search(rb"(?i)content-length: (\d+)", head)
+                assert length is not None
+                await reader.readexactly(int(length[1]))
+                answer = self.answers.pop(0)
+                if answer is None:
+                    return
+                body = json.dumps({"jsonrpc": "2.0", "id": 0, "result": answer}).encode()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            await reader.read()
+
+
+async def test_as_many_tasks_as_one_likes_are_followed_beside_a_call() -> None:
+    async with Scripted({"x": 1}) as api, AsyncClient(api.url, timeout=2) as client:
+        following = [asyncio.ensure_future(client.download(n, "result")) for n in range(101)]
+        await asyncio.sleep(0.1)
+        assert await client.call("x") == {"x": 1}
+        for one in following:
+            one.cancel()
+        await asyncio.gather(*following, return_exceptions=True)
+
+
+async def test_a_wait_outlasts_a_restart_of_the_api_in_its_first_poll() -> None:
+    accepted = {"id": 1, "state": "SCHEDULED", "duplicate": False}
+    done = {"id": 1, "state": "SUCCESS", "result": 7, "error": None}
+    async with Scripted(accepted, None, [done]) as api, AsyncClient(api.url) as client:
+        task = await client.enqueue("a")
+        assert await client.result(task["id"]) == 7

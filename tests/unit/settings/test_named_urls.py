@@ -21,7 +21,11 @@ def test_a_url_stands_alone_or_behind_its_name(entry: str, name: str, url: str) 
     assert load_settings(dashboard_processes=f"{entry} , {entry}").dashboard_processes == (entry, entry)
 
 
-@pytest.mark.parametrize("entry", ["host:9464", "a=host", "a b=http://host", "=", "http://", "x" * 61 + "=http://h"])
+@pytest.mark.parametrize(
+    "entry",
+    ["host:9464", "a=host", "a b=http://host", "=", "http://", "x" * 61 + "=http://h", "http://host:99999", "a=http://host:x",
+     "http://host:0"],
+)  # fmt: skip
 def test_what_is_none_is_an_error_that_shows_it(entry: str) -> None:
     with pytest.raises(SettingsError, match="PENSTOCK_DASHBOARD_PROCESSES") as caught:
         load_settings(dashboard_processes=entry)
