@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ import pytest
 from _pytest.logging import LogCaptureHandler
 
 from penstock.api.keys import CreateKey, create_key, revoke_key
+from penstock.api.task_routes import TaskRoutes
 from penstock.brokers.sqs import SqsQueue
 from penstock.client.async_client import AsyncClient
 from penstock.db.pool import Store
@@ -30,6 +32,7 @@ from penstock.supervisor.retention import Retention
 from penstock.tasks import output
 from penstock.worker.handlers.actions import REGISTRY, Registry, action
 from penstock.worker.handlers.context import Call, Context
+from penstock.worker.output import _Prints
 from penstock.worker.process import Worker
 from tests.docs_blocks import all_blocks
 from tests.integration.apis import running as serving
@@ -107,6 +110,41 @@ async def test_a_plain_function_prints_and_its_error_is_logged_with_its_tracebac
     assert (printed, chunk, rest) == (("print", "one two"), "chunk", ("print", "no end of line"))
     assert failed[1].startswith("looking\nTraceback")
     assert failed[1].endswith("LookupError: gone")
+
+
+def test_a_stream_whose_lines_are_kept_is_as_it_was_for_all_else(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w", encoding="utf-8") as file:
+        stream = _Prints(file)
+        assert (stream.encoding, stream.writable(), stream.fileno()) == ("utf-8", True, file.fileno())
+        stream.writelines(["a\n", "b\n"])
+        stream.flush()
+    assert (tmp_path / "out").read_text("utf-8") == "a\nb\n"
+
+
+async def test_the_page_shows_the_newest_of_much_output(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.api.dashboard.pages._OUTPUT_BYTES", 1500)
+    (task_id,) = await line.enqueue()
+    (task,) = await line.claim()
+    await line.apply(part(task, 1, "x" * 1500), part(task, 2, "y" * 1500), part(task, 3, "the last line"))
+    async with serving(line.store, line.settings) as api, httpx.AsyncClient(headers={"Accept": "text/html"}) as http:
+        text = (await http.get(f"{api.url}/tasks/{task_id}")).text
+    assert "the last line" in text
+    assert "xxx" not in text
+
+
+async def test_a_stop_that_meets_a_stream_at_work_is_not_lost(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.api.task_routes._ADMITTED_SECONDS", 0.2)
+    (task_id,) = await line.enqueue()
+    async with serving(line.store, line.settings) as api, reading(api.url, task_id) as event:
+        assert (await event())[1] == "state"
+        again = TaskRoutes._admit_again
+
+        async def stopped_meanwhile(self: Any, request: Any, stream: Any) -> None:
+            api.stop_taking()
+            await again(self, request, stream)
+
+        monkeypatch.setattr(TaskRoutes, "_admit_again", stopped_meanwhile)
+        assert (await asyncio.wait_for(event(), 10))[1] == "closed"
 
 
 async def test_no_line_of_the_worker_or_of_another_task_is_among_them(

@@ -22,8 +22,8 @@ ONE_AT_A_TIME = replace(LIMITS, max_call_messages=1)
 
 ALONE: Mapping[str, Any] = {
     "payload_bucket": None, "payload_keys": (), "control_url": None, "receive_wait_seconds": 0, "worker_concurrency": 1,
-    "task_output": "logs",
-    "database_schema": "penstock",
+    "task_output": "logs", "database_schema": "penstock",
+    "billed_call_wait_seconds": 0,  # else deletes wait for a side task
 }  # fmt: skip
 """Settings of a test: nothing reaches beyond this process, and one task runs at a time."""
 

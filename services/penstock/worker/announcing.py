@@ -2,13 +2,16 @@
 
 import asyncio
 import inspect
+import json
 import random
 from collections.abc import Callable
 from importlib import metadata
+from itertools import count
 from typing import Any
 
 import msgspec
 
+from penstock.protocol.json_text import dumps
 from penstock.protocol.reports import encode_notification
 from penstock.protocol.task import ANNOUNCE_SECONDS
 from penstock.worker.handlers.actions import Handler, Registry
@@ -90,7 +93,14 @@ def _schema(find: Callable[[], Any], definitions: dict[str, Any], *, mode: Any =
             from pydantic import TypeAdapter  # loaded by now, for a handler with its types
 
             made = TypeAdapter(wanted).json_schema(mode=mode)
+        dumps(made)  # raises for an infinite default, which JSON cannot hold
     except Exception:  # a type whose values can be checked, but not described
         return _ANY
-    definitions |= made.pop("$defs", {})
+    found = made.pop("$defs", {})
+    for name in [name for name, one in found.items() if definitions.get(name, one) != one]:
+        other = next(free for number in count(2) if (free := f"{name}-{number}") not in definitions)
+        text = json.dumps([made, found]).replace(f'"#/$defs/{name}"', f'"#/$defs/{other}"')
+        made, found = json.loads(text)  # else references to one type would lead to another of its name
+        found[other] = found.pop(name)
+    definitions |= found
     return made

@@ -118,10 +118,11 @@ class Attempt(HandlerCall):
 
 @dataclass(slots=True, eq=False)
 class Batch(HandlerCall):
-    """Attempts of one batched call. timer: of the batching delay, while it lasts."""
+    """Attempts of one batched call. timer: of the batching delay, while it lasts. early: large answers given early."""
 
     attempts: list[Attempt]
     timer: asyncio.TimerHandle | None = field(init=False, default=None)
+    early: dict[Attempt, Any] = field(init=False, default_factory=dict)
 
     @classmethod
     def of(cls, attempt: Attempt) -> Batch:

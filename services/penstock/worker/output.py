@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from time import time
-from typing import Any, Generic, TextIO, TypeVar
+from typing import Any, Generic, TextIO, TypeVar, cast
 
 import msgspec
 
@@ -179,7 +178,7 @@ class _Collector(logging.Handler):
         return True
 
 
-class _Prints(io.TextIOBase):
+class _Prints:
     """Standard output, whose lines are added to the output of the attempt in whose context they are written."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -191,8 +190,8 @@ class _Prints(io.TextIOBase):
             output.print(text)
         return self._stream.write(text)
 
-    def flush(self) -> None:
-        self._stream.flush()
+    def writelines(self, lines: Iterable[str], /) -> None:
+        self.write("".join(lines))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -207,4 +206,4 @@ def _collect(*, prints: bool) -> None:
         if collector not in logger.handlers:
             logger.addHandler(collector)
     if prints and not isinstance(sys.stdout, _Prints):
-        sys.stdout = _Prints(sys.stdout)
+        sys.stdout = cast(TextIO, _Prints(sys.stdout))

@@ -229,6 +229,7 @@ class ResultSender:
                 # larger than these, which then is alone.
                 smaller = max(_SMALLEST_MESSAGE_BYTES, sum(sizes[start:end]) // 2, *sizes[start:end])
                 self._max_bytes = min(self._max_bytes, smaller)
+                is_away = is_away or smaller >= sum(sizes[start:end])  # it is not for its size
                 failed += entries[start:end]
             else:
                 failed += self._replace(entries[start], sizes[start], report.reason)

@@ -287,12 +287,17 @@ class Runner:
                 unit.ended = exc.ended
             elif unit.overdue:
                 unit.where = unit.where or responses.traceback_of(exc)
-            if isinstance(exc, BaseExceptionGroup):  # of a task group
-                exc = next((one for one in exc.exceptions if isinstance(one, Suspend)), exc)
+            if isinstance(exc, BaseExceptionGroup):  # of task groups, one within another
+                found: BaseException = exc.subgroup(Suspend) or exc
+                while isinstance(found, BaseExceptionGroup) and found is not exc:
+                    found = found.exceptions[0]
+                exc = found
             if unit.span is not None and not (self.codec.encrypts or isinstance(exc, responses.Refusal | Suspend)):
                 with suppress(Exception):  # its text may fail
                     unit.span.raised(exc)
             error = "" if isinstance(exc, Suspend) else type(exc).__name__
+            if isinstance(unit, Batch) and unit.early:
+                await self._settle_early(unit)
             errors: dict[int, responses.Error] = {}
             answers = [self._answer_to(attempt, exc, errors) for attempt in unit.attempts]
         if isinstance(unit, Batch) and unit.span is not None:
@@ -369,7 +374,7 @@ class Runner:
         leave_hooks(entered, returned)
         errors: dict[int, responses.Error] = {}
         return [
-            ("", None) if attempt.answered else self._answer_to(attempt, outcome, errors)
+            ("", None) if attempt.answered else batch.early.get(attempt) or self._answer_to(attempt, outcome, errors)
             for attempt, outcome in zip(batch.attempts, returned, strict=True)
         ]
 
@@ -419,13 +424,23 @@ class Runner:
 
     def _answer_early(self, batch: Batch, attempt: Attempt, outcome: Any) -> None:
         """Answer a task of a batch whose others still run."""
-        if attempt.answered or batch.overdue or batch.cut:
+        if attempt.answered or attempt in batch.early or batch.overdue or batch.cut:
             return
         answer = self._answer_to(attempt, outcome, {})
         if self.codec.bucket is not None and self._is_large(answer):
-            return  # stored with the others' when the call ends
+            batch.early[attempt] = answer  # stored with the others' when the call ends
+            return
         self._settle(attempt, answer, (monotonic() - batch.started_at) / len(batch.attempts))
         self.changed.set()
+
+    async def _settle_early(self, batch: Batch) -> None:
+        """Answer the tasks whose large results were given before the call failed or was stopped."""
+        batch.deadline = math.inf  # for these the handler has done its work
+        early = [attempt for attempt in batch.early if not attempt.answered]
+        stored = await asyncio.gather(*(self._stored(attempt, batch.early[attempt]) for attempt in early))
+        for attempt, answer in zip(early, stored, strict=True):
+            if not attempt.answered:
+                self._settle(attempt, answer, (monotonic() - batch.started_at) / len(batch.attempts))
 
     async def _run_in_process(self, unit: Unit, processes: ProcessPool) -> Sequence[Answer]:
         """Run a call in a child, which sends the responses; those of a batch are settled as they come."""
@@ -464,7 +479,9 @@ class Runner:
             else:
                 text, problem, attempt.sleep = content
                 answers[claim_id] = text, problem and responses.Problem(*problem)
-                if isinstance(unit, Batch) and not (self.codec.bucket and self._is_large(answers[claim_id])):
+                if isinstance(unit, Batch) and self.codec.bucket and self._is_large(answers[claim_id]):
+                    unit.early[attempt] = answers[claim_id]
+                elif isinstance(unit, Batch):
                     self._settle(attempt, answers[claim_id], (monotonic() - unit.started_at) / len(attempts))
 
         limit = unit.limit_seconds or self.settings.task_timeout_seconds

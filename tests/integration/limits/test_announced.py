@@ -20,6 +20,7 @@ from penstock.client.client import Client
 from penstock.db.pool import Store
 from penstock.limits.announced import list_announced
 from penstock.limits.model import AnnouncedAction
+from penstock.methods.payload_check import check_fits
 from penstock.protocol.errors import RpcError
 from penstock.protocol.reports import Announced, Unreadable, decode_report
 from penstock.protocol.task import NewTask
@@ -52,6 +53,10 @@ class Size:
 class Picture(pydantic.BaseModel):
     url: pydantic.HttpUrl
     sizes: list[Size]
+
+
+class Query(msgspec.Struct):
+    longest: float = float("inf")
 
 
 class Done(msgspec.Struct):
@@ -171,8 +176,8 @@ async def test_a_worker_announces_its_actions_with_their_schemas(
     assert params["required"] == ["picture", "size"]
     assert params["additionalProperties"] is False
     assert params["properties"]["note"] == {"type": "string"}
-    assert params["properties"]["size"] == {"$ref": "#/$defs/Size"}
-    assert params["$defs"]["Size"]["properties"]["width"] == {"type": "integer"}
+    name = params["properties"]["size"]["$ref"].rpartition("/")[2]  # pydantic describes the type for Picture, too
+    assert params["$defs"][name]["properties"]["width"] == {"type": "integer"}
     assert params["properties"]["picture"]["properties"]["url"]["format"] == "uri"
     assert result["$defs"]["Done"]["properties"]["at"]["type"] == "string"
     (seen,) = await store.fetch("list_announced", 200.0, 10, 10)
@@ -212,6 +217,28 @@ def test_a_schema_that_is_none_or_too_long_is_left_out() -> None:
         report = decode_report(announcement(params=schema))
         assert isinstance(report, Announced)
         assert report.params is None
+
+
+def test_a_default_that_json_cannot_hold_spoils_no_announcement() -> None:
+    registry = Registry()
+
+    @action("search", registry=registry)
+    async def search(ctx: Context, query: Query) -> None: ...
+
+    (text,) = announcements(registry, None)
+    assert isinstance(decode_report(text, worker="w:1"), Announced)
+
+
+def test_two_types_of_one_name_do_not_stand_for_each_other() -> None:
+    registry = Registry()
+    first, second = msgspec.defstruct("Item", [("a", int)]), msgspec.defstruct("Item", [("b", int)])
+
+    def both(one: Any, other: Any) -> None: ...
+
+    both.__annotations__ |= {"one": first, "other": second}
+    action("both", registry=registry)(both)
+    params = json.dumps(schemas(registry["both"])[0])
+    check_fits({"both": [params]}, "both", '{"one":{"a":1},"other":{"b":2}}')
 
 
 FITS = {"url": "u", "width": 3}

@@ -64,6 +64,17 @@ async def test_all_processes_work_until_nothing_is_due(pipeline: Pipeline, ran: 
     await connection.close()
 
 
+async def test_a_message_that_is_stored_leaves_its_queue(pipeline: Pipeline, ran: list[Any]) -> None:
+    async with penstock.InboundClient("any") as inbound:
+        await inbound.enqueue("note", {"n": 1})
+    await pipeline.drain()
+    assert not any(queue.messages for queue in pipeline._queues.values())
+    for _ in range(2):
+        pipeline.clock.advance(days=6)  # longer than receipts are kept
+        await pipeline.drain()
+    assert ran == [(1, False)]
+
+
 def test_schedules_workflows_waits_and_limits_follow_the_clock(pipeline: Pipeline, ran: list[Any]) -> None:
     with Client() as client:
         client.schedules.create("nightly", "30 2 * * *", "note", {"n": 1})

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -28,6 +29,7 @@ from penstock.settings.model import Settings
 from penstock.worker.handlers.actions import REGISTRY, Registry, load_app
 from penstock.worker.handlers.lifespan import LIFESPANS
 from penstock.worker.process import Worker
+from penstock.worker.processes.channel import Child, Ended, frame
 from penstock.worker.processes.pool import ProcessPool
 from tests.docs_blocks import all_blocks
 from tests.integration.worker.test_worker import Bench, eventually, running
@@ -568,3 +570,20 @@ async def test_steps_of_a_child_are_reported_by_the_worker(bench: Bench) -> None
     assert (error["type"], error["final"]) == ("BadResult", True)
     assert isinstance(outcomes[3], Failed)
     assert [entry.name for entry in outcomes[3].steps] == ["first", "second"]
+
+
+async def test_a_child_that_ended_before_it_was_heard_to_be_ready_is_replaced(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, forks = ProcessPool(settings, []), list[int]()
+    pool._pauses = Pauses(0.001, 0.001)
+    monkeypatch.setattr(pool, "_fork", lambda: forks.append(1))
+    ours, theirs = socket.socketpair()
+    child = Child(ours, asyncio.get_running_loop().create_future())
+    child.reader = asyncio.StreamReader()
+    child.reader.feed_data(frame(["ready"]))
+    child.ended.set_result(Ended(1))
+    await pool._welcome(child)
+    assert (forks, pool.has_room) == ([1], False)
+    ours.close()
+    theirs.close()

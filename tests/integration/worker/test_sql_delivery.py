@@ -89,6 +89,12 @@ async def test_a_named_statement_runs_with_the_payloads_parameters(
     assert await execute("all") == {"rows": [{"id": 1, "name": "it's; drop table item --"}], "truncated": False}
 
 
+async def test_no_prepared_statement_is_left_behind(make: Callable[..., Execute]) -> None:
+    execute = make(left="select count(*)::int as count from pg_prepared_statements")
+    for _ in range(2):
+        assert (await execute("left"))["rows"] == [{"count": 0}]
+
+
 async def test_values_that_json_has_no_type_for_go_and_come_as_text(
     make: Callable[..., Execute], other: asyncpg.Connection[Any]
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from penstock.brokers.sqs import SqsTransport
 from penstock.db.pool import Store
+from penstock.protocol.json_text import decode_any
 from penstock.settings.model import Settings, load_settings
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
 from penstock.worker.deliveries.sqs import Sender, SqsMessage
@@ -209,6 +210,26 @@ async def test_of_a_call_that_failed_in_part_only_those_that_failed_are_tried_ag
     assert {message["Body"] for message in await ground.received(queue)} == {"1", "2"}
 
 
+async def test_a_message_of_a_fifo_queue_that_failed_alone_is_overtaken_by_none_of_its_group(ground: Ground) -> None:
+    queue = await ground.queue("refused.fifo", FifoQueue="true")
+
+    def hook(operation: str, request: dict[str, Any], forward: Any) -> tuple[int, dict[str, Any]]:
+        entries = request.get("Entries", ())
+        if operation == "SendMessageBatch" and len(entries) > 1:
+            return 400, {"__type": "com.amazonaws.sqs#InvalidParameterValue", "message": "one of them"}
+        if operation == "SendMessageBatch" and entries[0]["MessageBody"] == "0":
+            return 503, {"__type": "ServiceUnavailable", "message": "later"}
+        return forward(request)  # type: ignore[no-any-return]
+
+    with sqs_proxy(ground.url) as proxy:
+        proxy.hook = hook
+        outcomes = await ground.sender(queue, url=proxy.url).send(
+            calls(*({"queue": queue, "body": str(n), "group_id": "g"} for n in range(3)))
+        )
+    assert all(isinstance(outcome, NotDelivered) for outcome in outcomes)
+    assert await ground.received(queue) == []
+
+
 def fail_first_entry(proxy: SqsProxy) -> None:
     def hook(operation: str, request: dict[str, Any], forward: Any) -> tuple[int, dict[str, Any]]:
         if operation != "SendMessageBatch":
@@ -228,3 +249,17 @@ async def test_it_runs_as_a_task(store: Store, settings: Settings, ground: Groun
         rows = [await line.until(task_id, "SUCCESS") for task_id in ids]
     assert len({row["result"]["message_id"] for row in rows}) == 30
     assert {message["Body"] for message in await ground.received(queue)} == {str(n) for n in range(30)}
+
+
+def test_a_name_of_the_setting_is_not_taken_for_the_end_of_a_url_in_it() -> None:
+    url = "https://sqs.eu-west-1.amazonaws.com/999/orders"
+    sender = Sender(SqsTransport(endpoint_url=None, region="us-east-1"), load_settings(sqs_send_queues=("orders", url)))
+    assert (sender._allowed["orders"], sender._allowed[url]) == ("orders", url)
+
+
+async def test_a_number_beyond_a_double_is_sent_as_json(ground: Ground) -> None:
+    queue = await ground.queue("numbers")
+    payload = decode_any(f'{{"queue": "{queue}", "json": {{"x": 1e999}}}}')
+    await ground.sender(queue).send(calls(payload))
+    (message,) = await ground.received(queue)
+    assert json.loads(message["Body"], parse_constant=pytest.fail) == {"x": None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,7 @@ from penstock.settings.model import load_settings
 from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.context import Call, Context
 from penstock.worker.handlers.lifespan import Resources
-from penstock.worker.processes.channel import Channel
+from penstock.worker.processes.channel import Channel, read
 from penstock.worker.processes.child import _ChildRunner
 
 
@@ -83,3 +84,27 @@ async def test_what_goes_on_after_a_call_sends_no_output() -> None:
     await asyncio.sleep(0.05)
     assert sent.messages[-1][0] == "done"
     runner.close()
+
+
+async def test_an_error_and_a_note_that_are_no_characters_are_reported() -> None:
+    registry = Registry()
+
+    @action("a", registry=registry, process=True)
+    async def act(ctx: Context) -> None:
+        await ctx.progress(note="caf\udce9")
+        raise ValueError("caf\udce9")
+
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    runner = _ChildRunner(load_settings(), Channel(theirs), Resources(in_child=True), registry)
+    runner.call("a", 30.0, [["1:1", "{}", None, False, "", float("inf")]], None)
+    messages: list[Any] = []
+    async with asyncio.timeout(10):
+        while not messages or messages[-1][0] != "done":
+            messages.append(await read(reader))
+    told = {message[0]: message for message in messages}
+    assert told["progress"][3] == "caf\ufffd"
+    assert told["answer"][3][:2] == ["ValueError", "caf\ufffd"]
+    runner.close()
+    writer.close()
+    theirs.close()

@@ -15,13 +15,14 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from penstock.brokers.base import Message
 from penstock.client.exchanges import error_of
-from penstock.protocol.reports import Failed, Report, Succeeded, decode_report
+from penstock.protocol.reports import Failed, Report, Succeeded, Suspended, decode_report
 from penstock.runtime.tracing import active
 from penstock.runtime.tracing.spans import Spans
 from penstock.worker.handlers.actions import Handler
 from penstock.worker.handlers.context import Call, Context
 from penstock.worker.handlers.lifespan import HOOKS
 from penstock.worker.handlers.outcomes import Retry
+from penstock.worker.handlers.steps import Suspend
 from penstock.worker.leases import Lease
 from tests.unit.worker.test_batch_calls import World
 
@@ -165,3 +166,18 @@ async def test_hooks_of_a_batch_without_an_answer_for_each_task_see_its_failure(
     reports = await outcomes(Handler("act", function, batch=2), 2)
     assert {error(report)["type"] for report in reports.values()} == {"BadBatch"}
     assert sorted(seen) == [(0, "Unfit"), (1, "Unfit")]
+
+
+async def test_a_suspension_within_nested_task_groups_is_one() -> None:
+    async def sleep() -> None:
+        raise Suspend(seconds=5)
+
+    async def inner() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(sleep())
+
+    async def act(n: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(inner())
+
+    assert isinstance((await outcomes(Handler("act", act), 1))[0], Suspended)

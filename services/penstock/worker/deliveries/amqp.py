@@ -118,8 +118,7 @@ def _body(given: AmqpMessage) -> tuple[bytes, str]:
     if given.body is not None:
         return given.body.encode("utf-8", "replace"), given.content_type or "text/plain; charset=utf-8"
     if given.base64 is None:
-        text = json.dumps(given.json, ensure_ascii=False, separators=(",", ":"))
-        return text.encode("utf-8", "replace"), given.content_type or "application/json"
+        return msgspec.json.encode(given.json), given.content_type or "application/json"
     return decode_base64("base64", given.base64), given.content_type or "application/octet-stream"
 
 

@@ -145,7 +145,7 @@ class Requests:
             for name in names
             if name in reply.headers
         }
-        room = self._settings.result_limit_bytes - _ENVELOPE_BYTES - len(json.dumps(kept))
+        room = self._settings.result_limit_bytes - _ENVELOPE_BYTES - len(json.dumps([reply.url, kept]))
         is_whole = reply.is_whole and len(reply.body) <= limit_bytes
         shown, fits = _shown_body(reply.body[:limit_bytes], is_whole, max(0, room))
         is_cut = not (is_whole and fits)

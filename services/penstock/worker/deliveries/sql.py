@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,8 +89,8 @@ class Statements:
     async def _run(self, connection: Any, named: NamedStatement, name: str, values: Sequence[Any]) -> dict[str, Any]:
         milliseconds = max(1, math.ceil(named.timeout_seconds * 1000))
         await connection.execute(f"set local statement_timeout = {milliseconds}")
-        # A name of its own: other clients of a pooler prepare theirs on the same connection of the server.
-        prepared = await connection.prepare(named.statement, name=f"penstock_{uuid.uuid4().hex}")
+        # Unnamed: with a name it would stay on a pooler's connection to the server, or meet that of another client.
+        prepared = await connection.prepare(named.statement, name="")
         wanted = len(prepared.get_parameters())
         if wanted != len(values):
             own = named.with_task_id + named.with_tenant

@@ -70,9 +70,8 @@ class Sender:
 
     def __init__(self, transport: SqsTransport, settings: Settings) -> None:
         self._transport = transport
-        self._allowed = {
-            name: entry for entry in settings.sqs_send_queues for name in (entry, entry.rsplit("/", 1)[-1])
-        }
+        queues = settings.sqs_send_queues
+        self._allowed = {entry.rsplit("/", 1)[-1]: entry for entry in queues} | {entry: entry for entry in queues}
         self._urls: dict[str, str] = {}
 
     async def send(self, calls: list[Call[SqsMessage]]) -> list[Outcome]:
@@ -171,8 +170,15 @@ class Sender:
             if code in MISSING_QUEUE:
                 self._urls.pop(queue, None)  # it may be made again, under another URL
             if code in _REFUSALS and len(batch) > 1:
+                held: set[str | None] = set()
                 for entry in batch:  # so that only the failing one fails
+                    if entry.group in held:
+                        reason = f"an earlier message of group {entry.group!r} was not sent"
+                        outcomes[entry.position] = NotDelivered(reason)
+                        continue
                     await self._call(queue, url, [entry], outcomes)
+                    if queue.endswith(_FIFO) and isinstance(outcomes[entry.position], NotDelivered):
+                        held.add(entry.group)
                 return
             kind = Undeliverable if code in _REFUSALS else NotDelivered
             for entry in batch:
@@ -210,7 +216,7 @@ def _body(sending: SqsMessage) -> str:
     if (sending.body is None) == (sending.json is msgspec.UNSET):
         raise Undeliverable("give one of body, a text, and json, any value")
     if sending.body is None:
-        return escape_for_sqs(json.dumps(sending.json, ensure_ascii=False, separators=(",", ":")))
+        return escape_for_sqs(msgspec.json.encode(sending.json).decode())
     if not sending.body:
         raise Undeliverable("body is empty, which SQS does not take")
     if (wrong := _NOT_IN_SQS.search(sending.body)) is not None:

@@ -163,9 +163,9 @@ class Context:
         It travels with the result, so a retried or lost attempt makes none twice. In a workflow it is a child of this
         step: the following steps wait for it too, and get its result as ``<step>/<name>``, the name being its number
         unless given. Otherwise it is a plain task.
-        An action is given by its name, with a payload and options: those of ``enqueue`` but unique_key, unique and
-        on_duplicate; and name, on_failure, compensate. Or as its handler, ``ctx.spawn(resize, url="a.png")``, with
-        arguments that are checked, and the options of ``resize.with_options(priority=5)``.
+        An action is given by its name, with a payload and options: those of ``enqueue`` but unique_key, unique,
+        on_duplicate and tenant; and name, on_failure, compensate. Or as its handler, with arguments that are checked,
+        ``ctx.spawn(resize, url="a.png")``, and the options of ``resize.with_options(priority=5)``.
         Raises InvalidParams for arguments that do not fit, ValueError for an unknown option, an empty action, or a
         payload that is no JSON object or array.
         """

@@ -1,6 +1,7 @@
 """Frames between worker, fork server and children over a socket, a length, then MessagePack; and how children end."""
 
 import asyncio
+import json
 import signal
 import socket
 import struct
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+
+from penstock.protocol.json_text import replace_unstorable
 
 _LENGTH = struct.Struct("!I")
 # To the fork server: a child to kill by its process id, or 0 to fork one for a given socket.
@@ -42,8 +45,13 @@ class Channel:
         self._lock = threading.Lock()
 
     def send(self, *message: Any) -> None:
+        """Send texts, numbers, lists and None. Half a surrogate pair, as in the name of a file, becomes U+FFFD."""
+        try:
+            framed = frame(message)
+        except UnicodeEncodeError:
+            framed = frame(json.loads(replace_unstorable(json.dumps(message))))
         with self._lock:
-            self._connection.sendall(frame(message))
+            self._connection.sendall(framed)
 
     def read(self) -> Any:
         """The next message; None at the end."""

@@ -207,7 +207,7 @@ class ProcessPool:
     async def _welcome(self, child: Child) -> None:
         """Give a child calls once its lifespans are open; fork another after a pause if that fails."""
         orders = self._orders
-        if await channel.read(child.reader) is not None:
+        if await channel.read(child.reader) is not None and not child.ended.done():
             child.is_ready = True
             self._pauses.reset()
             self.give_back(child)
