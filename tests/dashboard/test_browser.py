@@ -251,7 +251,7 @@ def test_a_bulk_operation_is_counted_then_done(browser: Any, stand: Stand) -> No
 
 def test_schedules_are_paused_resumed_and_run_now(browser: Any, stand: Stand) -> None:
     opened(browser, stand, "/schedules/card-retries")
-    for label, told in (("pause", "is paused"), ("resume", "is resumed"), ("run_now", "created task")):
+    for label, told in (("pause", "is paused"), ("resume", "is resumed"), ("run_now", "is created")):
         press(browser, f"form:has(input[value='schedule.{label}']) button")
         said(browser, told)
         wait_live(browser)

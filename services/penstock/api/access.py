@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
+from penstock.api.http_limits import ADMITTED
 from penstock.api.keys import KeyCache
 from penstock.api.rates import Rates
 from penstock.api.table import method_of
@@ -95,7 +96,9 @@ class Authenticator:
     def admit_request(self, request: Request) -> Caller:
         """Check the host of a request and find its sender. Raises AccessDenied, Unavailable."""
         self.check_host(request.headers)
-        return self.admit(request.headers, address_of(request))
+        caller = self.admit(request.headers, address_of(request))
+        request.scope[ADMITTED] = True
+        return caller
 
     @property
     def asks_for_keys(self) -> bool:

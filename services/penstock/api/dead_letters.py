@@ -97,7 +97,7 @@ class Contents:
                 return Entry("", problem=report.reason)
             task_id, claim = getattr(report, "task_id", None), getattr(report, "claim", None)
             return Entry(_KINDS[type(report)], task_id, claim, getattr(report, "attempt", None))
-        request = decode_request(text)
+        request = decode_request(text, may_be_sealed=self._queue == "outbound")
         if isinstance(request, Invalid):
             return Entry("", problem=request.error.message)
         if self._queue == "inbound":

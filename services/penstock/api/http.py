@@ -14,7 +14,6 @@ from starlette.routing import BaseRoute, Route
 
 from penstock.api import audit
 from penstock.api.access import Authenticator, Caller, address_of
-from penstock.api.http_limits import ADMITTED
 from penstock.api.long_polls import HAS_WAITED, request_in_hand
 from penstock.api.rpc import Dispatcher, error_body, masked
 from penstock.api.scaling import Scaling
@@ -90,7 +89,6 @@ def make_app(
             started = perf_counter()
             try:
                 caller = authenticator.admit_request(request)
-                request.scope[ADMITTED] = True
                 if caller.rates is not None:
                     caller.rates.check(caller.name)
                 audit.set_actor(caller.key, address_of(request), source)

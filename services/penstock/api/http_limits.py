@@ -9,7 +9,9 @@ from penstock.runtime import metrics
 HEAD_SECONDS = 10.0  # for a request's first line and headers, and for what is left of a body that was refused
 HEAD_BYTES = 32 * 1024
 ADMITTED = "penstock.admitted"  # in the scope of a request whose caller was let in
-STALLED_SECONDS = 60.0  # with an answer that the client does not read
+STALLED_SECONDS = 60.0  # with an answer that the client does not read,
+SLOWEST_BYTES = 1024 * 1024  # or of which it reads less than this in that time
+CLOSING_SECONDS = 1.0  # for a client to agree to the end of an idle connection over TLS
 _LEFTOVER_BYTES = 8 * 1024 * 1024
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
@@ -73,13 +75,24 @@ class LimitedProtocol(_Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._stalled is None:
-            self._stalled = self.loop.call_later(STALLED_SECONDS, self.transport.abort)
+            self._watch_reader()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
+
+    def _watch_reader(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._stalled = self.loop.call_later(STALLED_SECONDS, self._check_reader, left)
+
+    def _check_reader(self, before: int) -> None:
+        """Cut off a client that has read too little since so many bytes were left."""
+        if before - self.transport.get_write_buffer_size() < SLOWEST_BYTES:
+            self.transport.abort()
+        else:
+            self._watch_reader()
 
     def _make_room(self) -> None:
         """Close the connection that was quiet longest, of those in no request; first of callers never let in."""
@@ -92,7 +105,10 @@ class LimitedProtocol(_Protocol):
             and not one.transport.is_closing()
         ]
         if idle:
-            min(idle, key=lambda one: (one.admitted, one._quiet_since)).transport.close()
+            quietest = min(idle, key=lambda one: (one.admitted, one._quiet_since))
+            quietest.transport.close()
+            self.connections.discard(quietest)  # over TLS it is lost once its client, who may not read, has answered
+            self.loop.call_later(CLOSING_SECONDS, quietest.transport.abort)
 
     @property
     def admitted(self) -> bool:

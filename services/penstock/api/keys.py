@@ -207,16 +207,14 @@ class KeyCache:
         return key
 
     async def refresh(self) -> None:
-        """Read the keys again, and from time to time record which were used. Raises Unavailable."""
+        """Read the keys again. Raises Unavailable."""
         if self._store is None:
             return
         asked_at = monotonic()
         async with self._store.session() as session:
             keys = await active_keys(session)
-            if self._used and asked_at - self._noted_at >= USE_NOTED_SECONDS:
-                used, self._used = self._used, set()
-                await session.fetch("note_key_use", sorted(used))
-                self._noted_at = asked_at
+        if asked_at < self._read_at:
+            return  # another look, which began later, has ended before
         self._kept = {key.digest: key for key in keys}
         self._read_at = asked_at  # what was asked before must not count as newer than it is
 
@@ -238,3 +236,17 @@ class KeyCache:
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             await self.renew()
+            await self._note_use()
+
+    async def _note_use(self) -> None:
+        """From time to time record which keys were used; where that is refused, keys count all the same."""
+        now = monotonic()
+        if self._store is None or not self._used or now - self._noted_at < USE_NOTED_SECONDS:
+            return
+        used, self._used, self._noted_at = self._used, set(), now
+        try:
+            async with asyncio.timeout(BELIEVED_SECONDS / 2):  # within which the keys are read again
+                await self._store.fetch("note_key_use", sorted(used))
+        except (Unavailable, TimeoutError) as exc:
+            self._used |= used
+            log.warning("key_use_not_noted", reason=str(exc) or "no answer in time")

@@ -102,7 +102,7 @@ class HttpServer:
             limit_concurrency=settings.http_connections + 1,  # uvicorn counts the one that asks too
             h11_max_incomplete_event_size=HEAD_BYTES,
             backlog=_BACKLOG,
-            timeout_keep_alive=65,  # longer than the 60 s of common load balancers, which would find it closed
+            timeout_keep_alive=125,  # longer than the 120 s of examples/terraform-ecs, which would find it closed
             timeout_graceful_shutdown=max(1, int(settings.grace_seconds)),
         )
         self._certificate = None

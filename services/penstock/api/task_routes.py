@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.api.access import Authenticator, Caller, address_of
+from penstock.api.access import Authenticator, Caller
 from penstock.api.dispatch import Methods
 from penstock.api.http import refusal, status_of
 from penstock.api.rpc import error_body, masked
@@ -151,7 +151,7 @@ class TaskRoutes(Part):
         bind(None)
         caller = None if self._caller_of is None else await self._caller_of(request, again)  # which binds
         if caller is None:
-            caller = self._authenticator.admit(request.headers, address_of(request))
+            caller = self._authenticator.admit_request(request)
             if not again:
                 caller.charge(1)
             bind(caller.tenant, caller.actions)
@@ -174,7 +174,7 @@ class TaskRoutes(Part):
             try:
                 name = await self._admit(request)
                 return await answer(request, read_id(request.path_params["id"], "id"), name)
-            except errors.Overloaded as exc:
+            except (errors.RateLimited, errors.Overloaded) as exc:
                 status, headers = refusal(exc)
                 body = error_body(exc)
             except errors.RpcError as exc:
@@ -231,10 +231,10 @@ class TaskRoutes(Part):
                     break
                 if not await is_set_within(stream.changed, _ADMITTED_SECONDS):
                     yield PING
-                elif self._streams.stopping.is_set():
+                stream.changed.clear()
+                if self._streams.stopping.is_set():
                     return
                 await self._admit_again(request, stream)
-                stream.changed.clear()
                 task = await self._read(stream)
             yield _event("end", stream.outcome, _ENDED)
         except (errors.RpcError, errors.Unavailable):

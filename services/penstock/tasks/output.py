@@ -1,6 +1,7 @@
 """The output of tasks in Postgres: parts as workers report them, kept as long as the record of their task."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from penstock.db.session import Session
 from penstock.payloads.codec import aad_of
@@ -30,6 +31,15 @@ async def read(session: Session, task_id: int, seen: Seen, *, room_bytes: int) -
     """The parts of a task that its reader does not have, oldest first, and whether more have no room."""
     ranges = [[one[place] for one in seen.ranges] for place in range(3)]
     rows = await session.fetch("read_output", task_id, *ranges, room_bytes)
+    return _shown(session, task_id, rows), sum(len(row["entries"]) for row in rows) >= room_bytes
+
+
+async def read_newest(session: Session, task_id: int, *, room_bytes: int) -> list[Shown]:
+    """The newest parts of a task, the oldest of them first."""
+    return _shown(session, task_id, await session.fetch("read_newest_output", task_id, room_bytes))
+
+
+def _shown(session: Session, task_id: int, rows: Sequence[Any]) -> list[Shown]:
     shown = []
     for row in rows:
         unread = None
@@ -38,4 +48,4 @@ async def read(session: Session, task_id: int, seen: Seen, *, room_bytes: int) -
         except (PayloadUnavailable, PayloadLost, ValueError) as exc:
             entries, unread = [], str(exc)
         shown.append(Shown(row["claim"], row["number"], entries, row["dropped"], unread))
-    return shown, sum(len(row["entries"]) for row in rows) >= room_bytes
+    return shown

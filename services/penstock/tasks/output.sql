@@ -46,6 +46,14 @@ select claim, number, entries, dropped from (
         where s.claim = o.claim and o.number between s.first and s.last)) unseen
 where before < $5::bigint order by claim, number;
 
+-- name: read_newest_output
+-- $1 id, $2 how many bytes; what is older is left out. Oldest first.
+select claim, number, entries, dropped from (
+    select claim, number, entries, dropped,
+           sum(octet_length(entries)) over (order by claim desc, number desc) - octet_length(entries) as behind
+    from penstock.task_output where task_id = $1) newest
+where behind < $2::bigint order by claim, number;
+
 -- name: look_at_tasks
 -- $1 ids. Of tasks whose events are followed: what changes when there is something new to read, and for how long each is
 -- settled.

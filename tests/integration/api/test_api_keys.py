@@ -217,6 +217,20 @@ async def test_use_is_noted_once_a_minute_and_not_by_the_request(
     assert spare != used
 
 
+async def test_a_use_that_cannot_be_noted_keeps_no_key_out(
+    store: Store, settings: Settings, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_keys, "REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(api_keys, "BELIEVED_SECONDS", 3.0)
+    key_id, secret = await make(store, "used", Permission.READ)
+    async with running(store, settings) as api, client(api) as http, sql.transaction():
+        await sql.execute("select from penstock.api_key where id = $1 for update", key_id)
+        holder, ends_at = Holder(http, secret), time.monotonic() + 6
+        while time.monotonic() < ends_at:
+            assert await holder.status() == 200
+            await asyncio.sleep(0.02)
+
+
 async def test_postgres_holds_no_secret(store: Store, sql: Any) -> None:
     _, secret = await make(store, "k", Permission.ADMIN)
     row = dict(await sql.fetchrow("select * from penstock.api_key"))
@@ -367,6 +381,9 @@ async def test_caller_over_its_rate_is_told_when_to_come_again_and_harms_no_othe
         error = over.json()["error"]
         assert (error["code"], over.json()["id"]) == (-32029, None)
         assert 0 < error["data"]["retry_after"] <= 2
+        file = await http.get("/tasks/1/payload", headers={"X-API-Key": greedy})
+        assert file.status_code == 429
+        assert 1 <= int(file.headers["retry-after"]) <= 2
         assert (await Holder(http, modest).post(GOOD)).status_code == 200
         assert len((await Holder(http, modest).ask("list"))["result"]["tasks"]) == 11
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -92,3 +94,26 @@ def test_files_that_do_not_fit_are_refused_at_the_start(tmp_path: Path) -> None:
         Certificate(cert=paths["http_tls_cert"], key=paths["http_tls_key"])
     with pytest.raises(SettingsError, match="http_tls_cert and http_tls_key go together"):
         load_settings(http_tls_cert=paths["http_tls_cert"])
+
+
+async def test_an_idle_connection_makes_room_at_once_though_its_client_does_not_agree(
+    store: Store, settings: Settings, tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    given = settings.model_copy(update=write(tmp_path, authority) | {"http_connections": 2})
+
+    def hold(port: int) -> ssl.SSLSocket:
+        held = trusting(authority).wrap_socket(
+            socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1"
+        )
+        held.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: application/json\r\n\r\n")
+        assert held.recv(100).startswith(b"HTTP/1.1 200")
+        return held
+
+    async with running(store, given) as api:
+        port = urlsplit(api.url).port
+        assert port is not None
+        held = [await asyncio.to_thread(hold, port) for _ in range(2)]
+        assert await index(api.url, trusting(authority)) == 200
+        for one in held:
+            one.close()

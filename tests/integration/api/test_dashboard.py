@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import asyncpg
 import httpx
@@ -384,7 +384,7 @@ async def test_failures_that_differ_in_numbers_alone_are_one_group(store: Store,
 
 
 async def test_processes_are_told_apart_by_machine_and_number(database_url: str, sql: Any) -> None:
-    names = ("api@web-1:7", "api@web-1:7-listen", "api@web-1:8", "scheduler", "?")
+    names = ("api@web-1:7", "api@web-1:7-listen", "api@web-1:8", "scheduler", "?", "kafka-source@web-1:9")
     opened = [
         await asyncpg.connect(database_url, server_settings={"application_name": f"penstock-{name}"}) for name in names
     ]
@@ -397,6 +397,7 @@ async def test_processes_are_told_apart_by_machine_and_number(database_url: str,
             await connection.close()
     assert [(row["process"], row["host"], row["pid"], row["since"]) for row in rows if row["host"] == "web-1"] == [
         ("api", "web-1", "7", min(starts[:2])), ("api", "web-1", "8", starts[2]),
+        ("kafka-source", "web-1", "9", starts[-1]),
     ]  # fmt: skip
     assert [(row["pid"], row["since"]) for row in rows if row["process"] == "scheduler"] == [("", starts[3])]
     assert "?" not in {row["process"] for row in rows}
@@ -668,9 +669,37 @@ async def test_schedules_are_paused_resumed_run_and_deleted(browser: Browser) ->
     assert await browser.do("schedule.pause", name="a/b c") == "done: Schedule a/b c is paused"
     assert "paused" in await browser.get("/schedules/a%2Fb%20c")
     assert await browser.do("schedule.resume", name="a/b c") == "done: Schedule a/b c is resumed"
-    assert (await browser.do("schedule.run_now", name="a/b c")).startswith("done: Schedule a/b c created task ")
+    assert (await browser.do("schedule.run_now", name="a/b c")).startswith("done: Task ")
     assert "by hand" in await browser.get("/schedules/a%2Fb%20c")
     assert await browser.do("schedule.delete", name="a/b c") == "done: Schedule a/b c is deleted"
+    await browser.call("schedule.create", name="one", expression="@daily", action="a", overlap="skip")
+    assert (await browser.do("schedule.run_now", name="one")).startswith("done: Task ")
+    assert await browser.do("schedule.run_now", name="one") == "done: Skipped: its last task is not settled"
+
+
+async def test_names_that_differ_in_a_blank_are_two(browser: Browser) -> None:
+    for name in ("x", "x "):
+        await browser.call("schedule.create", name=name, expression="@daily", action="a")
+    assert await browser.do("schedule.pause", name="x ") == "done: Schedule x  is paused"
+    assert (await browser.call("schedule.get", name="x")).paused is False
+    assert "Resume" in await browser.get("/schedules/x%20")
+
+
+async def test_a_form_leads_back_to_the_page_of_any_name(browser: Browser) -> None:
+    page = "/tenants/" + quote("Müller 100%41?#", safe="")
+    text = await browser.get(page)
+    back, csrf = (re.search(f'name="{name}" value="([^"]+)"', text) for name in ("back", "csrf"))
+    assert back is not None
+    assert csrf is not None
+    form = {"csrf": csrf[1], "method": "tenant.pause", "tenant": "Müller 100%41?#", "back": unescape(back[1])}
+    answer = await browser.http.post("/do", data=form)
+    assert 'Müller 100%41?#</h1><span class="badge s-paused">' in await browser.get(answer.headers["location"])
+
+
+async def test_a_process_with_an_impossible_url_hides_no_other() -> None:
+    probe = ProcessProbe(["one=http://1.2.3.999", f"two=http://127.0.0.1:{free_port()}"])
+    await probe.probe()
+    assert [(one.ready, one.text) for one in probe.latest()] == [(False, "InvalidURL"), (False, "ConnectError")]
 
 
 async def test_workflows_are_drawn_cancelled_and_retried(browser: Browser) -> None:
@@ -898,6 +927,13 @@ async def test_a_session_is_new_at_each_sign_in_and_over_after_the_sign_out(
     assert await sql.fetchval("select count(*) from penstock.dashboard_session") == 0
 
 
+async def test_a_session_that_is_over_hides_no_key(keyed: tuple[Browser, dict[str, str]]) -> None:
+    browser, secrets = keyed
+    browser.http.cookies.set("penstock_session", "x" * 43)
+    assert (await browser.http.get("/tasks/1/payload")).status_code == 401
+    assert (await browser.http.get("/tasks/1/payload", headers={"X-API-Key": secrets["read"]})).status_code == 404
+
+
 async def test_a_session_ends_with_its_time_and_with_its_key(
     keyed: tuple[Browser, dict[str, str]], sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -978,6 +1014,20 @@ async def test_an_overview_that_takes_long_to_count_is_shown_in_part_and_its_res
     assert "The rest is being counted" not in whole
     assert "The last hour" in whole
     assert "The last hour" in await browser.get("/")
+
+
+async def test_an_overview_that_is_read_while_the_api_stops_is_said_to_be_unavailable(
+    store: Store, settings: Settings, sql: Any
+) -> None:
+    async with (
+        running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=HTML) as http, sql.transaction(),
+    ):  # fmt: skip
+        await sql.execute("lock table penstock.action in access exclusive mode")
+        page = asyncio.create_task(http.get("/"))
+        while not await sql.fetchval("select count(*) from pg_locks where not granted"):
+            await asyncio.sleep(0.01)
+        api.stop_taking()
+        assert (await page).status_code == 503
 
 
 async def test_an_overview_that_could_not_be_counted_is_counted_anew(browser: Browser, sql: Any) -> None:
@@ -1118,12 +1168,15 @@ async def test_a_postgres_that_is_away_is_told_and_the_page_comes_back_with_it(
     store: Store, browser: Browser, postgres: EmbeddedPostgres, database_url: str
 ) -> None:
     await browser.get("/")
+    csrf = await browser.csrf()
     async with postgres_away(postgres, database_url):
         for path in ("/tasks", "/keys"):
             answer = await browser.http.get(path)
             assert answer.status_code == 503
             assert 'http-equiv="refresh"' in answer.text
             assert "password" not in answer.text
+        answer = await browser.http.post("/do", data={"csrf": csrf, "method": "action.pause", "action": "a"})
+        assert (answer.status_code, 'http-equiv="refresh"' in answer.text) == (503, False)
     async with asyncio.timeout(60):
         while (await browser.http.get("/tasks")).status_code != 200:
             await asyncio.sleep(0.2)

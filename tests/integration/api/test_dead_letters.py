@@ -416,6 +416,19 @@ async def test_what_still_has_its_claim_is_sent_again_one_by_one_and_the_rest_is
     assert (await dead["outbound"].depth()).total == 0
 
 
+@pytest.mark.parametrize("params", ['"penstock+sealed:0123456789abcdef:AAAA"', '{"a":1}'])
+async def test_a_message_with_an_encrypted_payload_is_sent_again_as_any_other(
+    call: Call, outbound: SqsQueue, dead: dict[str, SqsQueue], store: Store, params: str
+) -> None:
+    (task,) = await claimed(store, NewTask("a"))
+    await die(outbound, encode_call(task.id, task.claim, task.action, params))
+    answer = await call("dlq.replay", queue="outbound", limit=10)
+    assert (answer["replayed"], answer["entries"], answer["stale"]) == (1, 1, 0)
+    (message,) = await take(outbound)
+    assert json.loads(message.body)["params"] == json.loads(params)
+    assert (await dead["outbound"].depth()).total == 0
+
+
 async def test_a_message_whose_tasks_all_have_moved_on_is_dropped_and_nothing_is_sent(
     call: Call, outbound: SqsQueue, dead: dict[str, SqsQueue], store: Store
 ) -> None:

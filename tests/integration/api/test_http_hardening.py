@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
@@ -487,3 +489,38 @@ async def test_client_that_reads_no_answers_is_cut_off(api: Api, store: Store, m
                 await asyncio.sleep(0.05)
     async with wire(api) as other:
         assert await other.ask() == 200
+
+
+async def test_client_that_reads_slowly_gets_its_whole_answer(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_limits, "STALLED_SECONDS", 0.8)
+    monkeypatch.setattr(http_limits, "SLOWEST_BYTES", 1)
+    discover = json.dumps({"jsonrpc": "2.0", "method": "rpc.discover", "id": 1}).encode()
+    batch = b"[" + b",".join([discover] * 2000) + b"]"
+    parts, sock = urlsplit(api.url), socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, (parts.hostname, parts.port))
+    reader, writer = await asyncio.open_connection(sock=sock)
+    writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(batch) + batch)
+    async with asyncio.timeout(60):
+        found = re.search(rb"content-length: (\d+)", await reader.readuntil(b"\r\n\r\n"))
+        assert found is not None
+        left = int(found[1])
+        while left:
+            piece = await reader.read(65536)
+            assert piece, f"cut off with {left} bytes left"
+            left -= len(piece)
+            await asyncio.sleep(0.02)
+    writer.close()
+
+
+async def test_a_connection_that_reads_the_scaling_figures_is_no_strangers(store: Store, settings: Settings) -> None:
+    settings = settings.model_copy(update={"http_connections": 2})
+    async with running(store, settings) as api, wire(api) as scaler, wire(api) as stranger:
+        for line, path in ((scaler, b"/scaling"), (stranger, b"/")):
+            await line.send(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await line.answer())[0] == 200
+        async with wire(api) as newest:
+            assert await newest.ask() == 200
+            assert await stranger.rest() == b""
+            assert await scaler.ask() == 200

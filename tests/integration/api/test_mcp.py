@@ -48,7 +48,7 @@ class Agent:
         self.api = api
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
 
-    async def post(self, message: Any, **headers: str) -> httpx.Response:
+    async def post(self, message: Any, **headers: Any) -> httpx.Response:
         all_headers = {"MCP-Protocol-Version": EARLIER[0]} | self.headers | headers
         async with httpx.AsyncClient(base_url=self.api.url, timeout=30) as http:
             if isinstance(message, bytes):
@@ -165,7 +165,7 @@ def modern(method: str, meta: Any = META, **params: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": "m", "method": method, "params": {"_meta": meta, **params}}
 
 
-def heads(method: str, name: str | None = None, version: str = VERSION) -> dict[str, str]:
+def heads(method: str, name: str | None = None, version: str = VERSION) -> dict[str, Any]:
     return {"MCP-Protocol-Version": version, "Mcp-Method": method} | ({} if name is None else {"Mcp-Name": name})
 
 
@@ -198,6 +198,12 @@ async def test_a_request_without_a_handshake_is_answered_by_what_it_declares(adm
         (modern("tools/call", name="stats"), heads("tools/call"), 400, -32020),
         (modern("tools/call", name="stats"), heads("tools/call", "list"), 400, -32020),
         (modern("tools/call", name="stats"), heads("tools/call", "=?base64?!?="), 400, -32020),
+        (
+            modern("tools/call", name="stats"),
+            heads("tools/call") | {"Mcp-Name": "=?base64?é?=".encode("latin-1")},
+            400,
+            -32020,
+        ),
         (modern("ping"), heads("ping"), 404, -32601),
         (modern("resources/list"), heads("resources/list"), 404, -32601),
         ({"jsonrpc": "2.0", "id": 1, "method": "server/discover"}, {}, 200, -32601),
@@ -212,7 +218,7 @@ async def test_a_request_without_a_handshake_is_answered_by_what_it_declares(adm
     ],
 )
 async def test_what_is_no_proper_message_gets_an_error_of_the_protocol(
-    admin: Agent, message: Any, headers: dict[str, str], status: int, code: int
+    admin: Agent, message: Any, headers: dict[str, Any], status: int, code: int
 ) -> None:
     answer = await admin.post(message, **headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text

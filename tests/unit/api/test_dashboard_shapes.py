@@ -160,6 +160,8 @@ def test_a_life_that_no_worker_told_its_name_in_names_none() -> None:
 @pytest.mark.parametrize(("given", "of_life", "last"), [
     ({"state": State.WAITING, "ordering_key": "k"}, {"behind": 7}, "Waiting for task 7, by ordering key k"),
     ({"state": State.WAITING}, {"workflow": 4}, "Waiting for earlier steps of workflow 4"),
+    ({"state": State.WAITING, "ordering_key": "k"}, {"workflow": 4, "behind": 7},
+     "Waiting for task 7, by ordering key k"),
     ({"state": State.WAITING, "waits_for": views.WaitsFor("tok", "2030-01-31T08:00:00Z")}, {},
      "Waiting for an event, token tok"),
     ({"state": State.ACQUIRED, "attempts": 1, "claim": 3}, {"claimed_at": NOW}, "In flight"),

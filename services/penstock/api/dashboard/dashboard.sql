@@ -120,7 +120,7 @@ from (select claimed_at, heartbeat_at from penstock.task
 select m[1] as process, coalesce(m[2], host(client_addr), '') as host, coalesce(m[3], '') as pid,
        min(backend_start) as since
 from pg_stat_activity
-cross join lateral regexp_match(application_name, '^penstock-(\w+)(?:@(.*):(\d+))?(?:-listen)?$') m
+cross join lateral regexp_match(application_name, '^penstock-(\w+(?:-source)?)(?:@(.*):(\d+))?(?:-listen)?$') m
 where datname = current_database() and m is not null
 group by 1, 2, 3 order by 1, 2, 3;
 
@@ -128,7 +128,8 @@ group by 1, 2, 3 order by 1, 2, 3;
 -- $1 id. Columns of a task that no method answers, from either table.
 select claimed_at, heartbeat_at, null::timestamptz as finished_at, workflow, route, gate, suspect,
        state = 'ACQUIRED' and exists (select from penstock.dispatch d where d.id = t.claim) as unsent,
-       (select task_id from penstock.ordering_head h where h.key = t.ordering_key) as behind
+       (select h.task_id from penstock.ordering_head h where h.key = t.ordering_key
+        and (h.held or exists (select from penstock.task r where r.id = h.task_id))) as behind
 from penstock.task t where id = $1
 union all
 select claimed_at, null, finished_at, workflow, null, null, false, false, null
@@ -207,9 +208,9 @@ select id from (
 ) both_tables order by id desc limit $3;
 
 -- name: find_by_key
--- $1 a key, behind the name of its tenant if it has one, $2 how many. Tasks that have it as their unique key, of whichever action, and live ones
--- that have it as their ordering key; each by an index, however old. The actions of unique keys are found one by one
--- along the primary key.
+-- $1 a key, behind the name of its tenant if it has one, $2 how many. Tasks that have it as their unique key, of whichever action, and those
+-- that wait behind it as their ordering key, or were its first while that is live; each by an index, however old. The one that
+-- runs once the first has settled is found by the scan alone. The actions of unique keys are found one by one along the primary key.
 (with recursive known (action) as (
      (select action from penstock.unique_key order by action limit 1)
      union all
@@ -218,4 +219,6 @@ select id from (
  )
  select u.task_id as id from known join penstock.unique_key u on u.action = known.action and u.key = $1)
 union
-(select id from penstock.task where ordering_key = $1 order by id desc limit $2);
+(select id from penstock.task where ordering_key = $1 and state = 'WAITING' order by id desc limit $2)
+union
+(select t.id from penstock.ordering_head h join penstock.task t on t.id = h.task_id where h.key = $1);

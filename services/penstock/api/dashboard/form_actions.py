@@ -41,7 +41,7 @@ class ResultPage:
 
 
 class FormAction(NamedTuple):
-    """What follows a call of its method. text, next: as of FormOutcome, formats of ``result`` and ``params``."""
+    """What follows a call of its method. text, next: as of FormOutcome, formats of ``result``."""
 
     text: str | Callable[[Any], str]
     next: str | None = None
@@ -67,7 +67,7 @@ async def carry_out(request: PageRequest, form: Form) -> FormOutcome | ResultPag
     params = params_of(method, request.query)
     params.pop("dry_run", None)  # a form is carried out; its page has counted before
     result = await request.call(method, **params)
-    text = action.text(result) if callable(action.text) else action.text.format(result=result, params=params)
+    text = action.text(result) if callable(action.text) else action.text.format(result=result)
     return FormOutcome(text, None if action.next is None else action.next.format(result=result))
 
 
@@ -103,7 +103,7 @@ async def _create_key(request: PageRequest, form: Form) -> ResultPage:
         name=query["name"],
         permissions=form.getlist("permission"),
         expires_in=query["days"] and number_of(query["days"], "days", unit=_DAY),
-        tenant=query["tenant"],
+        tenant=query["tenant"] and query["tenant"].strip(),
         actions=query["actions"] and [one.strip() for one in query["actions"].split(",")],
     )
     return ResultPage("new_key.html", {"key": key})
@@ -143,13 +143,17 @@ def _retried(result: Any) -> str:
     return f"{result.retried} messages accepted{left}"
 
 
+def _ran_now(result: Any) -> str:
+    return "Skipped: its last task is not settled" if result.task_id is None else f"Task {result.task_id} is created"
+
+
 FORM_ACTIONS: dict[str, FormAction] = {
     "cancel": FormAction("Task {result.id} is cancelled"),
     "retry": FormAction("Task {result.id} runs again"),
     "reschedule": FormAction("Task {result.id} is rescheduled"),
     "schedule.pause": FormAction("Schedule {result.name} is paused"),
     "schedule.resume": FormAction("Schedule {result.name} is resumed"),
-    "schedule.run_now": FormAction("Schedule {params[name]} created task {result.task_id}"),
+    "schedule.run_now": FormAction(_ran_now),
     "schedule.delete": FormAction("Schedule {result.name} is deleted", "/schedules"),
     "workflow.cancel": FormAction("Workflow {result.id} is cancelled"),
     "workflow.retry": FormAction("Workflow {result.id}: {result.restarted} steps run again"),
@@ -166,7 +170,9 @@ FORM_ACTIONS: dict[str, FormAction] = {
     "dlq.purge": FormAction("{result.purged} messages deleted"),
     "keys.revoke": FormAction("Key {result.name} is revoked"),
     "job.cancel": FormAction(lambda result: f"Job {result.id} is {result.state.lower()}"),
-    "ordering.release": FormAction("Ordering key {result.key} is released"),
+    "ordering.release": FormAction(
+        lambda result: f"Ordering key {result.key} {'is released' if result.released else 'was not held'}"
+    ),
     **dict.fromkeys(Operation, FormAction("Job {result.job} has started", "/jobs/{result.job}")),
 }
 

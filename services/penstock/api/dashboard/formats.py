@@ -152,19 +152,9 @@ def output_line(entry: OutputEntry) -> str:
     return printable(f"{at}  {entry.level or 'log'}{source} {entry.text}")
 
 
-_FILTERS = (
-    number,
-    compact,
-    span,
-    when,
-    pretty,
-    folded,
-    plain,
-    error_parts,
-    segment,
-    printable,
-    word,
-    badge,
-    output_line,
-)
-FILTERS = {each.__name__: each for each in _FILTERS}
+FILTERS = {
+    each.__name__: each
+    for each in (
+        number, compact, span, when, pretty, folded, plain, error_parts, segment, printable, word, badge, output_line,
+    )
+}  # fmt: skip

@@ -10,6 +10,7 @@ import httpx
 
 from penstock.api.dashboard.page_request import PageRequest
 from penstock.api.dashboard.pages import load_tenant
+from penstock.protocol.errors import Unavailable
 from penstock.runtime.budget import in_hand
 from penstock.settings.model import Settings
 from penstock.settings.values import named_url
@@ -53,7 +54,7 @@ class Overview:
             return self._values
         if self._reading is None:
             self._reading = asyncio.create_task(self._read(request), name="read overview")
-        waiting = asyncio.shield(self._reading)
+        waiting = self._end_of(self._reading)
         if request.is_stream:
             return await waiting
         try:
@@ -61,6 +62,16 @@ class Overview:
                 return await waiting
         except TimeoutError:
             return await self._read_cheap(request)
+
+    @staticmethod
+    async def _end_of(reading: asyncio.Task[dict[str, Any]]) -> dict[str, Any]:
+        """Raises Unavailable where the api is stopping."""
+        try:
+            return await asyncio.shield(reading)
+        except asyncio.CancelledError:
+            if reading.cancelled():
+                raise Unavailable("the api is stopping") from None
+            raise
 
     async def _read_cheap(self, request: PageRequest) -> dict[str, Any]:
         """Values that cost the same however many tasks there are."""
@@ -189,7 +200,7 @@ class ProcessProbe:
             async def health(name: str, url: str) -> ProcessHealth:
                 try:
                     answer = await client.get(f"{url}/readyz")
-                except httpx.HTTPError as exc:
+                except (httpx.HTTPError, httpx.InvalidURL) as exc:
                     return ProcessHealth(name, url, False, type(exc).__name__)
                 return ProcessHealth(name, url, answer.status_code == 200, answer.text.strip()[:200])
 

@@ -54,11 +54,14 @@ class Page(NamedTuple):
     live: bool = True  # kept up to date
 
 
-def cleaned(values: Mapping[str, str]) -> Values:
-    """Values of a query or form without NUL, lone surrogates, outer blanks, and empty ones."""
+def cleaned(values: Mapping[str, str], *, strip: bool = True) -> Values:
+    """Values of a query or form without NUL, lone surrogates, and empty ones.
+
+    strip: also without outer blanks, which names may have.
+    """
     texts = {name: value[:_VALUE_CHARS].encode("utf-8", "replace").decode("utf-8") for name, value in values.items()}
-    texts = {name: text.replace("\0", "\ufffd").strip() for name, text in texts.items()}
-    return Values({name: text for name, text in texts.items() if text})
+    texts = {name: text.replace("\0", "\ufffd") for name, text in texts.items() if text.strip()}
+    return Values({name: text.strip() if strip else text for name, text in texts.items()})
 
 
 def params_of(method: str, values: Mapping[str, str], units: Mapping[str, int] = _UNITS) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from penstock.api.dashboard.page_request import PAGE_ROWS, Page, PageRequest, la
 from penstock.api.dashboard.timeline import timeline, waterfall
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import InvalidParams, NotFound, QueueAway
-from penstock.protocol.output import Seen
 from penstock.protocol.task import KEY_MAX_CHARS, State
 from penstock.protocol.tenant import EVERY_TENANT
 from penstock.tasks import output
@@ -122,7 +121,7 @@ async def load_task(request: PageRequest) -> dict[str, Any]:
     task = await request.call("status", id=request.path["id"], detail=True)
     async with request.methods.session() as session:
         rows = await session.fetch("read_life", task.id)
-        parts, _ = await output.read(session, task.id, Seen(), room_bytes=_OUTPUT_BYTES)
+        parts = await output.read_newest(session, task.id, room_bytes=_OUTPUT_BYTES)
     life = rows[0] if rows else None
     explanation = None if task.state.final else await request.call("task.explain", id=task.id)
     trace_url = request.settings.trace_url

@@ -66,7 +66,10 @@ class Dashboard(Part):
 
     async def caller_of(self, request: Request, again: bool) -> Caller | None:
         """The caller of a browser's session, to whose tenant the request is then bound; None outside of a session."""
-        return (await self._identify(request, again=again)).caller if SESSION_COOKIE in request.cookies else None
+        if SESSION_COOKIE not in request.cookies:
+            return None
+        browser = await self._identify(request, again=again)
+        return browser.caller if browser.is_signed_in else None
 
     def warm(self) -> None:
         """Compile the templates that are opened first; may run in any thread."""
@@ -159,7 +162,7 @@ class Dashboard(Part):
         if not browser.is_signed_in:
             return RedirectResponse("/login", 303)
         form = await self._form(request, browser, FORM_LIMIT_BYTES)
-        page_request = PageRequest(browser, {}, cleaned(form), self._methods, self._settings)
+        page_request = PageRequest(browser, {}, cleaned(form, strip=False), self._methods, self._settings)
         back = local_path(form.get("back", ""))
         try:
             outcome = await form_actions.carry_out(page_request, form)
@@ -221,7 +224,7 @@ class Dashboard(Part):
         return form
 
     def _page_request(self, request: Request, browser: BrowserSession, *, is_stream: bool = False) -> PageRequest:
-        path, query = cleaned(request.path_params), cleaned(dict(request.query_params))
+        path, query = cleaned(request.path_params, strip=False), cleaned(dict(request.query_params))
         return PageRequest(browser, path, query, self._methods, self._settings, is_stream)
 
     def _context(
@@ -253,7 +256,8 @@ class Dashboard(Part):
         status = status_of(exc, 409 if isinstance(exc, errors.RpcError) else 500)
         shown = exc if isinstance(exc, errors.RpcError) else masked(exc, "dashboard")
         reference = shown.data.get("ref") if isinstance(shown.data, dict) else None
-        values = {"status": status, "problem": _sentence(shown), "reference": reference}
+        reloads = status == 503 and request.method == "GET"
+        values = {"status": status, "problem": _sentence(shown), "reference": reference, "reloads": reloads}
         response = self._html(request, browser, "failure.html", values, status=status)
         if isinstance(exc, errors.RateLimited | errors.Overloaded):
             response.headers["Retry-After"] = str(max(1, math.ceil(exc.retry_after_seconds)))
@@ -261,7 +265,9 @@ class Dashboard(Part):
 
 
 def _address(request: Request) -> str:
-    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    """The path as a browser sends it, with the query."""
+    path, query = quote(request.scope["path"]), request.scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
 
 
 def _secured(response: Response, cache: str = "no-store") -> Response:

@@ -93,7 +93,8 @@ def _ran_on(worker: str | None) -> str:
 def _waits_for(task: TaskDetail, life: Any) -> str:
     if task.waits_for is not None:
         return f"Waiting for an event, token {task.waits_for.token}"
-    if life is not None and life["workflow"] is not None:
+    has_started = task.ordering_key is not None  # a step has its key from its start on
+    if life is not None and life["workflow"] is not None and not has_started:
         return f"Waiting for earlier steps of workflow {life['workflow']}"
     behind = life["behind"] if life is not None else None
     return f"Waiting for task {behind}, by ordering key {task.ordering_key}" if behind else "Waiting for its turn"
