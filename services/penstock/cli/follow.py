@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.common import print_json, say
 from penstock.cli.values import state_label
-from penstock.protocol.errors import PenstockError, Unavailable
+from penstock.protocol.errors import PenstockError, RateLimited, Unavailable
 from penstock.protocol.task import State
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def follow(client: Client, ids: Sequence[int], *, as_json: bool) -> int:
     while True:
         try:
             tasks = client.call("status", {"ids": left, "detail": True})
-        except Unavailable as exc:
+        except (Unavailable, RateLimited) as exc:
             if not is_unreachable:
                 say(f"penstock: {exc}; still trying", err=True)
             is_unreachable = True

@@ -1,5 +1,6 @@
 """`penstock actions` and `penstock tenants`: limits and pauses of actions and of tenants."""
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
@@ -36,9 +37,10 @@ def parse_rate(text: str) -> Rate:
     number, slash, unit = text.partition("/")
     per = next((per for per in SECONDS_OF if unit and per.startswith(unit)), None)
     try:
-        if slash and per is None:
+        value = float(number)
+        if (slash and per is None) or not math.isfinite(value):
             raise ValueError
-        return Rate(float(number), per)
+        return Rate(value, per)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not a rate: give a number, or 10/s, 10/m, 10/h") from None
 
@@ -66,7 +68,9 @@ def _listing(kind: str, limits: Collection[str], *more: Column) -> Printer:
     return listing(f"limited or paused {kind}s", columns, member=f"{kind}s", right=numbers)
 
 
-_print_actions = _listing("action", [*_ACTION_OPTIONS, "in_flight"])
+_print_actions = _listing(
+    "action", [*_ACTION_OPTIONS, "in_flight"], ("held until", lambda row: row.get("held_until") or "")
+)
 _print_announced = listing(
     "announced actions",
     (

@@ -12,6 +12,7 @@ import typer
 from penstock.cli.common import Api, Printer, calling, listing, print_fields, progress
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import PAYLOAD, Given, ParamsOf
+from penstock.cli.values import read_json
 from penstock.protocol.errors import PenstockError
 from penstock.schedules import model
 
@@ -131,8 +132,8 @@ def _entries(path: Path) -> list[Any]:
     entries: list[Any] = []
     for where, part in ({str(path): text} if is_array else lines).items():
         try:
-            found = json.loads(part)
-        except ValueError as exc:
+            found = read_json(part)
+        except (ValueError, RecursionError) as exc:
             raise PenstockError(f"{where} is not valid JSON: {exc}") from None
         for entry in found if is_array else [found]:
             if not isinstance(entry, dict):

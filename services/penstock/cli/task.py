@@ -17,7 +17,7 @@ from penstock.cli.parameters import PAYLOAD, Given, ParamsOf, expanded
 from penstock.cli.tasks import print_tasks
 from penstock.cli.values import duration_option, state_label
 from penstock.limits.model import TaskExplainParams
-from penstock.protocol.errors import NoResult, PenstockError, ResultTimeout
+from penstock.protocol.errors import NoResult, PenstockError, RateLimited, ResultTimeout, TooManyWaits, Unavailable
 from penstock.protocol.task import State
 from penstock.tasks.params import (
     CancelParams,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.client.client import Client
 
 _LOOK_SECONDS = 1.0
+_OUTAGE_SECONDS = 30.0  # of the api, after which a wait gives up
 _VALUE_CHARS = 100  # of a step's result that a line shows
 # Fields shown only with --detail; the payload is always shown.
 _DETAILS = {
@@ -139,7 +140,11 @@ def show(
         task = api.call("status", id=ids[0], detail=detail or not api.as_json)
         api.show(task, partial(_print_task, detail=detail))
         return
-    api.show(api.call("status", ids=ids, detail=detail), partial(_print_several, ids))
+    tasks = api.call("status", ids=ids, detail=detail)
+    api.show(tasks, lambda _: print_tasks([task for task in tasks if task is not None]))
+    unknown = [task_id for task_id, task in zip(ids, tasks, strict=True) if task is None]
+    if unknown:
+        raise PenstockError(f"no such task: {', '.join(map(str, unknown))}")
 
 
 def logs(
@@ -153,13 +158,6 @@ def logs(
     Workers keep it where PENSTOCK_TASK_OUTPUT or the action asks for it.
     """
     print_output(api.client, task_id, api.as_json, follow=until_settled)
-
-
-def _print_several(ids: list[int], tasks: list[dict[str, Any] | None]) -> None:
-    print_tasks([task for task in tasks if task is not None])
-    unknown = [task_id for task_id, task in zip(ids, tasks, strict=True) if task is None]
-    if unknown:
-        raise PenstockError(f"no such task: {', '.join(map(str, unknown))}")
 
 
 def result(
@@ -183,24 +181,35 @@ def _print_result(
 
     show_failures: print each failed attempt meanwhile; fail_fast: stop after the first.
     """
+    from penstock.client.results import PollPauses
+
     ends = math.inf if timeout is None else time.monotonic() + timeout
     shown: set[Any] = set()
+    # Over all looks, each of which is a wait of its own; the api has just taken a task whose failures are shown.
+    pauses = PollPauses(_OUTAGE_SECONDS, is_reached=show_failures)
     while True:
         left = max(0.0, ends - time.monotonic())
         wait = min(left, _LOOK_SECONDS) if show_failures else left
         try:
-            print_json(client.result(task_id, timeout=None if wait == math.inf else wait))
-            return
-        except ResultTimeout as exc:
-            if show_failures:
-                _show_failures(client.call("status", {"id": task_id, "detail": True}), shown, fail_fast)
-            if wait >= left:
-                say(f"penstock: {exc}", err=True)
-                raise typer.Exit(4) from None
+            try:
+                print_json(client.result(task_id, timeout=None if wait == math.inf else wait))
+                return
+            except ResultTimeout as exc:
+                if show_failures:
+                    _show_failures(client.call("status", {"id": task_id, "detail": True}), shown, fail_fast)
+                if wait >= left:
+                    say(f"penstock: {exc}", err=True)
+                    raise typer.Exit(4) from None
+            pauses.answered()
         except NoResult as exc:
             say(f"penstock: {exc}", err=True)
             _print_traceback(getattr(exc, "error", None), err=True)
             raise typer.Exit(3) from None
+        except (Unavailable, RateLimited, TooManyWaits) as exc:
+            pause = pauses.seconds_after(exc)
+            if time.monotonic() + pause > ends:
+                raise
+            time.sleep(pause)
 
 
 def _show_failures(task: dict[str, Any], shown: set[Any], fail_fast: bool) -> None:

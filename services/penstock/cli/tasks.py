@@ -13,7 +13,6 @@ from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import Given, ParamsOf
 from penstock.cli.values import STATES_HELP, state_label
 from penstock.cli.values import state as parse_state
-from penstock.protocol.errors import PenstockError
 from penstock.protocol.task import SHOWN_STATES, State
 from penstock.tasks.params import BulkParams, BulkRescheduleParams, JobId, JobListParams, ListParams
 
@@ -137,15 +136,13 @@ def _number(preview: dict[str, Any]) -> str:
 
 
 def _print_job(job: dict[str, Any]) -> None:
-    """A job with the tasks it refused. Raises PenstockError for a job that failed."""
+    """A job with the tasks it refused."""
     errors = job.pop("errors")
     job["total"] = _total(job)
     job.pop("total_is_exact")
     common.print_fields(job.items())
     for error in errors:
         common.say(f"{'job' if error['id'] is None else error['id']}: {error['reason']}", err=True)
-    if job["state"] == "FAILED":
-        raise PenstockError(f"job {job['id']} failed")
 
 
 def _total(job: dict[str, Any]) -> Any:

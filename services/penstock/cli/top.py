@@ -19,7 +19,7 @@ import typer
 from penstock.cli import common
 from penstock.cli.parameters import expanded
 from penstock.cli.values import STATE_STYLES, state_label
-from penstock.protocol.errors import AccessDenied, Unavailable
+from penstock.protocol.errors import AccessDenied, RateLimited, Unavailable
 from penstock.protocol.task import State
 from penstock.protocol.views import span
 from penstock.runtime.logs import printable
@@ -121,7 +121,7 @@ class Watch:
                         "tenants; `penstock stats` shows its counts"
                     )  # fmt: skip
                 self.actions = self.client.call("action.list", {})["actions"]
-            except Unavailable as exc:
+            except (Unavailable, RateLimited) as exc:
                 if must:
                     raise
                 self.problem = str(exc)

@@ -55,7 +55,7 @@ def state_label(state: str) -> str:
 
 def instant(text: str) -> str | int:
     """RFC 3339 unchanged, epoch milliseconds as a number."""
-    return int(text) if text.lstrip("-").isdecimal() else text
+    return int(text) if re.fullmatch(r"-?\d{1,18}", text) else text
 
 
 def labels(pairs: list[str]) -> dict[str, str]:
@@ -69,13 +69,25 @@ def labels(pairs: list[str]) -> dict[str, str]:
     return found
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is beyond a double")
+    return number
+
+
+def read_json(text: str) -> Any:
+    """JSON that can be sent to the api. Raises ValueError, RecursionError."""
+    return json.loads(text, parse_constant=no_constant, parse_float=_finite)
+
+
 def json_value(text: str, what: str) -> Any:
     """A value given as JSON, or on standard input if the text is "-". Raises typer.BadParameter if it is not JSON.
 
     what: its name in an error, such as "payload".
     """
     try:
-        return json.loads(sys.stdin.read() if text == "-" else text, parse_constant=no_constant)
+        return read_json(sys.stdin.read() if text == "-" else text)
     except json.JSONDecodeError as exc:
         raise typer.BadParameter(
             f"the {what} is not JSON at line {exc.lineno}, column {exc.colno}: {exc.msg}", param_hint="JSON"

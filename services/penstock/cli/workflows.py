@@ -1,5 +1,6 @@
 """`penstock workflows`: tasks that wait for each other."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,7 +31,7 @@ class Which:
             return {"key": self.which, "tenant": self.tenant}
         if self.tenant is not None:
             raise typer.BadParameter("goes with --key; an id is unique across tenants", param_hint="--tenant")
-        if not self.which.isdigit():
+        if not re.fullmatch(r"\d{1,19}", self.which):
             raise typer.BadParameter(f"{self.which!r} is not an id; pass --key for a key", param_hint="ID")
         return {"id": int(self.which)}
 
@@ -65,8 +66,8 @@ def create(
     if definition.startswith("@"):
         try:
             definition = Path(definition[1:]).read_text("utf-8")
-        except OSError as exc:
-            raise typer.BadParameter(f"{definition[1:]} cannot be read: {exc.strerror}", param_hint="JSON") from None
+        except (OSError, UnicodeDecodeError) as exc:
+            raise typer.BadParameter(f"{definition[1:]} cannot be read: {exc}", param_hint="JSON") from None
     found = json_value(definition, "definition")
     if not isinstance(found, dict | list):
         raise typer.BadParameter("must be an array of steps, or an object", param_hint="JSON")

@@ -7,7 +7,9 @@ is in ministack's file already comes to the same.
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -49,7 +51,7 @@ class Journal:
         count = len(queue["messages"])
         _sweep(queue)
         if len(queue["messages"]) != count:
-            self._note("swept", queue["attributes"]["QueueArn"])
+            self._note("swept", queue["attributes"]["QueueArn"], time.time())
 
     async def _carry_out(self, action: str, data: Mapping[str, Any], url: str) -> Any:
         gone = sqs._get_q(data.get("QueueUrl", url)) if action == "DeleteQueue" else None
@@ -133,7 +135,10 @@ class Journal:
                     message |= change[0]
                     holders[message["receipt_handle"]] = message
                 case "swept" if queue := queues.get(change[0]):
+                    at = change[1] if len(change) > 1 else time.time()  # earlier versions noted no time
+                    sqs.time = SimpleNamespace(time=partial(float, at))  # what was held then may not be now
                     _sweep(queue)
+                    sqs.time = time
                     messages = _by_id(queues)  # what moves is copied
                 case "hidden" if message := holders.get(change[0]):
                     message["visible_at"] = change[1]

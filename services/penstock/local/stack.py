@@ -145,13 +145,13 @@ class Stack:
             again = self._create_queues if isinstance(service, EmbeddedSqs) else None
             self._children.keep_service(service, again)
         env = os.environ | settings | {"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"}
-        env.pop("PENSTOCK_API_URL", None)  # perhaps another stack's
+        env = {name: value for name, value in env.items() if name.upper() != "PENSTOCK_API_URL"}  # another stack's?
         if not _has_credentials():  # real ones stay: handlers may call other services by them
             env |= _of_sdks(self._places)
         metrics_host = _reachable(self.settings.metrics_host)
 
         withheld = {f"PENSTOCK_{name}" for name in _WITHHELD}
-        worker_env = {name: value for name, value in env.items() if name not in withheld}
+        worker_env = {name: value for name, value in env.items() if name.upper() not in withheld}
         worker_env |= self._example
         worker = [sys.executable, "-m", "penstock", "worker", *(word for app in self.apps for word in ("--app", app))]
         worker += ["--reload"] if self.reload else []

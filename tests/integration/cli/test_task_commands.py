@@ -83,6 +83,8 @@ async def test_what_a_handler_raised_is_no_command_to_the_terminal(store: Store,
             run(url, "tasks", "--state", "critical_error"),
             run(url, "task", "result", str(task.id), fails=True),
             run(url, "task", "show", str(task.id), "--follow", fails=True),
+            run(url, "task", "show", str(task.id), "999", fails=True),
+            run(url, "task", "show", str(task.id), "999", "--json", fails=True),
         )
         for text in told:
             assert "boom" in text

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from penstock.cli import top
 from penstock.cli.app import app
 from penstock.db.pool import Store
-from penstock.protocol.errors import Unavailable
+from penstock.protocol.errors import RateLimited, Unavailable
 from penstock.protocol.task import NewTask
 from penstock.runtime.health import Health, serve_health
 from penstock.settings.model import Settings
@@ -154,10 +154,13 @@ def test_rates_are_counted_from_one_look_to_the_next_and_an_api_that_goes_away_i
     class Client:
         seen = 0
         is_away = False
+        is_limited = False
 
         def call(self, method: str, params: Any) -> Any:
             if self.is_away:
                 raise Unavailable("no answer")
+            if self.is_limited:
+                raise RateLimited(1)
             if method == "action.list":
                 return {"actions": []}
             self.seen += 100
@@ -180,7 +183,10 @@ def test_rates_are_counted_from_one_look_to_the_next_and_an_api_that_goes_away_i
     assert watch.as_json() == {"problem": "no answer", "processes": []}
     with pytest.raises(Unavailable):
         watch.look(must=True)
-    client.is_away = False
+    client.is_away, client.is_limited = False, True
+    watch.look()
+    assert watch.problem == "Too many requests: try again in 1 s"
+    client.is_limited = False
     watch.look()
     assert watch.problem is None
 

@@ -37,6 +37,7 @@ PAGE = ROOT / "docs/django.md"
 BACKEND = "penstock.contrib.django.backend.PenstockBackend"
 
 MORE = """
+import asyncio
 import penstock
 from django.core.exceptions import PermissionDenied
 from django.db import connection
@@ -84,6 +85,10 @@ async def awaits():
 @task
 def asks():
     return use()
+
+@task(options={"timeout": 0.2, "max_attempts": 1})
+async def sleeps():
+    await asyncio.sleep(60)
 """
 
 
@@ -222,6 +227,9 @@ def test_a_rolled_back_block_leaves_no_task(shop: SimpleNamespace, penstock_pipe
 def test_failed_attempts_are_told_with_their_class_and_traceback(
     shop: SimpleNamespace, more: ModuleType, penstock_pipeline: Pipeline, signals: list[tuple[str, str]]
 ) -> None:
+    more.add.enqueue(1)
+    penstock_pipeline.drain_sync()  # a claim of another task
+    signals.clear()
     result = more.fail.using(options={"max_attempts": 2}).enqueue("django")
     penstock_pipeline.drain_sync(retries=False)
     result.refresh()
@@ -229,7 +237,7 @@ def test_failed_attempts_are_told_with_their_class_and_traceback(
     assert result.finished_at is None
     penstock_pipeline.drain_sync()
     result.refresh()
-    assert (result.status, result.attempts, more.ran) == ("FAILED", 2, [1, 2])
+    assert (result.status, result.attempts, more.ran) == ("FAILED", 2, [1, 1])
     assert [error.exception_class.__name__ for error in result.errors] == ["PermissionDenied"] * 2
     assert 'more/tasks.py", line' in result.errors[1].traceback
     with pytest.raises(ValueError, match="Task failed"):
@@ -254,6 +262,14 @@ def test_an_attempt_that_is_put_off_or_waits_is_not_finished(
     for one in results:
         one.refresh()
     assert [(one.status, one.errors) for one in results] == [("READY", [])] * 3
+
+
+def test_an_attempt_over_its_time_limit_is_finished(
+    more: ModuleType, penstock_pipeline: Pipeline, signals: list[tuple[str, str]]
+) -> None:
+    more.sleeps.enqueue()
+    penstock_pipeline.drain_sync()
+    assert signals == [("enqueued", "READY"), ("started", "RUNNING"), ("finished", "FAILED")]
 
 
 def test_a_lost_worker_is_a_failure_without_a_class_of_its_own() -> None:
@@ -298,15 +314,18 @@ def test_a_worker_closes_old_connections_around_each_attempt(
     functions = {handler: handler.function for handler in REGISTRY.values()}
     try:
         importlib.reload(importlib.import_module("penstock.contrib.django.worker_app"))
+        penstock.action("late")(more.use)  # as a module of --app, loaded behind it
         for _ in range(2):
-            for name in ("reads", "awaits", "more.tasks.asks"):
+            for name in ("reads", "awaits", "more.tasks.asks", "late"):
                 penstock.enqueue_sync(more.connection, name)
         more.asks.using(priority=3)  # the same function, known by then
         penstock_pipeline.drain_sync()
         assert {task.state for task in penstock_pipeline.enqueued()} == {"SUCCESS"}
-        assert [task.result for task in penstock_pipeline.enqueued()] == [False] * 6
-        assert [one.closed for one in more.ran] == [True] * 6
+        assert [task.result for task in penstock_pipeline.enqueued()] == [False] * 8
+        assert [one.closed for one in more.ran] == [True] * 8
     finally:
+        REGISTRY.pop("late", None)
+        vars(REGISTRY).pop("add", None)
         for handler, function in functions.items():
             handler.function = function
 
@@ -332,7 +351,8 @@ def test_what_no_worker_could_run_is_refused(shop: SimpleNamespace, more: Module
     with pytest.raises(InvalidTask, match="Queue 'video' is not valid"):
         more.add.using(queue_name="video")
     of_no_task = penstock.enqueue_sync(shop.connection, "successor", {"number": 1})
-    for unknown in ("1", "x", "-1", "9" * 20, str(of_no_task.id)):
+    of_no_module = penstock.enqueue_sync(shop.connection, ".x")
+    for unknown in ("1", "x", "-1", "9" * 20, str(of_no_task.id), str(of_no_module.id)):
         with pytest.raises(TaskResultDoesNotExist):
             more.add.get_result(unknown)
 
@@ -486,3 +506,32 @@ def test_the_commands_migrate_a_database_and_run_a_worker(
             cursor.execute("drop database empty")
     assert [(one["id"], one["result"]) for one in answers] == [("1:1", "sent to ann@example.org")]
     assert code == 0
+
+
+def test_the_commands_refuse_what_those_of_penstock_refuse(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.core.management import CommandError, call_command
+
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # which the command sets
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(CommandError, match=r"the schema was not changed: .*nope"):
+        call_command("penstock_migrate", database="nope")
+    with pytest.raises(CommandError, match="PENSTOCK_WORKER_CONCURRENCY"):
+        call_command("penstock_worker", concurrency=0)
+
+
+def test_a_reloading_worker_finds_the_project_from_another_folder(project: Path, tmp_path: Path) -> None:
+    manage = project / "manage.py"
+    manage.write_text(
+        "import sys\nfrom django.core.management import execute_from_command_line as run\nrun(sys.argv)\n"
+    )
+    env = {
+        **os.environ, "PYTHONPATH": str(ROOT / "services"), "PENSTOCK_SQS_ENDPOINT_URL": "http://127.0.0.1:1",
+        "PENSTOCK_SQS_ACCESS_KEY": "a:b", "PENSTOCK_METRICS_PORT": "0",
+    }  # fmt: skip
+    command = [sys.executable, str(manage), "penstock_worker", "--reload"]
+    with subprocess.Popen(command, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as worker:
+        assert worker.stderr is not None
+        line = next(line for line in worker.stderr if "process_started" in line or "cannot be loaded" in line)
+        worker.send_signal(signal.SIGTERM)
+        worker.stderr.read()
+    assert "process_started" in line

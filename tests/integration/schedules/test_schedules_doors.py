@@ -45,6 +45,7 @@ async def test_client_calls_every_method_of_schedules(store: Store, settings: Se
             assert client.schedules.list(limit=1, cursor=page["cursor"])["schedules"][0]["name"] == "nightly"
             assert [one["name"] for one in client.schedules.list(labels={"team": "a"})["schedules"]] == ["nightly"]
             assert client.schedules.list(labels={"team": "b"})["schedules"] == []
+            assert client.schedules.list(labels={})["schedules"] == client.schedules.list()["schedules"]
             assert client.schedules.list(action="nothing")["schedules"] == []
             paused = client.schedules.pause("other")
             assert (paused["state"], paused["next_at"], len(paused["upcoming"])) == ("PAUSED", None, 5)
@@ -243,6 +244,8 @@ async def test_a_file_is_imported_and_what_is_wrong_in_it_is_told(
     (tmp_path / "lines").write_text("\n\n".join(map(json.dumps, [lines[0], {"name": "x", "expression": "@dayly"}])))
     (tmp_path / "torn").write_text('{"name": 1}\n{')
     (tmp_path / "number").write_text('{"name": 1}\n5')
+    (tmp_path / "no-number").write_text("[NaN]")
+    (tmp_path / "deep").write_text("[" * 100_000)
     separated = {"name": "separated", "expression": "@daily", "action": "a", "payload": ["a\u2028b\u2029c\x85d"]}
     (tmp_path / "separators").write_text(json.dumps(separated, ensure_ascii=False))
 
@@ -259,6 +262,8 @@ async def test_a_file_is_imported_and_what_is_wrong_in_it_is_told(
         torn = shell(url, "import", "torn")
         assert "torn, line 2, is not valid JSON" in str(torn.exception)
         assert "number, line 2, holds 5 where a schedule must be" in str(shell(url, "import", "number").exception)
+        for wrong in ("no-number", "deep"):
+            assert "is not valid JSON" in str(shell(url, "import", wrong).exception)
         assert shell(url, "import", "separators").exit_code == 0
         assert "contains no schedule" in str(shell(url, "import", "-", stdin="").exception)
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import follow
-from penstock.protocol.errors import PenstockError, Unavailable
+from penstock.cli import follow, task
+from penstock.client.results import PollPauses
+from penstock.protocol.errors import PenstockError, RateLimited, ResultTimeout, TooManyWaits, Unavailable
 
 TASK: dict[str, Any] = {
     "id": 7, "action": "a", "state": "SCHEDULED", "attempts": 0, "max_attempts": 3, "run_at": "R", "updated_at": "T0",
@@ -113,7 +114,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_goes_on_until_all_have_settled_also_while_the_api_is_away(capsys: pytest.CaptureFixture[str]) -> None:
     one, two = TASK | {"id": 1}, TASK | {"id": 2}
     api = Scripted(
-        [one, two], Unavailable("away"), Unavailable("away"), [one | {"state": "SUCCESS"}, two],
+        [one, two], Unavailable("away"), RateLimited(0.1), [one | {"state": "SUCCESS"}, two],
         [two | {"state": "CANCELLED"}],
     )  # fmt: skip
     assert follow.follow(api, [1, 2, 1], as_json=False) == 3  # type: ignore[arg-type]
@@ -139,3 +140,25 @@ def test_a_task_that_is_not_there_or_goes_meanwhile_is_an_error() -> None:
         follow.follow(Scripted([None]), [7], as_json=False)  # type: ignore[arg-type]
     with pytest.raises(PenstockError, match="task 7 is no longer kept"):
         follow.follow(Scripted([TASK], [None]), [7], as_json=False)  # type: ignore[arg-type]
+
+
+def test_a_wait_outlasts_a_restart_of_the_api_and_its_limits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = [
+        Unavailable("away"), ResultTimeout(7, "ACQUIRED", 1), TooManyWaits("callers", 1), RateLimited(2), {"n": 1},
+    ]  # fmt: skip
+
+    class Api:
+        def result(self, task_id: int, *, timeout: float | None) -> Any:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        def call(self, method: str, params: Any) -> Any:
+            return TASK
+
+    monkeypatch.setattr(PollPauses, "seconds_after", lambda self, exc: 0.0)
+    task._print_result(Api(), 7, None, show_failures=True)  # type: ignore[arg-type]
+    assert json.loads(capsys.readouterr().out) == {"n": 1}

@@ -106,7 +106,7 @@ def test_rates_have_units_and_are_given_to_the_api_in_one() -> None:
     assert given() == {"per": "second"}
 
 
-@pytest.mark.parametrize("text", ["10/x", "10/", "many", "/m"])
+@pytest.mark.parametrize("text", ["10/x", "10/", "many", "/m", "nan", "inf/m", "1e999"])
 def test_what_is_no_rate_is_refused_with_an_example(text: str) -> None:
     import typer
 
@@ -164,6 +164,7 @@ def test_ps_and_down_and_logs_where_nothing_runs(tmp_path: Path) -> None:
         ('{"a": 1 2}', "line 1, column 9"),
         ('{"a":\n  nope}', "line 2, column 3"),
         ('{"a": NaN}', "NaN is no JSON"),
+        ('{"a": 1e999}', "1e999 is beyond a double"),
         ("[" * 100_000, "not JSON"),
     ],
 )
@@ -246,6 +247,31 @@ def test_wrong_use_of_messages_is_refused_before_anything_is_asked(
     assert result.returncode == 2, result.stderr
     assert words in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["workflows", "show", "²"], "is not an id"),
+        (["workflows", "create", "@latin1.json"], "cannot be read"),
+        (["conformance", "--worker", "x 'y"], "is no command"),
+        (["conformance", "--worker", ""], "is no command"),
+    ],
+)
+def test_an_argument_that_cannot_be_is_refused_without_a_traceback(
+    arguments: list[str], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "latin1.json").write_bytes('["é"]'.encode("latin-1"))
+    result = penstock(*arguments, cwd=tmp_path, PENSTOCK_API_URL=f"http://{HOST}:{free_port()}")
+    assert result.returncode == 2, result.stderr
+    assert words in " ".join(result.stderr.replace("│", " ").split())
+    assert "Traceback" not in result.stderr
+
+
+def test_an_instant_is_epoch_milliseconds_or_left_to_the_api() -> None:
+    from penstock.cli.values import instant
+
+    assert (instant("-5"), instant("--5"), instant("9" * 5000)) == (-5, "--5", "9" * 5000)
 
 
 @pytest.mark.parametrize("command", ["list", "show", "replay", "purge"])

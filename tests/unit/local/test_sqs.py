@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -152,6 +153,23 @@ def test_receives_are_counted_across_kills_up_to_the_dead_letter_queue(make: Mak
     client(server).delete_message(QueueUrl=dead, ReceiptHandle=held.pop("poison"))
     restart(server)
     assert bodies(server, dead) == set()
+
+
+def test_what_was_held_when_another_died_is_still_held_after_a_kill(make: Make) -> None:
+    server = make()
+    server.start()
+    dead = client(server).create_queue(QueueName="dead")["QueueUrl"]
+    policy = {"deadLetterTargetArn": f"arn:aws:sqs:{REGION}:000000000000:dead", "maxReceiveCount": "1"}
+    url = client(server).create_queue(QueueName="q", Attributes={"RedrivePolicy": json.dumps(policy)})["QueueUrl"]
+    send(server, url, "held")
+    held = receive(server, url, 4)["held"]
+    send(server, url, "poison")
+    assert bodies(server, url) == {"poison"}
+    assert bodies(server, url) == set()  # moves it
+    client(server).change_message_visibility(QueueUrl=url, ReceiptHandle=held, VisibilityTimeout=600)
+    time.sleep(4)
+    restart(server)
+    assert bodies(server, dead) == {"poison"}
 
 
 def test_a_stop_then_a_kill_do_not_repeat_what_was_deleted(make: Make) -> None:

@@ -1,6 +1,8 @@
 """`penstock conformance`: a table of the rules that a worker program keeps, and of those that it does not."""
 
 import asyncio
+import contextlib
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -42,6 +44,11 @@ def conformance(
     required = features if require and "all" in require else {MINIMUM, *(require or ())}
     if unknown := required - features:
         raise typer.BadParameter(f"{unknown.pop()} is no feature: use all, {', '.join(sorted(features - {MINIMUM}))}")
+    words: list[str] = []
+    with contextlib.suppress(ValueError):
+        words = shlex.split(worker)
+    if not words:
+        raise typer.BadParameter(f"{worker!r} is no command: look at its quotes", param_hint="--worker")
     with tempfile.TemporaryDirectory(prefix="penstock-conformance-") as temporary:
         folder = logs.absolute() if logs else Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

@@ -105,7 +105,7 @@ class PenstockBackend(BaseTaskBackend):
             raise TaskResultDoesNotExist(f"there is no task {result_id}") from None
         try:
             task = import_string(detail.action)
-        except ImportError:
+        except Exception:  # a module of another program may fail in any way
             task = None
         if not isinstance(task, Task):
             raise TaskResultDoesNotExist(f"task {result_id} is of {detail.action}, which is no task of this project")

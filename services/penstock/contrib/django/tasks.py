@@ -2,6 +2,7 @@
 
 from __future__ import annotations  # older releases of Django cannot subscript these classes
 
+import asyncio
 import functools
 import inspect
 import os
@@ -49,7 +50,7 @@ class PenstockTask(Task):  # type: ignore[type-arg]  # it is generic for type ch
 class PenstockTaskContext(TaskContext):  # type: ignore[type-arg, misc]  # frozen, which the stubs leave out
     """What a task with ``takes_context=True`` is given. penstock: for progress, steps and `penstock.settle_sync`.
 
-    attempt: how often the task was claimed, by workers that died before they began too.
+    attempt: 1 in each attempt, for a message does not say how often its task was claimed.
     """
 
     penstock: Context
@@ -76,7 +77,7 @@ def _handler(task: PenstockTask) -> Callable[..., Any]:
         try:
             await task_started.asend(attempt.sender, task_result=attempt.result)
             return attempt.succeeded(await function(*attempt.args, **kwargs))
-        except Exception as exc:
+        except (Exception, asyncio.CancelledError) as exc:  # at its time limit
             attempt.failed(exc)
             raise
         finally:
@@ -117,7 +118,7 @@ class _Attempt:
         self.result: TaskResult[Any, Any] = TaskResult(
             task=task, id=str(ctx.task_id), status=TaskResultStatus.RUNNING, enqueued_at=None, started_at=now,
             last_attempted_at=now, finished_at=None, args=[*args], kwargs={**kwargs}, backend=task.backend, errors=[],
-            worker_ids=[worker] * ctx.claim,
+            worker_ids=[worker],
         )  # fmt: skip
         self.sender = type(task.get_backend())
         self.args = (PenstockTaskContext(task_result=self.result, penstock=ctx), *args) if task.takes_context else args
@@ -130,7 +131,7 @@ class _Attempt:
         object.__setattr__(self.result, "_return_value", returned)
         return returned
 
-    def failed(self, exc: Exception) -> None:
+    def failed(self, exc: BaseException) -> None:
         """Note a failure; one that the function asks for, to run again, is none to Django."""
         if isinstance(exc, ASKED):
             return

@@ -13,7 +13,8 @@ from django.apps import apps
 from django.db import close_old_connections
 from django.utils.module_loading import autodiscover_modules
 
-from penstock.worker.handlers.actions import REGISTRY, Handler
+from penstock.protocol.task import BUILT_IN_ACTIONS
+from penstock.worker.handlers.actions import REGISTRY, Handler, Registry
 
 
 def _closing(handler: Handler) -> Callable[..., Any]:
@@ -39,8 +40,16 @@ def _closing(handler: Handler) -> Callable[..., Any]:
     return run_async if handler.is_async else run
 
 
+def _add(handler: Handler) -> None:
+    """Register a handler of a module that is loaded behind this one, by another --app."""
+    Registry.add(REGISTRY, handler)
+    if handler.name not in BUILT_IN_ACTIONS:
+        handler.function = _closing(handler)
+
+
 if not apps.ready:
     django.setup()
 autodiscover_modules("tasks")
 for _handler in REGISTRY.values():
     _handler.function = _closing(_handler)
+REGISTRY.add = _add  # type: ignore[method-assign]

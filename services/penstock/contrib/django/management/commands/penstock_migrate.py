@@ -24,3 +24,6 @@ class Command(BaseCommand):
                 self.stdout.write(f"Penstock's schema in {alias!r} is up to date")
         except PenstockError as exc:
             raise CommandError(str(exc)) from exc
+        except Exception as exc:  # as `penstock migrate`
+            reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
+            raise CommandError(f"the schema was not changed: {reason}") from exc

@@ -1,6 +1,8 @@
 """`manage.py penstock_worker`"""
 
+import os
 import sys
+import sysconfig
 from typing import Any
 
 import typer
@@ -26,8 +28,12 @@ class Command(BaseCommand):
         parser.add_argument("--reload", action="store_true", help="Start again when a Python file changes.")
 
     def handle(self, *, app: list[str], reload: bool, **options: Any) -> None:
-        given = {name: options[name] for name in ("queue", "concurrency", "loops", "log_level") if options[name]}
+        names = ("queue", "concurrency", "loops", "log_level")
+        given = {name: options[name] for name in names if options[name] is not None}
         modules = [_APP, *app]
+        known = {"", *sysconfig.get_paths().values()}  # which each interpreter has of its own
+        # Children find what manage.py finds.
+        os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path not in known)
         try:
             if reload:
                 words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
