@@ -16,6 +16,7 @@ from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.methods.inbound import Inbound, accept_inbound, read_inbound, take_in
 from penstock.protocol.errors import Locked, PayloadUnavailable, PenstockError, Refused, TooSlow
+from penstock.protocol.json_text import entry_text
 from penstock.protocol.requests import split_body
 from penstock.protocol.trace_context import of_headers
 from penstock.runtime.halving import in_halves
@@ -96,8 +97,8 @@ class Submitter(Consumer):
             if not await enqueue.record_receipts(session, [message.original_id]):
                 return
             for entry in entries:
-                text = entry if isinstance(entry, str) else bytes(entry).decode("utf-8")
-                part = await self._read(message, text)
+                text = entry_text(entry)
+                part = await self._read(message, f"[{text}]")  # as of a batch: an entry that is one is refused
                 try:
                     async with session.savepoint():
                         enqueued += await accept_inbound(session, part, self._settings, source="inbound")

@@ -38,9 +38,8 @@ class Uncommitted:
         if not isinstance(error, Locked | TooSlow):
             raise error
         self.error = error
-        kind = self.locked if isinstance(error, Locked) else self.slow
-        if message not in kind:
-            kind.append(message)
+        if message not in (*self.locked, *self.slow):  # of several reports, one may be locked and another slow
+            (self.locked if isinstance(error, Locked) else self.slow).append(message)
 
 
 class Database(Protocol):

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, date, datetime
+from time import monotonic
 from typing import Any
 from urllib.parse import quote
 
@@ -29,6 +30,8 @@ _PASSING = {
     "ConditionalRequestConflict", "SlowDown", "RequestTimeout", "ExpiredToken", "RequestTimeTooSkewed",
     "ThrottlingException",
 }  # fmt: skip
+_BAD_CREDENTIALS = {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"}
+_RENEW_SECONDS = 5.0  # between two new clients
 _NAME = re.compile(OBJECT_NAME)
 
 
@@ -51,6 +54,8 @@ class Bucket:
         self._endpoint_url = endpoint_url
         self._region = region
         self._stack = AsyncExitStack()
+        self._retired = AsyncExitStack()
+        self._renew_at = float("-inf")
         self._opening = asyncio.Lock()
         self._client: Any = None
 
@@ -102,6 +107,7 @@ class Bucket:
     async def close(self) -> None:
         self._client = None
         await self._stack.aclose()
+        await self._retired.aclose()
 
     async def _is_unlisted(self, key: str) -> bool:
         """Whether an object is missing, which S3 calls forbidden to those who may list a folder and not the bucket."""
@@ -119,6 +125,7 @@ class Bucket:
         from aiohttp import ClientError as HttpError
         from botocore.exceptions import BotoCoreError, ClientError
 
+        client: Any = None
         try:
             client = await self._open()
             answer = await getattr(client, operation)(Bucket=self._bucket, **params)
@@ -132,12 +139,26 @@ class Bucket:
                 code in _MISSING or (status == 403 and await self._is_unlisted(params["Key"]))
             ):
                 raise PayloadLost(f"its object {params['Key']} is not in {self.url}: it was deleted there") from None
+            is_renewed = code in _BAD_CREDENTIALS and await self._renew(client)
             raise PayloadUnavailable(
                 f"S3 rejected {operation} in {self.url}: {code}",
-                is_refusal=400 <= status < 500 and status != 429 and code not in _PASSING,
+                is_refusal=400 <= status < 500 and status != 429 and code not in _PASSING and not is_renewed,
             ) from exc
         except (BotoCoreError, HttpError, OSError, TimeoutError) as exc:
             raise PayloadUnavailable(f"S3 is unavailable ({operation} in {self.url}): {type(exc).__name__}") from exc
+
+    async def _renew(self, refused: Any) -> bool:
+        """Have the next call make a client: one keeps the credentials that it found in a file. False: just done."""
+        async with self._opening:
+            if refused is not self._client:
+                return True
+            if monotonic() < self._renew_at:
+                return False
+            self._renew_at = monotonic() + _RENEW_SECONDS
+            before, self._retired = self._retired, self._stack  # calls of other tasks may still be under way by it
+            self._stack, self._client = AsyncExitStack(), None
+        await before.aclose()
+        return True
 
     async def _open(self) -> Any:
         async with self._opening:

@@ -10,7 +10,7 @@ from penstock.payloads.cipher import TenantAad
 from penstock.payloads.codec import PayloadCodec, aad_of, payload_aad
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.json_text import decode_any
-from penstock.protocol.sealed import MARK, is_sealed, reference_of
+from penstock.protocol.sealed import MARK, escape_plain, is_encrypted, is_sealed, reference_of
 
 Row = Any  # a record of asyncpg, or a mapping with the same names
 
@@ -47,9 +47,10 @@ def _sealed_in(error: Any) -> str | None:
 
 def encrypt_note(codec: PayloadCodec, task_id: int, note: str | None) -> str | None:
     """Encrypt the note of a progress report; one that is already encrypted is returned unchanged."""
-    if note is None or not codec.encrypts:
+    text = json.dumps(note)
+    if note is None or not codec.encrypts or is_encrypted(text):
         return note
-    sealed: str = json.loads(codec.encode(json.dumps(note), aad_of("error", task_id)))
+    sealed: str = json.loads(codec.encode(escape_plain(text), aad_of("error", task_id)))
     return sealed
 
 
@@ -101,10 +102,10 @@ async def shown_rows(
         if row.get("progress") is not None:
             changes["progress"] = _shown_progress(codec, task_id, row["progress"])
         if row.get("failures") is not None:
-            failures: list[dict[str, Any]] = msgspec.json.decode(row["failures"])
+            failures = msgspec.json.decode(row["failures"], type=list[dict[str, msgspec.Raw]])
             for failure in failures:
-                error = msgspec.json.encode(failure["error"]).decode()
-                failure["error"] = msgspec.Raw(_shown_error(codec, task_id, error).encode())
+                error = _shown_error(codec, task_id, bytes(failure["error"]).decode())
+                failure["error"] = msgspec.Raw(error.encode())
             changes["failures"] = msgspec.json.encode(failures).decode()
         room_bytes -= sum(len(changes.get(name) or "") for name in ("result", "payload") if reference_of(row.get(name)))
         found.append({**row, **changes})
@@ -131,14 +132,14 @@ def _shown_error(codec: PayloadCodec, task_id: int, error: str) -> str:
     try:
         return decrypt_error(codec, task_id, error)
     except (PayloadUnavailable, PayloadLost) as exc:
-        decoded: dict[str, Any] = msgspec.json.decode(error)
-        return json.dumps(decoded | {"message": f"not shown: {exc}"})
+        members: dict[str, Any] = msgspec.json.decode(error, type=dict[str, msgspec.Raw])
+        return msgspec.json.encode(members | {"message": f"not shown: {exc}"}).decode()
 
 
 def _shown_progress(codec: PayloadCodec, task_id: int, progress: str) -> str:
     decoded: Any = msgspec.json.decode(progress)
     note = json.dumps(decoded.get("note")) if isinstance(decoded, dict) else ""
-    if not is_sealed(note):
+    if not is_encrypted(note):
         return progress
     try:
         decoded["note"] = msgspec.json.decode(codec.decode_inline(note, aad_of("error", task_id)))

@@ -22,12 +22,13 @@ from penstock.protocol.json_text import decode_any, entry_text, replace_unstorab
 from penstock.protocol.message_attributes import WORKER_NAME_MAX_CHARS
 from penstock.protocol.output import decode_part
 from penstock.protocol.requests import INT8_MAX, ClaimId, given, parse_claim_id, split_body
-from penstock.protocol.sealed import SEALED_ENCODING, Reference, decode_sealed, escape_plain, is_sealed
+from penstock.protocol.sealed import SEALED_ENCODING, Reference, decode_sealed, escape_plain, is_encrypted
 from penstock.protocol.task import ACTION_MAX_CHARS, TOKEN_MAX_CHARS
 from penstock.protocol.tenant import stored_key
 from penstock.protocol.trace_context import TraceContext, parse
 
 PROGRESS_NOTE_CHARS = 1000  # a longer note is cut
+_ENCRYPTED_TIMES = 17  # as long is one at most when it is encrypted: escapes of JSON, then base64
 SCHEMA_MAX_CHARS = 16_384  # a longer JSON Schema is not kept
 LONGEST_WAIT_SECONDS = 100 * 366 * 86_400.0  # for an outside event
 
@@ -411,8 +412,8 @@ class _Decoder:
         params = msgspec.json.decode(raw, type=_ProgressParams)
         claim_id = self._claim_of(params.id)
         note = params.note
-        if note and len(note) > PROGRESS_NOTE_CHARS and not is_sealed(f'"{note}'):
-            note = note[:PROGRESS_NOTE_CHARS]
+        if note:
+            note = note[: PROGRESS_NOTE_CHARS * (_ENCRYPTED_TIMES if is_encrypted(f'"{note}') else 1)]
         is_bare = params.percent is None and note is None
         detail = None if is_bare else msgspec.json.encode({"percent": params.percent, "note": note}).decode()
         return Progress(*claim_id, detail, self.worker)
@@ -440,8 +441,12 @@ class _Decoder:
 
     def _suspend(self, response: Response) -> Suspended | Failed:
         """One that makes no sense is a failed attempt: its worker has ended it and will not report again."""
-        params = msgspec.json.decode(response.params, type=_SuspendParams)
-        claim_id = self._claim_of(params.id)
+        claim_id = self._claim_of(msgspec.json.decode(response.params, type=_ClaimParams).id)
+        try:
+            params = msgspec.json.decode(response.params, type=_SuspendParams)
+        except ValueError as exc:
+            problem = f"the worker's suspension makes no sense: {short_reason(exc)}"
+            return self._senseless(claim_id, "BadSuspend", problem)
         until = params.until
         if until is not None:
             latest = datetime.now(UTC).timestamp() + LONGEST_WAIT_SECONDS
@@ -576,4 +581,4 @@ def encode_notification(method: str, /, **params: Any) -> str:
 
 def _dump(value: Any) -> str:
     # ASCII escapes let any str of Python pass, lone surrogates included.
-    return json.dumps(value, separators=(",", ":"), default=str)
+    return json.dumps(value, separators=(",", ":"), default=str, allow_nan=False)

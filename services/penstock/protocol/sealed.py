@@ -40,6 +40,11 @@ def is_sealed(text: str | None) -> bool:
     return text is not None and text.startswith(MARK)
 
 
+def is_encrypted(text: str) -> bool:
+    """Whether a JSON text begins as an encrypted one does, not as a reference or an escaped one."""
+    return _SEALED_HEAD.match(text) is not None
+
+
 def escape_plain(text: str) -> str:
     """A plain result as it is stored: escaped if it begins with the mark."""
     return f"{_PLAIN}{text[1:]}" if text.startswith(MARK) else text

@@ -15,7 +15,7 @@ import msgspec
 from penstock.db.session import Session
 from penstock.limits import announced, holds
 from penstock.payloads.codec import aad_of
-from penstock.payloads.records import encrypt_error, encrypt_progress
+from penstock.payloads.records import encrypt_error, encrypt_note, encrypt_progress
 from penstock.protocol import reports
 from penstock.protocol.errors import HANDLER_ERROR, TOO_LARGE, PayloadLost, PayloadUnavailable, RpcError, SettingsError
 from penstock.protocol.journal import StepKey, carried, encode_step
@@ -266,8 +266,8 @@ async def _postpone(
             kind = "UnknownAction" if report.hints.unknown_action else "PutOffTooOften"
             failed[pair] = _as_failed(report, HANDLER_ERROR, f"{put_off}: {message}", _FINAL, type=kind)
         else:
-            note = json.dumps({"percent": None, "note": f"put off at {now}: {message}"})
-            again[pair] = settle.Postponement(*put_off, note)
+            note = encrypt_note(session.codec, pair[0], f"put off at {now}: {message}")
+            again[pair] = settle.Postponement(*put_off, json.dumps({"percent": None, "note": note}))
     for row in await settle.postpone(session, again):
         log.info("task_put_off", task_id=row["id"], action=row["action"], reason=row["reason"])
     return len(again)

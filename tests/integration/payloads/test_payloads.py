@@ -7,11 +7,13 @@ import hashlib
 import json
 from contextlib import AsyncExitStack, nullcontext
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 import httpx
 import pytest
+from moto.s3.responses import S3Response
 
 from penstock import AsyncClient, Call, Client, Context, Fail, InboundClient, action
 from penstock.compat.scheduler0 import store as credentials
@@ -156,6 +158,37 @@ async def test_plain_functions_and_batches_get_large_payloads_too(
         shown = [(await pipe.status(task["id"]))["result"] for task in tasks]
         assert shown == [{"echo": LARGE["text"]}, {"echo": "s"}, {"echo": LARGE["text"]}]
         assert (await pipe.status(wrong["id"]))["state"] == "ERROR"
+
+
+async def test_a_large_result_that_a_batched_handler_gives_early_is_kept(
+    settings: Settings, s3: S3Bucket, registry: Registry
+) -> None:
+    @action("early", batch=10, linger=0.01, registry=registry)
+    async def early(calls: list[Call[dict[str, str]]]) -> list[Any]:
+        for call in calls:
+            call.answer({"echo": call.params["text"]})
+        return [None for _ in calls]
+
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        task = await pipe.call("enqueue", action="early", payload=LARGE)
+        await pipe.work()
+        shown = await pipe.status(task["id"])
+        assert (shown["state"], shown["result"]) == ("SUCCESS", {"echo": LARGE["text"]})
+
+
+async def test_a_large_result_that_was_given_early_is_kept_though_the_call_fails_then(
+    settings: Settings, s3: S3Bucket, registry: Registry
+) -> None:
+    @action("early", batch=10, linger=0.01, registry=registry)
+    async def early(calls: list[Call[dict[str, str]]]) -> list[Any]:
+        calls[0].answer({"echo": calls[0].params["text"]})
+        raise RuntimeError("the others fail")
+
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        task = await pipe.call("enqueue", action="early", payload=LARGE)
+        await pipe.work()
+        shown = await pipe.status(task["id"])
+        assert (shown["state"], shown["result"]) == ("SUCCESS", {"echo": LARGE["text"]})
 
 
 async def test_a_payload_over_the_greatest_size_is_refused_with_both_figures(
@@ -345,6 +378,38 @@ async def test_what_is_called_forbidden_is_lost_only_if_a_listing_has_it_not(
         monkeypatch.setattr("moto.s3.responses.S3Response.list_objects_v2", forbidden)
         with pytest.raises(PayloadUnavailable, match="rejected get_object"):
             await codec.bucket.get(name, 10)
+    finally:
+        await codec.close()
+
+
+async def test_credentials_that_change_in_their_file_are_found(
+    settings: Settings, s3: S3Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    put_object = S3Response.put_object
+
+    def with_the_new_key(self: S3Response) -> Any:
+        if "new-key" in self.headers["Authorization"]:
+            return put_object(self)
+        return 403, {}, "<Error><Code>InvalidAccessKeyId</Code><Message>no such key</Message></Error>"
+
+    def rotate(key: str) -> None:
+        (tmp_path / "keys").write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = secret\n")
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
+    monkeypatch.setattr(S3Response, "put_object", with_the_new_key)
+    rotate("old-key")
+    codec = PayloadCodec(with_bucket(settings, s3))
+    assert codec.bucket is not None
+    try:
+        with pytest.raises(PayloadUnavailable, match="InvalidAccessKeyId") as caught:
+            await codec.bucket.put(new_name(OFFERED), b"text")
+        assert not caught.value.is_refusal
+        rotate("new-key")
+        name = new_name(OFFERED)
+        await codec.bucket.put(name, b"text")
+        assert await codec.bucket.get(name, 10) == b"text"
     finally:
         await codec.close()
 
@@ -1085,29 +1150,40 @@ async def test_what_a_foreign_worker_answers_is_encrypted_when_it_arrives(
     settings: Settings, registry: Registry, sql: Any
 ) -> None:
     async with plant(load_settings(**settings.model_dump() | {"payload_keys": new_key()}), registry) as pipe:
-        tasks = [await pipe.call("enqueue", action="foreign", max_attempts=1) for _ in range(3)]
+        tasks = [await pipe.call("enqueue", action="foreign", max_attempts=1) for _ in range(4)]
         await until(pipe.scheduler.run_once, "something to send")
         claims = {row["id"]: row["claim"] for row in await sql.fetch("select id, claim from penstock.task")}
-        first, second, third = (claim_id(task["id"], claims[task["id"]]) for task in tasks)
+        first, second, third, fourth = (claim_id(task["id"], claims[task["id"]]) for task in tasks)
         codec = pipe.store.codec
         for note in (MARKER, encrypt_note(codec, tasks[0]["id"], MARKER)):
             await put(pipe.queues["results"], encode_progress(first, 50, note))
             await until(pipe.resulter.run_once, "progress")
             assert MARKER not in await everything(sql)
             assert (await pipe.status(tasks[0]["id"]))["progress"] == {"percent": 50.0, "note": MARKER}
+        await put(pipe.queues["results"], encode_progress(first, 50, "penstock+x"))
+        await until(pipe.resulter.run_once, "progress")
+        assert (await pipe.status(tasks[0]["id"]))["progress"] == {"percent": 50.0, "note": "penstock+x"}
         await put(
             pipe.queues["results"],
             json.dumps({"jsonrpc": "2.0", "id": first, "result": MARKER}),
             json.dumps({"jsonrpc": "2.0", "id": second, "error": {"code": 1, "message": MARKER}}),
             json.dumps({"jsonrpc": "2.0", "id": third, "encoding": "penstock", "result": "penstock+sealed:x:y"}),
+            json.dumps(
+                {
+                    "jsonrpc": "2.0",
+                    "id": fourth,
+                    "error": {"code": 1, "message": MARKER, "data": {"snooze": True, "retry_after": 60}},
+                }
+            ),
         )
         taken = 0
-        while taken < 3:
+        while taken < 4:
             taken += await until(pipe.resulter.run_once, "results")
         assert MARKER not in await everything(sql)
         assert (await pipe.status(tasks[0]["id"]))["result"] == MARKER
         assert (await pipe.status(tasks[1]["id"]))["error"]["message"] == MARKER
         assert (await pipe.status(tasks[2]["id"]))["error"]["data"]["type"] == "BadEncoding"
+        assert (await pipe.status(tasks[3]["id"]))["progress"]["note"].endswith(MARKER)
 
 
 async def test_a_later_attempt_that_is_given_back_keeps_what_was_counted_before(

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.payloads.bucket import OFFERED, Bucket, folder_of, new_name
-from penstock.payloads.codec import PayloadCodec, payload_aad
-from penstock.payloads.records import decrypt_error, encrypt_error
+from penstock.payloads.codec import PayloadCodec, aad_of, payload_aad
+from penstock.payloads.records import decrypt_error, encrypt_error, encrypt_note, shown_rows
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable, SettingsError
 from penstock.protocol.json_text import replace_unstorable
 from penstock.protocol.reports import Succeeded, add_trace, decode_reports, encode_result
@@ -170,6 +170,31 @@ def test_an_error_keeps_code_type_and_hints_in_clear() -> None:
     assert decrypt_error(one, 5, sealed) == error
     with pytest.raises(PayloadLost):
         decrypt_error(one, 6, sealed)
+
+
+@pytest.mark.parametrize(
+    "note", ["penstock+x", "penstock+plain:x", "penstock+object:x", "penstock+sealed:x", "penstock+"]
+)
+def test_a_note_that_begins_like_a_sealed_text_is_encrypted_as_any_other(note: str) -> None:
+    one = codec(KEYS[0])
+    sealed = encrypt_note(one, 5, note)
+    assert sealed is not None
+    assert sealed != note
+    assert encrypt_note(one, 5, sealed) == sealed
+    assert json.loads(one.decode_inline(json.dumps(sealed), aad_of("error", 5))) == note
+
+
+async def test_a_number_beyond_a_double_in_an_error_is_shown_as_it_is() -> None:
+    number = "1" * 5000
+    error = f'{{"code":1,"message":"m","data":{{"n":{number},"sealed":"penstock+sealed:{"0" * 16}:AAAA"}}}}'
+    row = {
+        "id": 5, "action": "a", "tenant": None, "result": None, "payload": None, "progress": None, "error": error,
+        "failures": f'[{{"attempt":1,"error":{error}}}]',
+    }  # fmt: skip
+    (shown,) = await shown_rows(codec(), [row], room_bytes=0, payload=True)
+    for name in ("error", "failures"):
+        assert number in shown[name]
+        assert "not shown: it is encrypted with key" in shown[name]
 
 
 @pytest.mark.parametrize("name", [

@@ -53,7 +53,7 @@ class GroupReader:
         self._mine: dict[Partition, _Assigned] = {}
         self._ahead: deque[Received] = deque()
         self._came = asyncio.Event()
-        self._paused = False
+        self._paused: bool | None = False  # None: some partitions may be, others not
         self._failure: str | None = None
         self.leases: MessageLeases[tuple[Received, int]] = MessageLeases(self._give_back)  # with its deliveries
         self._tasks: list[asyncio.Task[None]] = []
@@ -243,7 +243,7 @@ class GroupReader:
     def _assigned(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:
             self._mine[partition] = _Assigned()
-        self._paused = False  # those that came are not; the next turn sees to it
+        self._paused = None  # those that came are not, the others may be; the next turn sees to it
 
     def _lost(self, partitions: Sequence[Partition]) -> None:
         gone = set(partitions)
