@@ -24,7 +24,7 @@ create index armed_held on penstock.armed (source, partition) where held;
 comment on table penstock.armed is 'Schedules of clockwork''s API and of topics, from being armed to being due';
 comment on column penstock.armed.id is 'Order of arrival; one that is replaced is new in the order';
 comment on column penstock.armed.source is 'clockwork, or kafka: and the topic';
-comment on column penstock.armed.key is 'Who it is within its source: see penstock.armed';
+comment on column penstock.armed.key is 'Who it is within its source: see compat/delayed_records.py';
 comment on column penstock.armed.variant is 'Tells apart the several that one key may have; empty: one alone';
 comment on column penstock.armed.partition is 'Of the topic that it was read from';
 comment on column penstock.armed.held is 'Its partition has not been read to the end yet: it may be cancelled';

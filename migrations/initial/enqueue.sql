@@ -483,7 +483,7 @@ begin
         return;
     end if;
     if count >= 50 then
-        -- A plan that is kept for any array takes it for ten elements; see Session._plan_for.
+        -- A plan that is kept for any array takes it for ten elements; see Session.plan_for.
         perform set_config('plan_cache_mode', 'force_custom_plan', true);
     end if;
 
@@ -504,7 +504,7 @@ begin
     else
         if not is_usual then
             -- A statement does not see the rows that it makes itself, so none may meet a task of its own part by a key
-            -- that it would take or whose task it would replace; see store._cut_at_repeated_keys.
+            -- that it would take or whose task it would replace; see _cut_at_repeated_keys in tasks/enqueue.py.
             if not exists (
                 select from unnest(actions, tenants, unique_keys, are_live, unique_since)
                     t (action, tenant, key, live, since)

@@ -109,7 +109,7 @@ create table penstock.ordering_head (
     held    boolean not null default false
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 create index ordering_head_held on penstock.ordering_head (key) where held;
-comment on table penstock.ordering_head is 'The one live task per ordering key that may run';
+comment on table penstock.ordering_head is 'Of each ordering key the task that has it, or one that had it';
 comment on column penstock.ordering_head.held is 'Its task ended in CRITICAL_ERROR, and those behind it wait';
 
 create table penstock.turn (

@@ -110,6 +110,6 @@ comment on table penstock.wait is
     'Tokens that tasks wait for or have waited for, and answers that came before their task waited';
 comment on column penstock.wait.task_id is 'The task that waits or waited; null for an answer that is kept';
 comment on column penstock.wait.deadline is 'Until when it waits; null: it does not, or no more';
-comment on column penstock.wait.policy is 'How its failure is retried, as the worker told: see wire.Hints';
+comment on column penstock.wait.policy is 'How its failure is retried, as the worker told: see Hints in protocol/reports.py';
 comment on column penstock.wait.answer is 'A member of a JSON-RPC response, result or error, until a task waits';
 comment on column penstock.wait.digest is 'SHA-256 of the answer, by which one that comes twice is known';

@@ -547,6 +547,16 @@ async def test_the_resulter_keeps_to_the_bounds_whatever_a_worker_sends(line: Li
     assert (await line.apply(encode_step(name(task), entry("charge", 0)))).unreadable == []  # once more
 
 
+async def test_the_bounds_of_a_journal_hold_for_steps_that_come_together(line: Line, sql: Any) -> None:
+    line.settings = line.settings.model_copy(update={"steps_limit": 2})
+    await line.enqueue()
+    (task,) = await line.claim()
+    steps = [encode_step(name(task), entry("charge", n, n, repetition=n)) for n in range(3)]
+    assert len((await line.apply(*steps)).unreadable) == 1
+    assert [one[2] for one in await journal(sql)] == [0, 1]
+    assert len((await line.apply(*steps)).unreadable) == 1  # those that are there count once
+
+
 async def test_an_answer_without_room_in_the_journal_is_refused_and_the_task_waits_on(
     line: Line, task_of: Any, sql: Any
 ) -> None:
@@ -881,12 +891,23 @@ async def test_a_retry_from_a_step_that_the_queue_brings_and_that_is_refused_cha
     assert (await task_of(task_id))["state"] == "CRITICAL_ERROR"
 
 
-async def test_a_suspension_for_too_long_is_a_failed_attempt(line: Line, task_of: Any) -> None:
+@pytest.mark.parametrize("given", [{"until": "9999-01-01T00:00:00Z"}, {"seconds": -1}, {"seconds": "x"}])
+async def test_a_suspension_that_makes_no_sense_is_a_failed_attempt(
+    line: Line, task_of: Any, given: dict[str, Any]
+) -> None:
     (task_id,) = await line.enqueue()
     (task,) = await line.claim()
-    applied = await line.apply(encode_notification("suspend", id=name(task), until="9999-01-01T00:00:00Z"))
+    applied = await line.apply(encode_notification("suspend", id=name(task), **given))
     assert (applied.failed, applied.unreadable) == (1, [])
     assert json.loads((await task_of(task_id))["error"])["data"]["type"] == "BadSuspend"
+
+
+async def test_a_suspension_until_the_first_instant_there_is_goes_on_at_once(line: Line, task_of: Any) -> None:
+    (task_id,) = await line.enqueue()
+    (task,) = await line.claim()
+    await line.apply(encode_notification("suspend", id=name(task), until="0001-01-01T00:00:00Z"))
+    assert abs((await task_of(task_id))["run_at"] - datetime.now(UTC)) < timedelta(minutes=1)
+    assert len(await line.claim()) == 1
 
 
 async def test_the_page_of_a_task_shows_its_steps(line: Line, store: Store, settings: Settings) -> None:

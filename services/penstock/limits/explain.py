@@ -68,7 +68,7 @@ async def explain(session: Session, task_id: int) -> Explanation:
             found = _held_back(row) or await _in_line(session, row)
         case state:
             found = _Found(Cause.SETTLED, f"Settled as {_shown(state)} {_span(row, 'finished_at')} ago.")
-    is_behind = found.cause is Cause.ORDERING_KEY and row["head"] != task_id
+    is_behind = found.cause is Cause.ORDERING_KEY
     return Explanation(
         task_id, State(row["state"]), found.cause, found.reason,
         task=row["head"] if is_behind else None,
@@ -91,7 +91,7 @@ def _waiting(row: Mapping[str, Any]) -> _Found:
         return _Found(Cause.EVENT, f"Waits for the event of token {row['token']}, until {timestamp(row['deadline'])}.")
     if row["workflow"] is not None and row["steps_before"]:
         return _Found(Cause.STEPS, f"Waits for earlier steps of workflow {row['workflow']}: {row['steps_before']}.")
-    if row["workflow"] is not None:
+    if row["workflow"] is not None and row["ordering_key"] is None:  # a step has its key from its start on
         return _Found(Cause.STEPS, f"Waits for the supervisor to release this step of workflow {row['workflow']}.")
     key = own_key(row["ordering_key"])
     if row["held"]:
@@ -100,7 +100,7 @@ def _waiting(row: Mapping[str, Any]) -> _Found:
             f"Task {row['head']} failed and holds ordering key {key}: retry it, or release the key "
             f"(`penstock ordering release`).",
         )
-    if row["head"] is None or row["head"] == row["id"] or row["head_state"] is None:
+    if row["head"] is None:
         return _Found(Cause.ORDERING_KEY, f"Next of ordering key {key}; a scheduler takes it up now.")
     reason = f"Task {row['head']} of ordering key {key} goes first; it is {_shown(row['head_state'])}."
     return _Found(Cause.ORDERING_KEY, reason)
@@ -134,7 +134,8 @@ def _held_back(row: Mapping[str, Any]) -> _Found | None:
     if row["tenant_paused"]:
         return _Found(Cause.PAUSED, f"Tenant {tenant} is paused (`penstock tenants resume {tenant}`).", tenant)
     if row["held_until"] is not None and row["held_until"] > row["at"]:
-        of = f"limit key {row['limit_key']} of action {action}" if row["limit_key"] else f"action {action}"
+        is_whole = row["limit_key"] is None or row["action_held_until"] == row["held_until"]
+        of = f"action {action}" if is_whole else f"limit key {row['limit_key']} of action {action}"
         return _Found(
             Cause.LIMIT,
             f"A handler met a rate limit, which holds {of} for {_span(row, 'held_until')} "

@@ -6,27 +6,44 @@ select t.id, t.state::text as state, t.action, t.tenant, t.priority, t.run_at, t
        t.heartbeat_at, t.worker, t.ordering_key, t.workflow, t.route, t.gate is not null as is_gated, now() as at,
        null::timestamptz as finished_at,
        exists (select from penstock.dispatch d where d.id = t.claim) as is_unsent,
-       h.task_id as head, h.held, coalesce(first.state, past.state)::text as head_state,
+       b.id as head, h.held, b.state::text as head_state,
        w.token, w.deadline, s.after as steps_before,
-       greatest(a.held_until, g.held_until) as held_until, a.paused, a.max_in_flight, a.rate, a.key_max_in_flight, a.key_rate, t.limit_key,
+       greatest(a.held_until, g.held_until) as held_until, a.held_until as action_held_until, a.paused, a.max_in_flight, a.rate, a.key_max_in_flight, a.key_rate, t.limit_key,
        case when a.max_in_flight is not null then (
            select count(*) from (select from penstock.task o where o.state = 'ACQUIRED' and o.gate is not null
-                                   and o.action = t.action limit $2) held) end as in_flight,
+                                   and o.action = t.action limit greatest($2, a.max_in_flight)) held) end as in_flight,
        case when a.key_max_in_flight is not null and t.limit_key is not null then (
            select count(*) from (select from penstock.task o where o.state = 'ACQUIRED' and o.action = t.action
-                                   and o.gate = {gate_name} limit $2) held) end as key_in_flight,
+                                   and o.gate = {gate_name} limit greatest($2, a.key_max_in_flight)) held) end as key_in_flight,
        p.paused as tenant_paused, p.max_in_flight as tenant_max_in_flight, p.rate as tenant_rate,
        case when p.max_in_flight is not null then (
            select count(*) from (select from penstock.task o where o.state = 'ACQUIRED' and o.gate is not null
-                                   and o.tenant = t.tenant limit $2) held) end as tenant_in_flight,
+                                   and o.tenant = t.tenant limit greatest($2, p.max_in_flight)) held) end as tenant_in_flight,
        case when y.attempts = t.attempts then y.unknown_since end as unknown_since,
        case when y.unknown_since is not null then
            (select max(n.seen_at) from penstock.announced n where n.action = t.action) end as announced_at
 from penstock.task t
 left join penstock.postponed y on y.task_id = t.id
 left join penstock.ordering_head h on h.key = t.ordering_key
-left join penstock.task first on first.id = h.task_id
-left join lateral (select state from penstock.task_history p where p.id = h.task_id and first.id is null) past on true
+-- The row of a head names the task that holds its key, else one that ran before: what runs now is sought among the $2 live
+-- tasks before this one, then the oldest that waits.
+left join lateral (
+    select id, state from (
+        select h.task_id as id, (select state from penstock.task_history p where p.id = h.task_id) as state, 1 as place
+        where h.held
+        union all
+        select o.id, o.state, 2 from penstock.task o
+        where o.id = h.task_id and o.id <> t.id and (o.state <> 'WAITING' or o.claimed_at is not null)
+        union all
+        (select o.id, o.state, 3 from (
+             select id, state, ordering_key, claimed_at from penstock.task where id < t.id order by id desc limit $2) o
+         where o.ordering_key = t.ordering_key and (o.state <> 'WAITING' or o.claimed_at is not null) limit 1)
+        union all
+        (select o.id, o.state, 4 from penstock.task o
+         where o.ordering_key = t.ordering_key and o.state = 'WAITING' and o.claimed_at is null and o.id < t.id
+         order by o.id limit 1)) first
+    where t.state = 'WAITING' and t.claimed_at is null and t.ordering_key is not null
+    order by place limit 1) b on true
 left join penstock.wait w on w.task_id = t.id and w.deadline is not null
 left join lateral (
     select (select string_agg(b.name, ', ' order by b.number) from (
@@ -43,7 +60,7 @@ where t.id = $1
 union all
 select t.id, t.state::text, t.action, t.tenant, t.priority, t.run_at, t.attempts, t.max_attempts, t.claimed_at, null, t.worker, null, null,
        null, false, now(), t.finished_at, false, null, null, null, null, null, null, null, null, null, null, null, null, null,
-       null, null, null, null, null, null, null, null
+       null, null, null, null, null, null, null, null, null
 from penstock.task_history t where t.id = $1;
 
 -- name: count_before

@@ -61,9 +61,10 @@ class Routes:
         return self.outbound if route not in self.known else self.known[route].queue
 
     def full_for_seconds(self) -> list[float]:
-        """Of each route whose window is full: for how long it is."""
-        full = [route.window for route in self.known.values() if route.window.is_full]
-        return [window.full_for_seconds(monotonic()) for window in full]
+        """Of each route whose window is full: for how long it is, or for how long the route is not looked at."""
+        now = monotonic()
+        full = [route for route in self.known.values() if route.window.is_full]
+        return [max(one.window.full_for_seconds(now), max(one.rest_until, one.empty_until) - now) for one in full]
 
     def look_again(self) -> None:
         """Look at every route at the next pass: tasks were diverted."""

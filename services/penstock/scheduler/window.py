@@ -29,6 +29,7 @@ _MOST_SHARE = 0.25  # that may be, before a slow count is repeated
 _WHOLE_SECONDS = 1.0  # at least, between two counts that begin with the oldest task
 _SPAN_SECONDS = 10.0  # run times are the means over so long
 _READ_EVERY_SECONDS = 0.5
+_ROUTES_KEPT = 10_000  # of as many actions, whose names callers choose
 
 
 class Window:
@@ -155,6 +156,8 @@ class Throughput:
         for task in tasks:
             if task.route is not None or task.action in self._route_of:
                 self._route_of[task.action] = task.route
+        while len(self._route_of) > _ROUTES_KEPT:
+            del self._route_of[next(iter(self._route_of))]
 
     def of(self, route: str | None) -> tuple[float, float]:
         """Of a route: attempts that end per second, and the mean run time in seconds."""

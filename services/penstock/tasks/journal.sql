@@ -4,7 +4,7 @@
 -- name: record_entries
 -- $1 ids, $2 claims, $3 names, $4 repetitions (distinct with the ids), $5 positions, $6 entries as JSON text, $7 whether each
 -- failed, $8 when each began in epoch seconds or null, $9 seconds or null, $10 tries, $11 workers or null, $12 how many entries
--- a task may have, $13 how many bytes. Also of an older claim than the current one: the step has run. That of the newest
+-- a task may have, $13 how many bytes, those that come together counted in their order. Also of an older claim than the current one: the step has run. That of the newest
 -- claim counts, for its attempt has gone on with it. A task that has begun a journal does not expire any more, and a step of the
 -- current claim is a heartbeat if it is the first. Returns the (id, name, repetition) of those that have no room.
 with given as materialized (
@@ -24,20 +24,29 @@ with given as materialized (
                             then coalesce(t.heartbeat_at, now()) else t.heartbeat_at end
     from held h
     where t.id = any(array[h.id]) and (h.is_new or h.is_taken and h.is_unseen)
+), known as materialized (
+    select task_id, name, repetition, octet_length(entry) as bytes from penstock.journal_entry
+    where task_id = any($1::bigint[])
 ), sizes as materialized (
-    select task_id, count(*) as entries, sum(octet_length(entry)) as bytes from penstock.journal_entry
-    where task_id = any($1::bigint[]) group by task_id
-), accepted as materialized (
-    select g.*, (s.entries >= $12::int or coalesce(s.bytes, 0) + octet_length(g.entry) > $13::int) is true as is_full
-    from given g join held h on h.id = g.task_id left join sizes s on s.task_id = g.task_id
+    select task_id, count(*) as entries, sum(bytes) as bytes from known group by task_id
+), counted as materialized (
+    select g.*,
+           case when (g.task_id, g.name, g.repetition) in (select task_id, name, repetition from known) then true else false end
+               as is_known
+    from given g join held h on h.id = g.task_id
     where g.claim > h.floor and g.claim <= h.claim
+), accepted as materialized (
+    select c.*, (coalesce(s.entries, 0) + count(*) filter (where not c.is_known) over so_far > $12::int
+                 or coalesce(s.bytes, 0) + sum(octet_length(c.entry)) filter (where not c.is_known) over so_far > $13::int)
+                is true and not c.is_known as has_no_room
+    from counted c left join sizes s on s.task_id = c.task_id
+    window so_far as (partition by c.task_id order by c.position, c.name, c.repetition)
 ), stored as (
     insert into penstock.journal_entry as j (task_id, name, repetition, position, claim, entry, failed, began_at, seconds,
         tries, worker)
     select task_id, name, repetition, position, claim, entry, failed, to_timestamp(began_at), seconds, tries, worker
     from accepted
-    where not is_full or (task_id, name, repetition) in (
-        select task_id, name, repetition from penstock.journal_entry where task_id = any($1::bigint[]))
+    where not has_no_room
     order by task_id, name, repetition
     on conflict (task_id, name, repetition) do update
     set position = excluded.position, claim = excluded.claim, entry = excluded.entry, failed = excluded.failed,
@@ -45,9 +54,7 @@ with given as materialized (
         recorded_at = now()
     where j.claim < excluded.claim
 )
-select task_id, name, repetition from accepted
-where is_full and (task_id, name, repetition) not in (
-    select task_id, name, repetition from penstock.journal_entry where task_id = any($1::bigint[]));
+select task_id, name, repetition from accepted where has_no_room;
 
 -- name: read_journals
 -- $1 ids, $2 how many bytes of entries; those behind them come without.
@@ -66,12 +73,12 @@ from {pairs} join penstock.task t on {held};
 -- name: suspend_attempts
 -- $1 ids (distinct), $2 claims, $3 delays in seconds, $4 instants or null, which come first, $5 workers or null,
 -- $6 whether the worker of each may have died. ACQUIRED back to the state that the claim came from, its attempt given back:
--- the task goes on at that time. One whose worker died is known to have steps from then on, and is a suspect the next time,
+-- the task goes on at that time, or now if it is in the past: no claim begins before the second day of year 1. One whose worker died is known to have steps from then on, and is a suspect the next time,
 -- unless its journal has grown: a worker that dies leaves many tasks that it has not even begun.
 with changed as (
     update penstock.task t
     set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
-        attempts = t.attempts - 1, run_at = coalesce(r.until, now() + make_interval(secs => r.delay)),
+        attempts = t.attempts - 1, run_at = greatest(now(), coalesce(r.until, now() + make_interval(secs => r.delay))),
         claimed_at = null, heartbeat_at = null, progress = null, updated_at = now(), route = null, gate = null,
         worker = coalesce(r.worker, t.worker),
         journal = case when r.suspect then coalesce(t.journal, 0) else t.journal end,

@@ -89,8 +89,8 @@ def _shown(row: Any, detail: bool) -> views.Task | None:
 async def list_tasks(context: Context, given: ListParams) -> views.TaskPage:
     """A page, newest first. With a filter that no index serves, a bounded stretch of ids is looked at.
 
-    A key is looked up in the indexes first, however old its tasks are, unless a text is sought too. Raises
-    InvalidParams, also if the search for a text takes too long.
+    A key is looked up in the indexes first, however old the tasks are that hold it or wait for it, unless a text is
+    sought too. Raises InvalidParams, also if the search for a text takes too long.
     """
     since, until = read_instant(given.since, "since"), read_instant(given.until, "until")
     if since is not None and until is not None and until <= since:

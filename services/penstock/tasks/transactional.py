@@ -52,7 +52,10 @@ _ENQUEUE = _Function(
     "penstock_enqueue, penstock_enqueue_many",
 )
 _SETTLE = _Function(
-    "settle", "select public.penstock_settle(cast({} as text), cast(cast({} as text) as json))", "penstock_settle"
+    "settle",
+    "select public.penstock_settle(cast({} as text), cast(cast({} as text) as json)) "
+    "where set_config('penstock.result_limit_bytes', cast({} as text), true) is not null",  # before the function
+    "penstock_settle",
 )
 _ASYNC = "asyncpg Connection, SQLAlchemy AsyncConnection or AsyncSession, psycopg AsyncConnection or AsyncCursor"
 _SYNC = "SQLAlchemy Connection or Session, psycopg Connection or Cursor, connection of Django"
@@ -132,7 +135,7 @@ async def settle(connection: Any, ctx: Attempt, result: Any = None, *, settings:
     """
     settings = settings or _settings()
     arguments = _settling(ctx, result, settings)
-    holds = None if in_process.substitute is None else in_process.substitute.settle(*arguments)
+    holds = None if in_process.substitute is None else in_process.substitute.settle(*arguments[:2])
     if holds is None:
         ((holds,),) = await _ask(connection, _SETTLE.of(settings), arguments)
     ctx.note_settled(holds=holds)
@@ -143,7 +146,7 @@ def settle_sync(connection: Any, ctx: Attempt, result: Any = None, *, settings: 
     """As `settle`, on the connections that `enqueue_sync` takes."""
     settings = settings or _settings()
     arguments = _settling(ctx, result, settings)
-    holds = None if in_process.substitute is None else in_process.substitute.settle(*arguments)
+    holds = None if in_process.substitute is None else in_process.substitute.settle(*arguments[:2])
     if holds is None:
         ((holds,),) = _ask_sync(connection, _SETTLE.of(settings), arguments)
     ctx.note_settled(holds=holds)
@@ -165,7 +168,8 @@ class Attempt(Protocol):
         """The attempt is settled, or holds its task no more."""
 
 
-def _settling(ctx: Attempt, result: Any, settings: Settings) -> tuple[str, str]:
+def _settling(ctx: Attempt, result: Any, settings: Settings) -> tuple[str, str, str]:
+    """The function's arguments, and the limit that it is to keep: an encrypted result is longer."""
     if ctx.spawned:
         raise ValueError("ctx.spawn() goes with a result that the worker sends: enqueue in your transaction instead")
     text = escape_plain(dumps(result))
@@ -173,19 +177,19 @@ def _settling(ctx: Attempt, result: Any, settings: Settings) -> tuple[str, str]:
         raise TooLarge("the result", len(text), settings.result_limit_bytes)
     if settings.payload_keys:
         text = PayloadCodec(settings).encode(text, aad_of("result", ctx.task_id))
-    return f"{ctx.task_id}:{ctx.claim}", text
+    return f"{ctx.task_id}:{ctx.claim}", text, str(max(settings.result_limit_bytes, len(text)))
 
 
 async def _ask(connection: Any, function: _Function, arguments: Sequence[Any]) -> Sequence[Any]:
     with _advice(function):
         match _driver(connection, _ASYNC_CLASSES):
             case "asyncpg":
-                rows: Sequence[Any] = await connection.fetch(function.statement.format("$1", "$2"), *arguments)
+                rows: Sequence[Any] = await connection.fetch(function.statement.format("$1", "$2", "$3"), *arguments)
             case "sqlalchemy":
                 rows = (await connection.execute(*_for_sqlalchemy(connection, function, arguments))).all()
             case "psycopg":
                 async with _psycopg_cursor(connection) as cursor:
-                    await cursor.execute(function.statement.format("%s", "%s"), arguments)
+                    await cursor.execute(function.statement.format("%s", "%s", "%s"), arguments)
                     rows = await cursor.fetchall()
             case _:
                 raise _wrong(connection, _ASYNC, f"{function.verb}_sync", _SYNC)
@@ -199,13 +203,13 @@ def _ask_sync(connection: Any, function: _Function, arguments: Sequence[Any]) ->
                 rows: Sequence[Any] = connection.execute(*_for_sqlalchemy(connection, function, arguments)).all()
             case "psycopg":
                 with _psycopg_cursor(connection) as cursor:
-                    cursor.execute(function.statement.format("%s", "%s"), arguments)
+                    cursor.execute(function.statement.format("%s", "%s", "%s"), arguments)
                     rows = cursor.fetchall()
             case "django":
                 if connection.vendor != "postgresql":
                     raise _elsewhere(connection, connection.vendor)
                 with connection.cursor() as cursor:
-                    cursor.execute(function.statement.format("%s", "%s"), arguments)
+                    cursor.execute(function.statement.format("%s", "%s", "%s"), arguments)
                     rows = cursor.fetchall()
             case _:
                 raise _wrong(connection, _SYNC, function.verb, _ASYNC)
@@ -253,8 +257,8 @@ def _for_sqlalchemy(connection: Any, function: _Function, arguments: Sequence[An
     dialect = (connection if hasattr(connection, "dialect") else connection.get_bind()).dialect.name
     if dialect != "postgresql":
         raise _elsewhere(connection, dialect)
-    statement = function.statement.format(":a", ":b")
-    return sys.modules["sqlalchemy"].text(statement), dict(zip("ab", arguments, strict=True))
+    statement = function.statement.format(":a", ":b", ":c")
+    return sys.modules["sqlalchemy"].text(statement), dict(zip("abc", arguments, strict=False))
 
 
 def _elsewhere(connection: Any, database: str) -> TypeError:

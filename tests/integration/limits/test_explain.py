@@ -10,7 +10,9 @@ from penstock.brokers.base import Queue
 from penstock.brokers.sqs import SqsQueue
 from penstock.client.client import Client
 from penstock.db.pool import Store
+from penstock.limits import holds
 from penstock.limits.explain import Cause, Explanation, explain
+from penstock.limits.holds import Hold
 from penstock.protocol.errors import TaskNotFound
 from penstock.protocol.reports import decode_reports, encode_notification
 from penstock.protocol.task import Failure, NewTask
@@ -113,6 +115,31 @@ async def test_a_task_behind_another_of_its_ordering_key_names_it_also_when_that
     assert held.task == first
     assert held.reason.startswith(f"Task {first} failed and holds ordering key k: retry it")
     assert (await why(store, first)).reason.startswith("Settled as failed ")
+
+
+async def test_a_task_further_behind_names_the_one_that_goes_first_now(
+    store: Store, scheduler: Scheduler, sent: Outbound
+) -> None:
+    _, second, third, fourth = await enqueue(store, *(NewTask("mail", ordering_key="k") for _ in range(4)))
+    assert await scheduler.run_once() == 1
+    async with store.transaction() as session:
+        await settling.finish(session, dict.fromkeys(sent.pairs, "null"))
+    found = await why(store, third)
+    assert (found.task, found.task_state) == (second, "SCHEDULED")
+    assert found.reason == f"Task {second} of ordering key k goes first; it is scheduled."
+    assert await scheduler.run_once() == 1
+    assert (await why(store, fourth)).reason == f"Task {second} of ordering key k goes first; it is acquired."
+
+
+async def test_a_hold_of_a_whole_action_is_told_as_one_to_a_task_with_a_limit_key(
+    store: Store, scheduler: Scheduler, sent: Outbound
+) -> None:
+    await enqueue(store, NewTask("mail"))
+    assert await scheduler.run_once() == 1
+    async with store.transaction() as session:
+        await holds.hold(session, [Hold(*sent.pairs[0], 60, None, True)])
+    (keyed,) = await enqueue(store, NewTask("mail", limit_key="c"))
+    assert "which holds action mail for" in (await why(store, keyed)).reason
 
 
 async def test_a_task_in_line_says_how_many_go_first_and_that_no_scheduler_takes_them(store: Store) -> None:

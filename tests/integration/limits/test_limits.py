@@ -707,6 +707,23 @@ async def test_a_route_whose_queue_is_missing_holds_back_no_other_task_and_loses
     assert (task["state"], task["attempts"]) == ("SCHEDULED", 0)
 
 
+async def test_a_scheduler_waits_while_a_route_rests_whose_window_is_full_of_what_could_not_be_sent(
+    store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings
+) -> None:
+    small = settings.model_copy(update={"in_flight_floor": 3, "in_flight_limit": 3})
+    scheduler = Scheduler(
+        store=store, outbound=outbound, settings=small,
+        open_queue=lambda name, label: transport.queue(name, label=label),
+    )  # fmt: skip
+    await route(store, "video", "no-such-queue", "video")
+    await enqueue(store, *(NewTask("video") for _ in range(9)))
+    for _ in range(3):
+        await scheduler.run_once()
+    assert scheduler._routes.known["video"].window.is_full
+    (seconds,) = scheduler._routes.full_for_seconds()
+    assert seconds > 1
+
+
 async def test_what_waits_for_a_deleted_route_goes_by_the_other_rules(
     store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings
 ) -> None:

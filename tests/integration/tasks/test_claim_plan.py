@@ -573,6 +573,7 @@ _BY_INDEX = {
     "adopt_next_in_flight": {"task_acquired", "task_pkey"},
     "release_unsent": {"task_acquired"},
     "read_states": {"task_pkey"},
+    "find_by_key": {"task_ordering", "task_pkey"},
     "promote_successors": {"task_ordering", "task_pkey"},
     "forget_ordering_keys": {"task_ordering"},
     "look_at_objects": {"task_pkey"},

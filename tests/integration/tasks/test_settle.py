@@ -182,6 +182,16 @@ async def test_encrypted_results_are_those_of_the_api(settings: Settings, open_s
     assert (await sql.fetchval("select result::text from penstock.task_history")).startswith('"penstock+sealed:')
 
 
+async def test_a_result_within_the_limit_is_taken_when_it_is_encrypted_and_when_the_limit_is_raised(
+    settings: Settings, open_store: Store, sql: Any
+) -> None:
+    keys = penstock.load_settings(payload_keys=["A" * 43 + "="]).payload_keys
+    for changes, size in (({"payload_keys": keys}, 250_000), ({"result_limit_bytes": 500_000}, 300_000)):
+        task = await claimed(open_store)
+        given = settings.model_copy(update=changes)
+        assert await penstock.settle(sql, context_of(task), "x" * size, settings=given)
+
+
 def _handlers(runs: list[Any]) -> Registry:
     registry = Registry()
 

@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from penstock.protocol.task import BEGINNING
-from penstock.scheduler.window import Window
+from penstock.db.pool import Store
+from penstock.protocol.task import BEGINNING, Claimed
+from penstock.scheduler.window import _ROUTES_KEPT, Throughput, Window
 from penstock.tasks.claim import InFlight
 
 EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
@@ -184,6 +185,13 @@ def test_a_window_that_has_run_low_grows_at_once_but_threefold_at_most() -> None
         count(low, low.size // 10, now)
         sizes.append(low.size)
     assert sizes == [3 * FLOOR, 9 * FLOOR, 27 * FLOOR]
+
+
+def test_the_routes_of_a_bounded_number_of_actions_are_kept() -> None:
+    throughput = Throughput(Store("postgresql://nowhere"))
+    throughput.saw(Claimed(n, n, f"a{n}", "{}", None, 0.0, False, "video") for n in range(_ROUTES_KEPT + 1))
+    assert len(throughput._route_of) == _ROUTES_KEPT
+    assert throughput._route_of[f"a{_ROUTES_KEPT}"] == "video"
 
 
 # A pipeline with a clock of its own
