@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from penstock.db.notify import DELAYED_RECORDS, Listener, Notifier
 from penstock.db.pool import Store
 from penstock.db.session import Session
+from penstock.protocol.checks import name_problem
 from penstock.protocol.errors import PenstockError, Refused
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.task import KEY_MAX_CHARS, MAX_ATTEMPTS_LIMIT, NewTask
@@ -64,9 +65,9 @@ def key_of(given: bytes) -> bytes:
 
 
 def ordering_key_of(prefix: str, given: str) -> str:
-    """The ordering key of the tasks; a digest if it is too long or not storable in Postgres."""
+    """The ordering key of the tasks; a digest if it is too long or holds what no key may hold."""
     key = f"{prefix}:{given}"
-    if len(key) <= KEY_MAX_CHARS and "\0" not in key:
+    if name_problem(key, KEY_MAX_CHARS) is None:
         return key
     return f"{prefix}#{hashlib.sha256(given.encode('utf-8', 'surrogatepass')).hexdigest()}"
 

@@ -103,7 +103,7 @@ async def get(session: Session, given: model.ScheduleName) -> model.ScheduleDeta
 @method("schedule.list", permission=Permission.READ, scope=Scope.OWN, narrow=narrow_tenant)
 async def list_schedules(session: Session, given: model.ScheduleListParams) -> model.SchedulePage:
     """List schedules, newest first, without their payloads."""
-    labels = None if given.labels is None else json.dumps(given.labels)
+    labels = json.dumps(given.labels) if given.labels else None
     page = read_cursor(given.cursor), given.limit, labels, given.action, given.paused, given.tenant
     records = [store.record_of(row) for row in await session.fetch("list_schedules", *page)]
     cursor = str(records[-1].id) if len(records) == given.limit else None

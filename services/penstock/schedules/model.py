@@ -206,7 +206,9 @@ class ScheduleRun(msgspec.Struct, frozen=True, kw_only=True):
     task_id: int | None
     manual: Annotated[bool, about("By schedule.run_now.")]
     since: Annotated[str | None, about("MISSED: the row stands for every instant from this one.")]
-    instants: Annotated[int, about("How many instants the row stands for; 10000 stands for more, too.")]
+    instants: Annotated[
+        int, about("How many instants the row stands for; of a cron expression some 500, with all 10000, may be more.")
+    ]
 
 
 class SchedulePageOfRuns(msgspec.Struct, frozen=True):

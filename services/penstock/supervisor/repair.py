@@ -27,7 +27,7 @@ from typing import NamedTuple
 from penstock.brokers.base import Queue
 from penstock.db.pool import Store
 from penstock.db.session import Session
-from penstock.protocol.errors import HANDLER_ERROR, PenstockError
+from penstock.protocol.errors import HANDLER_ERROR, PenstockError, Unavailable
 from penstock.protocol.message_attributes import read_carried
 from penstock.protocol.reports import NO_HINTS
 from penstock.protocol.task import Failure
@@ -93,6 +93,7 @@ class Repair:
             errors.append(error)
 
         on_the_way: float | None = None
+        away: Unavailable | None = None  # of a queue that could not be looked at
         empty_for: dict[str | None, float] = {}  # the queue of each route
         after, since = None, await self._oldest_claim()
         while True:
@@ -104,7 +105,11 @@ class Repair:
                 hold_seconds = settings.visibility_timeout_seconds
                 on_the_way = await seconds_on_the_way(self.store, self.results, hold_seconds)
             for route in {task.route for task in stale if not task.taken} - empty_for.keys():
-                empty_for[route] = await self._queue_is_empty_for(route)
+                try:
+                    empty_for[route] = await self._queue_is_empty_for(route)
+                except Unavailable as exc:  # it may hold its tasks; those of other queues are looked at
+                    self._empty_since.pop(route, None)
+                    empty_for[route], away = -1, exc
             silent: list[StaleTask] = []
             waiting: list[StaleTask] = []
             for task in stale:
@@ -129,6 +134,10 @@ class Repair:
             log.warning("stale_tasks_left", tasks=len(errors), reason=str(errors[-1]))
             if not changed:
                 raise errors[-1]
+        if away is not None:
+            if not changed:
+                raise away
+            log.warning("queue_unread", reason=str(away))
         return changed
 
     async def _oldest_claim(self) -> datetime | None:

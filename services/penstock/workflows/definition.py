@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.protocol.checks import CONTROL
+from penstock.protocol.checks import CONTROL, read_action
 from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.protocol.task import NewTask
 from penstock.protocol.tenant import read_tenant
@@ -29,12 +29,17 @@ def read_create(given: model.WorkflowCreateParams, settings: Settings) -> Create
         raise InvalidParams("steps", "or chain must be given, not both")
     if given.steps is not None:
         listed, field = given.steps, "steps"
+        places = [f"steps[{place}]" for place in range(len(listed))]
     else:
-        listed, field = linked_steps(given.chain or []), "chain"
+        (listed, places), field = linked_steps(given.chain or []), "chain"
     if not 1 <= len(listed) <= model.MAX_STEPS:
         raise InvalidParams(field, f"must hold 1 to {model.MAX_STEPS} steps, not {len(listed)}")
-    numbers = number_steps(listed, field)
-    checked = [new_step(step, f"{field}[{place}]", numbers, settings) for place, step in enumerate(listed)]
+    numbers = number_steps(listed, places)
+    checked = [new_step(step, at, numbers, settings) for step, at in zip(listed, places, strict=True)]
+    for made, at in zip(checked, places, strict=True):
+        over = made.options.over
+        if over is not None and checked[over].kind is StepKind.JOIN:
+            raise InvalidParams(f"{at}.over", f"names {checked[over].name!r}, which has no action, and so no result")
     edges = sum(len(step.after) for step in checked)
     if edges > model.MAX_EDGES:
         raise InvalidParams(
@@ -42,7 +47,7 @@ def read_create(given: model.WorkflowCreateParams, settings: Settings) -> Create
             f"follow each other {edges} times; the limit is {model.MAX_EDGES}. Between two wide groups put a step "
             "without an action, which waits for the one and is waited for by the other",
         )
-    check_order(checked, field)
+    check_order(checked, places)
     if len(given.name) > model.NAME_MAX_CHARS or CONTROL.search(given.name):
         raise InvalidParams(
             "name", f"must have at most {model.NAME_MAX_CHARS} characters, none of them a control character"
@@ -75,7 +80,7 @@ def read_children(text: str, settings: Settings) -> list[tuple[ChildParams, NewT
             if child.name in names:
                 raise InvalidParams(f"{at}.name", f"is that of another child too: {child.name!r}")
             names.add(child.name)
-        check_action(child.compensate, f"{at}.compensate")
+        check_undoing(child, at)
         made.append((child, named_task(child, at, settings)))
     return made
 
@@ -83,18 +88,18 @@ def read_children(text: str, settings: Settings) -> list[tuple[ChildParams, NewT
 # Steps
 
 
-def number_steps(steps: Sequence[StepParams], field: str) -> dict[str, int]:
-    """The index of each step by name. Raises InvalidParams."""
+def number_steps(steps: Sequence[StepParams], places: Sequence[str]) -> dict[str, int]:
+    """The index of each step by name. places: for errors. Raises InvalidParams."""
     numbers: dict[str, int] = {}
-    for place, step in enumerate(steps):
-        name, at = name_of(step), f"{field}[{place}]"
+    for number, (step, at) in enumerate(zip(steps, places, strict=True)):
+        name = name_of(step)
         if not name:
             raise InvalidParams(f"{at}.name", "is missing, and there is no action to be named after")
         check_name(name, at)
         if name in numbers:
             other = numbers[name]
             raise InvalidParams(f"{at}.name", f"is that of step {other} too: {name!r}; a step has a name of its own")
-        numbers[name] = place
+        numbers[name] = number
     return numbers
 
 
@@ -110,9 +115,7 @@ def new_step(step: StepParams, at: str, numbers: dict[str, int], settings: Setti
             raise InvalidParams(f"{at}.after", f"of {name!r} names itself")
         after.append(number)
     policy, undo = policy_of(step)
-    check_action(step.compensate, f"{at}.compensate")
-    if isinstance(step.on_failure, Compensate):
-        check_action(step.on_failure.compensate, f"{at}.on_failure.compensate")
+    check_undoing(step, at)
     shared: dict[str, Any] = {"after": after, "on_failure": policy, "undo": undo}
     if step.action is None:
         return _joint(step, name, after, at)
@@ -208,21 +211,25 @@ def named_task(step: ChildParams, at: str, settings: Settings) -> NewTask:
         raise TooLarge(f"{at}.payload", exc.data["size"], exc.data["limit"]) from None
 
 
-def check_order(steps: Sequence[NewStep], field: str) -> None:
-    """Raises InvalidParams for a cycle of steps, naming it."""
+def check_order(steps: Sequence[NewStep], places: Sequence[str]) -> None:
+    """Raises InvalidParams for a cycle of steps, naming it. places: for errors."""
     try:
         TopologicalSorter({number: step.after for number, step in enumerate(steps)}).prepare()
     except CycleError as exc:
         numbers = exc.args[1][:0:-1]  # backwards: each step before the one that it waits for
         circle = [steps[number].name for number in numbers]
         shown = " after ".join(repr(name) for name in [*circle[:5], *(["..."] if len(circle) > 5 else []), circle[0]])
-        raise InvalidParams(f"{field}[{numbers[0]}].after", f"goes in a circle: {shown}") from None
+        raise InvalidParams(f"{places[numbers[0]]}.after", f"goes in a circle: {shown}") from None
 
 
-def linked_steps(chain: list[StepParams | list[StepParams]]) -> list[StepParams]:
-    """The steps of a chain. Two groups are joined by a step without an action, so that their edges add up, and do not
-    multiply. Raises InvalidParams."""
+def linked_steps(chain: list[StepParams | list[StepParams]]) -> tuple[list[StepParams], list[str]]:
+    """The steps of a chain, and the place of each in it.
+
+    Two groups are joined by a step without an action, so that their edges add up, and do not multiply. Raises
+    InvalidParams.
+    """
     steps: list[StepParams] = []
+    places: list[str] = []
     groups = [link if isinstance(link, list) else [link] for link in chain]
     taken = Counter({step.name for group in groups for step in group if step.name is not None})
     before: list[str] = []
@@ -232,16 +239,19 @@ def linked_steps(chain: list[StepParams | list[StepParams]]) -> list[StepParams]
         if len(group) > 1 and len(before) > 1:
             joint = _free_name("join", taken)
             steps.append(StepParams(name=joint, after=before))
+            places.append(f"chain[{place}]")
             before = [joint]
         called = []
-        for step in group:
+        for number, step in enumerate(group):
+            at = f"chain[{place}][{number}]" if group is chain[place] else f"chain[{place}]"
             if step.after:
-                raise InvalidParams(f"chain[{place}].after", "goes with steps; in a chain the place says it")
+                raise InvalidParams(f"{at}.after", "goes with steps; in a chain the place says it")
             name = _free_name(name_of(step) or "join", taken) if step.name is None else step.name
             called.append(name)
             steps.append(msgspec.structs.replace(step, name=name, after=before))
+            places.append(at)
         before = called
-    return steps
+    return steps, places
 
 
 def check_name(name: str, at: str) -> None:
@@ -254,10 +264,15 @@ def check_name(name: str, at: str) -> None:
         raise InvalidParams(f"{at}.name", f"holds a /, which names of children have: {name!r}")
 
 
-def check_action(action: str | None, field: str) -> None:
-    """Check an action that undoes a step. Raises InvalidParams."""
-    if action is not None and (not 1 <= len(action) <= model.NAME_MAX_CHARS or CONTROL.search(action)):
-        raise InvalidParams(field, f"must be an action's name, of 1 to {model.NAME_MAX_CHARS} characters")
+def check_undoing(step: ChildParams, at: str) -> None:
+    """Check the actions that undo a step. Raises InvalidParams."""
+    of_policy = step.on_failure.compensate if isinstance(step.on_failure, Compensate) else None
+    for member, action in (("compensate", step.compensate), ("on_failure.compensate", of_policy)):
+        try:
+            if action is not None:
+                read_action(action)
+        except InvalidParams as exc:
+            raise InvalidParams(f"{at}.{member}", exc.data["problem"]) from None
 
 
 def name_of(step: ChildParams) -> str:

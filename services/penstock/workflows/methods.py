@@ -67,12 +67,14 @@ async def create(session: Session, command: model.CreateWorkflow, settings: Sett
                 0, model.WorkflowState.RUNNING, f"with the key {command.key!r} was just made: try again"
             )
     steps = [(workflow_id, number, None, step) for number, step in enumerate(command.steps)]
+    ends_as = model.WorkflowState.RUNNING
     started = await insert_steps(session, steps, start={workflow_id})
     if started < sum(not step.after for step in command.steps):
         run = WorkflowRun(session, await session.fetch("hold_workflow", workflow_id), settings)
         await run.start(await session.fetch("find_ready", workflow_id, 0))
         await run.advance()
-    return model.WorkflowAccepted(workflow_id, model.WorkflowState.RUNNING, duplicate=False)
+        ends_as = run.held[workflow_id].state  # it has nothing to do, such as a list without an item
+    return model.WorkflowAccepted(workflow_id, ends_as, duplicate=False)
 
 
 @_look("workflow.status", errors=(WorkflowNotFound,), narrow=_narrow_which)

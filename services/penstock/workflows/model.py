@@ -198,7 +198,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     number: int
     name: str
     kind: StepKind
-    state: Annotated[State, about("Of its task; of a step without one, SCHEDULED while its children run.")]
+    state: Annotated[State, about("Of its task; of a step without one, SUCCESS as soon as its children are made.")]
     action: str | None = None
     task_id: int | None = None
     reason: str | None = None

@@ -145,9 +145,12 @@ def _sources_of_one(source: Any, known: _Steps) -> list[tuple[str, list[Any], bo
         return [(source["name"], [source], False)]
     children = known.children.get((source["workflow_id"], source["number"]), [])
     found = [(source["name"], children if is_map else [source], is_map)]
-    for child in children:
-        of_child = _sources_of_one(child, known)
-        found += of_child[1:] if is_map else of_child
+    stack = list(reversed(children))  # children of children may be thousands deep
+    while stack:
+        child = stack.pop()
+        if not is_map or child["parent"] != source["number"]:
+            found.append((child["name"], [child], False))
+        stack += reversed(known.children.get((child["workflow_id"], child["number"]), []))
     return found
 
 

@@ -22,6 +22,7 @@ from penstock.compat.delayed_records import (
 from penstock.db.notify import DELAYED_RECORDS, Listener, Notifier
 from penstock.db.pool import Store
 from penstock.db.statements import SQL
+from penstock.protocol.checks import read_key
 
 SOURCE = "kafka:t"
 PAST_MS = 1_000_000
@@ -208,6 +209,10 @@ def test_keys_fit_into_an_index_and_times_into_a_column() -> None:
     assert ordering_key_of("kafka:t", "a") == "kafka:t:a"
     assert "\0" not in ordering_key_of("kafka:t", "a\0")
     assert len(ordering_key_of("kafka:t", "a" * 600)) < 100
+    for given in ("a\nb", "a\x1fb", "a\0", "\N{GRINNING FACE}" * 480):
+        key = read_key(ordering_key_of("clockwork", given), "key")
+        assert key is not None
+        assert key.startswith("clockwork#")
     assert instant_of(-5).year == 1970
     assert instant_of(2**63 - 1).year == 9999
     assert instant_of(1_500).microsecond == 500_000

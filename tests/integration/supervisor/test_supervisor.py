@@ -321,6 +321,28 @@ async def test_no_attempt_fails_while_answers_wait_unread(
     assert await repair.run_once() == 2
 
 
+async def test_a_queue_that_is_missing_keeps_no_task_of_another_from_repair(
+    store: Store, outbound: SqsQueue, results: SqsQueue, transport: SqsTransport, settings: Settings, task_of: TaskOf,
+    sql: Any, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(repair_of, "_SWEEP_SECONDS", 0.0)
+    missing = transport.queue("no-such-queue", label="outbound:video")
+    repair = Repair(
+        store=store, queue_of=lambda route: outbound if route is None else missing, results=results, settings=settings,
+        empty_seconds=0,
+    )  # fmt: skip
+    taken, of_route = (await claimed(store, NewTask("a"), NewTask("b"))).tasks
+    async with store.session() as session:
+        await settle.note_heartbeats(session, {(taken.id, taken.claim): None})
+    await sql.execute("update penstock.task set route = 'video' where id = $1", of_route.id)
+    await age(sql, settings.stale_after_seconds + 1)
+    assert await repair.run_once() == 1
+    assert (await task_of(taken.id))["state"] == "ERROR"
+    await age(sql, settings.untaken_after_seconds)
+    assert await repair.run_once() == 1
+    assert (await task_of(of_route.id))["state"] == "SCHEDULED"
+
+
 async def test_no_attempt_fails_while_a_resulter_holds_the_answers(
     repair: Repair, store: Store, results: SqsQueue, settings: Settings, sql: Any
 ) -> None:

@@ -14,6 +14,7 @@ from penstock.db.context import within
 from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.db.statements import SQL
+from penstock.limits.explain import Cause, explain
 from penstock.protocol.errors import WorkflowConflict, WorkflowNotFound
 from penstock.protocol.reports import Failed, Hints, Report, Succeeded, Suspended, Waiting, WaitPolicy
 from penstock.protocol.task import EXPIRED, Claimed, Failure, NewTask
@@ -62,6 +63,25 @@ async def test_two_wide_groups_in_a_chain_are_joined_and_the_results_pass_throug
     assert (await lives.steps(flow))["join"].kind == "join"
     assert ("c", {"r": {"a": "a", "b": "b"}}) in lives.ran
     assert (await lives.look(flow)).state == "SUCCESS"
+
+
+async def test_a_step_behind_an_ordering_key_is_explained_by_it(lives: Lives, store: Store, sql: Any) -> None:
+    await lives.create(steps=[{"action": "a", "ordering_key": "k"}, {"action": "b", "ordering_key": "k"}])
+    first, second = [row[0] for row in await sql.fetch("select id from penstock.task order by state = 'WAITING', id")]
+    async with store.session() as session:
+        found = await explain(session, second)
+    assert (found.cause, found.task) == (Cause.ORDERING_KEY, first)
+
+
+async def test_a_workflow_with_nothing_to_do_is_said_to_have_ended(lives: Lives) -> None:
+    made = await lives.ask("workflow.create", steps=[{"action": "a", "over": []}])
+    assert (made.state, (await lives.look(made.id)).state) == ("SUCCESS", "SUCCESS")
+
+
+async def test_a_step_of_items_has_succeeded_as_soon_as_its_children_are_made(lives: Lives) -> None:
+    flow = await lives.create(steps=[{"action": "a", "over": [1, 2]}])
+    step = (await lives.steps(flow))["a"]
+    assert (step.state, step.open_children) == ("SUCCESS", 2)
 
 
 async def test_a_fan_out_over_a_given_list_hands_on_an_array_in_its_order(lives: Lives) -> None:

@@ -8,6 +8,8 @@ import pytest
 from penstock.methods.table import read_command
 from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.settings.model import load_settings
+from penstock.workflows import step_inputs
+from penstock.workflows.definition import read_children
 from penstock.workflows.model import CreateWorkflow, StepKind
 
 SETTINGS = load_settings()
@@ -36,7 +38,13 @@ def created(**params: Any) -> CreateWorkflow:
         ({"steps": [{"action": "a/b", "name": "x/y"}]}, "steps[0].name", "holds a /"),
         ({"steps": [{"action": "a"}, {"action": "b", "after": ["a"], "results_as": "x", "payload": {"x": 1}}]},
          "steps[1].results_as", "names a member that the payload has already"),
+        ({"steps": [{"action": "a", "compensate": "rpc.undo"}]}, "steps[0].compensate", "must not begin with rpc."),
+        ({"steps": [{"action": "a"}, {"name": "j", "after": ["a"]}, {"action": "b", "over": "j"}]},
+         "steps[2].over", "has no action"),
         ({"chain": [[]]}, "chain[0]", "is an empty group"),
+        ({"chain": [[{"action": "a"}, {"action": "b"}], {"action": "c", "priority": 99999}]},
+         "chain[1].priority", "must be between"),
+        ({"chain": [[{"action": "a"}, {"action": "b", "timeout": -1}]]}, "chain[0][1].timeout", "must be above 0"),
         ({"chain": [{"action": "a"}, {"action": "b", "after": ["a"]}]}, "chain[1].after", "goes with steps"),
     ],
 )  # fmt: skip
@@ -78,3 +86,23 @@ def test_too_many_steps_that_follow_each_other_are_refused_with_a_way_out() -> N
     second = [{"action": "b", "name": f"b{n}", "after": [step["name"] for step in first]} for n in range(800)]
     with pytest.raises(InvalidParams, match="put a step without an action"):
         created(steps=first + second)
+
+
+@pytest.mark.parametrize("undo", ["", "x\0", "x" * 201, "rpc.undo"])
+def test_a_child_with_a_policy_that_names_no_action_is_refused(undo: str) -> None:
+    with pytest.raises(InvalidParams) as refused:
+        read_children(json.dumps([{"action": "a", "on_failure": {"compensate": undo}}]), SETTINGS)
+    assert refused.value.data["field"] == "spawn[0].on_failure.compensate"
+
+
+def test_children_of_children_are_found_however_deep() -> None:
+    rows: list[Any] = [
+        {
+            "workflow_id": 1, "number": n, "parent": n - 1 if n else None, "name": f"s{n}", "kind": "task",
+            "state": "SUCCESS",
+        }
+        for n in range(3000)
+    ]  # fmt: skip
+    known = step_inputs._Steps({(1, 0): rows[0]}, {(1, n): [rows[n + 1]] for n in range(2999)})
+    found = step_inputs._sources_of({"workflow_id": 1, "after": [0]}, known)
+    assert [name for name, _, _ in found] == [row["name"] for row in rows]
