@@ -25,7 +25,7 @@ resource "aws_cloudwatch_metric_alarm" "oldest_message" {
   for_each = local.alarmed_queues
 
   alarm_name          = "${each.value.name}-not-drained"
-  alarm_description   = "The oldest message of ${each.value.name} has waited for more than ${each.value.alarm_age_seconds} seconds: its receiver is down or too slow. docs/operations.md, PenstockProcessMissing."
+  alarm_description   = "The oldest message of ${each.value.name} is more than ${each.value.alarm_age_seconds} seconds old: its receiver is down or too slow, or a task runs for so long. docs/operations.md, PenstockProcessMissing."
   namespace           = "AWS/SQS"
   metric_name         = "ApproximateAgeOfOldestMessage"
   dimensions          = { QueueName = aws_sqs_queue.main[each.key].name }

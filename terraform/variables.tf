@@ -218,7 +218,7 @@ variable "alarm_topic_arns" {
 }
 
 variable "alarm_age_seconds" {
-  description = "Alarm on a queue whose oldest message is older than this: no process receives its messages."
+  description = "Alarm on a queue whose oldest message is older than this. One that a worker holds counts too: longer than a task runs."
   type        = number
   default     = 900
 

@@ -35,7 +35,7 @@ def keep(handle: str, done: threading.Event) -> None:
 while True:
     for message in sqs.receive_message(QueueUrl=OUTBOUND, WaitTimeSeconds=20).get("Messages", []):
         handle, done, body = message["ReceiptHandle"], threading.Event(), json.loads(message["Body"])
-        threading.Thread(target=keep, args=(handle, done)).start()
+        threading.Thread(target=keep, args=(handle, done), daemon=True).start()
         answers = [answer(request) for request in body] if isinstance(body, list) else answer(body)
         sqs.send_message(QueueUrl=RESULTS, MessageBody=json.dumps(answers))
         sqs.delete_message(QueueUrl=OUTBOUND, ReceiptHandle=handle)

@@ -80,14 +80,15 @@ resource "aws_lb_target_group" "api" {
   deregistration_delay = "30"
   tags                 = var.tags
 
+  # ECS replaces an api that this finds unhealthy, which brings no database back: an outage of five minutes passes first.
   health_check {
     port                = "9464"
     path                = "/readyz"
     matcher             = "200"
-    interval            = 10
+    interval            = 30
     timeout             = 5
     healthy_threshold   = 2
-    unhealthy_threshold = 3
+    unhealthy_threshold = 10
   }
 }
 

@@ -1,5 +1,5 @@
 output "api_url" {
-  description = "Where the api answers, inside the VPC."
+  description = "Where the api answers, inside the VPC. Of a load balancer its own name: callers use one of the certificate, which you make an alias of it."
   value       = var.certificate_arn == null ? "http://api.${aws_service_discovery_private_dns_namespace.this.name}:8080" : "https://${aws_lb.api[0].dns_name}"
 }
 

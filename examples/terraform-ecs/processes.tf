@@ -257,6 +257,9 @@ resource "aws_ecs_service" "process" {
   propagate_tags                     = "SERVICE"
   tags                               = var.tags
 
+  # Until the migration has run, the load balancer finds the api unhealthy.
+  health_check_grace_period_seconds = each.key == "api" && var.certificate_arn != null ? 1800 : null
+
   deployment_circuit_breaker {
     enable   = true
     rollback = true

@@ -139,3 +139,36 @@ def test_a_feature_that_there_is_not_and_a_missing_command_are_refused(options: 
     done = subprocess.run(suite, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2, done
     assert ("wings is no feature" if options else "--worker") in done.stderr
+
+
+def test_the_plain_worker_ends_when_it_cannot_answer(tmp_path: Path) -> None:
+    (tmp_path / "botocore").mkdir()
+    (tmp_path / "botocore/__init__.py").touch()
+    (tmp_path / "botocore/session.py").write_text(
+        """
+class Client:
+    def receive_message(self, **_):
+        body = '{"id": "1:1", "method": "conformance.echo", "params": [1]}'
+        return {"Messages": [{"ReceiptHandle": "r", "Body": body}]}
+
+    def change_message_visibility(self, **_):
+        pass
+
+    def send_message(self, **_):
+        raise OSError("the queue is unavailable")
+
+
+def get_session():
+    return Session()
+
+
+class Session:
+    def create_client(self, name):
+        return Client()
+"""
+    )
+    env = {"PYTHONPATH": str(tmp_path), "PENSTOCK_OUTBOUND_QUEUE": "out", "PENSTOCK_RESULTS_QUEUE": "in"}
+    ended = subprocess.run(
+        [sys.executable, str(EXAMPLES / "plain_worker.py")], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, "the queue is unavailable" in ended.stderr) == (1, True)

@@ -303,6 +303,19 @@ def test_numbers_of_the_environment_are_written_out(renderer: Path) -> None:
     assert [given[name] for name in env] == ["33554432", "0.5", "true", "1e3", "0"]
 
 
+def test_the_migration_is_of_the_schema_of_the_processes(renderer: Path) -> None:
+    given = values()
+    given["settings"]["PENSTOCK_DATABASE_SCHEMA"] = "orders"
+    found, _ = render(renderer, given)
+    assert env_of(found["Job", "penstock-migrate"]) == {"PENSTOCK_DATABASE_SCHEMA": "orders"}
+
+
+def test_an_autoscaler_may_set_the_replicas_of_the_api(renderer: Path) -> None:
+    given = values()
+    del given["processes"]["api"]["replicas"]  # as Helm does for null
+    assert "replicas" not in render(renderer, given)[0]["Deployment", "penstock-api"]["spec"]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

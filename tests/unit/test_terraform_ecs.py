@@ -7,11 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+from penstock.api.server import HttpServer
 from penstock.cli.run import PROCESSES
 from penstock.protocol.api_key import Permission, parse_entries
 from penstock.runtime.health import DEFAULT_PORT
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
+from penstock.tasks.params import LONGEST_WAIT_SECONDS
 from tests.command_lines import command_tree
 
 ROOT = Path(__file__).parents[2]
@@ -85,3 +87,9 @@ def test_the_page_speaks_of_variables_outputs_and_files_that_exist() -> None:
     assert set(re.findall(r"terraform output (?:-raw )?(\w+)", page)) <= set(re.findall(r'^output "(\w+)"', ALL, re.M))
     for link in re.findall(r"\]\(([^)#]+)", page):
         assert (EXAMPLE / link).exists(), link
+
+
+def test_the_api_keeps_idle_connections_for_longer_than_the_load_balancer() -> None:
+    (seconds,) = map(int, re.findall(r"idle_timeout = (\d+)", TEXT["balancer.tf"]))
+    server = HttpServer(None, Settings(), 0)
+    assert LONGEST_WAIT_SECONDS < seconds < server._server.config.timeout_keep_alive

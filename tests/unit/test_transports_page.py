@@ -57,3 +57,9 @@ def test_a_brokers_compose_file_runs_one_pinned_broker_on_loopback(path: Path) -
 
 def test_there_is_a_compose_file_for_each_broker() -> None:
     assert [path.name for path in COMPOSE] == ["compose.kafka.yml", "compose.rabbitmq.yml"]
+
+
+def test_kafka_keeps_its_topics_in_the_volume() -> None:
+    compose = yaml.safe_load((ROOT / "examples" / "brokers" / "compose.kafka.yml").read_text("utf-8"))
+    (service,) = compose["services"].values()
+    assert [volume.split(":")[1] for volume in service["volumes"]] == [service["environment"]["KAFKA_LOG_DIRS"]]

@@ -121,6 +121,10 @@ run "with_a_load_balancer" {
     error_message = "The load balancer is inside, and sends nobody to an api that is not ready."
   }
   assert {
+    condition     = aws_lb_target_group.api[0].health_check[0].interval * aws_lb_target_group.api[0].health_check[0].unhealthy_threshold >= 300 && aws_ecs_service.process["api"].health_check_grace_period_seconds >= 1800
+    error_message = "ECS replaces no api for an outage of Postgres, nor before the migration has run."
+  }
+  assert {
     condition     = length(aws_vpc_security_group_ingress_rule.callers) == 0 && length(aws_vpc_security_group_ingress_rule.balancer) == 1
     error_message = "Callers come by the load balancer alone."
   }
