@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -42,6 +43,7 @@ from tests.integration.apis import running
 from tests.integration.doors import put, rejected, request
 from tests.integration.faulty_postgres import Refusals
 from tests.integration.lives import carry_out
+from tests.integration.rules import set_limits, set_tenant
 from tests.integration.schedule_changes import change_schedule
 
 EMPTY = Depth(0, 0, 0)
@@ -453,6 +455,52 @@ async def test_a_program_that_replaces_tasks_meets_no_deadlock_with_their_cancel
         group.create_task(replace())
         await waiting(sql, 2)  # for a, and must not hold b
     assert cancelling.result() == {a, between, b}
+
+
+async def test_records_that_expire_meet_no_deadlock_with_programs_that_enqueue_their_keys(
+    enduring: Store, database_url: str, sql: Any
+) -> None:
+    for key in ("b", "a"):  # settled in another order than that of the keys
+        tasks = await claimed(enduring, NewTask("a", unique_key=key))
+        async with enduring.transaction() as session:
+            await settling.finish(session, {(task.id, task.claim): "1" for task in tasks})
+    partition = await sql.fetchval(
+        "select c.relname from penstock.task_history h join pg_class c on c.oid = h.tableoid limit 1"
+    )
+    later = datetime.now(UTC) + timedelta(hours=1)
+    again = "select * from penstock_enqueue('a', unique_key => '{}')"
+    async with program(database_url, again.format("a")) as connection:
+        deleting = asyncio.create_task(
+            enduring.value("delete_expired", "SUCCESS", 60.0, 100, later, partition=partition)
+        )
+        await waiting(sql, 1)  # for a, and must not hold b
+        await connection.execute("set local lock_timeout = '300ms'")
+        await connection.fetch(again.format("b"))
+    assert await deleting == 2
+
+
+@pytest.mark.parametrize("of", ["action", "tenant"])
+async def test_a_limit_meets_no_deadlock_with_tasks_that_settle(
+    enduring: Store, database_url: str, sql: Any, of: str
+) -> None:
+    """Running tasks are locked by id, whichever was claimed first."""
+    late, early = await enqueue(enduring, NewTask("a", tenant="t"), NewTask("a", tenant="t", priority=1))
+    for _ in range(2):
+        async with enduring.session() as session:
+            await claim.claim(session, 1)
+
+    async def limit() -> None:
+        async with enduring.transaction() as session:
+            await (set_limits if of == "action" else set_tenant)(
+                session, "a" if of == "action" else "t", {"max_in_flight": 5}
+            )
+
+    async with program(database_url, f"select from penstock.task where id = {late} for update") as connection:
+        limiting = asyncio.create_task(limit())
+        await waiting(sql, 1)  # for the one, and must not hold the other
+        await connection.execute(f"select from penstock.task where id = {early} for update nowait")
+    await limiting
+    assert await sql.fetchval("select count(*) from penstock.task where gate is not null") == 2
 
 
 async def test_programs_that_enqueue_many_meet_no_deadlock_while_tasks_of_their_keys_settle(

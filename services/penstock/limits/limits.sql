@@ -157,11 +157,13 @@ on conflict (name) do update set paused = excluded.paused, max_in_flight = exclu
 delete from penstock.action where name = $1;
 
 -- name: adopt_in_flight
--- $1 action. What is in flight when its action becomes limited counts from then on.
+-- $1 action. What is in flight when its action becomes limited counts from then on. By id, as it is settled.
 update penstock.task t
 set gate = {gate_name}
-where t.state = 'ACQUIRED' and t.gate is null and t.claimed_at <= now()
-  and t.action = $1 and t.action = any(array(select name from penstock.action))
+from (select id from penstock.task
+      where state = 'ACQUIRED' and gate is null and claimed_at <= now()
+        and action = $1 and action = any(array(select name from penstock.action)) order by id) found
+where t.id = any(array[found.id]) and t.state::text = 'ACQUIRED' and t.gate is null
 returning t.id;
 
 -- name: adopt_next_in_flight

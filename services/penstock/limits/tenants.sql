@@ -48,8 +48,10 @@ delete from penstock.tenant where name = $1 returning name;
 -- $1 tenant, or null for every one that is limited. As adopt_in_flight, for what is in flight when a tenant becomes limited.
 update penstock.task t
 set gate = {gate_name}
-where t.state = 'ACQUIRED' and t.gate is null and t.claimed_at <= now()
-  and ($1::text is null or t.tenant = $1) and {tenant_is_limited}
+from (select t.id from penstock.task t
+      where t.state = 'ACQUIRED' and t.gate is null and t.claimed_at <= now()
+        and ($1::text is null or t.tenant = $1) and {tenant_is_limited} order by t.id) found
+where t.id = any(array[found.id]) and t.state::text = 'ACQUIRED' and t.gate is null
 returning t.id;
 
 -- name: read_tenant

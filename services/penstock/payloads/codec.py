@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.settings.model import Settings
 
 _CONCURRENT_CALLS = 16  # bounds memory and connections
+_TAKEN_AT_ONCE = 4  # payloads that are loaded and stored again, each held in between
 _OVERHEAD_BYTES = 64  # of encryption
 
 
@@ -64,6 +65,7 @@ class PayloadCodec:
             self.threshold_bytes = settings.payload_threshold_bytes
             self._own_folder = folder_of(settings.outbound_queue)
         self._calls = asyncio.Semaphore(_CONCURRENT_CALLS)
+        self.taking = asyncio.Semaphore(_TAKEN_AT_ONCE)
 
     @property
     def is_on(self) -> bool:

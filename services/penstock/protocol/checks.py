@@ -140,7 +140,11 @@ def check_labels(labels: Mapping[str, str], *, most: int, name_chars: int, value
 
 
 def check_labels_sought(labels: dict[str, str] | None) -> None:
+    if len(labels or {}) > task.MAX_LABELS:
+        raise InvalidParams("labels", f"are {len(labels or {})}; no task has more than {task.MAX_LABELS}")
     for name, value in (labels or {}).items():
+        if len(name) > task.LABEL_NAME_MAX_CHARS or len(value) > task.LABEL_VALUE_MAX_CHARS:
+            raise InvalidParams("labels", f"are longer than those of any task at {name[:60]!r}")
         if CONTROL.search(name) or CONTROL.search(value):
             raise InvalidParams("labels", f"hold a control character at {name[:60]!r}")
 

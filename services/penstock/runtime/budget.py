@@ -33,7 +33,7 @@ class Budget:
                 await app(scope, receive, send)
             finally:
                 _load.reset(token)
-                load.hold(-load.held)
+                load.release()
 
         return counted
 
@@ -60,6 +60,11 @@ class Load:
             self._budget.take(counted - self._counted)
         self.held += size
         self._counted = counted
+
+    def release(self) -> None:
+        """The request has ended: what is held from now on is not counted."""
+        self.hold(-self.held)
+        self._budget = None
 
     def answer(self, size: int) -> bool:
         """Count bytes of the answer; False, without counting them, once it is full. Raises Overloaded."""

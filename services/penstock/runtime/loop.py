@@ -76,6 +76,8 @@ class Loop:
         self._passes = passes
         self._grace_seconds = grace_seconds
         self.health = Health(service.name, service.saturation)
+        for outcome in ("worked", "idle", "failed"):  # an alert on none of them needs the series
+            metrics.PASSES.labels(service.name, outcome)
         self._stop = asyncio.Event()
         self._exit_code = 0
         self._waits: set[asyncio.Future[None]] = set()  # cut off by the stop

@@ -142,6 +142,7 @@ async def run_now(session: Session, given: model.ScheduleName, settings: Setting
     """Run a schedule once, beside its clock, also when it is paused."""
     name = await _name_of_callers(session, given.name, lock=True)
     standing = await store.read_schedule(session, name, lock=True)
+    check_actions({standing.schedule.action})
     instant: datetime = await session.value("read_instant")
     schedule = standing.schedule
     outcome, task_id, state = "SKIPPED", None, None

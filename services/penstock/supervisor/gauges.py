@@ -57,9 +57,15 @@ class Gauges:
 
     async def run_once(self) -> int:
         """Returns 0: nothing changes."""
-        if monotonic() >= self._rest_until:
-            await self._look_at_tasks()
         away: Unavailable | None = None
+        if (started := monotonic()) >= self._rest_until:
+            try:
+                await self._look_at_tasks()
+            except Unavailable as exc:  # Postgres is, or the count takes too long; the queues may answer
+                away = exc
+            ended = monotonic()
+            rest = _REST * max(0.0, ended - started - _CHEAP_SECONDS)
+            self._rest_until = ended + min(_LONGEST_REST_SECONDS, rest)
         queues = {**self.queues, **self.by_route(), **self.dead_letters}
         for shown in [shown for shown in self._depths if shown[0] not in queues]:
             metrics.QUEUE_DEPTH.remove(*shown)  # of a deleted route: an alert would go on
@@ -90,7 +96,6 @@ class Gauges:
 
     async def _look_at_tasks(self) -> None:
         """Count live and due tasks: expensive at millions, and over dead rows."""
-        started = monotonic()
         async with self.store.session() as session:
             live: Counter[str] = Counter()
             for row in await session.fetch("count_live"):
@@ -99,9 +104,6 @@ class Gauges:
             rejected = await session.value("count_rejected")
             loads = await read_route_loads(session)
             announced = await list_announced(session)
-        ended = monotonic()
-        rest = _REST * max(0.0, ended - started - _CHEAP_SECONDS)
-        self._rest_until = ended + min(_LONGEST_REST_SECONDS, rest)
         for state in State:
             if not state.final:
                 metrics.BACKLOG.labels(state.value).set(live[state.value])

@@ -225,7 +225,7 @@ select penstock.index_partition($1);
 
 -- name: delete_expired
 -- $1 state, $2 seconds, $3 how many, $4 now or null; {partition} where to look. Records that have outlived their
--- retention, with their unique keys and their part of the counts.
+-- retention, with their unique keys, in the order in which an enqueue takes them, and their part of the counts.
 with old as materialized (
     select id, finished_at from penstock.{partition}
     where finished_at < coalesce($4::timestamptz, now()) - make_interval(secs => $2)
@@ -236,7 +236,8 @@ with old as materialized (
       and h.finished_at < coalesce($4::timestamptz, now()) - make_interval(secs => $2)
     returning h.id, h.action, h.unique_key
 ), keys as (
-    delete from penstock.unique_key k using gone g
+    delete from penstock.unique_key k
+    using (select * from gone where unique_key is not null order by action, unique_key) g
     where k.action = g.action and k.key = g.unique_key and k.task_id = g.id
 ), tallied as (
     insert into penstock.tally (action, event, count) select action, $1::text, -count(*) from gone group by action

@@ -25,7 +25,15 @@ from penstock.tasks import settle
 from penstock.tasks.enqueue import queues_of_tasks, reference_objects
 from penstock.tasks.records import columns_of
 from penstock.workflows.definition import fallback_of, policy_of, read_children, step_task
-from penstock.workflows.model import MAX_CHILDREN, ChildParams, NewStep, StepKind, StepOptions, WorkflowState
+from penstock.workflows.model import (
+    MAX_CHILDREN,
+    ChildParams,
+    NewStep,
+    StepKind,
+    StepOptions,
+    WorkflowState,
+    children_problem,
+)
 from penstock.workflows.step_inputs import StepInputs, compensation_payload, list_result, read_inputs, s3_in_transaction
 
 EVENTS_AT_ONCE = 5000
@@ -302,6 +310,8 @@ class WorkflowRun:
             return step, State.CRITICAL_ERROR, problem
         if len(items) > MAX_CHILDREN:
             return step, State.CRITICAL_ERROR, f"the list has {len(items)} items; the limit is {MAX_CHILDREN}"
+        if problem := children_problem(template.payload, items):
+            return step, State.CRITICAL_ERROR, f"the list {problem}"
         try:
             members, name = _decode_members(bytes(template.payload)), options.item_as or "item"
             payloads = (msgspec.Raw(msgspec.json.encode(members | {name: item})) for item in items)

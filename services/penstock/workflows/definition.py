@@ -160,6 +160,8 @@ def _map(
     _check_member(item_as, "item_as", step, at)
     if isinstance(step.over, list) and len(step.over) > model.MAX_CHILDREN:
         raise InvalidParams(f"{at}.over", f"holds {len(step.over)} items; the limit is {model.MAX_CHILDREN}")
+    if isinstance(step.over, list) and (problem := model.children_problem(step.payload, step.over)):
+        raise InvalidParams(f"{at}.over", problem)
     over = numbers[step.over] if isinstance(step.over, str) else None
     items = step.over if isinstance(step.over, list) else None
     common = {f.name: getattr(step, f.name) for f in msgspec.structs.fields(ChildParams) if f.name != "name"}

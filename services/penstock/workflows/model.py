@@ -19,6 +19,7 @@ NAME_MAX_CHARS = 200
 MAX_STEPS = 50_000  # of one call
 MAX_EDGES = 500_000
 MAX_CHILDREN = 50_000  # of one step
+MAX_CHILDREN_BYTES = 128 * 1024 * 1024  # of the payloads of a step's children by a list, which are held at once
 _INT4_MAX = 2**31 - 1
 STEP_NAMES_SHOWN = 20  # predecessors of one step that `workflow.status` names
 
@@ -74,6 +75,14 @@ class ChildParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     expires_at: str | int | None = None
     expires_in: float | None = None
     limit_key: str | None = None
+
+
+def children_problem(payload: msgspec.Raw, items: Sequence[msgspec.Raw]) -> str | None:
+    """Why the payloads of children, one for each item of a list, are too much together."""
+    size = len(bytes(payload)) * len(items) + sum(len(bytes(item)) for item in items)
+    if size <= MAX_CHILDREN_BYTES:
+        return None
+    return f"makes payloads of {size} bytes together; the limit is {MAX_CHILDREN_BYTES}"
 
 
 class StepParams(ChildParams, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

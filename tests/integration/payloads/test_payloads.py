@@ -19,12 +19,14 @@ from penstock import AsyncClient, Call, Client, Context, Fail, InboundClient, ac
 from penstock.compat.scheduler0 import store as credentials
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
+from penstock.methods.inbound import take_in_tasks
 from penstock.payloads.bucket import OFFERED, Bucket, folder_of, new_name
 from penstock.payloads.codec import PayloadCodec, offered_aad, payload_aad
 from penstock.payloads.records import encrypt_note
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.reports import encode_progress
 from penstock.protocol.sealed import Reference, encode_reference, reference_of
+from penstock.protocol.task import NewTask
 from penstock.settings.model import Settings, load_settings
 from penstock.settings.payload_texts import fingerprint, new_key, read_key
 from penstock.supervisor.payload_objects import PayloadObjects
@@ -465,6 +467,37 @@ async def test_only_an_object_that_a_client_put_there_is_taken(
         await put(pipe.queues["inbound"], request("enqueue", {"action": "echo", "sealed_payload": given}))
         await until(pipe.submitter.run_once, "the message")
         assert problem in (await pipe.call("rejected.list"))["rejected"][0]["reason"]
+
+
+async def test_of_many_objects_few_are_held_at_once(
+    settings: Settings, s3: S3Bucket, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = with_bucket(settings, s3)
+    codec = PayloadCodec(given)
+    offered = await codec.offer(json.dumps(LARGE), offered_aad("echo", None))
+    held, most = 0, 0
+    get, put_object = Bucket.get, Bucket.put
+
+    async def counted_get(self: Bucket, name: str, size: int) -> bytes:
+        nonlocal held, most
+        body = await get(self, name, size)
+        held += 1
+        most = max(most, held)
+        return body
+
+    async def counted_put(self: Bucket, name: str, body: bytes) -> None:
+        nonlocal held
+        await put_object(self, name, body)
+        held -= 1
+
+    async with plant(given, registry) as pipe:
+        monkeypatch.setattr(Bucket, "get", counted_get)
+        monkeypatch.setattr(Bucket, "put", counted_put)
+        tasks = [NewTask("echo", "{}", offered=offered) for _ in range(40)]
+        taken = await take_in_tasks(tasks, pipe.store.codec, given, pipe.store.session)
+    await codec.close()
+    assert all(isinstance(task, NewTask) for task in taken)
+    assert most <= 4
 
 
 async def test_what_a_client_put_there_must_be_a_payload(settings: Settings, s3: S3Bucket, registry: Registry) -> None:

@@ -1220,6 +1220,14 @@ async def test_a_queue_that_is_missing_keeps_no_other_from_its_gauge(
     assert sample("penstock_queue_depth", queue="results", kind="visible") == 2
 
 
+async def test_queues_have_their_gauges_while_postgres_is_unavailable(queues: dict[str, SqsQueue]) -> None:
+    await put(queues["results"], "1", "2", "3")
+    away = Store("postgresql://u:p@127.0.0.1:1/x")
+    with pytest.raises(Unavailable):
+        await Gauges(store=away, queues=queues, dead_letters={}).run_once()
+    assert sample("penstock_queue_depth", queue="results", kind="visible") == 3
+
+
 async def test_a_dead_letter_queue_that_may_not_be_read_is_left_out(
     store: Store, queues: dict[str, SqsQueue], transport: SqsTransport, settings: Settings
 ) -> None:

@@ -15,7 +15,7 @@ from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.db.statements import SQL
 from penstock.limits.explain import Cause, explain
-from penstock.protocol.errors import WorkflowConflict, WorkflowNotFound
+from penstock.protocol.errors import InvalidParams, WorkflowConflict, WorkflowNotFound
 from penstock.protocol.reports import Failed, Hints, Report, Succeeded, Suspended, Waiting, WaitPolicy
 from penstock.protocol.task import EXPIRED, Claimed, Failure, NewTask
 from penstock.results.apply import apply_reports
@@ -82,6 +82,20 @@ async def test_a_step_of_items_has_succeeded_as_soon_as_its_children_are_made(li
     flow = await lives.create(steps=[{"action": "a", "over": [1, 2]}])
     step = (await lives.steps(flow))["a"]
     assert (step.state, step.open_children) == ("SUCCESS", 2)
+
+
+async def test_children_whose_payloads_are_too_much_together_are_not_made(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.workflows.model.MAX_CHILDREN_BYTES", 1000)
+    payload = {"text": "x" * 200}
+    with pytest.raises(InvalidParams, match="bytes together"):
+        await lives.create(steps=[{"action": "a", "over": [0] * 10, "payload": payload}])
+    flow = await lives.create(chain=[{"action": "find"}, {"action": "load", "over": "find", "payload": payload}])
+    await lives.live(lambda action, _: [0] * 10)
+    step = (await lives.steps(flow))["load"]
+    assert (step.state, step.children) == ("CRITICAL_ERROR", 0)
+    assert "bytes together" in (step.reason or "")
 
 
 async def test_a_fan_out_over_a_given_list_hands_on_an_array_in_its_order(lives: Lives) -> None:

@@ -128,6 +128,16 @@ async def test_a_stop_before_the_start_opens_nothing() -> None:
     assert service.asked == ["stop_taking", "close"]
 
 
+def test_passes_are_counted_from_none_on() -> None:
+    class Fresh(Service):
+        name = "fresh"
+
+    looped(Fresh())
+    for outcome in ("worked", "idle", "failed"):
+        labels = {"process": "fresh", "outcome": outcome}
+        assert metrics.REGISTRY.get_sample_value("penstock_passes_total", labels) == 0
+
+
 async def test_stopping_twice_tells_the_service_once() -> None:
     service = Scripted()
     loop = looped(service)

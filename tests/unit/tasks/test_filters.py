@@ -79,6 +79,8 @@ def test_a_dry_run_is_another_command(limits: Settings) -> None:
         ("bulk.reschedule", {"action": "a", "priority": 40000}, "priority", "40000"),
         ("bulk.reschedule", {"action": "a", "run_at": "noon"}, "run_at", "'noon'"),
         ("bulk.reschedule", {"action": "a", "run_at": "9999-12-31T00:00:00Z", "spread": 1}, "run_at", "9999"),
+        ("bulk.cancel", {"labels": {"a": "b" * 201}}, "labels", "longer than those of any task at 'a'"),
+        ("list", {"labels": {str(n): "" for n in range(17)}}, "labels", "are 17"),
         ("job.get", {}, "id", "is missing"),
         ("job.cancel", {"id": "one"}, "id", "'one'"),
         ("job.list", {"limit": 0}, "limit", "0"),

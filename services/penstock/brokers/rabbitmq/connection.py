@@ -205,9 +205,10 @@ class Link:
 
 
 class Links:
-    """Opens a link, and another one when it is lost; several callers share it."""
+    """Opens a link, and another one when it is lost; several callers share it. label: of connects, in metrics."""
 
-    def __init__(self, url: str, *, setting: str, heartbeat_seconds: int, makes_queues: bool) -> None:
+    def __init__(self, url: str, *, setting: str, heartbeat_seconds: int, makes_queues: bool, label: str = "") -> None:
+        self._label = label
         self.url: BrokerUrl = parse_broker_url(url)
         self._setting = setting
         query = {"heartbeat": str(heartbeat_seconds), **URL(url).query, "name": f"penstock/{__version__}"}
@@ -233,9 +234,9 @@ class Links:
                         problem = f"refuses the user, the password or the virtual host: correct {self._setting}"
                     self._failure = f"RabbitMQ at {self.url.shown} {problem}"
                     self._rest_until = monotonic() + _REST_SECONDS
-                    metrics.TRANSPORT_CALLS.labels("amqp", "connect", "", "failed").inc()
+                    metrics.TRANSPORT_CALLS.labels("amqp", "connect", self._label, "failed").inc()
                     raise Unavailable(self._failure) from exc
-                metrics.TRANSPORT_CALLS.labels("amqp", "connect", "", "ok").inc()
+                metrics.TRANSPORT_CALLS.labels("amqp", "connect", self._label, "ok").inc()
                 self._link = Link(connection, self.url, makes_queues=self._makes_queues)
             return self._link
 
