@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace as changed
 
 from penstock.brokers.base import Outgoing
+from penstock.limits.holds import LONGEST_HOLD_SECONDS
 from penstock.methods.inbound import refusal_of
 from penstock.methods.table import read_command
 from penstock.protocol import reports
@@ -248,7 +249,8 @@ class Inline:
         if hints.hold in ("action", "key") and hints.retry_after:
             key = None if hints.hold == "action" else hints.hold_key or task.new.limit_key
             if key is not None or hints.hold == "action":
-                self._held[task.action, key] = self.clock.now() + timedelta(seconds=hints.retry_after)
+                until = self.clock.now() + timedelta(seconds=min(hints.retry_after, LONGEST_HOLD_SECONDS))
+                self._held[task.action, key] = max(until, self._held.get((task.action, key), until))
         if hints.spends_none:
             put_off = postponement(hints, PutOff(task.snoozes), self._settings)
             if not isinstance(put_off, str):
@@ -456,6 +458,8 @@ class Inline:
             raise InvalidParams("from_step", f"names no durable step of task {task.id}")
         task.state, task.attempts, task.due_at, task.reason = State.SCHEDULED, 0, self.clock.now(), None
         task.snoozes = 0
+        if task.new.expires_at is not None and task.new.expires_at <= self.clock.now():
+            task.new = changed(task.new, expires_at=None)
         task.steps = {
             key: entry
             for key, entry in task.steps.items()

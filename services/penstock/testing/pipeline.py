@@ -34,7 +34,11 @@ from penstock.testing.worker import ALONE, ONE_AT_A_TIME, matches, run_worker
 from penstock.worker.handlers.actions import REGISTRY, Registry
 from penstock.workflows.advancer import WorkflowAdvancer
 
-_NEXT_RETRY = "select min(run_at) from penstock.task where state = 'ERROR' and run_at > $1"
+# Of tasks whose last claim has failed: one that sleeps, or was put off, is in ERROR too if an earlier one has.
+_NEXT_RETRY = (
+    "select min(run_at) from penstock.task where state = 'ERROR' and run_at > $1 "
+    "and (failures -> -1 ->> 'claim')::bigint = claim"
+)
 _POOL_SIZE = 4
 
 

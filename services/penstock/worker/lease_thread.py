@@ -139,7 +139,7 @@ class LeaseThread:
             text = failure_answer(attempt.claim_id, attempt.handler, refusal)[0]
             texts.append(final_answer(self.codec, attempt, text))
             answered.append(attempt.lease)
-        await sender.send_now(texts)
+        await sender.send_now(texts, answered)  # with their leases, one that the queue refuses is replaced by an error
         whole = [lease for lease, count in Counter(answered).items() if count == lease.unanswered]
         await outbound.delete([lease.message for lease in (*whole, *self.leases.finished())])
 

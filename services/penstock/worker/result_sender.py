@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from itertools import repeat
 from time import monotonic
 
 from penstock.brokers.base import Outgoing, Queue, SendReport
@@ -186,9 +187,9 @@ class ResultSender:
         waiting = [(text, lease) for text, lease, _ in entries if lease is not None]
         return [text for text, _ in waiting], [lease for _, lease in waiting]
 
-    async def send_now(self, texts: Iterable[str]) -> None:
-        """Send entries ahead of the unsent ones; retries until the queue has accepted all."""
-        entries: list[Entry] = [(text, None, None) for text in texts]
+    async def send_now(self, texts: Iterable[str], leases: Iterable[Lease | None] = repeat(None)) -> None:
+        """Send entries ahead of the unsent ones; retries until the queue has accepted all. leases: of responses."""
+        entries: list[Entry] = [(text, lease, None) for text, lease in zip(texts, leases, strict=False)]
         pauses = Pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while entries:
             entries, reason = await self._send(entries)

@@ -67,7 +67,7 @@ class Runner:
     def __post_init__(self) -> None:
         settings, codec = self.settings, self.codec
         if self.processes is not None:
-            self.processes.on_idle = self._start_waiting
+            self.processes.on_idle = self._use_child
         self._answer_of = partial(
             responses.answer_of,
             limit_bytes=settings.largest_result_bytes,
@@ -95,7 +95,7 @@ class Runner:
         self._alarm_at = math.inf
         self._empty = asyncio.Event()
         self._empty.set()
-        self.changed = asyncio.Event()  # set whenever an attempt has ended
+        self.changed = asyncio.Event()  # set whenever there may be room again
         metrics.RUNNING.set_function(lambda: len(self._running))
 
     def saturation(self) -> str | None:
@@ -244,6 +244,11 @@ class Runner:
             running[unit] = None  # with its task, which other threads look at
         if not (running or waiting or plain or in_child or self._open_batches):
             self._empty.set()
+
+    def _use_child(self) -> None:
+        """Start a call that has waited for a child; there may be room for others then."""
+        self._start_waiting()
+        self.changed.set()
 
     def _close_batch(self, batch: Batch) -> bool:
         """Let no more attempts join a batch, drop the lost ones, and begin the others; False when none is left."""

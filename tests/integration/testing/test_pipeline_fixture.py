@@ -75,6 +75,35 @@ async def test_a_message_that_is_stored_leaves_its_queue(pipeline: Pipeline, ran
     assert ran == [(1, False)]
 
 
+async def test_a_sleep_or_a_snooze_after_a_failed_attempt_ends_by_the_clock_alone(pipeline: Pipeline) -> None:
+    runs: list[str] = []
+
+    @action("sleeps", registry=pipeline._registry)
+    async def sleeps(ctx: Context) -> None:
+        runs.append("sleeps")
+        if runs.count("sleeps") == 1:
+            raise ValueError("once")
+        await ctx.sleep(86_400)
+
+    @action("snoozes", registry=pipeline._registry)
+    async def snoozes() -> None:
+        runs.append("snoozes")
+        if runs.count("snoozes") == 1:
+            raise ValueError("once")
+        if runs.count("snoozes") == 2:
+            raise penstock.Snooze(86_400)
+
+    async with AsyncClient() as client:
+        for name in ("sleeps", "snoozes"):
+            await client.enqueue(name)
+        await pipeline.drain()
+        assert [task.state for task in pipeline.enqueued()] == ["ERROR", "ERROR"]
+        assert sorted(runs) == ["sleeps", "sleeps", "snoozes", "snoozes"]
+        pipeline.clock.advance(days=1)
+        await pipeline.drain()
+        assert [task.state for task in pipeline.enqueued()] == ["SUCCESS", "SUCCESS"]
+
+
 def test_schedules_workflows_waits_and_limits_follow_the_clock(pipeline: Pipeline, ran: list[Any]) -> None:
     with Client() as client:
         client.schedules.create("nightly", "30 2 * * *", "note", {"n": 1})

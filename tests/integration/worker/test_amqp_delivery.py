@@ -20,6 +20,7 @@ from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
 from penstock.worker.deliveries.registry import Deliveries
 from penstock.worker.handlers.actions import Registry
 from penstock.worker.handlers.context import Call, Context
+from tests.integration.doors import sample
 from tests.rabbitmq import RabbitMq
 
 QUEUE = "x" + secrets.token_hex(4)
@@ -130,6 +131,20 @@ async def test_a_broker_that_is_away_is_tried_again_and_shows_no_password() -> N
     assert isinstance(outcome, NotDelivered)
     assert "127.0.0.1:1" in str(outcome)
     assert "s3cr3t" not in str(outcome)
+
+
+async def test_connects_of_deliveries_are_counted_apart_from_those_of_the_pipeline() -> None:
+    registry = Registry()
+    deliveries = Deliveries(
+        load_settings(deliveries=("amqp.publish",), amqp_publish_url="amqp://u:p@127.0.0.1:1/"), registry
+    )
+    labels = {"transport": "amqp", "operation": "connect", "outcome": "failed"}
+    before = {queue: sample("penstock_transport_calls_total", **labels, queue=queue) for queue in ("", "delivery")}
+    (outcome,) = await registry["amqp.publish"].function(calls({"routing_key": "q", "body": "x"}))
+    assert isinstance(outcome, NotDelivered)
+    assert sample("penstock_transport_calls_total", **labels, queue="delivery") == before["delivery"] + 1
+    assert sample("penstock_transport_calls_total", **labels, queue="") == before[""]
+    await deliveries.close()
 
 
 def test_it_needs_a_url_that_an_operator_has_set() -> None:

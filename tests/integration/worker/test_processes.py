@@ -587,3 +587,14 @@ async def test_a_child_that_ended_before_it_was_heard_to_be_ready_is_replaced(
     assert (forks, pool.has_room) == ([1], False)
     ours.close()
     theirs.close()
+
+
+async def test_a_worker_receives_on_once_a_call_that_waited_has_its_child(bench: Bench) -> None:
+    await send(bench, ("plain", {"number": 1, "seconds": 5}))
+    async with working(bench) as worker:
+        async with asyncio.timeout(30):
+            while not worker._runner._running:  # it waited for the first child
+                await asyncio.sleep(0.01)
+        await send(bench, ("plain", {"number": 2}), first=2)
+        assert (await bench.outcomes(1)).keys() == {2}  # beside the first, not after it
+        assert (await bench.outcomes(2)).keys() == {1, 2}

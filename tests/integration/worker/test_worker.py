@@ -24,8 +24,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 import penstock.worker.runner
-from penstock.brokers.base import Message, Outgoing, Queue
-from penstock.brokers.sqs import SqsQueue, SqsTransport
+from penstock.brokers.base import Message, Outgoing, Queue, SendReport
+from penstock.brokers.sqs import LIMITS, SqsQueue, SqsTransport
 from penstock.protocol.batching import join_batch
 from penstock.protocol.compression import PACKED_PER_MESSAGE
 from penstock.protocol.message_attributes import encode_tenants
@@ -47,6 +47,7 @@ from penstock.settings.model import Settings
 from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.context import Call, Context
 from penstock.worker.handlers.outcomes import Fail, Retry
+from penstock.worker.leases import Lease
 from penstock.worker.process import Worker
 from penstock.worker.result_sender import ResultSender, Timings
 from tests.integration.doors import sample
@@ -1380,3 +1381,27 @@ async def test_a_worker_whose_threads_are_all_busy_is_saturated(
         await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
         assert (worker.saturation(), threads("busy")) == (None, 0)
     assert metrics.REGISTRY.get_sample_value("penstock_start_delay_seconds_count") == delays + 3
+
+
+class _Narrow:
+    """A results queue that is set to take small messages."""
+
+    label, limits = "results", LIMITS
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+
+    async def send(self, messages: Sequence[Outgoing]) -> SendReport:
+        refused = [n for n, one in enumerate(messages) if len(one.body) > 5000]
+        self.taken += [one.body for n, one in enumerate(messages) if n not in refused]
+        return SendReport(refused, "too long" if refused else None, frozenset(refused))
+
+
+async def test_an_answer_that_is_sent_at_once_and_refused_becomes_an_error() -> None:
+    queue = _Narrow()
+    sender = ResultSender(queue, sent=lambda lease: None, timings=Timings(), worker="w")  # type: ignore[arg-type]
+    lease = Lease(Message("m", "r", "", 1, None, {}), 1, 0.0, 30.0)
+    await sender.send_now([encode_result("1:1", json.dumps("x" * 9000))], [lease])
+    ((report,),) = [decode_reports(body, batch_limit=10) for body in queue.taken]
+    assert isinstance(report, Failed)
+    assert json.loads(report.error)["data"]["type"] == "BadResult"

@@ -450,3 +450,40 @@ async def test_a_task_that_has_begun_its_steps_does_not_expire(monkeypatch: pyte
         client.enqueue("order", expires_in=60)
     await inline.drain()
     assert (inline.tasks[0].state, inline.tasks[0].result) == ("SUCCESS", 7)
+
+
+async def test_a_retry_forgets_an_expiry_that_has_passed(inline: Inline, ran: Ran) -> None:
+    async with AsyncClient() as client:
+        task = await client.enqueue("note", {"n": 1}, delay=60, expires_in=30)
+        inline.clock.advance(seconds=60)
+        await inline.drain()
+        assert inline.tasks[0].reason == "expired"
+        await client.retry(task["id"])
+        await inline.drain()
+    assert (inline.tasks[0].state, [n for n, *_ in ran]) == ("SUCCESS", [1])
+
+
+async def test_the_longest_of_several_holds_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+
+    @action("call", registry=registry)
+    async def call(ctx: Context, seconds: float) -> None:
+        if seconds and ctx.claim == 1:
+            raise penstock.RateLimited(seconds)
+
+    inline = Inline(registry)
+    monkeypatch.setattr(in_process, "substitute", inline)
+    async with AsyncClient() as client:
+        for seconds in (3600, 1):
+            await client.enqueue("call", {"seconds": seconds})
+        await inline.drain()
+        await client.enqueue("call", {"seconds": 0})
+        inline.clock.advance(seconds=2)
+        await inline.drain()
+        assert [task.state for task in inline.tasks] == ["SCHEDULED"] * 3
+        inline.clock.advance(hours=1)
+        await inline.drain()
+        assert [task.state for task in inline.tasks] == ["SUCCESS"] * 3
+        await client.enqueue("call", {"seconds": 1e15})
+        await inline.drain()  # held for a day, as in production
+    assert inline.tasks[3].state == "SCHEDULED"
