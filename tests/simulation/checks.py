@@ -148,7 +148,7 @@ class Checks:
     def look_for_broken(self) -> None:
         """What `penstock doctor --invariants` asks. Raises Violation."""
         for invariant in INVARIANTS:
-            args = (LOOKED_AT, 0.0) if invariant.statement == "find_work_overdue" else (LOOKED_AT,)
+            args = (LOOKED_AT, 0.0, 0.0) if invariant.statement == "find_work_overdue" else (LOOKED_AT,)
             try:
                 for row in self.bridge.ask(SQL[invariant.statement], *args):
                     raise Violation(f"doctor: {invariant.holds}: {row['seen']}")

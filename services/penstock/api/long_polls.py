@@ -18,7 +18,7 @@ from penstock.db.replica import Replica
 from penstock.db.session import OpenSession, Session
 from penstock.payloads.records import shown_rows
 from penstock.protocol.caller import bound_to, seen
-from penstock.protocol.errors import RpcError, TaskNotFound, TooManyWaits
+from penstock.protocol.errors import Overloaded, RpcError, TaskNotFound, TooManyWaits
 from penstock.protocol.json_text import utf8_size
 from penstock.runtime import budget, metrics
 from penstock.runtime.batcher import Batcher
@@ -52,10 +52,10 @@ class _Waiter:
     """A request that waits for tasks. ``ready``: enough of them has settled, or it waits no longer.
 
     hidden: tasks that its caller may not see, which are found at once, as unknown ones are. began: when it came; a
-    replica that may lack what was committed before is not asked for it.
+    replica that may lack what was committed before is not asked for it. refused: the process has no room for more.
     """
 
-    __slots__ = ("any", "began", "found", "missing", "ready", "size")
+    __slots__ = ("any", "began", "found", "load", "missing", "ready", "refused", "size")
 
     def __init__(self, command: ResultParams, hidden: set[int]) -> None:
         self.began = monotonic()
@@ -63,21 +63,29 @@ class _Waiter:
         self.any = command.wait == "any"
         self.found: dict[int, Any] = {}
         self.size = 0
+        self.load = budget.in_hand()
+        self.refused: Overloaded | None = None
         self.ready = asyncio.Event()
         for task_id in self.missing & hidden:
             self.take({"id": task_id, "state": None, "result": None, "error": None})
 
     def take(self, row: Any) -> None:
         self.missing.discard(row["id"])
-        self.found[row["id"]] = row
-        self.size += _bytes_of(row)
+        size = _bytes_of(row)
+        try:
+            self.load.hold(size)
+        except Overloaded as exc:
+            self.refused = exc
+        else:
+            self.found[row["id"]] = row
+            self.size += size
         if self.any or not self.missing or self.is_full:
             self.ready.set()
 
     @property
     def is_full(self) -> bool:
         """Whether its answer has room for no more results; the other tasks are left to its next call."""
-        return self.size >= budget.ANSWER_BYTES
+        return self.refused is not None or self.size >= budget.ANSWER_BYTES
 
 
 async def _left(ids: set[int]) -> set[int]:
@@ -177,6 +185,9 @@ class LongPolls:
                 self._waiting[task_id].discard(waiter)
                 if not self._waiting[task_id]:
                     del self._waiting[task_id]
+        if waiter.refused is not None:
+            waiter.load.hold(-waiter.size)
+            raise waiter.refused
         return await self._outcome(command, waiter)
 
     async def _look(self, groups: Sequence[Sequence[int]]) -> list[Exception | None]:
@@ -229,6 +240,7 @@ class LongPolls:
         settled = await shown_rows(self._codec, list(waiter.found.values()), room_bytes=budget.ANSWER_BYTES)
         found = {row["id"]: row for row in settled}
         load = budget.in_hand()
+        load.hold(-waiter.size)  # from here on as part of the answer
         outcomes = [
             views.outcome(row)
             if (row := found.get(task_id)) is not None and load.answer(_bytes_of(row))

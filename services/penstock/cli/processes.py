@@ -203,7 +203,7 @@ def migrate(
             migrations.upgrade(url, revision, **options)
     except Exception as exc:
         reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
-        raise Unavailable(f"the schema was not changed: {reason}") from exc
+        raise Unavailable(f"the migration did not finish, what it had changed by then stays: {reason}") from exc
     typer.echo(f"schema is at {down_to or revision}")
     if grant is not None:
         asyncio.run(migrations.grant(url, grant, **options))

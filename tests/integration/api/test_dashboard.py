@@ -619,6 +619,7 @@ async def test_an_edited_task_is_a_new_one_and_takes_over_the_key(store: Store, 
 
 @pytest.mark.parametrize(("field", "value", "said"), [
     ("payload", "{", "payload is not JSON"), ("payload", "[1,2", "payload is not JSON"), ("labels", "no", "labels"),
+    ("labels", '{"a":1e999}', "labels"),
     ("action", "", "action"), ("priority", "x", "priority must be a whole number"),
     ("max_attempts", "0", "max_attempts"),
 ])  # fmt: skip

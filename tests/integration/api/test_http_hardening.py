@@ -441,6 +441,25 @@ async def test_a_body_asks_for_so_many_tasks_and_no_more(api: Api) -> None:
     assert len(answers) == 12
 
 
+async def test_results_of_a_request_that_still_waits_count_as_memory(api: Api, store: Store) -> None:
+    async with store.session() as session:
+        ids = [task.id for task in await enqueue.enqueue(session, [NewTask("a")] * 2)]
+    async with store.transaction() as session:
+        dispatch = await claim.claim(session, 1)
+        assert dispatch is not None
+        await settle.finish(session, {(dispatch.tasks[0].id, dispatch.id): json.dumps("x" * 100_000)})
+    body = {"jsonrpc": "2.0", "method": "result", "params": {"ids": ids, "timeout": 30}, "id": 1}
+    async with httpx.AsyncClient(base_url=api.url, timeout=60) as http:
+        waiting = asyncio.create_task(http.post("/rpc", json=body))
+        async with asyncio.timeout(10):
+            while api._budget.held_bytes < 100_000 - 16 * 1024:
+                await asyncio.sleep(0.01)
+        api._budget._limit_bytes = api._budget.held_bytes + 10_000
+        other = {**body, "params": {"ids": ids, "timeout": 1}}
+        assert (await http.post("/rpc", json=other)).json()["error"]["code"] == -32026
+        waiting.cancel()
+
+
 async def test_a_list_has_as_many_results_as_there_is_room_for_and_reads_no_payload(
     api: Api, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -278,6 +278,7 @@ async def test_a_database_that_keeps_nothing(
         ({}, {}, "note", "wake-ups", "every 0.05 s", "PENSTOCK_DATABASE_LISTEN_URL"),
         ({}, {"listens": "directly"}, "ok", "wake-ups", "receives them", ""),
         ({}, {"listens": "pooled"}, "error", "wake-ups", "receives none", "past the pooler"),
+        ({}, {"listens": "away"}, "error", "wake-ups", "receives none: ", "past the pooler"),
         ({}, {"database_pooler": "session"}, "error", "connection pooler", "startup parameter", "leave it unset"),
         (IGNORING, {"database_pooler": "session"}, "error", "connection pooler", "taken for one in", "leave it unset"),
         (IGNORING | {"pool_mode": "session"}, {"database_pooler": "session"}, "error", "connection settings",
@@ -285,7 +286,7 @@ async def test_a_database_that_keeps_nothing(
         ({"pool_mode": "statement"}, {}, "error", "connection pooler", "statement pooling", "pool_mode to transaction"),
         (None, {"database_pooler": "transaction"}, "warning", "connection pooler", "none is found", "unset"),
     ],
-    ids=["polling", "listening", "deaf", "refuses", "shares", "ignores", "by-statement", "none"],
+    ids=["polling", "listening", "deaf", "unreachable", "refuses", "shares", "ignores", "by-statement", "none"],
 )  # fmt: skip
 async def test_a_pooler_is_recognised_with_what_is_wrong_about_it(
     pooler: dict[str, str] | None, given: dict[str, str], level: str, what: str, said: str, fix: str,
@@ -294,7 +295,8 @@ async def test_a_pooler_is_recognised_with_what_is_wrong_about_it(
     direct = settings.require_database_url
     with nullcontext() if pooler is None else pgbouncer_before(postgres.dsn(), **pooler) as before:
         url = direct if before is None else through(direct, before.port)
-        listen_url = {"directly": direct, "pooled": url}.get(given.get("listens", ""))
+        urls = {"directly": direct, "pooled": url, "away": "postgresql://u@127.0.0.1:1/x"}
+        listen_url = urls.get(given.get("listens", ""))
         changed = {name: value for name, value in given.items() if name != "listens"}
         pooled = Settings(
             **settings.model_dump(exclude={"database_url", "database_listen_url", "database_pooler"}),
@@ -306,6 +308,8 @@ async def test_a_pooler_is_recognised_with_what_is_wrong_about_it(
     assert found.level == level, found
     assert said in found.seen
     assert fix in found.fix
+    if what == "wake-ups":
+        assert "schema" in {finding.what for finding in report.findings}
 
 
 async def test_more_connections_than_there_are(settings: Settings) -> None:

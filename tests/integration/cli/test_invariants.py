@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import secrets
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,8 +15,10 @@ from typer.testing import CliRunner
 from penstock.cli.app import app
 from penstock.cli.doctor.findings import Finding, Report
 from penstock.cli.doctor.invariants import INVARIANTS, examine_invariants, examine_stored
+from penstock.db.grants import grants
 from penstock.db.pool import Store
 from penstock.db.session import Session
+from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.task import NewTask
 from penstock.settings.model import Settings, load_settings
 from tests.integration.limits.test_limits import enqueue, limit
@@ -105,6 +109,34 @@ async def test_what_many_tasks_break_is_shown_shortly_and_a_look_is_bounded(
     (found, bound) = [finding for finding in report.findings if finding.level != "ok"]
     assert found.seen.endswith("; task 3 is live, and its unique key is free and 2 more")
     assert bound.seen == "only the 5 oldest live tasks were read"
+
+
+async def test_a_task_that_waits_in_its_queue_for_a_worker_is_not_overdue(store: Store, settings: Settings) -> None:
+    await enqueue(store, NewTask("plain"))
+    await Lives(store, settings).claim()
+    report = Report()
+    async with store.session() as session:
+        await session._connection.execute("update penstock.task set claimed_at = now() - interval '1 hour'")
+        await examine_invariants(session, report, stale_after_seconds=120, untaken_after_seconds=6 * 3600)
+    assert "nothing is overdue" not in {one.what for one in report.findings if one.level != "ok"}
+
+
+async def test_a_role_that_may_not_read_a_sequence_is_told_nothing_of_it(
+    store: Store, settings: Settings, postgres: EmbeddedPostgres, sql: Any
+) -> None:
+    await prepare(store, settings)
+    role = f"own_{secrets.token_hex(4)}"
+    await sql.execute(f"create role {role} login password 'p'")
+    try:
+        await sql.execute(";".join(grants(role, ["api"])))
+        parts = urlsplit(settings.require_database_url)
+        own = Store(parts._replace(netloc=f"{role}:p@{parts.hostname}:{parts.port}").geturl())
+        async with own.session() as session:
+            assert "every claim has a token of its own" not in {one.what for one in await complaints(session, settings)}
+        await own.close()
+    finally:
+        await sql.execute(f"drop owned by {role}")
+        await sql.execute(f"drop role {role}")
 
 
 def test_the_command_shows_them(database_url: str, sqs_url: str) -> None:

@@ -77,7 +77,7 @@ async def _run_again(request: PageRequest, form: Form) -> FormOutcome:
     params = params_of("enqueue", values, units={}) | {
         # Payloads may be longer than other fields, and are not cleaned.
         "payload": msgspec.Raw(_json(form.get("payload") or "{}", "payload")),
-        "labels": msgspec.json.decode(_json(values["labels"] or "{}", "labels")),
+        "labels": msgspec.Raw(_json(values["labels"] or "{}", "labels")),
     }
     if "unique_key" in params:
         params["unique"] = "live"  # the old task keeps its record, and the new one takes over the key

@@ -102,11 +102,14 @@ async def _examine_pooler(store: Store, settings: Settings, report: Report) -> N
         seen = f"none pass the pooler: schedulers look for tasks every {settings.poll_seconds:g} s"
         fix = "set PENSTOCK_DATABASE_LISTEN_URL to the URL of Postgres itself to start them sooner"
         report("note", "wake-ups", seen, fix)
-    elif await _hears(store):
-        report("ok", "wake-ups", "PENSTOCK_DATABASE_LISTEN_URL receives them")
     else:
         seen = "PENSTOCK_DATABASE_LISTEN_URL receives none"
-        report("error", "wake-ups", seen, "name the same database there, and Postgres itself, past the pooler")
+        try:
+            hears = await _hears(store)
+        except PenstockError as exc:
+            hears, seen = False, f"{seen}: {str(exc).splitlines()[0]}"
+        fix = "name the same database there, and Postgres itself, past the pooler"
+        report.judge("wake-ups", "PENSTOCK_DATABASE_LISTEN_URL receives them", (not hears, "error", seen, fix))
 
 
 async def _hears(store: Store) -> bool:

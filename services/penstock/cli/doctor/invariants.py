@@ -41,15 +41,21 @@ async def examine_stored(settings: Settings, report: Report) -> None:
         return
     try:
         async with open_store(settings, "penstock-doctor", pool_size=1) as store, store.session() as session:
-            await examine_invariants(session, report, stale_after_seconds=settings.stale_after_seconds)
+            await examine_invariants(
+                session, report, stale_after_seconds=settings.stale_after_seconds,
+                untaken_after_seconds=settings.untaken_after_seconds,
+            )  # fmt: skip
     except PenstockError as exc:
         report("error", "invariants", str(exc).splitlines()[0], "see the findings about the database")
 
 
-async def examine_invariants(session: Session, report: Report, *, stale_after_seconds: float) -> None:
-    """One finding for each invariant."""
+async def examine_invariants(
+    session: Session, report: Report, *, stale_after_seconds: float, untaken_after_seconds: float = 0.0
+) -> None:
+    """One finding for each invariant. untaken_after_seconds: for which a task may wait for a worker in its queue."""
+    overdue = LOOKED_AT, stale_after_seconds, untaken_after_seconds
     for statement, holds, fix, level in INVARIANTS:
-        args = (LOOKED_AT, stale_after_seconds) if statement == "find_work_overdue" else (LOOKED_AT,)
+        args = overdue if statement == "find_work_overdue" else (LOOKED_AT,)
         seen = [printable(row["seen"], one_line=True) for row in await session.fetch(statement, *args)]
         if seen:
             more = f" and {len(seen) - _SHOWN} more" if len(seen) > _SHOWN else ""

@@ -44,15 +44,18 @@ where attempts > max_attempts;
 -- name: find_sequences_behind
 -- Holds: every claim has a token of its own
 -- Fix: stop the schedulers and raise the sequence: select setval('penstock.claim_seq', greatest((select max(claim) from penstock.task), (select max(claim) from penstock.task_history)) + 1000); likewise task_id_seq, by id
--- A claim that takes a token again passes the fence of the one before. The sequences are read behind the snapshot.
+-- A claim that takes a token again passes the fence of the one before. The sequences are read behind the snapshot; a role
+-- that may not read one is given null, and does not look at it.
 with {live}
 select 'claim ' || claim || ' of task ' || id || ' is above the sequence of claims' as seen
 from (select id, claim from live order by claim desc limit 1) newest
-where claim > coalesce(pg_sequence_last_value('penstock.claim_seq'), 0)
+where case when has_sequence_privilege('penstock.claim_seq', 'SELECT, USAGE')
+           then claim > coalesce(pg_sequence_last_value('penstock.claim_seq'), 0) end
 union all
 select 'task ' || id || ' is above the sequence of ids'
 from (select id from penstock.task order by id desc limit 1) newest
-where id > coalesce(pg_sequence_last_value('penstock.task_id_seq'), 0);
+where case when has_sequence_privilege('penstock.task_id_seq', 'SELECT, USAGE')
+           then id > coalesce(pg_sequence_last_value('penstock.task_id_seq'), 0) end;
 
 -- name: find_keys_run_twice
 -- Holds: one task of an ordering key runs
@@ -165,12 +168,13 @@ where t.workflow is not null and not exists (select from penstock.workflow w whe
 -- Fix: is a supervisor running, and a resulter? See their logs for duties that fail
 -- Level: warning
 -- $2 seconds after which a claim without a heartbeat is stale. What the supervisor and the resulters should have
--- done ten minutes ago.
+-- done ten minutes ago. $3 seconds for which a task that no worker has taken may wait in its queue.
 with {live}
 select 'task ' || id || ' is claimed, without a heartbeat for ' ||
        round(extract(epoch from now() - coalesce(heartbeat_at, claimed_at)) / 60) || ' minutes' as seen
 from live where state::text = 'ACQUIRED'
-  and coalesce(heartbeat_at, claimed_at) < now() - interval '10 minutes' - make_interval(secs => 2 * $2::float8)
+  and coalesce(heartbeat_at, claimed_at) < now() - interval '10 minutes'
+      - make_interval(secs => greatest(2 * $2::float8, case when heartbeat_at is null then $3::float8 end))
 union all
 select 'task ' || task_id || ' waits for an event beyond its deadline' from (
     select task_id from penstock.wait where deadline < now() - interval '10 minutes' order by deadline limit $1) w

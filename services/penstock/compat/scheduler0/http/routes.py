@@ -25,7 +25,7 @@ from penstock.compat.scheduler0.http.jobs import AsyncTasks, Jobs
 from penstock.compat.scheduler0.http.records import Credentials, Problem, Projects, answer
 from penstock.compat.scheduler0.store import find_credential
 from penstock.db.pool import Store
-from penstock.protocol.errors import AccessDenied, Refused, RpcError, TooSlow, Unavailable
+from penstock.protocol.errors import AccessDenied, InvalidParams, Refused, RpcError, TooSlow, Unavailable
 from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 
@@ -162,6 +162,8 @@ def _failed(exc: Exception) -> Response:
         case AccessDenied():
             refusal(exc)
             return answer(UNAUTHORIZED, 401, success=False)
+        case InvalidParams():
+            return answer(exc.message, 400, success=False)
         case RpcError():
             status, headers = refusal(exc)
             return answer(exc.message, status, success=False, headers=headers)

@@ -26,4 +26,4 @@ class Command(BaseCommand):
             raise CommandError(str(exc)) from exc
         except Exception as exc:  # as `penstock migrate`
             reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
-            raise CommandError(f"the schema was not changed: {reason}") from exc
+            raise CommandError(f"the migration did not finish, what it had changed by then stays: {reason}") from exc
