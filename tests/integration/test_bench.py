@@ -229,6 +229,11 @@ def test_trickle_has_the_cost_and_the_times_of_a_single_task_and_of_a_step(repor
         assert leg["sqs_usd_per_million_tasks"] == pytest.approx(leg["sqs_calls_per_task"] * 0.4, abs=0.002)
     assert [row["tasks"] for row in figures["table"]] == ["100/s", "chain"]
     assert "pgqueuer" not in figures
+    floor = figures["floor_at_100_per_second"]
+    assert floor["tasks"] == 100
+    assert floor["cpu_ms_by_process"].keys() == {"api", "scheduler", "worker", "resulter", "postgres"}
+    assert floor["sqs_cpu_ms"] > 0
+    check_percentiles(floor["call_to_handler_start_ms"], 100)
 
 
 def test_scale_has_a_row_for_each_number_of_processes(report: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.harness.actions import CLOCK
 from benchmarks.harness.connections import Connections
+from benchmarks.harness.floor import trickle_floor
 from benchmarks.harness.measure import OWN_NAME, USD_PER_MILLION_SQS_REQUESTS, percentiles_ms
 from benchmarks.harness.peer_trickle import trickle_pgqueuer
 from benchmarks.harness.producers import LATENCY_CONNECTIONS, Call, call_steadily
@@ -23,6 +24,7 @@ from benchmarks.harness.scenarios.workflows import run_workflow
 
 RATES = (1.0, 5.0, 50.0, 200.0, 500.0)
 PEER_RATE = 50.0
+_FLOOR_RATES = (5.0, 100.0)  # lower ones show little but noise, at higher ones tasks travel together
 _WARM_UP_TASKS = 100
 _WARM_UP_PER_SECOND = 100.0
 _WATCHED_SHARE = 1 / 3  # of the seconds of a rate
@@ -35,7 +37,7 @@ Usage = Mapping[str, Any]
 
 
 async def trickle(bench: Bench) -> dict[str, Any]:
-    """A row for each rate; then a chain, whose steps can only go one by one, and PgQueuer at one of the rates."""
+    """A row for each rate; a chain, whose steps can only go one by one; PgQueuer at one of the rates; and floors."""
     options = bench.options
     figures: dict[str, Any] = {}
     async with rig_up(bench) as rig, Connections(rig.api, LATENCY_CONNECTIONS) as connections:
@@ -47,6 +49,10 @@ async def trickle(bench: Bench) -> dict[str, Any]:
         chain = figures["chain"] = await _chain(rig, max(2, round(options.seconds * _STEPS_PER_RATE_SECOND)), idle)
     if options.peers:
         figures["pgqueuer"] = await trickle_pgqueuer(bench, PEER_RATE, options.seconds)
+    lowest, highest = _FLOOR_RATES
+    for rate in options.rates:
+        if lowest <= rate <= highest:
+            figures[f"floor_at_{rate:g}_per_second"] = await trickle_floor(bench, rate, options.seconds)
     legs = {f"{rate:g}/s": figures[f"at_{rate:g}_per_second"] for rate in options.rates} | {"chain": chain}
     return figures | {"table": [{"tasks": name, **_row(leg)} for name, leg in legs.items()]}
 
