@@ -646,14 +646,19 @@ async def test_tasks_go_to_the_queue_of_the_first_route_that_fits(
         ]
 
 
-async def test_a_route_has_a_window_of_its_own(
-    store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings
-) -> None:
+def three_at_once(store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings) -> Scheduler:
+    """A scheduler with a window of three tasks for each queue."""
     small = settings.model_copy(update={"in_flight_floor": 3, "in_flight_limit": 3})
-    scheduler = Scheduler(
+    return Scheduler(
         store=store, outbound=outbound, settings=small,
         open_queue=lambda name, label: transport.queue(name, label=label),
     )  # fmt: skip
+
+
+async def test_a_route_has_a_window_of_its_own(
+    store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings
+) -> None:
+    scheduler = three_at_once(store, outbound, transport, settings)
     name = f"{settings.outbound_queue}-video"
     async with queue_named(settings, transport, name) as video:
         await route(store, "video", name, "video")
@@ -669,11 +674,7 @@ async def test_a_full_outbound_queue_holds_back_neither_routes_nor_limited_actio
 ) -> None:
     monkeypatch.setattr("penstock.scheduler.routes._LOOK_PAUSE_SECONDS", 0)
     monkeypatch.setattr("penstock.scheduler.routes._ROUND_PAUSE_SECONDS", 0)
-    small = settings.model_copy(update={"in_flight_floor": 3, "in_flight_limit": 3, "claim_batch_size": 3})
-    scheduler = Scheduler(
-        store=store, outbound=outbound, settings=small,
-        open_queue=lambda name, label: transport.queue(name, label=label),
-    )  # fmt: skip
+    scheduler = three_at_once(store, outbound, transport, settings.model_copy(update={"claim_batch_size": 3}))
     name = f"{settings.outbound_queue}-video"
     async with queue_named(settings, transport, name) as video:
         await route(store, "video", name, "video")
@@ -710,11 +711,7 @@ async def test_a_route_whose_queue_is_missing_holds_back_no_other_task_and_loses
 async def test_a_scheduler_waits_while_a_route_rests_whose_window_is_full_of_what_could_not_be_sent(
     store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings
 ) -> None:
-    small = settings.model_copy(update={"in_flight_floor": 3, "in_flight_limit": 3})
-    scheduler = Scheduler(
-        store=store, outbound=outbound, settings=small,
-        open_queue=lambda name, label: transport.queue(name, label=label),
-    )  # fmt: skip
+    scheduler = three_at_once(store, outbound, transport, settings)
     await route(store, "video", "no-such-queue", "video")
     await enqueue(store, *(NewTask("video") for _ in range(9)))
     for _ in range(3):

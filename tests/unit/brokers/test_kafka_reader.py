@@ -45,9 +45,11 @@ async def test_what_was_paused_goes_on_although_a_partition_came_meanwhile() -> 
     async with asyncio.timeout(5):
         while not consumer.paused:
             await asyncio.sleep(0.005)
+        assert consumer.paused == {first}
         consumer.mine = {first, second}
         reader._assigned([second])
         reader._ahead.clear()
         while consumer.paused:
             await asyncio.sleep(0.005)
+    assert not reading.done()
     reading.cancel()
