@@ -1,8 +1,7 @@
 """What must hold in every snapshot of the database, while all processes run. Reads a bounded number of rows."""
 
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from penstock.cli.doctor.findings import Level, Report
 from penstock.db.opening import open_store
@@ -22,17 +21,13 @@ class Invariant(NamedTuple):
 
     statement: str
     holds: str
-    fix: str
-    level: Level
+    fix: str = _REPORT
+    level: Level = "error"
 
 
-def _invariant(statement: str, said: Mapping[str, Any]) -> Invariant:
-    fix = said.get("Fix", "{report}").replace("{report}", _REPORT)
-    return Invariant(statement, said["Holds"], fix, said.get("Level", "error"))
-
-
-_SAID = {name: dict(re.findall(r"^-- (Holds|Fix|Level): (.*)$", text, re.MULTILINE)) for name, text in SQL.items()}
-INVARIANTS = [_invariant(name, said) for name, said in _SAID.items() if said]
+_MEMBER = re.compile(r"^-- (Holds|Fix|Level): (.*)$", re.MULTILINE)
+_SAID = {name: _MEMBER.findall(text.replace("{report}", _REPORT)) for name, text in SQL.items()}
+INVARIANTS = [Invariant(name, **{key.lower(): text for key, text in said}) for name, said in _SAID.items() if said]
 
 
 async def examine_stored(settings: Settings, report: Report) -> None:
