@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.common import print_json, say
 from penstock.cli.values import state_label
 from penstock.protocol.errors import PenstockError, RateLimited, Unavailable
-from penstock.protocol.task import State
+from penstock.protocol.task import FINAL_STATES, State
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.5
 _STREAMS = 10  # tasks whose output is shown
 _LATE_SECONDS = 5.0  # for output that arrives behind the outcome
-_SETTLED = frozenset((State.SUCCESS, State.CRITICAL_ERROR, State.CANCELLED))
 
 
 def follow(client: Client, ids: Sequence[int], *, as_json: bool) -> int:
@@ -59,7 +58,7 @@ def follow(client: Client, ids: Sequence[int], *, as_json: bool) -> int:
                 for line in changes(known.get(task_id), task):
                     say(line)
             known[task_id] = task
-        left = [task_id for task_id in left if known[task_id]["state"] not in _SETTLED]
+        left = [task_id for task_id in left if known[task_id]["state"] not in FINAL_STATES]
         if not left:
             for thread in outputs:
                 thread.join(_LATE_SECONDS)
@@ -109,7 +108,7 @@ def changes(before: dict[str, Any] | None, task: dict[str, Any]) -> Iterator[str
     elif before["run_at"] != task["run_at"] and state in (State.SCHEDULED, State.ERROR, State.WAITING):
         yield _line(task, task["updated_at"], f"moved to {task['run_at']}")
     progress = task["progress"]
-    if progress is not None and (before is None or before["progress"] != progress) and state not in _SETTLED:
+    if progress is not None and (before is None or before["progress"] != progress) and state not in FINAL_STATES:
         percent = "" if progress.get("percent") is None else f"{progress['percent']:g} % "
         yield _line(task, task["updated_at"], f"{percent}{progress.get('note') or ''}".strip() or "alive")
 
