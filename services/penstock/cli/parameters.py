@@ -30,14 +30,12 @@ class Form(NamedTuple):
     convert: Callable[[Any], Any]
 
 
-_DURATION = Form(float, {"parser": duration, "metavar": "DURATION"}, float)
-_INSTANT = Form(str, {}, instant)
 _DURATIONS = (
     "delay", "expires_in", "jitter", "max_lateness", "newer_than", "older_than", "retry_after", "spread", "timeout",
 )  # fmt: skip
 _FORMS = {
-    **dict.fromkeys(_DURATIONS, _DURATION),
-    **dict.fromkeys(("end_at", "expires_at", "run_at", "since", "start_at", "until"), _INSTANT),
+    **dict.fromkeys(_DURATIONS, Form(float, {"parser": duration, "metavar": "DURATION"}, float)),
+    **dict.fromkeys(("end_at", "expires_at", "run_at", "since", "start_at", "until"), Form(str, {}, instant)),
     "labels": Form(list[str], {"metavar": "NAME=TEXT"}, labels),
     **{name: Form(str, {"metavar": "JSON"}, partial(json_value, what=name)) for name in ("payload", "result")},
     "unique": Form(str, {}, lambda text: duration(text) if text[:1].isdecimal() else text),
