@@ -11,14 +11,12 @@ from penstock.api.dashboard.form_actions import EDIT_FIELDS
 from penstock.api.dashboard.formats import indented, plain, segment
 from penstock.api.dashboard.page_request import PAGE_ROWS, Page, PageRequest, labels_of, params_of
 from penstock.api.dashboard.timeline import timeline, waterfall
-from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import InvalidParams, NotFound, QueueAway
-from penstock.protocol.task import KEY_MAX_CHARS, State
+from penstock.protocol.task import KEY_MAX_CHARS
 from penstock.protocol.tenant import EVERY_TENANT
 from penstock.tasks import output
 from penstock.tasks.bulk import COUNTED, Operation
 from penstock.tasks.list import SCAN_TASKS, TEXT_TASKS
-from penstock.workflows.model import WorkflowState
 
 GRAPH_STEPS = 150
 FAILED_STEPS = 10  # of a workflow, whose errors its page shows
@@ -39,12 +37,12 @@ def record_page(path: str, template: str, method: str, name: str, *, live: bool 
     return Page(path, template, load, method, live)
 
 
-def list_page(path: str, template: str, method: str, name: str, **constants: Any) -> Page:
+def list_page(path: str, template: str, method: str, name: str) -> Page:
     """A page of the records that ``method`` lists under ``name``, with its parameters from the query."""
 
     async def load(request: PageRequest) -> dict[str, Any]:
         found = await request.call(method, **params_of(method, request.query) | {"limit": PAGE_ROWS})
-        return {name: getattr(found, name), "cursor": found.cursor, "filters": request.query, **constants}
+        return {name: getattr(found, name), "cursor": found.cursor, "filters": request.query}
 
     return Page(path, template, load, method)
 
@@ -63,10 +61,8 @@ async def load_tasks(request: PageRequest) -> dict[str, Any]:
         "cursor": found.cursor,
         "filters": filters,
         "any_filter": any(filters.values()),
-        "states": list(State),
         # For the form, which a stream does not update.
         "actions": [] if request.is_stream else list((await request.call("stats")).actions),
-        "bulk": {name: filters[name] for name in ("state", "action", "tenant", "labels")},
         "full": len(found.tasks) >= PAGE_ROWS,
         "covered": SCAN_TASKS if filters["text"] is None else TEXT_TASKS,
     }
@@ -172,8 +168,6 @@ async def load_workflow(request: PageRequest) -> dict[str, Any]:
         "zoom": zoom,
         "zooms": ZOOMS,
         "values": {"cursor": cursor, "zoom": zoom},
-        "whole": workflow.cursor is None and cursor is None,
-        "cursor": workflow.cursor,
     }
 
 
@@ -222,7 +216,7 @@ async def load_tenants(request: PageRequest) -> dict[str, Any]:
     if name is not None:
         return {"redirect": f"/tenants/{segment(name)}"}
     found = await request.call("tenant.list", cursor=request.query["cursor"], limit=PAGE_ROWS)
-    return {"tenants": found.tenants, "cursor": found.cursor, "everyone": EVERY_TENANT}
+    return {"tenants": found.tenants, "cursor": found.cursor}
 
 
 async def load_tenant(request: PageRequest) -> dict[str, Any]:
@@ -231,8 +225,6 @@ async def load_tenant(request: PageRequest) -> dict[str, Any]:
     return {
         "rule": await request.call("tenant.get", tenant=name),
         "counted": None if name == EVERY_TENANT else await request.call("stats", tenant=name),
-        "states": list(State),
-        "everyone": EVERY_TENANT,
     }
 
 
@@ -251,7 +243,7 @@ async def load_bulk(request: PageRequest) -> dict[str, Any]:
             problem = exc.message
     return {
         "jobs": jobs.jobs, "cursor": jobs.cursor, "operation": operation, "operations": operations,
-        "values": query, "count": count, "looked_at": COUNTED, "problem": problem, "states": list(State),
+        "values": query, "count": count, "looked_at": COUNTED, "problem": problem,
     }  # fmt: skip
 
 
@@ -263,7 +255,7 @@ PAGES = (
     Page("/tasks/{id}/edit", "edit.html", load_edit, "enqueue", live=False),
     list_page("/schedules", "schedules.html", "schedule.list", "schedules"),
     Page("/schedules/{name:path}", "schedule.html", load_schedule, "schedule.get"),
-    list_page("/workflows", "workflows.html", "workflow.list", "workflows", states=list(WorkflowState)),
+    list_page("/workflows", "workflows.html", "workflow.list", "workflows"),
     Page("/workflows/{id}", "workflow.html", load_workflow, "workflow.status"),
     Page("/queues", "queues.html", load_queues, "dlq.stats"),
     Page("/queues/{queue}/dead", "dead.html", load_dead, "dlq.list", live=False),
@@ -276,6 +268,6 @@ PAGES = (
     Page("/tenants/{name:path}", "tenant.html", load_tenant, "tenant.get"),
     Page("/bulk", "bulk.html", load_bulk, "job.list"),
     record_page("/jobs/{id}", "job.html", "job.get", "job"),
-    list_page("/keys", "keys.html", "keys.list", "keys", permissions=list(Permission)),
+    list_page("/keys", "keys.html", "keys.list", "keys"),
     list_page("/audit", "audit.html", "audit.list", "audit"),
 )  # fmt: skip

@@ -25,10 +25,14 @@ from penstock.api.rpc import masked
 from penstock.api.server import Part
 from penstock.api.streams import EventStream, Expired, Streams, follow
 from penstock.protocol import errors
+from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import bind
+from penstock.protocol.task import State
+from penstock.protocol.tenant import EVERY_TENANT
 from penstock.protocol.version import __version__
 from penstock.runtime.budget import in_hand
 from penstock.settings.model import Settings
+from penstock.workflows.model import WorkflowState
 
 SIGN_IN_BYTES = 16 * 1024  # of a form that anyone may send
 FORM_LIMIT_BYTES = 8 * 1024 * 1024  # the largest payload, as a form encodes it
@@ -300,6 +304,8 @@ def _templates() -> Environment:
     made.filters |= formats.FILTERS
     made.globals |= {
         "asset": lambda name: f"/assets/{name}?v={versions[name]}", "query": formats.query, "version": __version__,
+        "task_states": list(State), "workflow_states": list(WorkflowState), "permissions": list(Permission),
+        "everyone": EVERY_TENANT,
     }  # fmt: skip
     # Globals, since a stream renders one block of a page, without the page's imports.
     made.globals["ui"] = made.get_template("macros.html").module
