@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from time import time
 from typing import Any
 
@@ -28,9 +29,7 @@ class LoadBalancerUsers:
             import jwt
         self._jwt = jwt
         self._arn = arn
-        self._client = settings.dashboard_alb_client
-        self._claim = settings.dashboard_alb_groups_claim
-        self._permissions = settings.dashboard_alb_groups
+        self._settings = settings
         region = arn.split(":")[3]
         self._keys_url = settings.dashboard_alb_keys_url or f"https://public-keys.auth.elb.{region}.amazonaws.com"
         self._keys: dict[str, str] = {}
@@ -40,11 +39,11 @@ class LoadBalancerUsers:
         """The user and what the groups permit. Raises AccessDenied, Unavailable without the public key, RateLimited."""
         claims = await self._verify(token, address)
         user = printable(str(claims.get("email") or claims.get("sub") or ""))[:_USER_CHARS]
-        groups = _groups(claims.get(self._claim))
-        permissions = implied(self._permissions[group] for group in groups if group in self._permissions)
+        claim, known = self._settings.dashboard_alb_groups_claim, self._settings.dashboard_alb_groups
+        permissions = implied(known[group] for group in _groups(claims.get(claim)) if group in known)
         if not user or not permissions:
             who = user or "a user without email and sub"
-            reason = f"whose claim {self._claim!r} has no group of PENSTOCK_DASHBOARD_ALB_GROUPS"
+            reason = f"whose claim {claim!r} has no group of PENSTOCK_DASHBOARD_ALB_GROUPS"
             raise AccessDenied(403, f"The load balancer signed in {who}, {reason}")
         return user, permissions
 
@@ -72,30 +71,21 @@ class LoadBalancerUsers:
             raise _refusal(f"its algorithm is {header.get('alg')!r}, not 'ES256'")
         if signer != self._arn:
             raise _refusal(f"its signer is {signer!r}, not that of PENSTOCK_DASHBOARD_ALB_ARN")
-        if self._client is not None and client != self._client:
+        if self._settings.dashboard_alb_client not in (None, client):
             raise _refusal(f"its client is {client!r}, not that of PENSTOCK_DASHBOARD_ALB_CLIENT")
         if not isinstance(kid, str) or _KEY_ID.fullmatch(kid) is None:
             raise _refusal(f"its key id is {kid!r}")
 
     async def _key(self, kid: str, address: str) -> str:
         """The public key, as PEM. Raises AccessDenied for an unknown key."""
-
-        async def look() -> str | None:
-            if kid not in self._keys:
-                found = await self._fetch(kid)
-                if found is None:
-                    return None
-                if len(self._keys) >= _KEYS_KEPT:
-                    del self._keys[next(iter(self._keys))]
-                self._keys[kid] = found
-            return self._keys[kid]
-
-        key = await self._lookups.find(kid.encode("ascii"), address, look)
+        key = await self._lookups.find(kid.encode("ascii"), address, partial(self._look, kid))
         if key is None:
             raise _refusal(f"{self._keys_url} has no key {kid!r}")
         return key
 
-    async def _fetch(self, kid: str) -> str | None:
+    async def _look(self, kid: str) -> str | None:
+        if kid in self._keys:
+            return self._keys[kid]
         try:
             async with httpx.AsyncClient(timeout=_KEY_SECONDS) as client:
                 answer = await client.get(f"{self._keys_url}/{kid}")
@@ -103,7 +93,12 @@ class LoadBalancerUsers:
             raise Unavailable(f"the load balancer's public key cannot be fetched: {type(exc).__name__}") from None
         if answer.status_code >= 500:
             raise Unavailable(f"the load balancer's public key cannot be fetched: HTTP {answer.status_code}")
-        return answer.text if answer.status_code == 200 and len(answer.content) <= _KEY_BYTES else None
+        if answer.status_code != 200 or len(answer.content) > _KEY_BYTES:
+            return None
+        if len(self._keys) >= _KEYS_KEPT:
+            del self._keys[next(iter(self._keys))]
+        self._keys[kid] = answer.text
+        return answer.text
 
 
 def _refusal(reason: str) -> AccessDenied:
