@@ -1,7 +1,5 @@
 """Delayed records for Kafka: stored, replaced, cancelled, and published by tasks of kafka.publish when they are due.
 
-Side tasks of a supervisor publish the due ones, one supervisor at a time, and count them.
-
 A task publishes the due records of one ordering key by due time and arrival. One supervisor publishes at a time, and an
 ordering key has one task at a time, so records of a key keep their order even if processes are killed.
 """
@@ -78,18 +76,16 @@ def instant_of(epoch_ms: int) -> datetime:
     return datetime.fromtimestamp(milliseconds // 1000, UTC).replace(microsecond=milliseconds % 1000 * 1000)
 
 
-async def put(session: Session, wanted: Sequence[DelayedRecord], *, replaces: bool) -> list[bool | None]:
-    """Store records with distinct keys and variants; returns for each True: new, False: replaced, None: unchanged."""
+async def put(session: Session, wanted: Sequence[DelayedRecord], *, replaces: bool) -> None:
+    """Store records with distinct keys and variants. replaces: what is stored of the same ones."""
     if not wanted:
-        return []
+        return
     await session.plan_for(len(wanted))
     columns = map(list, zip(*wanted, strict=True))
     rows = await session.fetch("put_delayed_records", *columns, replaces)
-    written: dict[int, bool] = {row["place"]: row["fresh"] for row in rows}
-    fresh = [written.get(place) for place in range(1, len(wanted) + 1)]
+    is_new: dict[int, bool] = {row["place"]: row["fresh"] for row in rows}
     outcomes = {True: "stored", False: "replaced", None: "known"}
-    _count(Counter((one.source, outcomes[new]) for one, new in zip(wanted, fresh, strict=True)))
-    return fresh
+    _count(Counter((one.source, outcomes[is_new.get(place)]) for place, one in enumerate(wanted, 1)))
 
 
 async def cancel(session: Session, source: str, keys: Sequence[bytes]) -> set[bytes]:
@@ -102,15 +98,15 @@ async def cancel(session: Session, source: str, keys: Sequence[bytes]) -> set[by
     return set(cancelled)
 
 
-async def publish_due(session: Session, *, limit: int = MAX_AT_ONCE) -> int | None:
-    """Enqueue tasks for up to ``limit`` due records, inside a transaction; None while another supervisor does.
+async def publish_due(session: Session) -> int | None:
+    """Enqueue tasks for up to MAX_AT_ONCE due records, inside a transaction; None while another supervisor does.
 
     Stops records that Postgres rejects, and postpones ordering keys that other transactions lock. Returns the number of
     records published or stopped.
     """
     if not await session.value("lock_publishing"):
         return None
-    rows = await session.fetch("claim_due_records", limit, KEY_WAIT_SECONDS)
+    rows = await session.fetch("claim_due_records", MAX_AT_ONCE, KEY_WAIT_SECONDS)
     locked: set[str] = set()  # ordering keys without further records in this round, which would overtake earlier ones
 
     async def publish(part: Sequence[Any], hurried: bool) -> int:

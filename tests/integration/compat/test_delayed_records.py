@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from penstock.db.notify import DELAYED_RECORDS, Listener, Notifier
 from penstock.db.pool import Store
 from penstock.db.statements import SQL
 from penstock.protocol.checks import read_key
+from penstock.runtime import metrics
 
 SOURCE = "kafka:t"
 PAST_MS = 1_000_000
@@ -37,9 +39,15 @@ def soon_ms(seconds: float) -> int:
     return round((time.time() + seconds) * 1000)
 
 
-async def put(store: Store, *wanted: DelayedRecord, replaces: bool = True) -> list[bool | None]:
+async def put(store: Store, *wanted: DelayedRecord, replaces: bool = True) -> None:
     async with store.transaction() as session:
-        return await delayed_records.put(session, wanted, replaces=replaces)
+        await delayed_records.put(session, wanted, replaces=replaces)
+
+
+def changes() -> Counter[str]:
+    """Changes so far, by outcome."""
+    outcomes = ("stored", "replaced", "known")
+    return Counter({name: int(metrics.DELAYED_RECORD_CHANGES.labels(SOURCE, name)._value.get()) for name in outcomes})
 
 
 async def fire(store: Store) -> int | None:
@@ -85,10 +93,15 @@ async def test_what_is_not_due_or_held_or_called_off_is_not_fired(store: Store, 
 
 
 async def test_a_schedule_is_replaced_or_known(store: Store, sql: Any) -> None:
-    assert await put(store, schedule("a", soon_ms(60), value="old")) == [True]
-    assert await put(store, schedule("b"), schedule("a", value="new")) == [True, False]
-    assert await put(store, schedule("a", value="other"), replaces=False) == [None]
-    assert await put(store, schedule("a", value="other", variant=b"2"), replaces=False) == [True]
+    before = changes()
+    await put(store, schedule("a", soon_ms(60), value="old"))
+    assert changes() - before == {"stored": 1}
+    await put(store, schedule("b"), schedule("a", value="new"))
+    assert changes() - before == {"stored": 2, "replaced": 1}
+    await put(store, schedule("a", value="other"), replaces=False)
+    assert changes() - before == {"stored": 2, "replaced": 1, "known": 1}
+    await put(store, schedule("a", value="other", variant=b"2"), replaces=False)
+    assert changes() - before == {"stored": 3, "replaced": 1, "known": 1}
     assert await fire(store) == 3
     assert [values for _, _, values in await tasks(sql)] == [["b", "new", "other"]]
 
