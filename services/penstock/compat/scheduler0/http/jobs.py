@@ -228,7 +228,7 @@ class AsyncTasks:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._stopping = asyncio.Event()
-        self._waits = 0
+        self._waits = asyncio.Semaphore(WAITS_LIMIT)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -262,18 +262,15 @@ class AsyncTasks:
 
     async def _wait(self, request: Request, request_id: str) -> Progress:
         began, first = monotonic(), await self._look(request_id)
-        if first >= Progress.SUCCESS or self._waits >= WAITS_LIMIT:
+        if first >= Progress.SUCCESS or self._waits.locked():
             return first
-        self._waits += 1
-        try:
+        async with self._waits:
             while not self._stopping.is_set() and monotonic() - began < LONGEST_SECONDS:
                 await is_set_within(self._stopping, LOOK_SECONDS)
                 now = await self._look(request_id)
                 if now != first or await request.is_disconnected():
                     return now
-            return first
-        finally:
-            self._waits -= 1
+        return first
 
     async def _look(self, request_id: str) -> Progress:
         row = await self._row("find_request", request_id)
