@@ -182,29 +182,28 @@ class ProcessProbe:
     """Probes processes without a connection to Postgres, such as workers, in the background: none delays a page."""
 
     def __init__(self, processes: Sequence[str]) -> None:
-        self._urls = [named_url(entry) for entry in processes]
-        self._latest = [ProcessHealth(name, url, None, "checking") for name, url in self._urls]
+        self._latest = [ProcessHealth(*named_url(entry), None, "checking") for entry in processes]
         self._probed_at = float("-inf")
         self._probing: asyncio.Task[None] | None = None
 
     def latest(self) -> list[ProcessHealth]:
         """The last answers; starts a new round if these are some seconds old."""
         is_probing = self._probing is not None and not self._probing.done()
-        if self._urls and not is_probing and monotonic() - self._probed_at > PROBE_EVERY_SECONDS:
+        if self._latest and not is_probing and monotonic() - self._probed_at > PROBE_EVERY_SECONDS:
             self._probing = asyncio.create_task(self.probe(), name="probe processes")
         return self._latest
 
     async def probe(self) -> None:
         async with httpx.AsyncClient(timeout=_PROBE_SECONDS, trust_env=False) as client:
 
-            async def health(name: str, url: str) -> ProcessHealth:
+            async def renewed(before: ProcessHealth) -> ProcessHealth:
                 try:
-                    answer = await client.get(f"{url}/readyz")
+                    answer = await client.get(f"{before.url}/readyz")
                 except (httpx.HTTPError, httpx.InvalidURL) as exc:
-                    return ProcessHealth(name, url, False, type(exc).__name__)
-                return ProcessHealth(name, url, answer.status_code == 200, answer.text.strip()[:200])
+                    return before._replace(ready=False, text=type(exc).__name__)
+                return before._replace(ready=answer.status_code == 200, text=answer.text.strip()[:200])
 
-            self._latest = list(await asyncio.gather(*(health(name, url) for name, url in self._urls)))
+            self._latest = await asyncio.gather(*map(renewed, self._latest))
         self._probed_at = monotonic()
 
     def stop(self) -> None:
