@@ -141,23 +141,28 @@ class Sender:
         room = asyncio.Semaphore(1 if is_fifo else _CALLS_AT_ONCE)
         held: set[str | None] = set()  # behind one that failed, another of its group would overtake it later
 
+        async def deliver(batch: Sequence[_Entry]) -> None:
+            for entry in batch:
+                if entry.group in held:
+                    reason = f"an earlier message of group {entry.group!r} was not sent"
+                    outcomes[entry.position] = NotDelivered(reason)
+            going = [entry for entry in batch if entry.group not in held]
+            if going and not await self._call(queue, url, going, outcomes):
+                for entry in going:  # alone, so that only the failing one fails
+                    await deliver([entry])
+            if is_fifo:
+                held.update(entry.group for entry in going if isinstance(outcomes[entry.position], NotDelivered))
+
         async def run(batch: Sequence[_Entry]) -> None:
             async with room:
-                for entry in batch:
-                    if entry.group in held:
-                        reason = f"an earlier message of group {entry.group!r} was not sent"
-                        outcomes[entry.position] = NotDelivered(reason)
-                going = [entry for entry in batch if entry.group not in held]
-                if going:
-                    await self._call(queue, url, going, outcomes)
-                if is_fifo:
-                    held.update(entry.group for entry in going if isinstance(outcomes[entry.position], NotDelivered))
+                await deliver(batch)
 
         sizes = [entry.size for entry in entries]
         slices = pack(sizes, max_bytes=LIMITS.max_message_bytes, max_items=LIMITS.max_call_messages)
         await asyncio.gather(*(run(entries[start:end]) for start, end in slices))
 
-    async def _call(self, queue: str, url: str, batch: Sequence[_Entry], outcomes: list[Outcome]) -> None:
+    async def _call(self, queue: str, url: str, batch: Sequence[_Entry], outcomes: list[Outcome]) -> bool:
+        """Send and note the outcomes; False, without any, where SQS refuses several messages for what one holds."""
         operation = "send_message_batch"
         client = None
         try:
@@ -170,26 +175,18 @@ class Sender:
             if code in MISSING_QUEUE:
                 self._urls.pop(queue, None)  # it may be made again, under another URL
             if code in _REFUSALS and len(batch) > 1:
-                held: set[str | None] = set()
-                for entry in batch:  # so that only the failing one fails
-                    if entry.group in held:
-                        reason = f"an earlier message of group {entry.group!r} was not sent"
-                        outcomes[entry.position] = NotDelivered(reason)
-                        continue
-                    await self._call(queue, url, [entry], outcomes)
-                    if queue.endswith(_FIFO) and isinstance(outcomes[entry.position], NotDelivered):
-                        held.add(entry.group)
-                return
+                return False
             kind = Undeliverable if code in _REFUSALS else NotDelivered
             for entry in batch:
                 outcomes[entry.position] = kind(f"SQS did not take the message for {queue}: {short_text(exc)}")
-            return
+            return True
         failed = {item["Id"]: item for item in reply.get("Failed", ())}
         sent = {item["Id"]: item for item in reply.get("Successful", ())}
         metrics.SQS_CALLS.labels(operation, _LABEL, "partial" if len(sent) < len(batch) else "ok").inc()
         metrics.SQS_BILLED_UNITS.labels(operation, _LABEL).inc(billed_units(entry.size for entry in batch))
         for entry in batch:
             outcomes[entry.position] = _outcome(queue, sent.get(str(entry.position)), failed.get(str(entry.position)))
+        return True
 
     async def _url(self, client: Any, queue: str) -> str:
         if "://" in queue:
