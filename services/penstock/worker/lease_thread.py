@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, process_time
 
 from penstock.brokers.base import Message, Queue
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.reports import encode_progress
+from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.runtime.loop_thread import LoopThread
 from penstock.runtime.periodic import ends_within
@@ -28,8 +29,10 @@ from penstock.worker.responses import Refusal, failure_answer, timeout_of
 from penstock.worker.result_sender import ResultSender, Timings
 from penstock.worker.runner import Runner
 from penstock.worker.threads import stack_of
-from penstock.worker.watchdog import watch_loop
 
+_BLOCKED_AFTER_SECONDS = 1.0
+_BLOCK_LOOK_SECONDS = _BLOCKED_AFTER_SECONDS / 4
+_STACK_ENTRIES = 12
 _STUCK_SECONDS = 10.0  # past a time limit; a loop that turns has answered the task by then
 _LOOKS = 3  # that find the loop stuck, one a second: a process that was suspended gets to answer its tasks
 _CLOSE_SECONDS = 1.0
@@ -82,8 +85,8 @@ class LeaseThread:
             sender = ResultSender(queues["results"], sent=lambda lease: None, timings=Timings(), worker=self.worker)
             group.create_task(self.leases.extend_unfinished(outbound))
             group.create_task(self._heartbeat(sender))
-            group.create_task(self._watch(sender, outbound))
-            group.create_task(watch_loop(self._loop, self._loop_thread, self.runner.attempts_of))
+            group.create_task(self._watch_stuck(sender, outbound))
+            group.create_task(self._watch_loop())
 
     async def _heartbeat(self, sender: ResultSender) -> None:
         """Send heartbeats, and responses that a blocked event loop holds up: their tasks would count as silent."""
@@ -103,9 +106,46 @@ class LeaseThread:
             if await ends_within(interval, sender.send_now(texts)):  # else the next round sends newer ones
                 sent.update(texts)
 
+    # A handler that blocks the loop
+
+    async def _watch_loop(self) -> None:
+        """Count the time for which the worker's loop is blocked; log each action's first block, while it lasts."""
+        logged: set[str | None] = set()
+        looked_at, used = monotonic(), process_time()
+        turned_at = counted_until = looked_at
+
+        def turn() -> None:
+            nonlocal turned_at
+            turned_at = monotonic()
+
+        while True:
+            self._loop.call_soon_threadsafe(turn)
+            await asyncio.sleep(_BLOCK_LOOK_SECONDS)
+            now, now_used = monotonic(), process_time()
+            gap, gap_used = now - looked_at, now_used - used
+            looked_at, used = now, now_used
+            if gap > 2 * _BLOCK_LOOK_SECONDS and gap_used < gap / 2:
+                # The whole process was suspended or got no CPU time, this thread included.
+                turned_at = counted_until = now
+            blocked = now - turned_at
+            if blocked < _BLOCKED_AFTER_SECONDS:
+                continue
+            metrics.LOOP_BLOCKED_SECONDS.inc(now - max(turned_at, counted_until))
+            counted_until = now
+            attempts = self.runner.attempts_of(asyncio.current_task(self._loop))
+            action = attempts[0].handler.name if attempts else None
+            if action not in logged:
+                logged.add(action)
+                log.warning(
+                    "event_loop_blocked", action=action, seconds=round(blocked, 1),
+                    hint="no other handler runs and no result goes out meanwhile: make the handler a plain def, which "
+                    "runs in a thread, or put what computes into asyncio.to_thread",
+                    stack=stack_of(self._loop_thread, _STACK_ENTRIES),
+                )  # fmt: skip
+
     # A stuck worker
 
-    async def _watch(self, sender: ResultSender, outbound: Queue) -> None:
+    async def _watch_stuck(self, sender: ResultSender, outbound: Queue) -> None:
         looks = 0
         while looks < _LOOKS:
             await asyncio.sleep(1.0)
