@@ -67,10 +67,10 @@ class ForkServer:
                 if not order:
                     break
                 (pid,) = channel.ORDER.unpack(order)
-                if pid:
-                    self._kill(pid)
-                else:
+                if not pid:
                     self._ordered.append(descriptors[0])
+                elif pid in self._alive:  # its process id is not reused before it is reaped here
+                    os.kill(pid, signal.SIGKILL)
             pause = self._fork_ordered()
         for pid in self._alive:
             os.kill(pid, signal.SIGKILL)
@@ -116,11 +116,6 @@ class ForkServer:
                 with suppress(Exception):
                     stream.flush()
             os._exit(code)
-
-    def _kill(self, pid: int) -> None:
-        # The process id is not reused before it is reaped here.
-        if pid in self._alive:
-            os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
         while self._alive:

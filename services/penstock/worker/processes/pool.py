@@ -52,7 +52,6 @@ class ProcessPool:
         self._orders: socket.socket | None = None
         self._stopping = False
         self.on_idle: Callable[[], None] = lambda: None  # called when there is another child
-        self._gone = asyncio.Event()
         self._pauses = Pauses()
         self._welcoming: set[asyncio.Task[None]] = set()
         metrics.PROCESSES.labels("busy").set_function(lambda: len(self._children) - len(self._idle))
@@ -233,17 +232,15 @@ class ProcessPool:
             child.writer.close()
         self._replace(child, reason)
         child.ended.set_result(ended)
-        if not self._children and not self._forking:
-            self._gone.set()
 
     async def stop(self) -> None:
         """Let the children end, which no call needs any more."""
         self._stopping = True
-        self._gone.clear()
         for child in self._children.values():
             child.send("stop")
-        if self._children or self._forking:
-            await ends_within(_STOP_SECONDS, self._gone.wait())
+        ends = [child.ended for child in (*self._children.values(), *self._forking)]
+        if ends:
+            await asyncio.wait(ends, timeout=_STOP_SECONDS)
 
 
 async def _report_losses(child: Child, attempts: Sequence[Attempt]) -> None:
