@@ -38,11 +38,9 @@ Item = TypeVar("Item")
 
 @dataclass(eq=False)
 class Handler:
-    """A registered function with its options; those that are None are left to the task or the settings.
+    """A registered function with its options, as `action` has them; those that are None are left to task or settings.
 
-    timeout: seconds. batch: the tasks of one call, None for a handler of one task; linger_seconds: how long the first
-    of them waits for the others. process: it runs in a child process, where the worker has any. output: what of it is
-    kept, None for PENSTOCK_TASK_OUTPUT. takes_context: as its first argument. injected: types of the parameters that
+    batch: None for a handler of one task. takes_context: as its first argument. injected: types of the parameters that
     lifespans give. fit: converts a task's parameters, raw JSON, to the other arguments, or for a task of a batch to the
     type that its calls hold; raises InvalidParams.
     Raises SettingsError for a function that cannot be a handler, an invalid name or invalid numbers.
@@ -192,19 +190,17 @@ class Decorator(Protocol):
     def __call__(self, function: Callable[P, R | Wait], /) -> ActionFunction[P, R, Callable[P, R]]: ...
 
 
+AsyncBatch = Callable[[list[Call[Item]]], Coroutine[Any, Any, Sequence[R | Exception | Wait]]]
+PlainBatch = Callable[[list[Call[Item]]], Sequence[R | Exception | Wait]]
+
+
 class BatchDecorator(Protocol):
     """What ``action(batch=...)`` returns."""
 
     @overload
-    def __call__(
-        self, function: Callable[[list[Call[Item]]], Coroutine[Any, Any, Sequence[R | Exception | Wait]]], /
-    ) -> ActionFunction[
-        [Item], R, Callable[[list[Call[Item]]], Coroutine[Any, Any, Sequence[R | Exception | Wait]]]
-    ]: ...
+    def __call__(self, function: AsyncBatch[Item, R], /) -> ActionFunction[[Item], R, AsyncBatch[Item, R]]: ...
     @overload
-    def __call__(
-        self, function: Callable[[list[Call[Item]]], Sequence[R | Exception | Wait]], /
-    ) -> ActionFunction[[Item], R, Callable[[list[Call[Item]]], Sequence[R | Exception | Wait]]]: ...
+    def __call__(self, function: PlainBatch[Item, R], /) -> ActionFunction[[Item], R, PlainBatch[Item, R]]: ...
 
 
 @overload
