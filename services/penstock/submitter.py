@@ -18,18 +18,17 @@ from penstock.methods.inbound import Inbound, accept_inbound, read_inbound, take
 from penstock.protocol.errors import Locked, PayloadUnavailable, PenstockError, Refused, TooSlow
 from penstock.protocol.json_text import entry_text
 from penstock.protocol.requests import split_body
+from penstock.protocol.retry import Backoff
 from penstock.protocol.trace_context import of_headers
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import log
-from penstock.runtime.periodic import bound_seconds
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue
 from penstock.tasks.views import Accepted
 from penstock.workflows.model import CreateWorkflow
 
-_FIRST_PUT_OFF_SECONDS = 60
-_LONGEST_PUT_OFF_SECONDS = 3600
+_PUT_OFF = Backoff(60, 2, 3600, jitter=0)
 
 
 class Submitter(Consumer):
@@ -67,7 +66,7 @@ class Submitter(Consumer):
 
         await in_halves(read, store, leave)
         for message in left.put_off:  # received again later, each time after a longer pause
-            seconds = bound_seconds(message.receive_count, _FIRST_PUT_OFF_SECONDS, _LONGEST_PUT_OFF_SECONDS)
+            seconds = _PUT_OFF.delay_seconds(message.receive_count + 1)
             await self._queue.extend([message], min(int(seconds), self._queue.limits.max_extend_seconds))
         return left
 

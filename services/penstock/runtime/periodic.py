@@ -1,11 +1,11 @@
 """When to go on: after growing pauses, at an event, once a batch is worth it; work that repeats, in bounded batches."""
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from time import monotonic
 
 from penstock.protocol.errors import Unavailable
+from penstock.protocol.retry import Backoff
 from penstock.runtime.logs import log
 
 _REPORTED_EVERY = 10
@@ -18,7 +18,7 @@ class Pauses:
     """Random pauses, of at least half of a bound that doubles. failures: pauses since the start or last success."""
 
     def __init__(self, first_seconds: float = 0.2, longest_seconds: float = 10.0) -> None:
-        self._first_seconds = first_seconds
+        self._first_seconds = min(first_seconds, longest_seconds)
         self._longest_seconds = longest_seconds
         self.failures = 0
 
@@ -29,17 +29,11 @@ class Pauses:
 
     def next_seconds(self) -> float:
         """Count a failure; returns the pause until the next try."""
-        bound = bound_seconds(self.failures, self._first_seconds, self._longest_seconds)
         self.failures += 1
-        return random.uniform(bound / 2, bound)
+        return Backoff(self._first_seconds, 2.0, self._longest_seconds, jitter=0.5).delay_seconds(self.failures)
 
     def reset(self) -> None:
         self.failures = 0
-
-
-def bound_seconds(failures: int, first_seconds: float, longest_seconds: float) -> float:
-    """Longest pause after so many earlier failures: doubles from first_seconds to longest_seconds."""
-    return min(longest_seconds, first_seconds * 2.0 ** min(failures, 16))
 
 
 async def repeat(duty: str, work: Callable[[], Awaitable[float]]) -> None:
