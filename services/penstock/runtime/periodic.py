@@ -95,11 +95,6 @@ class Linger:
         self._seen_at = now
         self._rate += (items / gone - self._rate) * min(1.0, gone / _RATE_MEMORY_SECONDS)
 
-    @property
-    def fill_seconds(self) -> float:
-        """The time that brings ``full`` items."""
-        return self._full / max(self._rate, 1e-3)
-
     def seconds(self, waiting: int) -> float:
         """The delay now, in seconds, with so many items waiting."""
         if waiting >= self._full:
@@ -108,19 +103,17 @@ class Linger:
         return wait if wait >= _SHORTEST_DELAY_SECONDS else 0.0
 
 
-class Pace:
+class Pace(Linger):
     """The time between two sends: that of a dozen items, at most longest_seconds, and none at a low rate."""
 
     def __init__(self, longest_seconds: float) -> None:
-        self._linger = Linger(_SHARING, longest_seconds=longest_seconds)
+        super().__init__(_SHARING, longest_seconds=longest_seconds)
         self._next_at = float("-inf")
-
-    def record(self, items: int) -> None:
-        self._linger.record(items)
 
     def turn_seconds(self) -> float:
         """Take the next turn to send; returns the seconds until then."""
         now = monotonic()
         at = max(now, self._next_at)
-        self._next_at = at + min(self._linger.seconds(0), self._linger.fill_seconds)
+        fill_seconds = self._full / max(self._rate, 1e-3)
+        self._next_at = at + min(self.seconds(0), fill_seconds)
         return at - now
