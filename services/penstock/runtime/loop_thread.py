@@ -1,15 +1,23 @@
-"""An event loop in a thread of its own, for callers in other threads."""
+"""Event loops: with an executor whose threads no process waits for at its end, and in a thread of their own."""
 
 import asyncio
+import os
 import threading
-from collections.abc import Coroutine
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, TypeVar
+from functools import partial
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any, ParamSpec, TypeVar
 
-from penstock.runtime.daemon_threads import DaemonThreads
+from penstock.runtime.logs import log
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+_MOST = min(32, (os.cpu_count() or 1) + 4)  # as of the usual executor
+_END_SECONDS = 1.0  # for calls under way when the event loop closes
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -22,6 +30,63 @@ def new_loop() -> asyncio.AbstractEventLoop:
         loop = uvloop.new_event_loop()
     loop.set_default_executor(DaemonThreads())
     return loop
+
+
+class DaemonThreads(ThreadPoolExecutor):
+    """Runs what is given to ``asyncio.to_thread``.
+
+    A handler that is cancelled leaves its call running in its thread, and a ThreadPoolExecutor would keep a stopped
+    process alive until that ends. It is a subclass because event loops accept no other executor.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._lock = threading.Lock()
+        self._own: list[threading.Thread] = []
+        self._has_ended = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        with self._lock:
+            if self._has_ended:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            if not self._idle.acquire(blocking=False) and len(self._own) < _MOST:
+                thread = threading.Thread(target=self._work, name=f"asyncio_{len(self._own)}", daemon=True)
+                thread.start()  # fails where the system refuses a thread: then the call is not to run either
+                self._own.append(thread)
+            self._calls.put(partial(_call, future, partial(fn, *args, **kwargs)))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Let the threads end; wait shortly for what they run, and leave the rest."""
+        with self._lock:
+            self._has_ended = True
+        for _ in self._own:
+            self._calls.put(None)
+        until = monotonic() + (_END_SECONDS if wait else 0.0)
+        for thread in self._own:
+            thread.join(max(0.0, until - monotonic()))
+        left = sum(thread.is_alive() for thread in self._own)
+        if wait and left:
+            log.warning("threads_left", threads=left, hint="handlers left calls of asyncio.to_thread running")
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # a thread that waits must not keep the last call's values alive
+            self._idle.release()
+
+
+def _call(future: Future[Any], function: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function())
+    except BaseException as exc:
+        future.set_exception(exc)
+        del future, function  # the traceback holds this frame
 
 
 class LoopThread(threading.Thread):
