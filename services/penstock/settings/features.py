@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from penstock.protocol.webhook_signatures import signing_key
 from penstock.settings.address_policy import AddressPolicy
@@ -148,13 +148,12 @@ def _host_or_network(entry: str) -> None:
     AddressPolicy([entry])
 
 
-def _named_secrets(value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-    for position, entry in enumerate(value, 1):
+def _named_secrets(entries: tuple[SecretStr, ...]) -> None:
+    for position, entry in enumerate(entries, 1):
         name, _, secret = entry.get_secret_value().partition(":")
         if not _SECRET_NAME.fullmatch(name) or not secret:
             raise ValueError(f"entry {position} is not name:secret, the name of letters, digits, - and _")
         signing_key(secret)
-    return value
 
 
 def _named_host(entry: str) -> None:
@@ -183,7 +182,7 @@ class DeliverySettings(Group):
     """Time for one HTTP request, including redirects and the answer, unless its task sets one."""
     http_response_limit_bytes: Annotated[int, Field(ge=0, le=900_000)] = 65536
     """Maximum part of an answer's body that is kept as the task's result."""
-    http_signing_secrets: Annotated[Secrets, AfterValidator(_named_secrets)] = ()
+    http_signing_secrets: Annotated[Secrets, checked(_named_secrets)] = ()
     """Comma-separated `name:secret` with which `http.request` signs, for tasks that give the name; a name with two
     secrets signs with both."""
     http_signing_hosts: Listed[Annotated[str, checked(_named_host)]] = ()

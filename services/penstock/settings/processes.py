@@ -212,9 +212,8 @@ def is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
-def _readable_entries(value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-    parse_entries(entry.get_secret_value() for entry in value)
-    return value
+def _readable_entries(entries: tuple[SecretStr, ...]) -> None:
+    parse_entries(entry.get_secret_value() for entry in entries)
 
 
 def _load_balancer(arn: str) -> None:
@@ -237,7 +236,7 @@ class HttpSettings(Group):
     plain HTTP."""
     http_tls_key: OrUnset[ReadableFile] = None
     """File of its key, without a passphrase."""
-    api_keys: Annotated[Secrets, AfterValidator(_readable_entries)] = ()
+    api_keys: Annotated[Secrets, checked(_readable_entries)] = ()
     """Comma-separated keys of 16 characters or more with all permissions, or entries `name:permissions:sha256` that
     hold only a key's digest, followed by `:tenant:actions` to bind one; none = loopback only."""
     api_require_keys: bool = False

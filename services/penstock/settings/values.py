@@ -26,8 +26,8 @@ class Group(BaseModel):
     model_config = ConfigDict(defer_build=True)  # only Settings is ever made, and to build each group too takes time
 
 
-def checked(check: Callable[[str], object]) -> AfterValidator:
-    """For a text or a secret: the check raises ValueError, which names no secret."""
+def checked(check: Callable[[Any], object]) -> AfterValidator:
+    """For a text, a secret or several: the check raises ValueError, which names no secret."""
 
     def validate(value: Any) -> Any:
         check(value.get_secret_value() if isinstance(value, SecretStr) else value)
