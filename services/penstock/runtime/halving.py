@@ -34,7 +34,7 @@ async def in_halves(
     done: list[Done] = []
     parts = [items] if items else []
     hurried, waits = False, _WAITS
-    while parts:
+    while parts and waits > 0:
         part = parts.pop()
         try:
             done.append(await work(part, hurried))
@@ -49,12 +49,9 @@ async def in_halves(
         else:
             middle = len(part) // 2
             parts += [part[middle:], part[:middle]]
-        if waits > 0:
-            continue
-        for rest in reversed(parts):
-            if left is None:
-                done += [await alone(item, error) for item in rest]
-            else:
-                done.append(await left(rest, error))
-        break
+    for rest in reversed(parts):
+        if left is None:
+            done += [await alone(item, error) for item in rest]
+        else:
+            done.append(await left(rest, error))
     return done
