@@ -5,12 +5,11 @@ from typing import Annotated, Any, Self
 
 import msgspec
 
-from penstock.protocol.json_text import escape_for_sqs
+from penstock.protocol.json_text import ABSENT, escape_for_sqs
 
 STEP_NAME_MAX_CHARS = 200
 SLEEP, EVENT = "ctx.sleep", "ctx.event"  # names of the entries of sleeps and events
 LONGEST_SLEEP_SECONDS = 10 * 366 * 86_400.0
-_EMPTY = msgspec.Raw(b"")
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # as Postgres keeps it
 EpochSeconds = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
@@ -43,8 +42,8 @@ class Entry(StepPlace, frozen=True, omit_defaults=True, kw_only=True):
     seconds: how long it took. tries: of its function.
     """
 
-    result: msgspec.Raw = _EMPTY
-    error: msgspec.Raw = _EMPTY
+    result: msgspec.Raw = ABSENT
+    error: msgspec.Raw = ABSENT
     encoding: str | None = None
     at: EpochSeconds | None = None
     seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_SLEEP_SECONDS)] | None = None

@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.protocol.errors import InvalidParams, ParseError
 
+ABSENT = msgspec.Raw(b"")  # a member that a message does not have
 MAX_DEPTH = 100  # of a payload; common JSON parsers stop at 128 or 512 levels, and every worker must be able to read it
 _BODY_DEPTH = 900
 _PYTHON_LIMITS_DEPTH = sys.version_info < (3, 14)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 
 from penstock.protocol.journal import Count, EpochSeconds
-from penstock.protocol.json_text import escape_for_sqs
+from penstock.protocol.json_text import ABSENT, escape_for_sqs
 from penstock.protocol.sealed import SEALED_ENCODING, Reference, decode_sealed, is_sealed
 
 OutputMode = Literal["off", "chunks", "logs", "prints"]
@@ -15,7 +15,6 @@ OutputMode = Literal["off", "chunks", "logs", "prints"]
 
 MODES: tuple[OutputMode, ...] = get_args(OutputMode)
 PRINT = "print"  # level of a printed line
-_EMPTY = msgspec.Raw(b"")
 
 
 class OutputEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
@@ -25,7 +24,7 @@ class OutputEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True,
     level: Annotated[str, msgspec.Meta(max_length=20)] | None = None
     logger: Annotated[str, msgspec.Meta(max_length=200)] | None = None
     text: str | None = None
-    chunk: msgspec.Raw = _EMPTY
+    chunk: msgspec.Raw = ABSENT
 
     @property
     def is_chunk(self) -> bool:

@@ -18,7 +18,7 @@ from penstock.protocol.compression import Room, Unpackable, unpack_result
 from penstock.protocol.errors import HANDLER_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 from penstock.protocol.fence import Fence
 from penstock.protocol.journal import Entry, StepPlace, check_step_name, decode_entries, decode_entry
-from penstock.protocol.json_text import decode_any, entry_text, replace_unstorable, short_reason, text_of
+from penstock.protocol.json_text import ABSENT, decode_any, entry_text, replace_unstorable, short_reason, text_of
 from penstock.protocol.message_attributes import WORKER_NAME_MAX_CHARS
 from penstock.protocol.output import decode_part
 from penstock.protocol.requests import INT8_MAX, ClaimId, given, parse_claim_id, split_body
@@ -35,7 +35,6 @@ LONGEST_WAIT_SECONDS = 100 * 366 * 86_400.0  # for an outside event
 # In one notification, so that sums of many stay within the database's numbers.
 _MOST_RUNS, _MOST_SECONDS = 10**9, 1e12
 
-_EMPTY = msgspec.Raw(b"")
 _CODE = re.compile(r"-?(?:0|[1-9][0-9]{0,8})")
 _MADE_TOKEN = re.compile(r"wait:([0-9]{1,19}:[0-9]{1,19}):[A-Za-z0-9_-]{22}")
 _BARE_ID = re.compile(r"[0-9]{1,19}")
@@ -196,21 +195,21 @@ NO_HINTS = Hints()
 class Response(msgspec.Struct, frozen=True, gc=False):
     jsonrpc: str = "2.0"  # may be missing: a result is worth more than its version
     id: int | str | None = None
-    result: msgspec.Raw = _EMPTY
-    error: msgspec.Raw = _EMPTY
+    result: msgspec.Raw = ABSENT
+    error: msgspec.Raw = ABSENT
     encoding: str | None = None
     method: str | None = None
-    params: msgspec.Raw = _EMPTY
-    spawn: msgspec.Raw = _EMPTY
-    traceparent: msgspec.Raw = _EMPTY
-    tracestate: msgspec.Raw = _EMPTY
-    steps: msgspec.Raw = _EMPTY
+    params: msgspec.Raw = ABSENT
+    spawn: msgspec.Raw = ABSENT
+    traceparent: msgspec.Raw = ABSENT
+    tracestate: msgspec.Raw = ABSENT
+    steps: msgspec.Raw = ABSENT
 
 
 class _Error(msgspec.Struct, frozen=True):
     code: int | str
     message: str
-    data: msgspec.Raw = _EMPTY
+    data: msgspec.Raw = ABSENT
 
 
 class _LegacyAttempt(msgspec.Struct, frozen=True):
@@ -246,8 +245,8 @@ class _AnnounceParams(msgspec.Struct, frozen=True):
     worker: str | None = None
     version: str | None = None
     description: str | None = None
-    params: msgspec.Raw = _EMPTY
-    result: msgspec.Raw = _EMPTY
+    params: msgspec.Raw = ABSENT
+    result: msgspec.Raw = ABSENT
 
 
 decode_response = msgspec.json.Decoder(Response).decode

@@ -12,10 +12,9 @@ import msgspec
 
 from penstock.protocol import json_text
 from penstock.protocol.errors import InvalidRequest, ParseError, RpcError
-from penstock.protocol.json_text import entry_text, replace_unstorable, short_reason, text_of
+from penstock.protocol.json_text import ABSENT, entry_text, replace_unstorable, short_reason, text_of
 from penstock.protocol.sealed import MARK
 
-_EMPTY = msgspec.Raw(b"")
 _MARK = MARK.encode()
 
 
@@ -24,9 +23,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
 
     jsonrpc: Literal["2.0"]
     method: str
-    params: msgspec.Raw = _EMPTY
-    id: msgspec.Raw = _EMPTY
-    steps: msgspec.Raw = _EMPTY
+    params: msgspec.Raw = ABSENT
+    id: msgspec.Raw = ABSENT
+    steps: msgspec.Raw = ABSENT
 
 
 class Invalid(msgspec.Struct, frozen=True):
@@ -43,7 +42,7 @@ class Body(NamedTuple):
 
 
 class _OnlyId(msgspec.Struct, frozen=True):
-    id: msgspec.Raw = _EMPTY
+    id: msgspec.Raw = ABSENT
 
 
 _decode_request = msgspec.json.Decoder(Request).decode
