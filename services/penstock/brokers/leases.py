@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import monotonic
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from penstock.brokers.base import Depth, Limits, Message, Outgoing, SendReport, Unsent
 from penstock.protocol.errors import Unavailable
@@ -74,18 +76,22 @@ class MessageLeases(Generic[T]):
             self._watching.cancel()
 
 
-class Reader(Protocol):
-    """Receives from one queue and leases the messages. closed: why it receives no more."""
+class Reader(ABC, Generic[T]):
+    """Receives from one queue and leases the messages, each as a T. closed: why it receives no more."""
 
-    closed: str | None
-    leases: MessageLeases[Any]
+    def __init__(self) -> None:
+        self.closed: str | None = None
+        self.leases: MessageLeases[T] = MessageLeases(partial(self.settle, delete=False))
 
+    @abstractmethod
     async def receive(self, wait_seconds: float, visibility_seconds: float) -> list[Message]:
         """Raises Unavailable."""
 
-    async def settle(self, receipts: Sequence[str], *, delete: bool) -> Collection[str]:
-        """Acknowledge, or give back for anyone to receive; returns the receipts that were leased."""
+    @abstractmethod
+    async def settle(self, messages: Sequence[T], *, delete: bool) -> bool:
+        """Acknowledge messages whose leases have ended, or give them back for anyone to receive; whether it worked."""
 
+    @abstractmethod
     async def close(self) -> None: ...
 
 
@@ -110,7 +116,7 @@ class LeasingTransport:
         """Send; returns None for each message that the broker has."""
         raise NotImplementedError  # abstract
 
-    async def open_reader(self, name: str) -> Reader:
+    async def open_reader(self, name: str) -> Reader[Any]:
         """Raises QueueMissing, Unavailable."""
         raise NotImplementedError  # abstract
 
@@ -130,7 +136,7 @@ class LeasedQueue:
         self.limits = transport.limits
         self._transport = transport
         self._name = name
-        self._reader: Reader | None = None
+        self._reader: Reader[Any] | None = None
         self._opening = asyncio.Lock()
 
     async def send(self, messages: Sequence[Outgoing]) -> SendReport:
@@ -172,8 +178,11 @@ class LeasedQueue:
 
     async def _settle(self, messages: Sequence[Message], *, delete: bool) -> list[Message]:
         """End leases; returns the messages whose leases had ended before."""
-        receipts = [message.receipt for message in messages]
-        done = await self._reader.settle(receipts, delete=delete) if self._reader is not None else ()
+        done: dict[str, Any] = {}
+        if self._reader is not None:
+            leased = self._reader.leases.remove([message.receipt for message in messages])
+            if await self._reader.settle([*leased.values()], delete=delete):
+                done = leased
         metrics.MESSAGES.labels(self.label, "deleted" if delete else "released").inc(len(done))
         stale = [message for message in messages if message.receipt not in done]
         if stale:

@@ -7,7 +7,7 @@ looks at once each sees everything; what both replay is replayed twice, which fe
 
 import asyncio
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.brokers.base import Limits, Message
@@ -15,7 +15,7 @@ from penstock.brokers.kafka import library
 from penstock.brokers.kafka.consumer import received_from
 from penstock.brokers.kafka.group_reader import Write
 from penstock.brokers.kafka.messages import Received, message_of, receives_of, record_again
-from penstock.brokers.leases import MessageLeases
+from penstock.brokers.leases import Reader
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import log
 from penstock.settings.model import Settings
@@ -23,12 +23,11 @@ from penstock.settings.model import Settings
 _POLL_SECONDS = 0.25
 
 
-class DeadLetterReader:
+class DeadLetterReader(Reader[Received]):
     """Receives from a dead-letter topic. write: publishes records. Raises SettingsError."""
 
-    closed: str | None = None
-
     def __init__(self, settings: Settings, name: str, write: Write, limits: Limits) -> None:
+        super().__init__()
         # Questions to a broker wait for a fetch that is under way.
         self._consumer = library.open_client(
             "Consumer", library.consumer_config(settings, name) | {"fetch.wait.max.ms": 100}
@@ -42,7 +41,6 @@ class DeadLetterReader:
         self._next: dict[int, int] = {}
         self._seen: list[Received] = []
         self._deleted: set[tuple[int, int]] = set()  # partition and offset
-        self.leases: MessageLeases[Received] = MessageLeases(lambda _: self._end_if_idle())
         self._turn = asyncio.Lock()
 
     async def close(self) -> None:
@@ -65,12 +63,11 @@ class DeadLetterReader:
                 await self._end()
             return messages
 
-    async def settle(self, receipts: Sequence[str], *, delete: bool) -> Collection[str]:
-        settled = self.leases.remove(receipts)
+    async def settle(self, messages: Sequence[Received], *, delete: bool) -> bool:
         if delete:
-            self._deleted |= {(received.partition, received.offset) for received in settled.values()}
+            self._deleted |= {(received.partition, received.offset) for received in messages}
         await self._end_if_idle()
-        return settled.keys()
+        return True
 
     async def _end_if_idle(self) -> None:
         async with self._turn:

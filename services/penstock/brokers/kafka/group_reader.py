@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -12,7 +12,7 @@ from penstock.brokers.kafka.consumer import KafkaConsumer
 from penstock.brokers.kafka.library import consumer_config
 from penstock.brokers.kafka.messages import Partition, Position, Received, Record, message_of, receives_of, record_again
 from penstock.brokers.kafka.offsets import Progress
-from penstock.brokers.leases import MessageLeases
+from penstock.brokers.leases import Reader
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import log
 from penstock.runtime.periodic import Pauses, is_set_within
@@ -37,12 +37,11 @@ class _Assigned:
     dirty: bool = False
 
 
-class GroupReader:
+class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
     """Receives from one topic. write: publishes records; see :class:`penstock.brokers.kafka.queue.KafkaTransport`."""
 
-    closed: str | None = None
-
     def __init__(self, settings: Settings, name: str, write: Write, limits: Limits) -> None:
+        super().__init__()
         self._name = name
         self._write = write
         self._limits = limits
@@ -55,7 +54,6 @@ class GroupReader:
         self._came = asyncio.Event()
         self._paused: bool | None = False  # None: some partitions may be, others not
         self._failure: str | None = None
-        self.leases: MessageLeases[tuple[Received, int]] = MessageLeases(self._give_back)  # with its deliveries
         self._tasks: list[asyncio.Task[None]] = []
         self._committing = asyncio.Lock()
 
@@ -149,18 +147,17 @@ class GroupReader:
     def _lease(self, received: Received, mine: _Assigned, seconds: float, receives: int) -> None:
         self.leases.add(_receipt(received, mine), (received, receives), seconds)
 
-    async def settle(self, receipts: Sequence[str], *, delete: bool) -> Collection[str]:
-        settled = self.leases.remove(receipts)
+    async def settle(self, messages: Sequence[tuple[Received, int]], *, delete: bool) -> bool:
         if delete:
-            for received, _ in settled.values():
+            for received, _ in messages:
                 self._finish(received)
         else:
-            await self._give_back(list(settled.values()))
-        return settled.keys()
+            await self._give_back(messages)
+        return True
 
-    async def _give_back(self, leased: list[tuple[Received, int]]) -> None:
+    async def _give_back(self, messages: Sequence[tuple[Received, int]]) -> None:
         """Write them again, or as dead letters; those that cannot be written are leased a while longer."""
-        leased = [one for one in leased if one[0].topic_partition in self._mine]
+        leased = [one for one in messages if one[0].topic_partition in self._mine]
         if not leased:
             return
         dead = self._name + DEAD_LETTER_SUFFIX

@@ -12,9 +12,8 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -22,7 +21,7 @@ from aiormq import spec
 from aiormq.abc import DeliveredMessage
 
 from penstock.brokers.base import MESSAGE_ID, Limits, Message, Outgoing, QueueMissing, Unsent
-from penstock.brokers.leases import LeasingTransport, MessageLeases, Reader
+from penstock.brokers.leases import LeasingTransport, Reader
 from penstock.brokers.rabbitmq.connection import Link, Links, TooLargeForBroker
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import log
@@ -100,7 +99,7 @@ class AmqpTransport(LeasingTransport):
     async def count_ready(self, name: str) -> int:
         return await (await self._ensured(name)).count(name)
 
-    async def open_reader(self, name: str) -> Reader:
+    async def open_reader(self, name: str) -> Reader[int]:
         reader = _Reader(await self._ensured(name), name, self.limits.max_call_messages)
         await reader.open()
         return reader
@@ -112,11 +111,11 @@ class AmqpTransport(LeasingTransport):
         return link
 
 
-class _Reader:
-    """A channel on which messages of one queue are received and leased; the leases are lost with it."""
+class _Reader(Reader[int]):
+    """A channel on which messages of one queue are received and leased by tag; the leases are lost with it."""
 
     def __init__(self, link: Link, name: str, most: int) -> None:
-        self.closed: str | None = None
+        super().__init__()
         self._link = link
         self._name = name
         self._most = most
@@ -124,7 +123,6 @@ class _Reader:
         self._channel: Any = None
         self._came: deque[tuple[str, DeliveredMessage]] = deque()
         self._any_came = asyncio.Event()
-        self.leases: MessageLeases[int] = MessageLeases(partial(self._say, delete=False))
         self._seconds = 30.0
         self._numbers = count(1)
         self._late: deque[str] = deque()
@@ -185,18 +183,14 @@ class _Reader:
         self._came.append((receipt, delivered))
         self._any_came.set()
 
-    async def settle(self, receipts: Sequence[str], *, delete: bool) -> Collection[str]:
-        tags = self.leases.remove(receipts)
-        return tags.keys() if await self._say(list(tags.values()), delete=delete) else ()
-
-    async def _say(self, tags: Sequence[int], *, delete: bool) -> bool:
+    async def settle(self, messages: Sequence[int], *, delete: bool) -> bool:
         """Acknowledge or give back, without an answer; all is sent then, and closing the connection loses none."""
         if self.closed is not None:
             return False
         method = self._channel.basic_ack if delete else self._channel.basic_nack
         try:
-            for position, tag in enumerate(tags, 1):
-                await self._link.call(method(tag, wait=position == len(tags)))
+            for position, tag in enumerate(messages, 1):
+                await self._link.call(method(tag, wait=position == len(messages)))
         except Unavailable:
             return False
         return True
