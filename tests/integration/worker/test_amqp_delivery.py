@@ -42,7 +42,7 @@ async def channel(rabbitmq: RabbitMq) -> AsyncIterator[Any]:
 
 @pytest.fixture
 async def publisher(rabbitmq: RabbitMq) -> AsyncIterator[Publisher]:
-    links = Links(rabbitmq.url, setting="PENSTOCK_AMQP_PUBLISH_URL", heartbeat_seconds=30, makes_queues=False)
+    links = Links(rabbitmq.url, setting="PENSTOCK_AMQP_PUBLISH_URL", heartbeat_seconds=30)
     yield Publisher(links, load_settings(amqp_publish_url=rabbitmq.url))
     await links.close()
 
@@ -126,7 +126,7 @@ async def test_a_message_that_is_too_large_is_final_and_its_neighbours_are_tried
 
 
 async def test_a_broker_that_is_away_is_tried_again_and_shows_no_password() -> None:
-    links = Links("amqp://u:s3cr3t@127.0.0.1:1/", setting="X", heartbeat_seconds=30, makes_queues=False)
+    links = Links("amqp://u:s3cr3t@127.0.0.1:1/", setting="X", heartbeat_seconds=30)
     (outcome,) = await Publisher(links, load_settings()).publish(calls({"routing_key": "q", "body": "x"}))
     assert isinstance(outcome, NotDelivered)
     assert "127.0.0.1:1" in str(outcome)

@@ -66,7 +66,7 @@ class KafkaTransport(LeasingTransport):
 
     async def make_queues(self, names: Mapping[str, str]) -> dict[str, str]:
         for name in names.values():
-            await self.ensure(name, make=True)
+            await self.ensure(name)
         return {label: f"{self._url.shown}/{name}" for label, name in names.items()}
 
     async def greet(self) -> str:
@@ -103,18 +103,17 @@ class KafkaTransport(LeasingTransport):
             return [(str(exc), False)] * len(records)
         return [None if found.error is None else (found.error, found.refused) for found in deliveries]
 
-    async def ensure(self, name: str, *, make: bool | None = None) -> None:
+    async def ensure(self, name: str) -> None:
         """Check once that the topics of a queue and of its dead letters exist. Raises QueueMissing, Unavailable."""
         if name in self._known:
             return
         async with self._asking:
-            make = self._makes_queues if make is None else make
             wanted = [name] if name.endswith(DEAD_LETTER_SUFFIX) else [name + DEAD_LETTER_SUFFIX, name]
             there = (await library.ask(self._list_topics, self._failure)).topics
             for topic in wanted:
-                if topic not in there and make:
+                if topic not in there and self._makes_queues:
                     await library.ask(partial(self._make, topic), self._failure)
-            if name not in there and not make:
+            if name not in there and not self._makes_queues:
                 raise QueueMissing(
                     f"topic {name!r} does not exist at {self._url.shown}: make it with `penstock create-queues`"
                 )

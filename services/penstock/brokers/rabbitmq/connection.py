@@ -57,10 +57,9 @@ def queue_arguments(name: str) -> FieldTable:
 class Link:
     """One connection: a channel for publishing, one for questions, and those that readers ask for."""
 
-    def __init__(self, connection: Any, url: BrokerUrl, *, makes_queues: bool) -> None:
+    def __init__(self, connection: Any, url: BrokerUrl) -> None:
         self._connection = connection
         self._url = url
-        self._makes_queues = makes_queues
         self._known: set[str] = set()
         self._declaring = asyncio.Lock()
         self._publishing: dict[str, Any] = {}  # by exchange, the one that was used last at the end
@@ -118,12 +117,12 @@ class Link:
         await self.call(channel.basic_qos(prefetch_count=prefetch), "a prefetch")
         return channel
 
-    async def ensure(self, name: str, *, make: bool | None = None) -> None:
+    async def ensure(self, name: str, *, make: bool) -> None:
         """Check once that the queue exists, with its dead-letter queue. Raises QueueMissing, Unavailable."""
         async with self._declaring:
-            if name in self._known and not make:
+            if name in self._known:
                 return
-            if self._makes_queues if make is None else make:
+            if make:
                 if not name.endswith(DEAD_LETTER_SUFFIX):
                     await self._declare(name + DEAD_LETTER_SUFFIX)
                 await self._declare(name)
@@ -207,13 +206,12 @@ class Link:
 class Links:
     """Opens a link, and another one when it is lost; several callers share it. label: of connects, in metrics."""
 
-    def __init__(self, url: str, *, setting: str, heartbeat_seconds: int, makes_queues: bool, label: str = "") -> None:
+    def __init__(self, url: str, *, setting: str, heartbeat_seconds: int, label: str = "") -> None:
         self._label = label
         self.url: BrokerUrl = parse_broker_url(url)
         self._setting = setting
         query = {"heartbeat": str(heartbeat_seconds), **URL(url).query, "name": f"penstock/{__version__}"}
         self._target = URL(url).with_query(query)
-        self._makes_queues = makes_queues
         self._link: Link | None = None
         self._opening = asyncio.Lock()
         self._failure = ""
@@ -237,7 +235,7 @@ class Links:
                     metrics.TRANSPORT_CALLS.labels("amqp", "connect", self._label, "failed").inc()
                     raise Unavailable(self._failure) from exc
                 metrics.TRANSPORT_CALLS.labels("amqp", "connect", self._label, "ok").inc()
-                self._link = Link(connection, self.url, makes_queues=self._makes_queues)
+                self._link = Link(connection, self.url)
             return self._link
 
     async def close(self) -> None:

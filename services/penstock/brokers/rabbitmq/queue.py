@@ -12,7 +12,7 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -54,15 +54,13 @@ class AmqpTransport(LeasingTransport):
         super().__init__(replace(LIMITS, max_extend_seconds=longest_lease))
         # The broker gives a silent peer up after two of them, as SQS does after the visibility timeout.
         heartbeat_seconds = max(1, min(60, settings.visibility_timeout_seconds // 2))
-        self._links = Links(
-            settings.transport.text, setting="PENSTOCK_TRANSPORT_URL", heartbeat_seconds=heartbeat_seconds,
-            makes_queues=makes_queues,
-        )  # fmt: skip
+        url = settings.transport.text
+        self._links = Links(url, setting="PENSTOCK_TRANSPORT_URL", heartbeat_seconds=heartbeat_seconds)
+        self._makes_queues = makes_queues
 
     async def make_queues(self, names: Mapping[str, str]) -> dict[str, str]:
-        link = await self._links.link()
         for name in names.values():
-            await link.ensure(name, make=True)
+            await self._ensured(name)
         url = self._links.url
         return {label: f"{url.shown}{'' if url.path else '/'}#{name}" for label, name in names.items()}
 
@@ -77,24 +75,13 @@ class AmqpTransport(LeasingTransport):
     async def publish(self, name: str, messages: Sequence[Outgoing]) -> list[Unsent | None]:
         problems: list[Unavailable | None] = []
         for start in range(0, len(messages), _IN_ONE_GO):
-            problems += await self._publish_at_once(name, messages[start : start + _IN_ONE_GO])
+            some = messages[start : start + _IN_ONE_GO]
+            try:
+                link = await self._ensured(name)
+                problems += await asyncio.gather(*(_publish(link, name, message) for message in some))
+            except Unavailable as exc:
+                problems += [exc] * len(some)
         return [None if exc is None else (str(exc), isinstance(exc, TooLargeForBroker)) for exc in problems]
-
-    async def _publish_at_once(self, name: str, messages: Sequence[Outgoing]) -> list[Unavailable | None]:
-        try:
-            link = await self._ensured(name)
-        except Unavailable as exc:
-            return [exc] * len(messages)
-        publishes = []
-        for message in messages:
-            properties = spec.Basic.Properties(
-                content_type="application/json",
-                delivery_mode=2,
-                message_id=secrets.token_hex(16),
-                headers={**message.attributes, SENT_HEADER: round(time.time() * 1000)},
-            )
-            publishes.append(link.publish(name, message.body.encode("utf-8", "surrogatepass"), properties))
-        return await asyncio.gather(*publishes)
 
     async def count_ready(self, name: str) -> int:
         return await (await self._ensured(name)).count(name)
@@ -107,7 +94,7 @@ class AmqpTransport(LeasingTransport):
     async def _ensured(self, name: str) -> Link:
         """The connection, on which the queue exists. Raises QueueMissing, Unavailable."""
         link = await self._links.link()
-        await link.ensure(name)
+        await link.ensure(name, make=self._makes_queues)
         return link
 
 
@@ -212,6 +199,16 @@ class _Reader(Reader[int]):
         self._came.clear()
         self.leases.close()
         self._any_came.set()
+
+
+def _publish(link: Link, name: str, message: Outgoing) -> Awaitable[Unavailable | None]:
+    properties = spec.Basic.Properties(
+        content_type="application/json",
+        delivery_mode=2,
+        message_id=secrets.token_hex(16),
+        headers={**message.attributes, SENT_HEADER: round(time.time() * 1000)},
+    )
+    return link.publish(name, message.body.encode("utf-8", "surrogatepass"), properties)
 
 
 def _message(receipt: str, delivered: DeliveredMessage) -> Message:

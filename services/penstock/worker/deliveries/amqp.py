@@ -50,7 +50,7 @@ def add_to(deliveries: Deliveries) -> None:
             "amqp://user:password@host:port/vhost"
         )
     url, setting = settings.amqp_publish_url.get_secret_value(), f"{PREFIX}AMQP_PUBLISH_URL"
-    links = Links(url, setting=setting, heartbeat_seconds=30, makes_queues=False, label="delivery")
+    links = Links(url, setting=setting, heartbeat_seconds=30, label="delivery")
     deliveries.at_close(links.close)
     deliveries.action(ACTION, Publisher(links, settings).publish, batch=_BATCH, linger=_LINGER_SECONDS)
 
