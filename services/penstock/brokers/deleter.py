@@ -75,10 +75,6 @@ class Deleter:
             batch = self._take()
             self._linger.record(len(batch))
             again = await self._delete(batch)
-            kept = {message.id for message in again}
-            done = [message for message in batch if message.id not in kept]
-            if done:
-                self._deleted(done)
             if again:
                 await asyncio.sleep(_FIRST_PAUSE_SECONDS * 2 ** max(self._tries[message.id] for message in again))
                 self.add([message for message in again if message.id not in self._waiting])
@@ -95,21 +91,21 @@ class Deleter:
         return [self._waiting.pop(message_id)[0] for message_id in ids]
 
     async def _delete(self, batch: list[Message]) -> list[Message]:
-        """Returns the messages to try again."""
+        """Returns the messages to try again; the others are deleted, or given up."""
         try:
             failed = await self._queue.delete(batch)
         except Unavailable:
             failed = batch
-        left = {message.id for message in failed}
-        again = []
-        for message in batch:
-            if message.id not in left:
-                self._tries.pop(message.id, None)
+        again = {}
         for message in failed:
             tries = self._tries[message.id] = self._tries.get(message.id, 0) + 1
             if tries < _TRIES:
-                again.append(message)
+                again[message.id] = message
             else:
-                del self._tries[message.id]
                 log.warning("message_not_deleted", message_id=message.id, tries=tries)
-        return again
+        done = [message for message in batch if message.id not in again]
+        for message in done:
+            self._tries.pop(message.id, None)
+        if done:
+            self._deleted(done)
+        return [*again.values()]
