@@ -1,10 +1,8 @@
 """Receiving as a member of a consumer group: a task reads ahead a little, and keeps the membership alive."""
 
 import asyncio
-import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from time import monotonic
 
 from penstock.brokers.base import Limits, Message, Unsent
@@ -28,15 +26,6 @@ _COMMIT_SECONDS = 0.5
 _AGAIN_SECONDS = 2.0  # until the next try to write a message again
 
 
-@dataclass(slots=True)
-class _Assigned:
-    """A partition until it is lost. token: of its receipts. progress: None until the group's position is known."""
-
-    progress: Progress | None = None
-    token: str = field(default_factory=lambda: secrets.token_hex(4))
-    dirty: bool = False
-
-
 class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
     """Receives from one topic. write: publishes records; see :class:`penstock.brokers.kafka.queue.KafkaTransport`."""
 
@@ -49,7 +38,7 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
             consumer_config(settings, name), [name],
             on_assigned=self._assigned, on_revoked=self._positions, on_lost=self._lost,
         )  # fmt: skip
-        self._mine: dict[Partition, _Assigned] = {}
+        self._mine: dict[Partition, Progress] = {}
         self._ahead: deque[Received] = deque()
         self._came = asyncio.Event()
         self._paused: bool | None = False  # None: some partitions may be, others not
@@ -97,15 +86,15 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
     async def _hand_out(self, visibility_seconds: float) -> list[Message]:
         """A few of those read ahead, once their delivery is committed."""
         await self._learn_positions()
-        some: list[tuple[Received, _Assigned, int]] = []
+        some: list[tuple[Received, Progress, int]] = []
         while self._ahead and len(some) < self._limits.max_call_messages:
             received = self._ahead[0]
             mine = self._mine.get(received.topic_partition)
-            if mine is not None and mine.progress is None:
+            if mine is not None and not mine.is_known:
                 break  # it came while the positions of the others were asked for
             self._ahead.popleft()
-            if mine is not None and mine.progress is not None:
-                some.append((received, mine, mine.progress.hand_out(received.offset)))
+            if mine is not None:
+                some.append((received, mine, mine.hand_out(received.offset)))
         partitions = {received.topic_partition for received, _, _ in some}
         failed = partitions
         try:
@@ -131,20 +120,19 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
 
     async def _learn_positions(self) -> None:
         """Ask for the group's positions in the partitions of those read ahead. Raises Unavailable."""
+        ahead = {received.topic_partition for received in self._ahead}
         unknown = {
-            partition: mine
-            for partition in {received.topic_partition for received in self._ahead}
-            if (mine := self._mine.get(partition)) is not None and mine.progress is None
+            partition: mine for partition, mine in self._mine.items() if partition in ahead and not mine.is_known
         }
         if not unknown:
             return
         found = {Partition(one.topic, one.partition): one for one in await self._consumer.committed(list(unknown))}
         for partition, mine in unknown.items():
-            if mine.progress is None:
+            if self._mine.get(partition) is mine:
                 position = found.get(partition)
-                mine.progress = Progress() if position is None else Progress(position.offset, position.note)
+                self._mine[partition] = Progress() if position is None else Progress(position.offset, position.note)
 
-    def _lease(self, received: Received, mine: _Assigned, seconds: float, receives: int) -> None:
+    def _lease(self, received: Received, mine: Progress, seconds: float, receives: int) -> None:
         self.leases.add(_receipt(received, mine), (received, receives), seconds)
 
     async def settle(self, messages: Sequence[tuple[Received, int]], *, delete: bool) -> bool:
@@ -175,9 +163,8 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
 
     def _finish(self, received: Received) -> None:
         mine = self._mine.get(received.topic_partition)
-        if mine is not None and mine.progress is not None:
-            mine.progress.finish(received.offset)
-            mine.dirty = True
+        if mine is not None and mine.is_known:
+            mine.finish(received.offset)
 
     async def _commit(self, partitions: Iterable[Partition]) -> list[Partition]:
         """Commit the progress of these; returns those where that failed. Raises Unavailable."""
@@ -189,7 +176,7 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
             finally:
                 for partition in failed:
                     if (mine := self._mine.get(partition)) is not None:
-                        mine.dirty = True
+                        mine.is_dirty = True
             return failed
 
     def _positions(self, partitions: Iterable[Partition]) -> list[Position]:
@@ -197,9 +184,9 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
         positions = []
         for partition in partitions:
             mine = self._mine.get(partition)
-            if mine is not None and mine.progress is not None and mine.progress.position is not None:
-                mine.dirty = False
-                positions.append(Position(*partition, mine.progress.position, mine.progress.note))
+            if mine is not None and mine.position is not None:
+                mine.is_dirty = False
+                positions.append(Position(*partition, mine.position, mine.note))
         return positions
 
     async def _try_to_commit(self, partitions: Iterable[Partition]) -> None:
@@ -211,7 +198,7 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
     async def _commit_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(_COMMIT_SECONDS)
-            await self._try_to_commit([partition for partition, mine in self._mine.items() if mine.dirty])
+            await self._try_to_commit([partition for partition, mine in self._mine.items() if mine.is_dirty])
 
     async def _read_ahead(self) -> None:
         pauses = Pauses(first_seconds=0.2, longest_seconds=5.0)
@@ -239,7 +226,7 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
 
     def _assigned(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:
-            self._mine[partition] = _Assigned()
+            self._mine[partition] = Progress(is_known=False)
         self._paused = None  # those that came are not, the others may be; the next turn sees to it
 
     def _lost(self, partitions: Sequence[Partition]) -> None:
@@ -252,5 +239,5 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
             log.warning("holds_lost", queue=self._name, messages=lost, reason="their partitions went to another member")
 
 
-def _receipt(received: Received, mine: _Assigned) -> str:
+def _receipt(received: Received, mine: Progress) -> str:
     return f"{mine.token}:{received.partition}:{received.offset}"

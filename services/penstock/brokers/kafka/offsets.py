@@ -5,20 +5,27 @@ finished ones without a gap is committed. Kafka does not count deliveries either
 offset, committed before a record is handed out, so that a crash of the receiver is counted.
 """
 
+import secrets
 from collections import deque
 
 _MOST_STRETCHES = 16
 
 
 class Progress:
-    """One partition while it is this member's. position: the offset to commit, None before the first record."""
+    """One partition while it is this member's. position: the offset to commit, None before the first record.
 
-    def __init__(self, position: int | None = None, note: str = "") -> None:
+    is_known: False until the group's position is known. is_dirty: there is something to commit. token: of receipts.
+    """
+
+    def __init__(self, position: int | None = None, note: str = "", *, is_known: bool = True) -> None:
         self._taken: deque[int] = deque()  # handed out or finished, in the order of the partition
         self._finished: set[int] = set()
         self.position = position
         self._next = 0  # behind the last that was handed out
         self._before = _read(note)
+        self.is_known = is_known
+        self.is_dirty = False
+        self.token = secrets.token_hex(4)
 
     def hand_out(self, offset: int) -> int:
         """Count the delivery of a record; returns its deliveries during earlier assignments of the partition."""
@@ -33,6 +40,7 @@ class Progress:
 
     def finish(self, offset: int) -> None:
         self._finished.add(offset)
+        self.is_dirty = True
         while self._taken and self._taken[0] in self._finished:
             done = self._taken.popleft()
             self._finished.discard(done)
