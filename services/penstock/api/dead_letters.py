@@ -9,14 +9,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
 from penstock.api.context import ApiContext
 from penstock.api.dead_letter_browser import LeasedMessages, lease_messages, queue_away
 from penstock.brokers.base import ORIGINAL_ID_ATTRIBUTE, Message, Outgoing, Queue
-from penstock.db.session import Session
 from penstock.methods.inbound import accept_inbound, is_change, read_inbound, take_in
 from penstock.methods.table import API_ONLY, read_command
 from penstock.protocol import reports
@@ -71,11 +70,15 @@ class Entry:
 
 
 class Contents:
-    """One message: the texts of its entries, of which up to ``limit`` are read."""
+    """One message: the texts of its entries, of which up to ``limit`` are read.
 
-    def __init__(self, queue: str, message: Message, settings: Settings, limit: int | None = None) -> None:
+    accepted: whether an inbound message was accepted before; None where its receipt may be gone, and of other queues.
+    """
+
+    def __init__(self, queue: str, message: Message, settings: Settings, limit: int | None) -> None:
+        self.queue = queue
         self.message = message
-        self._queue = queue
+        self.accepted: bool | None = None
         self._settings = settings
         self._problem: str | None = None
         self.texts: Sequence[str | msgspec.Raw] = []
@@ -91,16 +94,16 @@ class Contents:
         return self._problem or next((entry.problem for entry in self.entries[:first] if entry.problem), None)
 
     def _read(self, text: str | msgspec.Raw) -> Entry:
-        if self._queue == "results":
+        if self.queue == "results":
             report = reports.decode_report(text, bare_ids=True, worker=worker_of(self.message.attributes))
             if isinstance(report, reports.Unreadable):
                 return Entry("", problem=report.reason)
             task_id, claim = getattr(report, "task_id", None), getattr(report, "claim", None)
             return Entry(_KINDS[type(report)], task_id, claim, getattr(report, "attempt", None))
-        request = decode_request(text, may_be_sealed=self._queue == "outbound")
+        request = decode_request(text, may_be_sealed=self.queue == "outbound")
         if isinstance(request, Invalid):
             return Entry("", problem=request.error.message)
-        if self._queue == "inbound":
+        if self.queue == "inbound":
             return _read_inbound(request.method, bytes(request.params), self._settings)
         action = request.method[:_SHOWN_CHARS]
         try:
@@ -130,18 +133,31 @@ def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
     return Entry(method, problem=None if is_change(method, command) else _ONLY_ANSWERS)
 
 
-async def read_contents(
-    session: Session, settings: Settings, queue: str, messages: Iterable[Message], limit: int | None = None
+async def _read_contents(
+    context: ApiContext, queue: str, messages: Iterable[Message], limit: int | None = None
 ) -> list[Contents]:
-    """The contents of messages, up to so many entries of each, with whether their claims hold their tasks now."""
+    """The contents of messages, up to so many entries of each, with what Postgres knows of them now."""
+    settings = context.settings
     contents = [Contents(queue, message, settings, limit) for message in messages]
+    if queue == "inbound":  # a request names no claim
+        given = [one.message.original_id for one in contents], [one.message.sent_at for one in contents]
+        async with context.session() as session:
+            kept_seconds = settings.retention_receipts_seconds * _RECEIPT_SHARE
+            rows = await session.fetch("find_accepted", *given, kept_seconds)
+        for content, row in zip(contents, rows, strict=True):
+            content.accepted = row["accepted"]
+        return contents
     entries = [entry for content in contents for entry in content.entries]
-    claims = await settle.read_attempts(
-        session, {(one.task_id, one.claim) for one in entries if one.task_id is not None and one.claim is not None}
-    )
-    attempts = await settle.find_claims(
-        session, {(one.task_id, one.attempt) for one in entries if one.task_id is not None and one.attempt is not None}
-    )
+    if not entries:
+        return contents
+    async with context.session() as session:
+        claims = await settle.read_attempts(
+            session, {(one.task_id, one.claim) for one in entries if one.task_id is not None and one.claim is not None}
+        )
+        attempts = await settle.find_claims(
+            session,
+            {(one.task_id, one.attempt) for one in entries if one.task_id is not None and one.attempt is not None},
+        )
     for entry in entries:
         if entry.claim is not None:
             entry.current = (entry.task_id, entry.claim) in claims
@@ -258,9 +274,7 @@ async def list_(context: ApiContext, command: DlqListParams) -> DeadMessages:
     first = _FIRST_SHOWN if command.queue == "inbound" else None
     async with lease_messages(_queue(context, command.queue + DEAD_LETTER_SUFFIX)) as leased:
         while len(shown) < command.limit and (messages := await leased.take()):
-            async with context.session() as session:
-                contents = await read_contents(session, context.settings, command.queue, messages, first)
-            shown += await _describe(context, command.queue, contents)
+            shown += map(_describe, await _read_contents(context, command.queue, messages, first))
     return DeadMessages(shown[: command.limit], leased.seen, leased.total, leased.elsewhere)
 
 
@@ -314,24 +328,23 @@ class ReplayDead(WhichDead, frozen=True, forbid_unknown_fields=True):
 async def replay(context: ApiContext, command: ReplayDead) -> DeadReplayed:
     """Send messages again and take them from the dead-letter queue; doing so twice does nothing twice."""
     dead, queue = _queue(context, command.queue + DEAD_LETTER_SUFFIX), _queue(context, command.queue)
+    limit = None if command.queue == "outbound" else 0  # what is sent whole need not be read
     counts = Counter(replayed=0, dropped=0, entries=0, stale=0)
     left: list[NotReplayed] = []
     async with lease_messages(dead) as leased:
         async for messages in _choose(leased, command):
-            plans = await _plan(context, command, messages)
-            unsent = await _send(context, queue, plans)
-            finished = [plan.message for plan in plans if plan.obstacle is None and plan.message.id not in unsent]
-            undeleted = {message.id for message in await leased.remove(finished)}
-            for plan in plans:
-                message_id = plan.message.id
-                reason = plan.obstacle or unsent.get(message_id)
-                if reason is None:
-                    counts.update(entries=plan.entries, stale=plan.stale)
-                    if message_id not in undeleted:
-                        counts["replayed" if plan.outgoing else "dropped"] += 1
-                        continue
-                    reason = "sent again, but could not be deleted here: replay it once more"
-                left.append(NotReplayed(message_id, reason))
+            contents = await _read_contents(context, command.queue, messages, limit)
+            plans = [_plan(content, force=command.force) for content in contents]
+            await _send(context, queue, plans)
+            sent = [plan for plan in plans if plan.obstacle is None]
+            undeleted = {message.id for message in await leased.remove([plan.message for plan in sent])}
+            for plan in sent:
+                counts.update(entries=plan.entries, stale=plan.stale)
+                if plan.message.id in undeleted:
+                    plan.obstacle = "sent again, but could not be deleted here: replay it once more"
+                else:
+                    counts["replayed" if plan.outgoing else "dropped"] += 1
+            left += [NotReplayed(plan.message.id, plan.obstacle) for plan in plans if plan.obstacle is not None]
     log.info("dead_letters_replayed", queue=command.queue, **counts, left=len(left))
     return DeadReplayed(
         **counts, left=left, unknown=leased.not_seen(command.ids or ()), seen=leased.seen, total=leased.total
@@ -376,54 +389,41 @@ def instant_of(sent_at: float | None) -> str | None:
     return timestamp(datetime.fromtimestamp(sent_at, UTC))
 
 
-async def _describe(context: ApiContext, label: str, contents: Sequence[Contents]) -> list[DeadMessage]:
-    messages = [content.message for content in contents]
-    accepted = await _find_accepted(context, messages) if label == "inbound" else {}
-    shown = []
-    for message, content in zip(messages, contents, strict=True):
-        standing = [entry.current for entry in content.entries]
-        shown.append(
-            DeadMessage(
-                id=message.id,
-                sent_at=instant_of(message.sent_at),
-                receives=message.receive_count,
-                bytes=utf8_size(message.body),
-                entries=len(content.texts),
-                first=[entry.shown for entry in content.entries[:_FIRST_SHOWN]],
-                current=None if label == "inbound" else standing.count(True),
-                stale=None if label == "inbound" else standing.count(False),
-                accepted=accepted.get(message.id),
-                problem=content.problem(_FIRST_SHOWN),
-            )
-        )
-    return shown
+def _describe(content: Contents) -> DeadMessage:
+    message = content.message
+    names_claims = content.queue != "inbound"
+    standing = [entry.current for entry in content.entries]
+    return DeadMessage(
+        id=message.id,
+        sent_at=instant_of(message.sent_at),
+        receives=message.receive_count,
+        bytes=utf8_size(message.body),
+        entries=len(content.texts),
+        first=[entry.shown for entry in content.entries[:_FIRST_SHOWN]],
+        current=standing.count(True) if names_claims else None,
+        stale=standing.count(False) if names_claims else None,
+        accepted=content.accepted,
+        problem=content.problem(_FIRST_SHOWN),
+    )
 
 
 async def _describe_whole(context: ApiContext, label: str, message: Message) -> DeadMessageDetail:
-    async with context.session() as session:
-        (content,) = await read_contents(session, context.settings, label, [message])
+    (content,) = await _read_contents(context, label, [message])
+    tasks: Sequence[Any] = []
+    if content.entries:
         columns = zip(*((entry.task_id, *(entry.key or (None, None))) for entry in content.entries), strict=True)
-        tasks = await session.fetch("find_tasks_of_entries", *map(list, columns)) if content.entries else []
-    (summary,) = await _describe(context, label, [content])
+        async with context.session() as session:
+            tasks = await session.fetch("find_tasks_of_entries", *map(list, columns))
     contents = [
         DeadEntry(entry.what, task_id, entry.claim, state, entry.current, entry.problem)
         for entry, (task_id, state) in zip(content.entries, tasks, strict=True)
     ]
-    return DeadMessageDetail(
-        **msgspec.structs.asdict(summary), body=message.body, attributes=dict(message.attributes), contents=contents
-    )
+    summary = msgspec.structs.asdict(_describe(content))
+    return DeadMessageDetail(**summary, body=message.body, attributes=dict(message.attributes), contents=contents)
 
 
-async def _find_accepted(context: ApiContext, messages: Sequence[Message]) -> dict[str, bool | None]:
-    """By message id, whether an inbound message was accepted before; None where its receipt may be gone."""
-    given = [message.original_id for message in messages], [message.sent_at for message in messages]
-    kept_seconds = context.settings.retention_receipts_seconds * _RECEIPT_SHARE
-    async with context.session() as session:
-        rows = await session.fetch("find_accepted", *given, kept_seconds)
-    return {message.id: row["accepted"] for message, row in zip(messages, rows, strict=True)}
-
-
-class _Plan(NamedTuple):
+@dataclass(slots=True)
+class _Plan:
     """What to send of a dead message. ``obstacle``: why it stays where it is."""
 
     message: Message
@@ -433,26 +433,20 @@ class _Plan(NamedTuple):
     obstacle: str | None = None
 
 
-async def _plan(context: ApiContext, command: ReplayDead, messages: Sequence[Message]) -> list[_Plan]:
-    if command.queue == "outbound":
-        async with context.session() as session:
-            contents = await read_contents(session, context.settings, command.queue, messages)
-        return [_plan_outbound(content) for content in contents]
-    accepted = await _find_accepted(context, messages) if command.queue == "inbound" else {}
-    plans = []
-    for message in messages:
-        is_accepted = accepted.get(message.id, False)
-        if is_accepted:
-            plans.append(_Plan(message))
-        elif is_accepted is None and not command.force:
+def _plan(content: Contents, *, force: bool) -> _Plan:
+    message = content.message
+    if content.queue == "outbound":
+        return _plan_outbound(content)
+    first_id: dict[str, str] = {}
+    if content.queue == "inbound":
+        if content.accepted:
+            return _Plan(message)
+        if content.accepted is None and not force:
             obstacle = "it is older than receipts are kept, so its tasks may have been added before: force sends it"
-            plans.append(_Plan(message, obstacle=obstacle))
-        else:
-            first_id = {ORIGINAL_ID_ATTRIBUTE: message.original_id} if command.queue == "inbound" else {}
-            outgoing = Outgoing(message.body, {**message.attributes, **first_id}, message.group)
-            entries = len(Contents(command.queue, message, context.settings, limit=0).texts)
-            plans.append(_Plan(message, [outgoing], entries))
-    return plans
+            return _Plan(message, obstacle=obstacle)
+        first_id = {ORIGINAL_ID_ATTRIBUTE: message.original_id}
+    outgoing = Outgoing(message.body, {**message.attributes, **first_id}, message.group)
+    return _Plan(message, [outgoing], entries=len(content.texts))
 
 
 def _plan_outbound(content: Contents) -> _Plan:
@@ -469,18 +463,16 @@ def _plan_outbound(content: Contents) -> _Plan:
     return _Plan(message, outgoing, entries=len(outgoing), stale=len(content.entries) - len(outgoing))
 
 
-async def _send(context: ApiContext, queue: Queue, plans: Sequence[_Plan]) -> dict[str, str]:
-    """Send; returns, by message id, why not everything of a message went."""
-    sent = [(plan.message, outgoing) for plan in plans for outgoing in plan.outgoing]
+async def _send(context: ApiContext, queue: Queue, plans: Sequence[_Plan]) -> None:
+    """Send; a plan of which not everything went gains an obstacle."""
+    sent = [(plan, outgoing) for plan in plans for outgoing in plan.outgoing]
     report = await queue.send([outgoing for _, outgoing in sent])
-    unsent: dict[str, str] = {}
     for position in report.failed:
-        message, _ = sent[position]
+        plan, _ = sent[position]
         if position not in report.refused:
-            unsent[message.id] = "the queue did not take it: try again later"
-        elif queue.label != "inbound" or not await _accept_here(context, message):
-            unsent[message.id] = "the queue will never take it: purge it once you have seen it"
-    return unsent
+            plan.obstacle = "the queue did not take it: try again later"
+        elif queue.label != "inbound" or not await _accept_here(context, plan.message):
+            plan.obstacle = "the queue will never take it: purge it once you have seen it"
 
 
 async def _accept_here(context: ApiContext, message: Message) -> bool:
