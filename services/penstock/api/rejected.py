@@ -166,31 +166,29 @@ async def retry_rejected(store: Store, ids: Sequence[int], settings: Settings) -
 
 
 async def _retry_one(session: Session, rejected_id: int, settings: Settings) -> list[StillRejected] | None:
-    """Process one record inside a transaction: what of it is refused again, or None when there is no such record."""
+    """Process one record inside a transaction: what of it is refused again; None for no such record. Raises Refused."""
     rows = await session.fetch("take_rejected", [rejected_id])
     if not rows:
         return None
     source, body = rows[0]["source"], bytes(rows[0]["body"])
     if source not in ("inbound", "results"):
         return [StillRejected(rejected_id, f"it came from {source}: publish a corrected record to its topic")]
-    refused: Sequence[tuple[str, str]]
     try:
         text = body.decode("utf-8", "surrogatepass")  # bodies are kept as they came, half surrogate pairs included
     except UnicodeDecodeError as exc:
-        asked, refused = 1, [("", f"Parse error: not UTF-8 at byte {exc.start}")]
+        raise Refused(f"Parse error: not UTF-8 at byte {exc.start}") from None
+    if source == "inbound":
+        inbound = read_inbound(text, settings)
+        await take_in(inbound, session.codec, settings, lambda: nullcontext(session))
+        asked = len(inbound.tasks) + len(inbound.changes) + len(inbound.refused)
+        await accept_inbound(session, inbound, settings, source="replay")
+        refused = inbound.refused
     else:
-        if source == "inbound":
-            inbound = read_inbound(text, settings)
-            await take_in(inbound, session.codec, settings, lambda: nullcontext(session))
-            asked = len(inbound.tasks) + len(inbound.changes) + len(inbound.refused)
-            await accept_inbound(session, inbound, settings, source="replay")
-            refused = inbound.refused
-        else:
-            bare_ids = settings.results_bare_ids
-            reports = decode_reports(text, batch_limit=settings.packed_limit, fence=session.fence, bare_ids=bare_ids)
-            asked = len(reports)
-            applied = await apply_reports(session, reports, settings)
-            refused = [(report.text, report.reason) for report in applied.unreadable]
+        bare_ids = settings.results_bare_ids
+        reports = decode_reports(text, batch_limit=settings.packed_limit, fence=session.fence, bare_ids=bare_ids)
+        asked = len(reports)
+        applied = await apply_reports(session, reports, settings)
+        refused = [(report.text, report.reason) for report in applied.unreadable]
     reasons = [reason.replace("\0", "\ufffd") for _, reason in refused]
     if refused and len(refused) == asked:
         reason = reasons[0] + (f" (and {asked - 1} more)" if asked > 1 else "")
