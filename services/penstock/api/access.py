@@ -10,7 +10,7 @@ from penstock.api.http_limits import ADMITTED
 from penstock.api.keys import KeyCache
 from penstock.api.rates import Rates
 from penstock.api.table import method_of
-from penstock.protocol.api_key import ALL_PERMISSIONS, ApiKey, Permission, digest_of
+from penstock.protocol.api_key import ALL_PERMISSIONS, Permission, digest_of
 from penstock.protocol.errors import AccessDenied
 from penstock.protocol.method import Scope
 from penstock.settings.processes import is_loopback
@@ -88,10 +88,10 @@ class Authenticator:
             return Caller(address, ALL_PERMISSIONS, self.rates)
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
-        key = self._key_cache.find(digest_of(given.encode("latin-1"))) if given else None
-        if key is None:
+        caller = self.admit_digest(digest_of(given.encode("latin-1"))) if given else None
+        if caller is None:
             raise AccessDenied(401, "A valid API key is needed: send Authorization: Bearer KEY, or X-API-Key: KEY")
-        return self._caller_of(key)
+        return caller
 
     def admit_request(self, request: Request) -> Caller:
         """Check the host of a request and find its sender. Raises AccessDenied, Unavailable."""
@@ -107,15 +107,14 @@ class Authenticator:
     def admit_digest(self, digest: bytes) -> Caller | None:
         """Who has the key of this digest; None for no key that is accepted. Raises Unavailable."""
         key = None if self._key_cache is None else self._key_cache.find(digest)
-        return None if key is None else self._caller_of(key)
+        if key is None:
+            return None
+        name = f"{key.id or ''}:{key.name}"
+        return Caller(name, key.permissions, self.rates, key.name, key.tenant, key.actions, key.digest)
 
     def admit_user(self, name: str, permissions: frozenset[Permission]) -> Caller:
         """A user whom something else than a key has identified."""
         return Caller(name, permissions, self.rates, name)
-
-    def _caller_of(self, key: ApiKey) -> Caller:
-        name = f"{key.id or ''}:{key.name}"
-        return Caller(name, key.permissions, self.rates, key.name, key.tenant, key.actions, key.digest)
 
 
 def is_of_another_origin(headers: Headers) -> bool:
