@@ -56,13 +56,12 @@ class LeasedMessages:
                 return fresh
         return []
 
-    async def remove(self, messages: Sequence[Message]) -> list[Message]:
-        """Delete from the queue; returns those that could not be deleted."""
+    async def remove(self, messages: Sequence[Message]) -> None:
+        """Delete from the queue; those that could not be deleted are still held."""
         left = await self._queue.delete([self.held[message.id] for message in messages])
         for message_id in {message.id for message in messages} - {message.id for message in left}:
             del self.held[message_id]
             self.removed.add(message_id)
-        return left
 
     def not_seen(self, ids: Iterable[str]) -> list[str]:
         return [wanted for wanted in dict.fromkeys(ids) if wanted not in self.held.keys() | self.removed]

@@ -337,10 +337,10 @@ async def replay(context: ApiContext, command: ReplayDead) -> DeadReplayed:
             plans = [_plan(content, force=command.force) for content in contents]
             await _send(context, queue, plans)
             sent = [plan for plan in plans if plan.obstacle is None]
-            undeleted = {message.id for message in await leased.remove([plan.message for plan in sent])}
+            await leased.remove([plan.message for plan in sent])
             for plan in sent:
                 counts.update(entries=plan.entries, stale=plan.stale)
-                if plan.message.id in undeleted:
+                if plan.message.id in leased.held:
                     plan.obstacle = "sent again, but could not be deleted here: replay it once more"
                 else:
                     counts["replayed" if plan.outgoing else "dropped"] += 1
