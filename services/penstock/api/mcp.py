@@ -75,10 +75,6 @@ class _HeaderMismatch(InvalidRequest):
 class _UnsupportedVersion(InvalidRequest):
     code = -32022
 
-    def __init__(self, requested: str) -> None:
-        data = {"supported": [VERSION, *EARLIER], "requested": requested[:100]}
-        super().__init__(f"Unsupported protocol version {requested[:100]!r}", data)
-
 
 class _Params(msgspec.Struct, frozen=True):
     """Of every message; ``name`` and ``arguments`` are those of a call, ``protocolVersion`` that of ``initialize``."""
@@ -241,7 +237,8 @@ def _check_version(method: str, params: _Params, headers: Headers) -> bool:
     if given in EARLIER:
         return False
     if given != VERSION:
-        raise _UnsupportedVersion(given)
+        data = {"supported": [VERSION, *EARLIER], "requested": given[:100]}
+        raise _UnsupportedVersion(f"Unsupported protocol version {given[:100]!r}", data)
     if declared is None or not isinstance(params.meta.get(f"{_PREFIX}clientCapabilities"), dict):
         raise InvalidParams("_meta", f"must have {_PREFIX}protocolVersion and {_PREFIX}clientCapabilities")
     if headers.get("mcp-method") != method:
