@@ -1,7 +1,6 @@
 """The methods about schedules, whose names are stored behind the tenant's, and shown to the tenant without it."""
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -17,13 +16,13 @@ from penstock.protocol.checks import HIGHEST_ID, read_cursor
 from penstock.protocol.errors import AccessDenied, InvalidParams, ScheduleNotFound, TooLarge
 from penstock.protocol.method import Scope, decode, method
 from penstock.protocol.task import BEGINNING, NewTask, State
-from penstock.protocol.tenant import stored_key
+from penstock.protocol.tenant import stored_key, tenant_of_key
 from penstock.protocol.views import timestamp, view_of
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.schedules import model, store
 from penstock.schedules.cron import CronError
-from penstock.schedules.model import CreateSchedule, NewSchedule, UpdateSchedule
+from penstock.schedules.model import CreateSchedule, UpdateSchedule
 from penstock.schedules.policy import Overlap, queue_of, render, run_name
 from penstock.settings.model import Settings
 from penstock.tasks.new_task import check_task_payload, new_task
@@ -64,15 +63,12 @@ async def create(session: Session, command: CreateSchedule) -> model.ScheduleDet
     return _detail(await store.write_schedule(session, schedule, replace_existing=command.replace))
 
 
-def _read_update(given: model.ScheduleUpdateParams, settings: Settings) -> UpdateSchedule:  # type: ignore[valid-type]
-    def whole(members: Mapping[str, Any]) -> NewSchedule:
-        return _read_create(decode(model.ScheduleCreateParams, msgspec.json.encode(members)), settings).schedule
-
+def _read_update(given: model.ScheduleUpdateParams) -> UpdateSchedule:  # type: ignore[valid-type]
     members = msgspec.json.decode(msgspec.json.encode(given), type=dict[str, msgspec.Raw])
     name: str = msgspec.json.decode(members.pop("name"))
     if not members:
         raise InvalidParams("name", "is given alone: name what is to change, too")
-    return UpdateSchedule(model.read_stored_name(name), members, whole)
+    return UpdateSchedule(model.read_stored_name(name), members)
 
 
 def _narrow_update(command: UpdateSchedule) -> UpdateSchedule:
@@ -82,16 +78,24 @@ def _narrow_update(command: UpdateSchedule) -> UpdateSchedule:
 
 
 @_change("schedule.update", errors=(ScheduleNotFound, TooLarge), read=_read_update, narrow=_narrow_update)
-async def update(session: Session, command: UpdateSchedule) -> model.ScheduleDetail:
+async def update(session: Session, command: UpdateSchedule, settings: Settings) -> model.ScheduleDetail:
     """Change what is named of a schedule and leave the rest."""
-
-    def check(members: Mapping[str, Any]) -> NewSchedule:
-        changed = command.check(members)
-        check_actions({changed.action})  # the stored one too: the payload may be another now
-        return changed
-
     name = await _name_of_callers(session, command.name, lock=True)
-    return _detail(await store.update_schedule(session, UpdateSchedule(name, command.given, check)))
+    return _detail(await update_schedule(session, name, command.given, settings))
+
+
+async def update_schedule(
+    session: Session, name: str, given: dict[str, msgspec.Raw], settings: Settings
+) -> model.ScheduleRecord:
+    """name: as it is stored. Raises InvalidParams, TooLarge, ScheduleNotFound, AccessDenied."""
+    current = await store.read_schedule(session, name, lock=True)
+    members = msgspec.json.encode(current.schedule.params() | given)
+    checked = _read_create(decode(model.ScheduleCreateParams, members), settings).schedule
+    check_actions({checked.action})  # the stored one too: the payload may be another now
+    owner = tenant_of_key(name)
+    if owner not in (None, checked.tenant):
+        raise InvalidParams("tenant", f"must stay {owner!r}, whose API key made the schedule")
+    return await store.rewrite_schedule(session, current, replace(checked, name=name))
 
 
 @method("schedule.get", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -309,13 +309,11 @@ class CreateSchedule(NamedTuple):
     replace: bool
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateSchedule:
-    """given: members as JSON, checked with the unchanged ones. check: makes a schedule of all; raises InvalidParams."""
+class UpdateSchedule(NamedTuple):
+    """given: members as JSON, which are checked together with the unchanged ones."""
 
     name: str
     given: dict[str, msgspec.Raw]
-    check: Callable[[Mapping[str, Any]], NewSchedule] = field(repr=False, compare=False)
 
 
 # Checks

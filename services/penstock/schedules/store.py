@@ -15,7 +15,6 @@ from penstock.db.session import Session
 from penstock.protocol.errors import InvalidParams, ScheduleNotFound
 from penstock.protocol.json_text import replace_unstorable
 from penstock.protocol.task import NewTask, State
-from penstock.protocol.tenant import tenant_of_key
 from penstock.runtime import metrics
 from penstock.schedules import model
 from penstock.schedules.cron import CronError
@@ -25,23 +24,15 @@ from penstock.tasks import enqueue as enqueuing
 _ERRORS_KEPT = 100
 
 
-async def update_schedule(session: Session, command: model.UpdateSchedule) -> model.ScheduleRecord:
-    """Raises InvalidParams, ScheduleNotFound."""
-    current = await read_schedule(session, command.name, lock=True)
-    changed = replace(command.check(current.schedule.params() | command.given), name=current.schedule.name)
-    owner = tenant_of_key(changed.name)
-    if owner not in (None, changed.tenant):
-        raise InvalidParams("tenant", f"must stay {owner!r}, whose API key made the schedule")
-    return await _rewrite(session, current, changed)
-
-
 async def pause_schedule(session: Session, name: str, *, paused: bool) -> model.ScheduleRecord:
     """Pause or resume. Raises ScheduleNotFound."""
     current = await read_schedule(session, name, lock=True)
-    return await _rewrite(session, current, replace(current.schedule, paused=paused))
+    return await rewrite_schedule(session, current, replace(current.schedule, paused=paused))
 
 
-async def _rewrite(session: Session, current: model.ScheduleRecord, changed: model.NewSchedule) -> model.ScheduleRecord:
+async def rewrite_schedule(
+    session: Session, current: model.ScheduleRecord, changed: model.NewSchedule
+) -> model.ScheduleRecord:
     if changed == current.schedule and current.problem is None:
         return current
     return await write_schedule(session, changed, replace_existing=True)

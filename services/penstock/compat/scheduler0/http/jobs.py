@@ -32,16 +32,16 @@ from penstock.compat.scheduler0.http.records import (
 from penstock.compat.scheduler0.jobs import BadJob, Job, JobGiven
 from penstock.db.pool import Store
 from penstock.db.session import Session
-from penstock.methods.table import read_command
 from penstock.protocol.errors import Refused, ScheduleNotFound
 from penstock.protocol.task import State
 from penstock.runtime.logs import log
 from penstock.runtime.periodic import is_set_within
 from penstock.schedules.cron import CronError, timing
+from penstock.schedules.methods import update_schedule
 from penstock.schedules.model import import_parts
 from penstock.schedules.policy import run_name
 from penstock.schedules.robfig import is_shifted
-from penstock.schedules.store import pause_schedule, start_import, update_schedule
+from penstock.schedules.store import pause_schedule, start_import
 from penstock.settings.model import Settings
 
 JOBS_A_STATEMENT = 5000
@@ -126,9 +126,8 @@ class Jobs(Records[Job]):
             locked = await session.fetch("lock_schedules", [name])
             if locked and locked[0]["tenant"] is not None:
                 raise Problem(409, f"the schedule {name} is for a tenant: delete it, then delete and create the job")
-            params = msgspec.json.encode({"name": name, "payload": msgspec.Raw(jobs.payload_of(job))})
             try:
-                await update_schedule(session, read_command("schedule.update", params, self._settings))
+                await update_schedule(session, name, {"payload": msgspec.Raw(jobs.payload_of(job))}, self._settings)
                 if (job.execution_type == jobs.HTTP) != (before.execution_type == jobs.HTTP):
                     await pause_schedule(session, name, paused=job.execution_type != jobs.HTTP)
             except ScheduleNotFound:
