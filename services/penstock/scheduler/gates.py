@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -29,7 +29,7 @@ _ADMITTED_AT_ONCE = 16  # actions; those of others take the way through a gate
 _ADMITTED_SECONDS = 60.0  # since tasks of an action were last let through
 _PAUSE_SECONDS = 2.0  # after tasks could not be claimed or sent
 _IDLE_SECONDS = 60.0
-_LIMITS = tuple(Limits.__dataclass_fields__)
+_UNLIMITED = asdict(Limits()) | {"held_until": None}  # as a row of ``lock_action``
 
 
 @dataclass(kw_only=True)
@@ -118,16 +118,19 @@ class Gates:
             if not rows and await session.value("action_is_limited", action):
                 self._rest(action, BUSY_SECONDS)  # another scheduler holds it
                 return 0
-            limits = Limits(**{name: rows[0][name] for name in _LIMITS}) if rows else Limits()
-            if limits.paused:
+            limits: Any = rows[0] if rows else _UNLIMITED
+            if limits["paused"]:
                 await session.fetch("close_gates", action, None)
                 return 0
-            held_until = rows[0]["held_until"] if rows else None
-            if held_until is not None and held_until > rows[0]["at"]:
+            held_until = limits["held_until"]
+            if held_until is not None and held_until > limits["at"]:
                 await session.fetch("close_gates", action, held_until)
-                self._next_at = min(self._next_at, monotonic() + (held_until - rows[0]["at"]).total_seconds())
+                self._next_at = min(self._next_at, monotonic() + (held_until - limits["at"]).total_seconds())
                 return 0
-            whole = await self._of_action(session, action, limits, rows[0] if rows else None)
+            in_flight = 0
+            if limits["max_in_flight"] is not None:
+                in_flight = await session.value("count_gated", action, limits["max_in_flight"])
+            whole = allowance(limits, in_flight, self.at_once)
             if not whole.tasks:
                 self._rest(action, whole.retry_seconds)
                 return 0
@@ -142,7 +145,7 @@ class Gates:
             await self._note(session, gates, shares, went)
         if batch is None:
             return 0
-        if rows and limits.key_max_in_flight is None and limits.key_rate is None:
+        if rows and limits["key_max_in_flight"] is None and limits["key_rate"] is None:
             self._note_admitted(action)
         try:
             await self.claimed(batch)
@@ -152,20 +155,12 @@ class Gates:
             self._rest(action, _PAUSE_SECONDS)
             return 0
 
-    async def _of_action(self, session: Session, action: str, limits: Limits, row: Any) -> Allowance:
-        if row is None:
-            return Allowance(self.at_once, BUSY_SECONDS, None)
-        in_flight = 0
-        if limits.max_in_flight is not None:
-            in_flight = await session.value("count_gated", action, limits.max_in_flight)
-        return allowance(row, in_flight, self.at_once)
-
     async def _of_gates(
-        self, session: Session, action: str, limits: Limits, room: int
+        self, session: Session, action: str, limits: Any, room: int
     ) -> tuple[dict[str, Allowance], TenantLimits]:
-        rows = await session.fetch("lock_gates", action, _GATES_AT_ONCE, limits.key_max_in_flight)
+        rows = await session.fetch("lock_gates", action, _GATES_AT_ONCE, limits["key_max_in_flight"])
         tenants = await look_at_tenants(session, rows, room)
-        of_key = {"max_in_flight": limits.key_max_in_flight, "rate": limits.key_rate, "burst": limits.key_burst}
+        of_key = {name: limits[f"key_{name}"] for name in ("max_in_flight", "rate", "burst")}
         gates = {}
         for row in rows:
             limited = dict(row) | (of_key if row["has_key"] else dict.fromkeys(of_key))
