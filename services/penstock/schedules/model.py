@@ -329,7 +329,6 @@ def new_schedule(given: ScheduleCreateParams, task: NewTask) -> NewSchedule:
     if given.max_lateness is not None:
         # Supervisors look for due schedules every second, so a fire is never on time to the instant.
         _between("max_lateness", given.max_lateness, 1, LATENESS_MAX_SECONDS, "seconds")
-    read_name(given.name)
     check_schedule_labels(given.labels)
     members = {f.name: getattr(given, f.encode_name) for f in msgspec.structs.fields(NewSchedule)}
     members |= {"expression": given.expression.strip(), "start_at": start_at, "end_at": end_at}

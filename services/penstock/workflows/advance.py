@@ -24,16 +24,9 @@ from penstock.settings.model import Settings
 from penstock.tasks import settle
 from penstock.tasks.enqueue import queues_of_tasks, reference_objects
 from penstock.tasks.records import columns_of
+from penstock.workflows import model
 from penstock.workflows.definition import fallback_of, policy_of, read_children, step_task
-from penstock.workflows.model import (
-    MAX_CHILDREN,
-    ChildParams,
-    NewStep,
-    StepKind,
-    StepOptions,
-    WorkflowState,
-    children_problem,
-)
+from penstock.workflows.model import ChildParams, NewStep, StepKind, StepOptions, WorkflowState
 from penstock.workflows.step_inputs import StepInputs, compensation_payload, list_result, read_inputs, s3_in_transaction
 
 EVENTS_AT_ONCE = 5000
@@ -308,9 +301,9 @@ class WorkflowRun:
             items, problem = await list_result(self._session, step, options.over or 0, limit_bytes=limit)
         if items is None:
             return step, State.CRITICAL_ERROR, problem
-        if len(items) > MAX_CHILDREN:
-            return step, State.CRITICAL_ERROR, f"the list has {len(items)} items; the limit is {MAX_CHILDREN}"
-        if problem := children_problem(template.payload, items):
+        if len(items) > model.MAX_CHILDREN:
+            return step, State.CRITICAL_ERROR, f"the list has {len(items)} items; the limit is {model.MAX_CHILDREN}"
+        if problem := model.children_problem(template.payload, items):
             return step, State.CRITICAL_ERROR, f"the list {problem}"
         try:
             members, name = _decode_members(bytes(template.payload)), options.item_as or "item"
