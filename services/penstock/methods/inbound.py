@@ -152,12 +152,12 @@ async def take_in_tasks(
     if not large:
         return taken
     async with open_session() as session:
-        queues = await enqueue.queues_of_kinds(session, {(task.action, task.labels) for task in large.values()})
+        routes = await enqueue.routes_of_kinds(session, {(task.action, task.labels) for task in large.values()})
 
     async def take(task: NewTask) -> NewTask:
         # What is loaded is stored before the loads behind it: else all would be held at once.
         async with nullcontext() if task.offered is None else codec.taking:
-            return await _take_in_task(task, codec, settings, queues[task.action, task.labels], schemas)
+            return await _take_in_task(task, codec, settings, routes[task.action, task.labels]["queue"], schemas)
 
     stored = await asyncio.gather(*map(take, large.values()), return_exceptions=True)
     for place, task in zip(large, stored, strict=True):

@@ -56,16 +56,15 @@ async def refuse_strays(
 
     A worker that serves one route alone would otherwise have anything run by the others. allowed: patterns with *.
     """
-    kinds: dict[tuple[str, str | None], str | None] = {}
-    wanted: dict[Pair, list[tuple[str, str | None]]] = {}
+    kinds: set[enqueue.Kind] = set()
+    wanted: dict[Pair, list[enqueue.Kind]] = {}
     for pair, parent in held.items():
         spawner = spawners[pair]
-        found: list[tuple[str, str | None]] = [(task.action, task.labels) for task in spawner.tasks]
+        found: list[enqueue.Kind] = [(task.action, task.labels) for task in spawner.tasks]
         found += [(action, None) for action in spawner.compensations]
         wanted[pair] = [kind for kind in found if not any(fnmatchcase(kind[0], pattern) for pattern in allowed)]
-        kinds |= dict.fromkeys([(parent["action"], parent["labels"]), *wanted[pair]])
-    rows = await session.fetch("find_routes", [action for action, _ in kinds], [labels for _, labels in kinds])
-    routes = dict(zip(kinds, (row["route"] for row in rows), strict=True))
+        kinds |= {(parent["action"], parent["labels"]), *wanted[pair]}
+    routes = {kind: row["route"] for kind, row in (await enqueue.routes_of_kinds(session, kinds)).items()}
     refused: dict[Pair, InvalidParams] = {}
     for pair, parent in held.items():
         own = routes[parent["action"], parent["labels"]]

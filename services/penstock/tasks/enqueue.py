@@ -16,6 +16,8 @@ from penstock.runtime.tracing import active
 from penstock.tasks.records import columns_of
 from penstock.tasks.views import Accepted
 
+Kind = tuple[str, str | None]  # of tasks: their action, and their labels as JSON text
+
 # Members of NewTask, in the order of the statements' parameters.
 _PLAIN = ("action", "payload", "run_at", "delay_seconds", "priority", "max_attempts", "timeout_seconds")
 _KEYED = ("unique_key", "ordering_key", "labels", "expires_at", "expires_in_seconds", "limit_key")
@@ -197,12 +199,10 @@ async def delete_objects_later(session: Session, texts: Iterable[str]) -> None:
         await session.fetch("delete_objects_later", names)
 
 
-async def queues_of_kinds(
-    session: Session, kinds: Collection[tuple[str, str | None]]
-) -> dict[tuple[str, str | None], str | None]:
-    """The queue to which tasks of each (action, labels as JSON text) would go now; None: the outbound queue."""
+async def routes_of_kinds(session: Session, kinds: Collection[Kind]) -> dict[Kind, asyncpg.Record]:
+    """The route by which tasks of each kind would go now, and its queue; nulls: the outbound queue."""
     rows = await session.fetch("find_routes", [action for action, _ in kinds], [labels for _, labels in kinds])
-    return {kind: row["queue"] for kind, row in zip(kinds, rows, strict=True)}
+    return dict(zip(kinds, rows, strict=True))
 
 
 async def queues_of_tasks(session: Session, task_ids: Collection[int]) -> dict[int, str]:
