@@ -103,7 +103,7 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
     for outcome in given:
         if outcome.steps and outcome.claim is not None:
             steps += [reports.Stepped(outcome.task_id, outcome.claim, one, outcome.worker) for one in outcome.steps]
-    held = [hold for outcome in given if type(outcome) is reports.Failed and (hold := _hold_of(outcome)) is not None]
+    held = [hold for outcome in given if type(outcome) is reports.Failed and (hold := hold_of(outcome)) is not None]
     if held:  # before anything else is locked: a change of limits locks them first, and then tasks
         await holds.hold(session, held)
     full = await _record_steps(session, steps, summary, settings)  # also of old claims: the steps have run
@@ -243,7 +243,7 @@ async def _note_heartbeats(
     )
 
 
-def _hold_of(report: reports.Failed) -> holds.Hold | None:
+def hold_of(report: reports.Failed) -> holds.Hold | None:
     """What the handler of a failed attempt asks to be held; nothing for a time that makes no sense."""
     hints, seconds = report.hints, report.hints.retry_after
     if hints.hold not in ("action", "key") or report.claim is None or seconds is None or not seconds > 0:

@@ -11,12 +11,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace as changed
 
-from penstock.brokers.base import Outgoing
-from penstock.limits.holds import LONGEST_HOLD_SECONDS
 from penstock.methods.inbound import refusal_of
 from penstock.methods.table import read_command
 from penstock.protocol import reports
-from penstock.protocol.batching import join_batch
 from penstock.protocol.checks import read_instant
 from penstock.protocol.errors import (
     HANDLER_ERROR,
@@ -29,17 +26,17 @@ from penstock.protocol.errors import (
     TaskNotFound,
 )
 from penstock.protocol.journal import Entry, StepKey, journal_text
-from penstock.protocol.message_attributes import TIMEOUT_ATTRIBUTE, encode_tenants
 from penstock.protocol.method import decode
 from penstock.protocol.output import OutputEntry, decode_entries
-from penstock.protocol.requests import Invalid, Request, decode_body, encode_call
-from penstock.protocol.task import NewTask, State
+from penstock.protocol.requests import Invalid, Request, decode_body
+from penstock.protocol.task import Claimed, NewTask, State
 from penstock.protocol.tenant import stored_key
 from penstock.protocol.views import timestamp
-from penstock.results.apply import Outcome, delay_after, postponement
+from penstock.results.apply import Outcome, delay_after, hold_of, postponement
 from penstock.results.spawn import read_spawner
 from penstock.results.wait_answers import Answered, AnswerWait
 from penstock.results.waits import read_answer, resumed
+from penstock.scheduler.packing import message_of
 from penstock.settings.model import load_settings
 from penstock.tasks import params, views
 from penstock.tasks.new_task import new_task
@@ -191,14 +188,7 @@ class Inline:
             task.claimed_at = now
             calls.setdefault((task.action, task.new.timeout_seconds) if handler.batch else task.id, []).append(task)
         for tasks in calls.values():
-            requests = [
-                encode_call(one.id, one.claim, one.action, one.new.payload, journal=journal_text(one.steps.values()))
-                for one in tasks
-            ]
-            attributes = encode_tenants([(one.id, one.new.tenant) for one in tasks])
-            if tasks[0].new.timeout_seconds is not None:
-                attributes[TIMEOUT_ATTRIBUTE] = repr(tasks[0].new.timeout_seconds)
-            self._outbound.put(Outgoing(join_batch(requests), attributes))
+            self._outbound.put(message_of([_claimed(task) for task in tasks]).message)
         return due
 
     def _held_until(self, task: InlineTask) -> datetime:
@@ -220,7 +210,8 @@ class Inline:
             for entry in decode_body(dead.sent.body, batch_limit=len(dead.sent.body)).entries:
                 assert isinstance(entry, Request)
                 task_id, claim = map(int, json.loads(bytes(entry.id)).split(":"))
-                self._fail(self._tasks[task_id], claim, reports.error_text(HANDLER_ERROR, _LOST, type="StaleTask"))
+                error = reports.error_text(HANDLER_ERROR, _LOST, type="StaleTask")
+                self._apply(reports.Failed(task_id, claim, None, error, reports.NO_HINTS))
         self._outbound.dead.clear()
 
     def _apply(self, report: Outcome | reports.Progress) -> None:
@@ -234,7 +225,7 @@ class Inline:
         elif isinstance(report, reports.Waiting):
             self._wait(task, report)
         elif isinstance(report, reports.Failed):
-            self._fail(task, task.claim, report.error, report.hints)
+            self._fail(task, report)
         elif isinstance(report, reports.Suspended):
             task.state, task.attempts = State.SCHEDULED, task.attempts - 1
             task.due_at = report.until or self.clock.now() + timedelta(seconds=report.seconds)
@@ -243,13 +234,13 @@ class Inline:
                 self._insert(new)
             task.state, task.result_text = State.SUCCESS, report.result
 
-    def _fail(self, task: InlineTask, claim: int, error: str, hints: reports.Hints = reports.NO_HINTS) -> None:
-        if task.claim != claim or task.state is not State.ACQUIRED:
-            return
-        if hints.hold in ("action", "key") and hints.retry_after:
-            key = None if hints.hold == "action" else hints.hold_key or task.new.limit_key
-            if key is not None or hints.hold == "action":
-                until = self.clock.now() + timedelta(seconds=min(hints.retry_after, LONGEST_HOLD_SECONDS))
+    def _fail(self, task: InlineTask, report: reports.Failed) -> None:
+        error, hints = report.error, report.hints
+        hold = hold_of(report)
+        if hold is not None:
+            key = None if hold.whole else hold.key or task.new.limit_key
+            if hold.whole or key is not None:
+                until = self.clock.now() + timedelta(seconds=hold.seconds)
                 self._held[task.action, key] = max(until, self._held.get((task.action, key), until))
         if hints.spends_none:
             put_off = postponement(hints, PutOff(task.snoozes), self._settings)
@@ -286,7 +277,7 @@ class Inline:
                 task.state, task.token = State.ACQUIRED, None
                 error = reports.error_text(TASK_TIMEOUT, "no answer came before its wait timed out", type="WaitTimeout")
                 if task.policy.step is None:
-                    self._fail(task, task.claim, error, task.policy)
+                    self._apply(reports.Failed(task.id, task.claim, None, error, task.policy))
                 else:
                     self._apply(resumed((task.id, task.claim), task.policy.step, error=error))
             expires = task.new.expires_at
@@ -476,3 +467,9 @@ class Inline:
         if command.priority is not None:
             task.new = changed(task.new, priority=command.priority)
         return views.Changed(task.id, task.state)
+
+
+def _claimed(task: InlineTask) -> Claimed:
+    name, new = (task.id, task.claim, task.action), task.new
+    steps = journal_text(task.steps.values())
+    return Claimed(*name, new.payload, new.timeout_seconds, 0.0, suspect=False, tenant=new.tenant, journal=steps)
