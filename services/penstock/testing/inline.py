@@ -26,7 +26,6 @@ from penstock.protocol.errors import (
     TaskNotFound,
 )
 from penstock.protocol.journal import Entry, StepKey, journal_text
-from penstock.protocol.method import decode
 from penstock.protocol.output import OutputEntry, decode_entries
 from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.protocol.task import Claimed, NewTask, State
@@ -39,7 +38,6 @@ from penstock.results.waits import read_answer, resumed
 from penstock.scheduler.packing import message_of
 from penstock.settings.model import load_settings
 from penstock.tasks import params, views
-from penstock.tasks.new_task import new_task
 from penstock.tasks.settle import PutOff
 from penstock.testing.clock import Clock
 from penstock.testing.faults import Faults
@@ -331,7 +329,7 @@ class Inline:
             rows = []
             for entry in msgspec.json.decode(entries, type=list[dict[str, msgspec.Raw]]):
                 asked = {name: one for name, one in entry.items() if name not in ("traceparent", "tracestate")}
-                told = self._insert(new_task(decode(params.EnqueueParams, msgspec.json.encode(asked)), self._settings))
+                told = self._insert(read_command("enqueue", msgspec.json.encode(asked), self._settings))
                 rows.append((told.id, str(told.state), told.duplicate, told.replaced))
             return rows
 

@@ -143,14 +143,14 @@ class Pipeline:
 
     def answer(self, body: str) -> Any:
         asked = json.loads(body)
-        for request in asked if isinstance(asked, list) else [asked]:
+        requests = asked if isinstance(asked, list) else [asked]
+        for request in requests:
             if request["method"] == "result":
                 request["params"] = {**request["params"], "timeout": 0}
         with ThreadPoolExecutor(1) as thread:  # which has no loop yet
             answered = thread.submit(asyncio.run, self._answer(json.dumps(asked))).result()
-        for request, answer in zip(
-            *((one if isinstance(one, list) else [one]) for one in (asked, answered)), strict=True
-        ):
+        answers = answered if isinstance(answered, list) else [answered]
+        for request, answer in zip(requests, answers, strict=True):
             if request["method"] == "result" and "result" in answer:
                 _check_settled(answer["result"], any_will_do=request["params"].get("wait") == "any")
         return answered
