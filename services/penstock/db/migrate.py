@@ -26,7 +26,7 @@ LOCK_SECONDS = 2.0
 TRIES = 30
 _LOCK_NOT_AVAILABLE = "55P03"
 _PACKAGE = Path(__file__).parents[1]
-_TABLES = "select, insert, update, delete"
+_GRANTED = {"tables": "select, insert, update, delete", "sequences": "usage, select", "functions": "execute"}
 LOCK = "hashtext('penstock migrate')"
 """The advisory lock of those that change tables."""
 
@@ -146,19 +146,11 @@ async def _grant(connection: asyncpg.Connection, role: str, schema: str) -> None
     if found["owns"]:
         raise Refused(f"the role {role!r} has the rights of {found['owner']}, which owns the schema: name another one")
     name = found["name"]
-    statements = [
-        f"grant usage on schema {schema} to {name}",
-        f"grant {_TABLES} on all tables in schema {schema} to {name}",
-        f"revoke insert, update, delete on {schema}.alembic_version from {name}",
-        f"grant usage, select on all sequences in schema {schema} to {name}",
-        f"grant execute on all functions in schema {schema} to {name}",
-    ]
+    statements = [f"grant usage on schema {schema} to {name}"]
+    statements += [f"grant {rights} on all {kind} in schema {schema} to {name}" for kind, rights in _GRANTED.items()]
+    statements.append(f"revoke insert, update, delete on {schema}.alembic_version from {name}")
     for (creator,) in await connection.fetch(SQL["list_table_creators"]):
-        later = f"alter default privileges for role {creator} in schema {schema} grant"
-        statements += [
-            f"{later} {_TABLES} on tables to {name}",
-            f"{later} usage, select on sequences to {name}",
-            f"{later} execute on functions to {name}",
-        ]
+        later = f"alter default privileges for role {creator} in schema {schema}"
+        statements += [f"{later} grant {rights} on {kind} to {name}" for kind, rights in _GRANTED.items()]
     for statement in statements:
         await asyncpg.Connection.execute(connection, statement)  # not renamed: the role may be called penstock_app
