@@ -32,9 +32,8 @@ class Session:
     codec: PayloadCodec = field(default_factory=PayloadCodec)  # encodes payloads before they are stored
     fence: Fence = field(default_factory=Fence)  # makes claim ids, see ``Store.read_fence``
     statement_timeout_seconds: float = 30.0
-    faults: Faults | None = (
-        None  # that statements have before they run; those that commit each may lose their reply too
-    )
+    # Statements have them before they run; those that commit each may lose their reply too.
+    faults: Faults | None = None
     commits_each: bool = True
     settled_steps: bool = field(init=False, default=False)  # a task of a workflow was settled
     settled_workflows: list[int] = field(init=False, default_factory=list)  # of each such step, if that is known

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import monotonic
 
 from prometheus_client import Gauge
@@ -79,9 +79,7 @@ class Gauges:
                 else:
                     log.debug("queue_unread", queue=label, reason=str(exc))
                 continue
-            for kind, count in (
-                ("visible", depth.visible), ("in_flight", depth.in_flight), ("delayed", depth.delayed)
-            ):  # fmt: skip
+            for kind, count in asdict(depth).items():
                 if count is not None:
                     metrics.QUEUE_DEPTH.labels(label, kind).set(count)
                     self._depths.add((label, kind))
