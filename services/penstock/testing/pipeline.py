@@ -13,6 +13,7 @@ from penstock.api.access import Caller
 from penstock.api.dispatch import Methods
 from penstock.api.rpc import Dispatcher
 from penstock.brokers.base import Outgoing
+from penstock.brokers.opening import queue_names
 from penstock.brokers.sqs import LIMITS
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
@@ -66,8 +67,7 @@ class Pipeline:
 
     @property
     def _by_label(self) -> dict[str, MemoryQueue]:
-        names = {label: getattr(self.settings, f"{label}_queue") for label in ("inbound", "outbound", "results")}
-        return {label: self._queue(name, label) for label, name in names.items()}
+        return {label: self._queue(name, label) for label, name in queue_names(self.settings).items()}
 
     def _store(self) -> Store:
         """Of the running loop: a test may have several, one after the other or in threads."""
