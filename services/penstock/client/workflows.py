@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
 from penstock.protocol.options import StepOptions
-from penstock.protocol.requests import prepared
+from penstock.protocol.requests import given, prepared
 
 
 class Step:
@@ -90,8 +90,7 @@ class Workflow:
     def params(self) -> dict[str, Any]:
         """The parameters of ``workflow.create``."""
         steps = [{"name": step.name, **step.members} for step in self._steps.values()]
-        key = {} if self.key is None else {"key": self.key}
-        return {"steps": steps} | ({"name": self.name} if self.name else {}) | key
+        return {"steps": steps} | given(name=self.name or None, key=self.key)
 
     def _add(self, name: str, may_number: bool, members: dict[str, Any], after: Step | Iterable[Step]) -> Step:
         free = name
