@@ -1,7 +1,5 @@
 """Errors of the Postgres driver as ours: unavailable or overloaded, locked, too slow, refused."""
 
-from __future__ import annotations
-
 import re
 
 import asyncpg

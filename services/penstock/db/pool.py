@@ -1,7 +1,5 @@
 """The pool of connections that sessions run on."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

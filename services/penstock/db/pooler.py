@@ -4,8 +4,6 @@ Nothing may outlive a transaction: each one brings its settings, and no connecti
 unless the pooler has them on whatever connection comes next.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any, Literal
 

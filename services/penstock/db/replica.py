@@ -5,8 +5,6 @@ newest of these positions that it has replayed. So the age of a replica does not
 replication shows, and no clocks of two machines are compared.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import deque

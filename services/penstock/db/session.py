@@ -1,7 +1,5 @@
 """Running statements of ``penstock.db.statements`` on one connection."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

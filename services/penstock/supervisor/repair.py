@@ -14,8 +14,6 @@ Silence also has to outlast the lag of the resulters (:mod:`penstock.results.wat
 span, so a span made here stands for the lost attempt, and the next one links to it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
