@@ -72,21 +72,17 @@ class _Task(msgspec.Struct):
 
 async def _api(settings: Settings, port: int) -> None:
     pool = await _pool(settings)
-    notifies: set[asyncio.Task[Any]] = set()
 
     async def answer(scope: dict[str, Any], receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
         body = (await receive())["body"]
         request = msgspec.json.decode(body, type=_Request)
         payload = bytes(request.params.payload).decode()
         columns = [[request.params.action], [payload], [None], [None], [0], [10], [None]]
-        ((task_id,),) = await pool.fetch(SQL["enqueue_plain_tasks"], *columns)
+        ((task_id, _),) = await pool.fetch(SQL["enqueue_task_and_notify"], *columns, CHANNEL, DUE)
         said = msgspec.json.encode({"jsonrpc": "2.0", "result": {"id": task_id}, "id": request.id})
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(said))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": said})
-        notify = asyncio.create_task(pool.fetch(SQL["notify_work"], CHANNEL, DUE))
-        notifies.add(notify)
-        notify.add_done_callback(notifies.discard)
 
     config = uvicorn.Config(answer, lifespan="off", access_log=False, log_config=None, timeout_keep_alive=600)
     server = uvicorn.Server(config)
@@ -220,7 +216,7 @@ async def trickle_floor(bench: Bench, rate: float, seconds: float) -> dict[str, 
             cpu = {name: all_of_it - idle[name] * took for name, all_of_it in used(before).items()}
         waits = await database.fetch(
             "select (result::text)::bigint - (payload ->> 'at')::bigint as us from penstock.task_history"
-            " where action = $1 and id = any($2::bigint[])",
+            " where action = $1 and id = any($2::bigint[]) order by id",
             CLOCK,
             [call.task_id for call in calls],
         )

@@ -12,7 +12,9 @@ from typing import Any
 import asyncpg
 import pytest
 
+from penstock.api.enqueuing import Enqueuer
 from penstock.brokers.sqs import SqsQueue
+from penstock.db import notify
 from penstock.db.notify import CHANNEL, DUE, WORKFLOWS, Listener, Notifier
 from penstock.db.pool import Store
 from penstock.db.session import Session
@@ -22,6 +24,7 @@ from penstock.resulter import Resulter
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.tasks import claim, enqueue
+from penstock.tasks.views import Accepted
 from tests.claims import claim_id
 from tests.integration.doors import put
 from tests.integration.lives import Lives
@@ -102,6 +105,92 @@ async def claimed(store: Store, *tasks: NewTask) -> list[str]:
         assert batch is not None
         await claim.confirm(session, batch.id)
     return [claim_id(task.id, task.claim) for task in sorted(batch.tasks, key=lambda task: task.id)]
+
+
+# The api
+
+
+@pytest.fixture
+def notifier(store: Store) -> Notifier:
+    return Notifier(store)
+
+
+@pytest.fixture
+def enqueuer(store: Store, notifier: Notifier, settings: Settings) -> Enqueuer:
+    return Enqueuer(store, store.session, notifier, settings)
+
+
+@pytest.mark.parametrize(("task", "payload"), [(NewTask("a"), DUE), (NewTask("a", delay_seconds=9), "")])
+async def test_an_enqueue_alone_wakes_schedulers_by_its_own_commit(
+    enqueuer: Enqueuer, heard: Heard, sql: Any, monkeypatch: pytest.MonkeyPatch, task: NewTask, payload: str
+) -> None:
+    with statements(monkeypatch) as run:
+        (accepted,) = await enqueuer.enqueue([task])
+    assert isinstance(accepted, Accepted)
+    assert run == {"enqueue_task_and_notify": 1}
+    await until(lambda: bool(heard))
+    assert heard == [(CHANNEL, payload)]
+    row = await sql.fetchrow("select id, action, state, run_at > now() + interval '5 s' as later from penstock.task")
+    assert dict(row) == {"id": accepted.id, "action": "a", "state": "SCHEDULED", "later": payload == ""}
+    assert await sql.fetchval("select sum(count) from penstock.tally where event = 'ENQUEUED'") == 1
+
+
+@pytest.mark.parametrize(
+    "tasks", [[NewTask("a"), NewTask("b")], [NewTask("a", unique_key="u")], [NewTask("a", ordering_key="o")]]
+)
+async def test_other_enqueues_leave_the_wake_up_to_the_notifier(
+    enqueuer: Enqueuer, notifier: Notifier, heard: Heard, monkeypatch: pytest.MonkeyPatch, tasks: list[NewTask]
+) -> None:
+    with statements(monkeypatch) as run:
+        assert len(await enqueuer.enqueue(tasks)) == len(tasks)
+    assert "enqueue_task_and_notify" not in run
+    assert heard == []
+    with beside(notifier.run):
+        await until(lambda: bool(heard))
+    assert heard == [(CHANNEL, DUE)]
+
+
+async def test_an_insert_carries_a_wake_up_rarely_and_never_beside_another(
+    store: Store, notifier: Notifier, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(notify, "monotonic", lambda: now)
+    assert notifier.may_carry()
+    notifier.carried(0.001)
+    now += 0.009
+    assert not notifier.may_carry()  # others share the next one
+    now += 0.002
+    assert notifier.may_carry()
+    notifier.carried(0.4)  # a slow disk, or many processes whose commits notify: the mean is 0.1 s
+    now += 0.9
+    assert not notifier.may_carry()
+    now += 0.2
+    assert notifier.may_carry()
+    notifier.carried(0.1)
+    now += 0.5
+    notifier.wake()
+    assert not notifier.may_carry()
+    with beside(notifier.run):
+        await until(lambda: bool(heard))
+    now += 0.009
+    assert not notifier.may_carry()
+    now += 0.6  # a wake-up of the notifier's own keeps inserts from carrying one for the moment alone
+    assert notifier.may_carry()
+
+
+async def test_a_task_comes_in_while_the_queue_of_notifications_is_full(
+    enqueuer: Enqueuer, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sql.execute("alter function pg_catalog.pg_notify(text, text) rename to notify_really")
+    await sql.execute(
+        """create function public.pg_notify(text, text) returns void language plpgsql as $$ begin
+        raise 'too many notifications in the NOTIFY queue' using errcode = 'program_limit_exceeded'; end $$"""
+    )
+    with statements(monkeypatch) as run:
+        (accepted,) = await enqueuer.enqueue([NewTask("a")])
+    assert isinstance(accepted, Accepted)
+    assert list(run) == ["enqueue_task_and_notify", "enqueue_plain_tasks"]
+    assert [row["id"] for row in await sql.fetch("select id from penstock.task")] == [accepted.id]
 
 
 # The scheduler

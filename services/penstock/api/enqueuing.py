@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
+from time import monotonic
 
 from msgspec.structs import replace
 
-from penstock.db.notify import Notifier
+from penstock.db.notify import CHANNEL, DUE, Notifier
 from penstock.db.pool import Store
 from penstock.db.session import OpenSession
 from penstock.methods.inbound import count_enqueued, refusal_of, take_in_tasks
@@ -69,10 +70,18 @@ class Enqueuer:
         return [answer for part in await in_halves(tasks, self._insert_part, _answer_alone) for answer in part]
 
     async def _insert_part(self, tasks: Sequence[NewTask], hurried: bool) -> list[Accepted | Exception]:
+        are_due = all(task.run_at is None and not task.delay_seconds for task in tasks)
         async with self._store.transaction(hurried=True) if hurried else self._store.session() as session:
-            accepted = await enqueue.enqueue(session, tasks)
+            alone = None
+            if len(tasks) == 1 and not hurried and self._notifier.may_carry():
+                began = monotonic()
+                alone = await enqueue.enqueue_and_notify(session, tasks[0], CHANNEL, DUE if are_due else "")
+            accepted = [alone] if alone is not None else await enqueue.enqueue(session, tasks)
         count_enqueued(tasks, accepted, source="http")
-        self._notifier.wake(due=all(task.run_at is None and not task.delay_seconds for task in tasks))
+        if alone is not None:
+            self._notifier.carried(monotonic() - began)
+        else:
+            self._notifier.wake(due=are_due)
         return [refusal_of(task, answer) or answer for task, answer in zip(tasks, accepted, strict=True)]
 
 

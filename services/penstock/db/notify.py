@@ -1,11 +1,14 @@
 """LISTEN/NOTIFY wake-ups when there is work. Polling finds it anyway; a lost wake-up costs one poll interval.
 
-A NOTIFY is sent from a statement of its own, never inside the writing transaction (a notifying commit takes one
-lock over the whole cluster), and at most once in ``_DEBOUNCE_SECONDS`` per process, however many writes there were.
+A NOTIFY is sent from a statement of its own, at most once in ``_DEBOUNCE_SECONDS`` per process, however many writes
+there were. Inside a writing transaction it would save an exchange, but such a commit holds a lock of the whole cluster
+until the disk has it. So only the insert of a task alone carries its wake-up, see ``Notifier.may_carry``.
 """
 
 import asyncio
+import math
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from penstock.db.pool import Store
@@ -20,6 +23,7 @@ OUTPUT = "penstock_output"  # running tasks have given out log lines or chunks
 DELAYED_RECORDS = "penstock_armed"  # a delayed record is due soon
 DUE = "due"  # what a wake-up says of tasks that have come: none of them is for later
 _DEBOUNCE_SECONDS = 0.01
+_CARRYING_SHARE = 0.1  # of its time that a process may spend in commits that carry a wake-up
 _WATCHDOG_SECONDS = 15.0
 _RECONNECT_SECONDS = 2.0
 
@@ -35,6 +39,22 @@ class Notifier:
         self._channel = channel
         self._woken = asyncio.Event()
         self._are_due = True
+        self._sent_at = self._carried_at = -math.inf
+        self._carrying_seconds = 0.0  # that a commit with a wake-up took lately
+
+    def may_carry(self) -> bool:
+        """Whether an insert may carry a wake-up now: no other is due, and its lock is held for little of the time."""
+        now = monotonic()
+        return (
+            not self._woken.is_set()
+            and now - self._sent_at >= _DEBOUNCE_SECONDS
+            and now - self._carried_at >= self._carrying_seconds / _CARRYING_SHARE
+        )
+
+    def carried(self, seconds: float) -> None:
+        """An insert that took so long has carried a wake-up."""
+        self._sent_at = self._carried_at = monotonic()
+        self._carrying_seconds += (seconds - self._carrying_seconds) / 4
 
     def wake(self, *, due: bool = False) -> None:
         """due: the tasks that have come are due now, and nothing else has changed."""
@@ -48,6 +68,7 @@ class Notifier:
             self._woken.clear()
             payload = DUE if self._are_due else ""
             self._are_due = True
+            self._sent_at = monotonic()
             try:
                 async with self._store.session() as session:
                     if self._store.settled_steps and self._channel == CHANNEL:

@@ -75,6 +75,18 @@ async def insert(session: Session, tasks: Sequence[NewTask]) -> list[Accepted]:
     return [answers[n] for n in range(len(tasks))]
 
 
+async def enqueue_and_notify(session: Session, task: NewTask, channel: str, payload: str) -> Accepted | None:
+    """Insert a task without keys, and wake those who listen by the same commit; None if it cannot carry that."""
+    if not task.is_plain or session.codec.is_on or active.active() is not None:
+        return None
+    try:
+        rows = await session.fetch("enqueue_task_and_notify", *columns_of([task], *_PLAIN), channel, payload)
+    except asyncpg.ProgramLimitExceededError:  # a full queue of notifications must not keep a task out
+        return None
+    metrics.BATCH_SIZE.labels("enqueue").observe(1)
+    return Accepted(rows[0][0], State.SCHEDULED, False)
+
+
 async def _insert_in_parts(session: Session, parts: Sequence[Sequence[NewTask]]) -> list[Accepted]:
     tasks = [task for part in parts for task in part]
     tries = _DEADLOCK_TRIES

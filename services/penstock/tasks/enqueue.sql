@@ -2,9 +2,7 @@
 -- $1 actions, $2 payloads (JSON text), $3 run_at or null, $4 delay in seconds or null, $5 priorities,
 -- $6 max_attempts, $7 timeout in seconds or null; $8 unique keys or null, $9 ordering keys or null.
 
--- name: enqueue_plain_tasks
--- The common case: no keys in the batch. Ids grow in the order of the arrays, so the ids sorted are the
--- ids of the input in its order.
+-- part: insert_plain_tasks
 with inserted as (
     insert into penstock.task (id, state, action, payload, run_at, priority, max_attempts, timeout_seconds,
                                created_at, updated_at)
@@ -19,7 +17,17 @@ with inserted as (
     insert into penstock.tally (action, event, count)
     select action, 'ENQUEUED', count(*) from inserted group by action
 )
+
+-- name: enqueue_plain_tasks
+-- The common case: no keys in the batch. Ids grow in the order of the arrays, so the ids sorted are the
+-- ids of the input in its order.
+{insert_plain_tasks}
 select id from inserted order by id;
+
+-- name: enqueue_task_and_notify
+-- As enqueue_plain_tasks, of one task. $8 a channel, named as in the schema penstock, and $9 what it hears at the commit.
+{insert_plain_tasks}
+select id, pg_notify('penstock_' || substr($8, 10), $9) from inserted;
 
 -- name: enqueue_keyed_tasks
 -- Any mixture of keys, labels and expiries; each unique key once, unless all that name it keep it and return the first.
