@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import parse_qs, quote, urlsplit
 
 import msgspec
@@ -154,6 +154,16 @@ def _error_of(answer: Answer, target: str) -> exceptions.ClientError:
 # Signature Version 4
 
 
+class _Begun(NamedTuple):
+    """What requests of one operation share for a second: the canonical request, the text to sign, and the head, all so
+    far as they do not depend on the body."""
+
+    canonical: str
+    text: str
+    key: bytes
+    head: str
+
+
 class Signer:
     """Signs requests to one endpoint; as botocore's SigV4Auth, with the key of a day computed once."""
 
@@ -165,6 +175,8 @@ class Signer:
         self._path = quote(normalize_url_path(parts.path), safe="/~")
         self._region, self._service = region, service
         self._key: tuple[str, str, bytes] = ("", "", b"")  # of a day and a secret
+        self._begun_of: tuple[int, ReadOnlyCredentials] | None = None
+        self._begun: dict[str, _Begun] = {}  # by target, of one second
         self._prefix = (
             f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {self.host}\r\nUser-Agent: {USER_AGENT}\r\n"
             f"Content-Type: {_CONTENT_TYPE}\r\n"
@@ -172,6 +184,17 @@ class Signer:
 
     def sign(self, target: str, body: bytes, credentials: ReadOnlyCredentials, now: float) -> str:
         """The head of the request, without Content-Length and the empty line."""
+        if self._begun_of != (int(now), credentials):
+            self._begun_of = int(now), credentials
+            self._begun.clear()
+        begun = self._begun.get(target)
+        if begun is None:
+            begun = self._begun[target] = self._begin(target, credentials, now)
+        canonical = begun.canonical + hashlib.sha256(body).hexdigest()
+        text = begun.text + hashlib.sha256(canonical.encode()).hexdigest()
+        return f"{begun.head}{hmac.digest(begun.key, text.encode(), 'sha256').hex()}\r\n"
+
+    def _begin(self, target: str, credentials: ReadOnlyCredentials, now: float) -> _Begun:
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
         day, token = stamp[:8], credentials.token
         signed = [("content-type", _CONTENT_TYPE), ("host", self.host), ("x-amz-date", stamp)]
@@ -180,14 +203,14 @@ class Signer:
         signed += [("x-amz-target", f"AmazonSQS.{target}"), ("x-amzn-query-mode", "true")]
         names = ";".join(name for name, _ in signed)
         lines = "".join(f"{name}:{value}\n" for name, value in signed)
-        canonical = f"POST\n{self._path}\n\n{lines}\n{names}\n{hashlib.sha256(body).hexdigest()}"
         scope = f"{day}/{self._region}/{self._service}/aws4_request"
-        text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
-        signature = hmac.digest(self._key_of(day, credentials.secret_key), text.encode(), "sha256").hex()
         more = "".join(f"{name}: {value}\r\n" for name, value in signed[2:])
-        return (
+        return _Begun(
+            f"POST\n{self._path}\n\n{lines}\n{names}\n",
+            f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n",
+            self._key_of(day, credentials.secret_key),
             f"{self._prefix}{more}Authorization: AWS4-HMAC-SHA256 Credential={credentials.access_key}/{scope}, "
-            f"SignedHeaders={names}, Signature={signature}\r\n"
+            f"SignedHeaders={names}, Signature=",
         )
 
     def _key_of(self, day: str, secret: str) -> bytes:
