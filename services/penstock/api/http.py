@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.api import audit
 from penstock.api.access import Authenticator, Caller, address_of
@@ -66,7 +67,7 @@ def make_app(
     home: Callable[[Request], Awaitable[Response]] | None = None,
     mcp: Answer | None = None,
     more: Sequence[BaseRoute] = (),
-) -> Starlette:
+) -> ASGIApp:
     """The ASGI application. home: what browsers are shown at ``/``. mcp: of ``/mcp``. more: further routes."""
     card = msgspec.json.encode(
         {"name": "penstock", "version": __version__, "rpc": RPC_PATH, "discover": "rpc.discover"}
@@ -82,8 +83,8 @@ def make_app(
             return _refused(exc)
         return _json(card)
 
-    def posted(path: str, source: str, answer: Answer) -> Route:
-        """A route of bodies to be answered. source: the API, as the audit names it."""
+    def posted(path: str, source: str, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+        """The endpoint of bodies to be answered; lets no exception out. source: the API, as the audit names it."""
 
         async def endpoint(request: Request) -> Response:
             started = perf_counter()
@@ -116,7 +117,7 @@ def make_app(
             headers = None if age is None else {AGE_HEADER: f"{age:.1f}"}
             return Response(status_code=status) if content is None else _json(content, status, headers)
 
-        return Route(path, endpoint, methods=["POST"])
+        return endpoint
 
     async def rpc(body: bytes, caller: Caller, _request: Request) -> tuple[int, bytes | None]:
         return await dispatcher.answer(body, caller)
@@ -138,17 +139,28 @@ def make_app(
         metrics.REQUEST_SECONDS.observe(perf_counter() - started)
         return _json(answer)
 
-    return Starlette(
+    rpc_endpoint = posted(RPC_PATH, "http", rpc)
+    routed = Starlette(
         routes=[
             Route("/", index, methods=["GET"]),
-            posted(RPC_PATH, "http", rpc),
-            *(() if mcp is None else (posted(MCP_PATH, "mcp", mcp),)),
+            Route(RPC_PATH, rpc_endpoint, methods=["POST"]),
+            *(() if mcp is None else (Route(MCP_PATH, posted(MCP_PATH, "mcp", mcp), methods=["POST"]),)),
             Route(SCALING_PATH, figures, methods=["GET"]),
             Route(f"{SCALING_PATH}/{{route}}", figures, methods=["GET"]),
             *more,
         ],
         exception_handlers={HTTPException: _http_error},
     )
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        # Nearly all that is asked: the framework's way to its endpoint is a tenth of the time of a single enqueue.
+        if scope["type"] == "http" and scope["path"] == RPC_PATH and scope["method"] == "POST":
+            response = await rpc_endpoint(Request(scope, receive))
+            await response(scope, receive, send)
+        else:
+            await routed(scope, receive, send)
+
+    return app
 
 
 def _json(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

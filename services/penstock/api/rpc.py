@@ -181,7 +181,10 @@ class Dispatcher:
                 {"method": name, "params": [[entries[place] for place in group]], "id": name}
                 for name, group in places.items()
             ]
-            responses: Any = await dispatch_to_response(calls, methods, deserializer=_as_it_is, validator=_as_it_is)
+            # Calls in a list get a task each, which one alone does without.
+            given = calls[0] if len(calls) == 1 else calls
+            answer: Any = await dispatch_to_response(given, methods, deserializer=_as_it_is, validator=_as_it_is)
+            responses = [answer] if len(calls) == 1 else answer
             for (name, group), response in zip(places.items(), responses, strict=True):
                 for place, outcome in zip(group, response._value.result, strict=True):
                     outcomes[place] = methods[name].label, outcome
