@@ -86,13 +86,18 @@ class _Lazy:
     """The logger, made when it first logs: its library takes longer to import than all else that an action needs."""
 
     def __init__(self, called: str) -> None:
-        self._called = called
+        self._standard = logging.getLogger(called)
+
+    def debug(self, event: str, **fields: Any) -> None:
+        # Every pass has such a line, which is hardly ever wanted, and the library takes 2 us to see that.
+        if self._standard.isEnabledFor(logging.DEBUG):
+            self.log(logging.DEBUG, event, **fields)
 
     def __getattr__(self, name: str) -> Any:
         import structlog
 
         logger = structlog.wrap_logger(
-            logging.getLogger(self._called),
+            self._standard,
             processors=[structlog.stdlib.filter_by_level, _to_record],
             wrapper_class=structlog.stdlib.BoundLogger,
             context_class=dict,
