@@ -216,6 +216,34 @@ async def test_a_task_alone_takes_a_scheduler_one_statement(
     assert not scheduler.has_found_all
 
 
+async def test_a_wake_up_during_the_claim_of_the_other_pass_leads_to_another_look(
+    scheduler: Scheduler, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await scheduler.run_once() == 0  # a window of its smallest size, which one claim sets aside as a whole
+    has_claimed, goes_on = asyncio.Event(), asyncio.Event()
+    claim_ready = claim.claim_ready
+
+    async def slow(*given: Any, **named: Any) -> Any:
+        batch = await claim_ready(*given, **named)
+        has_claimed.set()
+        await goes_on.wait()
+        return batch
+
+    monkeypatch.setattr(claim, "claim_ready", slow)
+    first = asyncio.create_task(scheduler.run_once())
+    await has_claimed.wait()
+    await add(store, NewTask("a"))
+    scheduler._listener.event.set()
+    await scheduler.wait_for_work()
+    assert await scheduler.run_once() == 0
+    assert not scheduler._listener.event.is_set()
+    goes_on.set()
+    assert await first == 0
+    assert scheduler._listener.event.is_set()  # else both would wait for the poll
+    assert await scheduler.run_once() == 1
+    assert not scheduler._listener.event.is_set()
+
+
 async def test_a_wake_up_for_tasks_that_are_due_has_no_look_for_later_ones(
     scheduler: Scheduler, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ class Scheduler(Service):
         self._looked_at = float("-inf")  # for the next task that will be due
         self._next_due_at = float("inf")
         self._waiting = asyncio.Lock()
+        self._has_looked_in_vain = False  # a pass found all room set aside for the claim of the other
         self._aged_at = float("-inf")
         self._others_first = 0  # tasks to claim by priority before the next that waited too long
         self._throughput = Throughput(store)
@@ -179,6 +180,8 @@ class Scheduler(Service):
         self.has_found_all = False
         async with self._window.reserve() as limit:
             if not limit:
+                # The other pass has all the room. Its claim may see less than the wake-up that this one was given.
+                self._has_looked_in_vain = self._window.reserved > 0
                 diverted = await self._diverter.run_once(self._gates.flowing) if self._follows_rules else 0
                 self._note(diverted)
                 return None, diverted
@@ -196,6 +199,9 @@ class Scheduler(Service):
             if batch is not None:
                 self._window.note_claim(batch.tasks)
                 self._pace.record(len(batch.tasks))
+        if self._has_looked_in_vain:
+            self._has_looked_in_vain = False
+            self._listener.event.set()  # one of the two looks again
         return batch, diverted
 
     def _note(self, diverted: int) -> None:
