@@ -20,7 +20,10 @@ _TASK: ContextVar[Mapping[str, int | str | None]] = ContextVar("task", default=_
 _PROCESS: ContextVar[str | None] = ContextVar("process", default=None)
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"asctime", "message", "taskName"}
 # Penstock's own libraries: below warning they log every request, and at debug its content.
-_QUIET = ("aiobotocore", "aiohttp", "aiormq", "asyncio", "botocore", "httpcore", "httpx", "urllib3", "uvicorn")
+_QUIET = dict.fromkeys(
+    ("aiobotocore", "aiohttp", "aiormq", "asyncio", "botocore", "httpcore", "httpx", "urllib3", "uvicorn"),
+    logging.WARNING,
+) | {"asyncpg.pool": logging.ERROR}  # it warns of each try to reach an unavailable Postgres, with a traceback
 
 # They move a terminal's cursor, write to its clipboard or title, change the direction of text, or are no characters.
 _CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
@@ -47,10 +50,10 @@ def setup_root(process: str, *, level: str = "warning", form: str = "logfmt") ->
         return
     root.addHandler(_handler(process, form))
     root.setLevel(level.upper())
-    for name in _QUIET:
+    for name, least in _QUIET.items():
         library = logging.getLogger(name)
         if library.level == logging.NOTSET:
-            library.setLevel(logging.WARNING)
+            library.setLevel(least)
     if not structlog.is_configured():
         structlog.configure(
             processors=[structlog.stdlib.filter_by_level, structlog.contextvars.merge_contextvars, _to_record],

@@ -125,6 +125,14 @@ def test_libraries_of_ours_are_heard_from_warning_on(capsys: pytest.CaptureFixtu
     assert "the clock is wrong" in line
 
 
+def test_the_driver_does_not_say_again_that_postgres_is_unavailable(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up("worker", level="debug")
+    logging.getLogger("asyncpg.pool").warning("Failed to restore the pool connection floor; retrying")
+    logging.getLogger("asyncpg.pool").error("an error")
+    (line,) = lines(capsys)
+    assert "an error" in line
+
+
 def test_what_the_application_has_set_up_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging("worker")
     logging.config.dictConfig(
