@@ -80,6 +80,10 @@ class Resulter(Consumer):
 
         async def leave(one: tuple[reports.Report, Message], error: PenstockError) -> None:
             report, message = one
+            if isinstance(report, reports.SharedResult):  # for one of its tasks
+                await in_halves([(each, message) for each in report.each()], record, leave)
+                stored.add(id(report))
+                return
             if isinstance(error, Refused):
                 try:
                     await self._record_refused(report, str(error))
@@ -203,7 +207,7 @@ def _replacements(report: reports.Report, reason: str, fence: Fence) -> list[rep
             member, value = "error", report.error
         case reports.Waiting():
             member, value = "wait", json.dumps({"token": report.token, "timeout": report.timeout})
-        case reports.Progress() | reports.Announced() | reports.RunTimes() | reports.Output():
+        case reports.Progress() | reports.Announced() | reports.RunTimes() | reports.Output() | reports.SharedResult():
             return [reports.Unreadable(repr(report), reason)]
         case reports.Stepped():
             name = fence.name(report.task_id, report.claim)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,8 +18,9 @@ from penstock.cli.app import app
 from penstock.db.pool import Store
 from penstock.limits.model import RouteSetParams
 from penstock.local.postgres import EmbeddedPostgres
+from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.batching import join_batch
-from penstock.protocol.errors import HANDLER_ERROR, TOO_LARGE, Unavailable
+from penstock.protocol.errors import HANDLER_ERROR, TOO_LARGE, Locked, Unavailable
 from penstock.protocol.reports import (
     NO_HINTS,
     BackoffHint,
@@ -27,18 +29,20 @@ from penstock.protocol.reports import (
     encode_notification,
     encode_progress,
     encode_result,
+    encode_shared_result,
 )
 from penstock.protocol.retry import Backoff
 from penstock.protocol.sealed import SEALED_ENCODING, Reference, Sealed, encode_reference, encode_sealed
 from penstock.protocol.task import Claimed, NewTask
 from penstock.resulter import Resulter
 from penstock.results.apply import ERROR_LIMIT_BYTES, delay_after
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
+from penstock.settings.payload_texts import new_key
 from penstock.supervisor.repair import find_stale
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue, settle
 from penstock.tasks.claim import ActionThroughput
-from tests.claims import claim_id
+from tests.claims import claim_id, pack_id
 from tests.integration.doors import postgres_away, put, rejected, sample
 from tests.integration.rules import set_route
 
@@ -454,6 +458,96 @@ async def test_an_older_attempt_beside_the_current_one_is_ignored(
 # What was made up
 
 
+def shared(tasks: Sequence[Claimed], *, places: Sequence[int] | None = None, result: str = "null") -> str:
+    """A shared result of the tasks at these places, of tasks of one claim in one message; of all without places."""
+    name_of_all = pack_id(tasks[0].claim, [task.id for task in tasks])
+    return encode_shared_result(name_of_all, range(len(tasks)) if places is None else places, result)
+
+
+async def test_a_shared_result_settles_each_of_its_tasks(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    tasks = await claimed(store, *(NewTask("a") for _ in range(10)))
+    entries = [
+        shared(tasks, places=[0, 1, 2, 5, 6, 7], result='{"n": 1}'),
+        encode_notification("run_times", actions={"a": (7, 0.5)}),
+        error(tasks[3]),
+        shared(tasks, places=[8, 9]),
+    ]
+    before = sample("penstock_transitions_total", action="a", state="SUCCESS")
+    await report(resulter, results, join_batch(entries))
+    rows = [await task_of(task.id) for task in tasks]
+    ended = ["SUCCESS"] * 3 + ["ERROR", "ACQUIRED"] + ["SUCCESS"] * 5
+    assert [row["state"] for row in rows] == ended
+    assert [row["result"] for row in rows if row["state"] == "SUCCESS"] == ['{"n": 1}'] * 6 + ["null"] * 2
+    assert sample("penstock_transitions_total", action="a", state="SUCCESS") == before + 8
+    assert await rejected(store) == []
+
+
+async def test_a_shared_result_counts_for_those_tasks_alone_that_its_claim_still_holds(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    tasks = await claimed(store, *(NewTask("a") for _ in range(10)))
+    async with store.transaction() as session:
+        await settle.cancel(session, [tasks[0].id])
+        await claims.release(session, [(tasks[1].id, tasks[1].claim)])
+    (again,) = await claim(store)
+    stale = sample("penstock_stale_results_total")
+    entries = [shared(tasks), encode_result(name(tasks[5]), "1"), encode_result(name(again), "2"), shared(tasks)]
+    await report(resulter, results, join_batch(entries), shared(tasks, places=[2]))
+    assert await states(task_of, tasks) == ["CANCELLED"] + ["SUCCESS"] * 9
+    assert [(await task_of(task.id))["result"] for task in tasks[1:3]] == ["2", "null"]
+    assert sample("penstock_stale_results_total") == stale + 10 + 3 + 1
+    assert await rejected(store) == []
+
+
+async def test_one_task_of_a_shared_result_that_postgres_refuses_or_another_locks_harms_no_other(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf, sql: Any
+) -> None:
+    tasks = await claimed(store, *(NewTask("a") for _ in range(10)))
+    await sql.execute("""
+        create function public.refuse_one() returns trigger language plpgsql as $$
+        begin
+          if old.id = tg_argv[0]::bigint then raise exception 'not this one' using errcode = '22023'; end if;
+          return old;
+        end $$""")
+    await sql.execute(
+        "create trigger refuse_one before delete on penstock.task for each row"
+        f" execute function public.refuse_one({tasks[2].id})"
+    )
+    async with store.transaction() as session:
+        await session.fetch("hold_live_tasks", [tasks[7].id], ["ACQUIRED"])
+        await put(results, shared(tasks))
+        with pytest.raises(Locked):
+            await resulter.run_once()
+        assert await states(task_of, [*tasks[:2], *tasks[3:7], *tasks[8:]]) == ["SUCCESS"] * 8
+    deadline = time.monotonic() + 30
+    while (await task_of(tasks[7].id))["state"] != "SUCCESS":
+        assert time.monotonic() < deadline
+        await resulter.run_once()
+    assert (await task_of(tasks[2].id))["state"] == "ERROR"
+    ((_, body, reason),) = await rejected(store)
+    assert json.loads(body) == {"jsonrpc": "2.0", "result": None, "id": name(tasks[2])}
+    assert "not this one" in reason
+
+
+async def test_a_shared_result_is_encrypted_for_each_task(
+    store: Store, results: SqsQueue, settings: Settings, task_of: TaskOf
+) -> None:
+    keyed = load_settings(**settings.model_dump() | {"payload_keys": new_key()})
+    encrypting = Store(settings.require_database_url, codec=PayloadCodec(keyed))
+    tasks = await claimed(store, *(NewTask("a") for _ in range(8)))
+    await put(results, shared(tasks, result='"secret"'))
+    try:
+        assert await Resulter(store=encrypting, results=results, settings=keyed).run_once() == 1
+    finally:
+        await encrypting.close()
+    rows = [await task_of(task.id) for task in tasks]
+    assert {row["state"] for row in rows} == {"SUCCESS"}
+    assert len({row["result"] for row in rows}) == 8
+    assert not any("secret" in row["result"] for row in rows)
+
+
 async def test_nothing_but_the_id_that_was_sent_out_settles_a_task(
     resulter: Resulter, results: SqsQueue, store: Store, sql: Any, task_of: TaskOf
 ) -> None:
@@ -462,6 +556,7 @@ async def test_nothing_but_the_id_that_was_sent_out_settles_a_task(
     wrong = claim_id(task.id, task.claim + 1).rpartition(":")[2]
     spawn = '"spawn":[{"action":"http.request","payload":{"url":"http://169.254.169.254/"}}]'
     forged = [
+        encode_shared_result(f"pack:{task.claim}:{task.id}", [0], "1"),
         f'{{"jsonrpc":"2.0","result":{{"attempt":1}},{spawn},"id":{task.id}}}',
         *(f'{{"jsonrpc":"2.0","result":1,{spawn},"id":"{made_up}"}}' for made_up in (plain, f"{plain}:{wrong}")),
         encode_error(plain, HANDLER_ERROR, "x", {"final": True}),

@@ -10,7 +10,7 @@ from penstock.protocol.batching import pack
 from penstock.scheduler.packing import _SPREAD
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
-from penstock.worker.result_sender import MAX_ENTRIES
+from penstock.worker.result_sender import MAX_TASKS
 from tests.unit.scheduler.test_packing import claimed, packed_in
 
 PAGE = (Path(__file__).parents[2] / "docs" / "performance.md").read_text("utf-8")
@@ -38,7 +38,7 @@ def test_the_batches_of_the_model_are_those_that_are_made() -> None:
     )  # fmt: skip
     (size,) = {len(message.tasks) for message in messages}
     assert len(messages) <= LIMITS.max_call_messages, "or it would take two calls"
-    start, end = next(pack([_BYTES_OF_AN_ANSWER] * claim, max_bytes=LIMITS.max_message_bytes, max_items=MAX_ENTRIES))
+    start, end = next(pack([_BYTES_OF_AN_ANSWER] * claim, max_bytes=LIMITS.max_message_bytes, max_items=MAX_TASKS))
     in_one = end - start
     assert told == {
         "claim": [claim], "pack": [len(messages), size], "send": [len(messages)], "receive": [len(messages) * size],

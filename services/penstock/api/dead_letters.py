@@ -44,9 +44,9 @@ _SHOWN_CHARS = 100
 _LATEST_SECONDS = 253_402_300_799  # the end of the year 9999
 _ONLY_ANSWERS = "it only answers, and a queue has no way back"
 _KINDS = {
-    reports.Succeeded: "result", reports.Failed: "error", reports.Progress: "progress", reports.Waiting: "wait",
-    reports.Stepped: "step", reports.Suspended: "suspend", reports.Output: "output", reports.RunTimes: "run_times",
-    reports.Announced: "announce",
+    reports.Succeeded: "result", reports.SharedResult: "shared_result", reports.Failed: "error",
+    reports.Progress: "progress", reports.Waiting: "wait", reports.Stepped: "step", reports.Suspended: "suspend",
+    reports.Output: "output", reports.RunTimes: "run_times", reports.Announced: "announce",
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 _TOKEN_BYTES = 10
+_SHOWN_CHARS = 100
 
 
 class ClaimKey(NamedTuple):
@@ -29,8 +30,11 @@ class Fence:
             self._checkers.append((blake2b(key=key.secret, digest_size=_TOKEN_BYTES), until))
 
     def name(self, task_id: int, claim: int) -> str:
-        """The claim id that a worker returns unchanged; without a token if there is no key."""
-        plain = f"{task_id}:{claim}"
+        """The claim id that a worker returns unchanged."""
+        return self.sign(f"{task_id}:{claim}")
+
+    def sign(self, plain: str) -> str:
+        """A name with its token; without one if there is no key."""
         if not self._checkers:
             return plain
         digest = self._checkers[0][0].copy()
@@ -38,14 +42,17 @@ class Fence:
         return f"{plain}:{digest.hexdigest()}"
 
     def problem(self, name: str) -> str | None:
-        """Why a claim id was not made by a scheduler of this pipeline; None if it was."""
+        """Why a claim id, or a pack id, was not made by a scheduler of this pipeline; None if it was."""
         plain, _, token = name.rpartition(":")
         if ":" not in plain:
-            return f"id {name} lacks the token that its request carried: a worker returns the id unchanged"
+            return (
+                f"id {name[:_SHOWN_CHARS]} lacks the token that its request carried: a worker returns the id unchanged"
+            )
         encoded = plain.encode()
         for checker, until in self._checkers:
             digest = checker.copy()
             digest.update(encoded)
             if compare_digest(digest.hexdigest(), token):
-                return None if monotonic() < until else f"the token of id {plain} has expired"
-        return f"the token of id {plain} is of no key in use: it is forged, or older than the last change of the key"
+                return None if monotonic() < until else f"the token of id {plain[:_SHOWN_CHARS]} has expired"
+        shown = plain[:_SHOWN_CHARS]
+        return f"the token of id {shown} is of no key in use: it is forged, or older than the last change of the key"

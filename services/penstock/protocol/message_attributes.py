@@ -18,6 +18,7 @@ TIMEOUT_ATTRIBUTE = "timeout_seconds"  # run time limit of each of its tasks
 SUSPECT_ATTRIBUTE = "suspect"  # a worker stopped heartbeating while running its task
 TENANT_ATTRIBUTE = "tenant"  # of one whose tasks all are of this tenant
 TENANTS_ATTRIBUTE = "tenants"  # of one with several tenants: ids of tasks by tenant, as JSON
+PACK_ATTRIBUTE = "pack"  # pack id of a message with many tasks
 TRACES_ATTRIBUTE = "traces"
 TRACES_MAX_BYTES = 32_768  # of the attribute; RabbitMQ sends all headers of a message in one frame
 TRACE_ENTRY_BYTES = 120  # that an entry adds at most to its own text

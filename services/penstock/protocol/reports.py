@@ -21,6 +21,7 @@ from penstock.protocol.journal import Entry, StepPlace, check_step_name, decode_
 from penstock.protocol.json_text import ABSENT, decode_any, entry_text, replace_unstorable, short_reason, text_of
 from penstock.protocol.message_attributes import WORKER_NAME_MAX_CHARS
 from penstock.protocol.output import decode_part
+from penstock.protocol.pack_id import parse_pack_id, parse_ranges, ranges_of
 from penstock.protocol.requests import INT8_MAX, ClaimId, given, parse_claim_id, split_body
 from penstock.protocol.sealed import SEALED_ENCODING, Reference, decode_sealed, escape_plain, is_encrypted
 from penstock.protocol.task import ACTION_MAX_CHARS, TOKEN_MAX_CHARS
@@ -30,6 +31,7 @@ from penstock.protocol.trace_context import TraceContext, parse
 PROGRESS_NOTE_CHARS = 1000  # a longer note is cut
 _ENCRYPTED_TIMES = 17  # as long is one at most when it is encrypted: escapes of JSON, then base64
 SCHEMA_MAX_CHARS = 16_384  # a longer JSON Schema is not kept
+SHARED_RESULT_BYTES = 1024  # a result of many tasks takes its space in Postgres for each
 LONGEST_WAIT_SECONDS = 100 * 366 * 86_400.0  # for an outside event
 
 # In one notification, so that sums of many stay within the database's numbers.
@@ -93,6 +95,18 @@ class Succeeded(msgspec.Struct, frozen=True, gc=False):
     trace: TraceContext | None = None
     worker: str | None = None
     steps: Sequence[Entry] = ()
+
+
+class SharedResult(msgspec.Struct, frozen=True, gc=False):
+    """One result of several tasks of a claim, which is all that their attempts report."""
+
+    task_ids: Sequence[int]
+    claim: int
+    result: str
+    worker: str | None = None
+
+    def each(self) -> list[Succeeded]:
+        return [Succeeded(task_id, self.claim, None, self.result, worker=self.worker) for task_id in self.task_ids]
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
@@ -186,8 +200,19 @@ class Unreadable(msgspec.Struct, frozen=True, gc=False):
     is_foreign: bool = False
 
 
-Report = Succeeded | Failed | Waiting | Suspended | Stepped | Progress | Output | RunTimes | Announced | Unreadable
-
+Report = (
+    Succeeded
+    | SharedResult
+    | Failed
+    | Waiting
+    | Suspended
+    | Stepped
+    | Progress
+    | Output
+    | RunTimes
+    | Announced
+    | Unreadable
+)
 
 NO_HINTS = Hints()
 
@@ -218,6 +243,12 @@ class _LegacyAttempt(msgspec.Struct, frozen=True):
 
 class _ClaimParams(msgspec.Struct, frozen=True):
     id: str
+
+
+class _SharedParams(msgspec.Struct, frozen=True):
+    pack: str
+    places: str
+    result: msgspec.Raw
 
 
 class _ProgressParams(_ClaimParams, frozen=True):
@@ -311,6 +342,8 @@ class _Decoder:
                     return self._outcome(response)
                 case "progress":
                     return self._progress(response.params)
+                case "shared_result":
+                    return self._shared(msgspec.json.decode(response.params, type=_SharedParams))
                 case "wait":
                     return self._wait(response)
                 case "step":
@@ -330,7 +363,7 @@ class _Decoder:
                     return times
                 case "announce":
                     return self._announced(msgspec.json.decode(response.params, type=_AnnounceParams))
-            known = "progress, wait, step, suspend, output, run_times and announce are known"
+            known = "shared_result, progress, wait, step, suspend, output, run_times and announce are known"
             raise _EntryError(f"unknown notification {response.method!r}; {known}")
         except _EntryError as exc:
             return Unreadable(entry_text(entry), str(exc), exc.is_foreign)
@@ -365,6 +398,19 @@ class _Decoder:
             return Failed(*whose, fault, NO_HINTS, None, self.worker, self._steps(response))
         spawn, steps = bytes(response.spawn), self._steps(response)
         return Succeeded(*whose, text, "" if spawn == b"null" else spawn.decode(), trace, self.worker, steps)
+
+    def _shared(self, params: _SharedParams) -> SharedResult:
+        self._check_fence(params.pack)
+        result = bytes(params.result)
+        if len(result) > SHARED_RESULT_BYTES:
+            raise _EntryError(f"a shared result has at most {SHARED_RESULT_BYTES} bytes, not {len(result)}")
+        claim, task_ids = parse_pack_id(params.pack)
+        places = parse_ranges(params.places)
+        if max(places) >= len(task_ids) or len(set(places)) < len(places):
+            raise _EntryError(f"its places are not some of the {len(task_ids)} tasks of the pack")
+        if len(places) < len(task_ids):
+            task_ids = [task_ids[place] for place in places]
+        return SharedResult(task_ids, claim, escape_plain(result.decode()), self.worker)
 
     def _claim_of(self, name: str) -> ClaimId:
         claim_id = parse_claim_id(name)
@@ -550,6 +596,22 @@ def encode_result(claim_id: str, result: str, spawn: Sequence[str] | str = (), *
     children = spawn if isinstance(spawn, str) else f"[{','.join(spawn)}]"
     spawned = f',"spawn":{children}' if spawn else ""
     return f'{{"jsonrpc":"2.0"{encoded},"result":{result}{spawned},"id":"{claim_id}"}}'
+
+
+_RESULT_HEAD = '{"jsonrpc":"2.0","result":'
+
+
+def sole_result(answer: str, claim_id: str) -> str | None:
+    """The result of a response without spawned tasks, as JSON text; None where anything else is in it."""
+    if answer.startswith(_RESULT_HEAD) and answer.endswith(claim_id, 0, -2):
+        return answer[len(_RESULT_HEAD) : -len(claim_id) - len(',"id":""}')]
+    return None
+
+
+def encode_shared_result(pack_id: str, places: Sequence[int], result: str) -> str:
+    """The notification of one result of several tasks. places: of these in their message, ascending."""
+    params = f'{{"pack":"{pack_id}","places":"{ranges_of(places)}","result":{result}}}'
+    return f'{{"jsonrpc":"2.0","method":"shared_result","params":{params}}}'
 
 
 def error_text(code: int, message: str, /, **data: Any) -> str:

@@ -184,6 +184,11 @@ TOKEN_MAX_CHARS = 64
 _new_tuple = tuple.__new__
 
 
+def new_claim_id(task_id: int, claim: int) -> ClaimId:
+    """In half of the time of ``ClaimId(...)``, once for every task."""
+    return _new_tuple(ClaimId, (task_id, claim))
+
+
 def parse_claim_id(text: str) -> ClaimId | None:
     """Read ``42:7`` or ``42:7:token``; None if it is no claim id."""
     left, _, rest = text.partition(":")
@@ -195,7 +200,7 @@ def parse_claim_id(text: str) -> ClaimId | None:
     task_id, claim = int(left), int(right)
     if task_id > INT8_MAX or claim > INT8_MAX:
         return None
-    return _new_tuple(ClaimId, (task_id, claim))  # a third of the time of ClaimId(...), once for every task
+    return new_claim_id(task_id, claim)
 
 
 def task_params(action: str, payload: Any, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, get_args
 
 import msgspec
@@ -109,6 +110,7 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
     full = await _record_steps(session, steps, summary, settings)  # also of old claims: the steps have run
     if parts := kinds[reports.Output]:
         summary.output = await output.record(session, parts, limit_bytes=settings.output_limit_bytes)
+    shared, sharing = _as_sent(session, kinds[reports.SharedResult], given, settings)
     outcomes = await _newest_outcomes(session, given, summary)
     if waits := [report for _, report in outcomes.values() if type(report) is reports.Waiting]:
         summary.waiting, answered = await begin_waits(session, waits, settings.wait_timeout_seconds)
@@ -122,8 +124,8 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
             for task_id, (claim, report) in outcomes.items()
             if type(report) is reports.Suspended and any((task_id, step.key) in full for step in report.steps)
         }
-    await _settle(session, outcomes, summary, settings)
-    summary.stale += len(outcomes) - summary.settled - summary.waiting - summary.postponed - summary.suspended
+    await _settle(session, outcomes, shared, summary, settings)
+    summary.stale += len(outcomes) + sharing - summary.settled - summary.waiting - summary.postponed - summary.suspended
     if heartbeats := kinds[reports.Progress]:
         summary.alive = await _note_heartbeats(session, heartbeats, outcomes)
     await settle.note_run_times(session, *(report.actions for report in kinds[reports.RunTimes]))
@@ -135,7 +137,11 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
 
 
 async def _settle(
-    session: Session, outcomes: Mapping[int, tuple[int, Outcome]], summary: ApplySummary, settings: Settings
+    session: Session,
+    outcomes: Mapping[int, tuple[int, Outcome]],
+    shared: Sequence[reports.SharedResult],
+    summary: ApplySummary,
+    settings: Settings,
 ) -> None:
     succeeded: dict[Pair, reports.Succeeded] = {}
     failed: dict[Pair, reports.Failed] = {}
@@ -183,7 +189,7 @@ async def _settle(
     if codec.encrypts:
         results = {pair: codec.encode(result, aad_of("result", pair[0])) for pair, result in results.items()}
     workers = {pair: report.worker for pair, report in succeeded.items()}
-    summary.succeeded = await settle.finish(session, results, workers)
+    summary.succeeded = await settle.finish(session, results, workers, shared)
     sealed = [(result, pair[0]) for pair, result in results.items() if result.startswith(MARK)]
     if sealed:
         await reference_objects(session, sealed)
@@ -198,6 +204,22 @@ async def _settle(
         summary.postponed += await _postpone(session, postponed, failed, settings)
     if failed:
         summary.failed = await _fail(session, failed, settings)
+
+
+def _as_sent(
+    session: Session, shared: Sequence[reports.SharedResult], given: list[Outcome], settings: Settings
+) -> tuple[Sequence[reports.SharedResult], int]:
+    """The shared results and the number of their tasks; or nothing, if they must be looked at task by task: ``given``
+    has them then.
+    """
+    ids = [*chain.from_iterable(one.task_ids for one in shared)]
+    are_plain = not session.codec.encrypts and all(
+        utf8_size(one.result) <= settings.result_limit_bytes for one in shared
+    )
+    if are_plain and len({*ids, *(one.task_id for one in given)}) == len(ids) + len(given):
+        return shared, len(ids)
+    given += chain.from_iterable(one.each() for one in shared)
+    return (), 0
 
 
 async def _newest_outcomes(

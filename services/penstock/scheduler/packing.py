@@ -9,13 +9,15 @@ from penstock.protocol import message_attributes
 from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.fence import Fence
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
+from penstock.protocol.pack_id import PACK_FROM, PACK_ID_MAX_BYTES, name_pack
 from penstock.protocol.requests import encode_call
 from penstock.protocol.task import Claimed
 from penstock.runtime import metrics
 
 _SPREAD = 10  # messages that a claim is cut into, unless they would be too large
 _SECONDS_UNKNOWN = 0.1  # the run time of an action that no worker has reported yet
-_ATTRIBUTES_BYTES = 1024  # the time limit, and a tenant of all, whose 128 characters are up to 6 bytes each as JSON
+# The time limit, a pack id, and a tenant of all, whose 128 characters are up to 6 bytes each as JSON.
+_ATTRIBUTES_BYTES = 1024 + PACK_ID_MAX_BYTES
 _UNSIGNED = Fence()
 
 
@@ -62,11 +64,11 @@ def pack_messages(
             slices = (part for start, end in slices for part in _cut_for_attributes(members, start, end))
         attributes = _attributes(members[:1])
         for start, end in slices:
+            part = members[start:end]
             if beside:
-                attributes = _attributes(members[start:end])
-            messages.append(
-                PackedMessage(Outgoing(join_batch(calls[start:end]), attributes, tenant), members[start:end])
-            )
+                attributes = _attributes(part)
+            sent = {**attributes, **_pack_id(part, fence)} if len(part) >= PACK_FROM else attributes
+            messages.append(PackedMessage(Outgoing(join_batch(calls[start:end]), sent, tenant), part))
     metrics.BATCH_SIZE.labels("outbound_message").observe_many([len(packed.tasks) for packed in messages])
     return messages
 
@@ -98,6 +100,12 @@ def _attributes(tasks: Sequence[Claimed]) -> Mapping[str, str]:
     if any(task.tenant is not None for task in tasks):
         attributes |= message_attributes.encode_tenants((task.id, task.tenant) for task in tasks)
     return attributes
+
+
+def _pack_id(tasks: Sequence[Claimed], fence: Fence) -> Mapping[str, str]:
+    """The attribute with the name of all, by which a worker reports a result that they share."""
+    plain = name_pack(tasks[0].claim, [task.id for task in tasks])
+    return {} if plain is None else {message_attributes.PACK_ATTRIBUTE: fence.sign(plain)}
 
 
 def _bytes_beside(task: Claimed) -> int:

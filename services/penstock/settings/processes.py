@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, SecretStr
 from penstock.protocol.api_key import ApiKey, Permission, parse_entries, parse_entry
 from penstock.protocol.message_attributes import check_worker_name
 from penstock.protocol.output import OutputMode
+from penstock.protocol.pack_id import PACK_MAX_TASKS
 from penstock.protocol.retry import Backoff
 from penstock.settings.values import (
     DAY,
@@ -73,7 +74,7 @@ class SchedulerSettings(Group):
     """Largest window."""
     claim_batch_size: Annotated[Count, Field(le=10000)] = 2000
     """Maximum number of tasks claimed by one statement."""
-    pack_max_tasks: Annotated[Count, Field(le=1000)] = 500
+    pack_max_tasks: Annotated[Count, Field(le=PACK_MAX_TASKS)] = 500
     """Maximum number of tasks in one outbound message."""
     pack_seconds: PositiveSeconds = 1
     """Maximum work in one outbound message, by the run times that workers report."""

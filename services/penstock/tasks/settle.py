@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import asyncpg
 
 from penstock.db.session import Session
+from penstock.protocol.reports import SharedResult
 from penstock.protocol.task import ANNOUNCED_SECONDS, MAX_ATTEMPTS_LIMIT, Failure, State
 from penstock.runtime import metrics
 from penstock.tasks import ordering
@@ -17,17 +19,25 @@ from penstock.tasks.records import Pair, columns, columns_of
 PROMOTIONS_FROM = 16  # tasks promoted at a time from which on one row for all is cheaper than one for each
 
 
-async def finish(session: Session, results: dict[Pair, str], workers: Mapping[Pair, str | None] | None = None) -> int:
+async def finish(
+    session: Session,
+    results: Mapping[Pair, str],
+    workers: Mapping[Pair, str | None] | None = None,
+    shared: Iterable[SharedResult] = (),
+) -> int:
     """ACQUIRED to SUCCESS for each (id, claim) that still holds; returns how many. Ids are distinct."""
-    if not results:
+    worker_of = (workers or {}).get
+    rows = [(*pair, result, worker_of(pair)) for pair, result in results.items()]
+    for one in shared:
+        rows += zip(one.task_ids, repeat(one.claim), repeat(one.result), repeat(one.worker), strict=False)
+    if not rows:
         return 0
-    results = dict(sorted(results.items()))
-    ids, claims = columns(results)
-    metrics.BATCH_SIZE.labels("finish").observe(len(ids))
+    rows.sort()
+    metrics.BATCH_SIZE.labels("finish").observe(len(rows))
     finished = 0
-    given = ids, claims, list(results.values()), [*map((workers or {}).get, results)]
-    rows = await session.fetch("finish_tasks", *given, PROMOTIONS_FROM)
-    for action, count, of_workflows, promoted, keys, wakes in rows:
+    for action, count, of_workflows, promoted, keys, wakes in await session.fetch(
+        "finish_tasks", *map(list, zip(*rows, strict=True)), PROMOTIONS_FROM
+    ):
         session.wakes |= wakes
         if count:
             session.settled_steps |= of_workflows > 0

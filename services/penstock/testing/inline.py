@@ -201,6 +201,9 @@ class Inline:
                     self._tasks[report.task_id].steps[report.entry.key] = report.entry
                 elif isinstance(report, reports.Output):
                     self._tasks[report.task_id].output += decode_entries(report.entries)
+                elif isinstance(report, reports.SharedResult):
+                    for one in report.each():
+                        self._apply(one)
                 elif not isinstance(report, reports.RunTimes | reports.Announced | reports.Unreadable):
                     self._apply(report)
         self._results.messages.clear()

@@ -17,7 +17,7 @@ from penstock.protocol.task import ANNOUNCE_SECONDS
 from penstock.worker.handlers.actions import Handler, Registry
 from penstock.worker.handlers.lifespan import INJECTED
 from penstock.worker.handlers.parameters import batch_params, is_checked_by_msgspec, resolve, result_type
-from penstock.worker.result_sender import ResultSender
+from penstock.worker.result_sender import Entry, ResultSender
 
 _DESCRIPTION_CHARS = 500
 _ANY: dict[str, Any] = {}
@@ -27,7 +27,7 @@ async def announce(registry: Registry, sender: ResultSender, version: str | None
     """A side task; handlers are read once, in a thread, for schemas take long to make."""
     texts = await asyncio.to_thread(announcements, registry, version)
     while texts:
-        await sender.send_now(texts)
+        await sender.send_now(map(Entry, texts))
         await asyncio.sleep(ANNOUNCE_SECONDS * random.uniform(0.8, 1.2))
 
 

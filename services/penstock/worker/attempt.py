@@ -53,7 +53,8 @@ class Attempt(HandlerCall):
     """One attempt of a task by this worker.
 
     params: raw JSON; of a batched handler, decoded when it joins a batch, and ``started_at`` counts from then.
-    seen_at: last heartbeat. spawned: tasks that go with its result. carried: trace context of the message.
+    place: in its message. seen_at: last heartbeat. spawned: tasks that go with its result.
+    carried: trace context of the message.
     journal: finished durable steps, JSON text; journal_bytes: as they are stored. reported: entries that this attempt
     has added. sleep: one that begins.
     output: what it logs and emits, if that is collected; output_parts: how many reports of it were sent.
@@ -64,14 +65,15 @@ class Attempt(HandlerCall):
     params: Any
     lease: Lease
     seen_at: float
+    place: int = 0
     tenant: str | None = field(init=False, default=None)
     carried: CarriedTrace | None = field(init=False, default=None)
     answered: bool = field(init=False, default=False)
-    cancellation: Cancellation = field(init=False, default_factory=Cancellation)
-    spawned: list[str] = field(init=False, default_factory=list)
+    _cancellation: Cancellation | None = field(init=False, default=None)
+    spawned: list[str] | None = field(init=False, default=None)
     journal: str = field(init=False, default="")
     journal_bytes: int = field(init=False, default=0)
-    reported: list[str] = field(init=False, default_factory=list)
+    reported: Sequence[str] = field(init=False, default=())
     sleep: str | None = field(init=False, default=None)
     output: AttemptOutput[Attempt] | None = field(init=False, default=None)
     output_parts: int = field(init=False, default=0)
@@ -86,12 +88,26 @@ class Attempt(HandlerCall):
         return self.reported if self.sleep is None else [*self.reported, self.sleep]
 
     @property
+    def cancellation(self) -> Cancellation:
+        """Made when it is asked for: most attempts, by the thousand a second, need none."""
+        if self._cancellation is None:
+            self._cancellation = Cancellation()
+        return self._cancellation
+
+    @property
     def is_lost(self) -> bool:
         """Whether its claim has ended, so that the response would be ignored."""
-        return self.cancellation.is_set
+        return self._cancellation is not None and self._cancellation.is_set
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether its handler has recorded the result, so that no response is sent."""
+        return self._cancellation is not None and self._cancellation.is_settled
 
     def context(self, report: Report, steps: StepPort) -> Context:
         again = self.lease.message.receive_count > 1
+        if self.spawned is None:
+            self.spawned = []
         return Context(
             *self.claim, self.handler.name, again, report, self.cancellation, self.spawned, self.tenant, self.lease,
             self.journal, steps, None if self.output is None else self.output.emit,

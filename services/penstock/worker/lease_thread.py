@@ -23,10 +23,10 @@ from penstock.runtime.loop_thread import LoopThread
 from penstock.runtime.periodic import ends_within
 from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
-from penstock.worker.leases import Leases
+from penstock.worker.leases import Lease, Leases
 from penstock.worker.payload_io import final_answer
 from penstock.worker.responses import Refusal, failure_answer, timeout_of
-from penstock.worker.result_sender import ResultSender, Timings
+from penstock.worker.result_sender import Entry, ResultSender, Timings
 from penstock.worker.runner import Runner
 from penstock.worker.threads import stack_of
 
@@ -96,15 +96,15 @@ class LeaseThread:
         sent: set[str] = set()
         while True:
             await asyncio.sleep(interval / 4)
-            texts = [encode_progress(attempt.claim_id) for attempt in due_heartbeats(self.runner, interval)]
+            entries = [Entry(encode_progress(attempt.claim_id)) for attempt in due_heartbeats(self.runner, interval)]
             if turned.is_set():
                 turned.clear()
                 sent.clear()
                 self._loop.call_soon_threadsafe(turned.set)
             else:
-                texts += [text for text in self.sender.unsent()[0] if text not in sent]
-            if await ends_within(interval, sender.send_now(texts)):  # else the next round sends newer ones
-                sent.update(texts)
+                entries += [Entry(entry.text) for entry in self.sender.unsent() if entry.text not in sent]
+            if await ends_within(interval, sender.send_now(entries)):  # else the next round sends newer ones
+                sent.update(entry.text for entry in entries)
 
     # A handler that blocks the loop
 
@@ -167,7 +167,7 @@ class LeaseThread:
         self, culprits: Sequence[Attempt], stack: str | None, sender: ResultSender, outbound: Queue
     ) -> None:
         """Fail the tasks whose handler is stuck, give the others back uncounted, and delete the messages."""
-        texts, answered = self.sender.unsent()
+        entries = self.sender.unsent()
         for attempt in dict.fromkeys(self.runner.attempts()):
             if attempt in culprits:
                 ran = monotonic() - attempt.started_at
@@ -177,10 +177,13 @@ class LeaseThread:
                 problem = "another task's handler blocked this worker past its time limit, so the worker ended"
                 refusal = Refusal("WorkerStuck", problem, data={"not_begun": True})
             text = failure_answer(attempt.claim_id, attempt.handler, refusal)[0]
-            texts.append(final_answer(self.codec, attempt, text))
-            answered.append(attempt.lease)
-        await sender.send_now(texts, answered)  # with their leases, one that the queue refuses is replaced by an error
-        whole = [lease for lease, count in Counter(answered).items() if count == lease.unanswered]
+            entries.append(Entry(final_answer(self.codec, attempt, text), attempt.lease))
+        await sender.send_now(entries)  # with their leases, one that the queue refuses is replaced by an error
+        answered: Counter[Lease] = Counter()
+        for entry in entries:
+            if entry.lease is not None:
+                answered[entry.lease] += entry.tasks
+        whole = [lease for lease, count in answered.items() if count == lease.unanswered]
         await outbound.delete([lease.message for lease in (*whole, *self.leases.finished())])
 
 

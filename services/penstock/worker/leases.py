@@ -19,15 +19,17 @@ from penstock.runtime.logs import log
 class Lease:
     """A leased message, and the number of its tasks without a response.
 
-    unanswered: at least 1 until the message is read. until: end of the lease by this process's clock. begun: one of its
-    tasks has started. lost: the lease has ended, and another worker may receive the message. has_lapsed: it has ended
-    once, whatever has extended it since, so that another worker may have had the message.
+    unanswered: at least 1 until the message is read. until: end of the lease by this process's clock. pack_id: a name
+    of all its tasks, if it has one. begun: one of its tasks has started. lost: the lease has ended, and another worker
+    may receive the message. has_lapsed: it has ended once, whatever has extended it since, so that another worker may
+    have had the message.
     """
 
     message: Message
     unanswered: int
     received_at: float
     until: float
+    pack_id: str | None = None
     begun: bool = False
     lost: bool = False
     has_lapsed: bool = False

@@ -23,8 +23,9 @@ from penstock.protocol import message_attributes
 from penstock.protocol.errors import InvalidRequest, RpcError
 from penstock.protocol.journal import encode_step
 from penstock.protocol.output import encode_output
-from penstock.protocol.reports import encode_progress
-from penstock.protocol.requests import ClaimId, Invalid, Request, decode_body, parse_claim_id
+from penstock.protocol.pack_id import parse_pack_id
+from penstock.protocol.reports import encode_progress, sole_result
+from penstock.protocol.requests import ClaimId, Invalid, Request, decode_body, new_claim_id, parse_claim_id
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.runtime.loop import Service, SideTask
@@ -41,7 +42,7 @@ from penstock.worker.leases import Lease, Leases
 from penstock.worker.payload_io import final_answer
 from penstock.worker.processes.pool import ProcessPool
 from penstock.worker.responses import failure_answer, no_task_answer, unknown_action
-from penstock.worker.result_sender import ResultSender, Timings
+from penstock.worker.result_sender import Entry, ResultSender, Timings
 from penstock.worker.runner import Runner, log_failure
 from penstock.worker.threads import Threads
 
@@ -221,8 +222,8 @@ class Worker(Service):
             return []
         try:
             entries = decode_body(message.body, batch_limit=self._settings.packed_limit, may_be_sealed=True).entries
-            named = [(entry, _claim_of(entry)) for entry in entries]
-            tasks = [claim.task_id for _, (_, claim) in named if claim is not None]
+            claims, lease.pack_id = _claims_of(message, entries)
+            tasks = [claim.task_id for _, claim in claims if claim is not None]
             if not tasks:
                 raise InvalidRequest("no entry is a request with a claim id")
         except RpcError as exc:
@@ -241,14 +242,14 @@ class Worker(Service):
         if message.attributes and active.active() is not None:
             traces = message_attributes.decode_traces(message.attributes, tasks)
         attempts = []
-        for entry, (claim_id, claim) in named:
+        for place, (entry, (claim_id, claim)) in enumerate(zip(entries, claims, strict=True)):
             if isinstance(entry, Invalid) or claim is None:
                 self._answer_invalid(entry, message)
             elif (handler := self._registry.get(entry.method)) is None:
                 self._answer_unknown(entry, claim_id, claim, lease)
             else:
                 received_at = lease.received_at
-                attempt = Attempt(handler, limit, received_at, claim_id, claim, entry.params, lease, received_at)
+                attempt = Attempt(handler, limit, received_at, claim_id, claim, entry.params, lease, received_at, place)
                 if traces:
                     attempt.carried = traces.get(claim.task_id)
                 if tenants:
@@ -277,7 +278,7 @@ class Worker(Service):
         log.warning(
             "messages_redelivered", messages=len(messages), tasks=len(attempts), deliveries=max(messages.values())
         )
-        await self._sender.send_now([encode_progress(attempt.claim_id) for attempt in attempts])
+        await self._sender.send_now(Entry(encode_progress(attempt.claim_id)) for attempt in attempts)
         now = time.monotonic()
         for attempt in attempts:
             attempt.seen_at = now
@@ -286,7 +287,10 @@ class Worker(Service):
         if attempt.is_lost or not text:
             self._leases.answered(attempt.lease)  # a response would be ignored; the message can be deleted
         else:
-            self._sender.answer(final_answer(self._codec, attempt, text), attempt.lease)
+            answer = final_answer(self._codec, attempt, text)
+            may_share = attempt.lease.pack_id is not None and not attempt.spawned
+            result = sole_result(answer, attempt.claim_id) if may_share else None
+            self._sender.answer(answer, attempt.lease, result, attempt.place)
 
     async def _send_step(self, attempt: Attempt, entry: str) -> None:
         await self._sender.step(encode_step(attempt.claim_id, entry))
@@ -369,6 +373,26 @@ def _claim_of(entry: Request | Invalid) -> tuple[str, ClaimId | None]:
         return "", None
     claim_id = bytes(entry.id)[1:-1].decode()
     return claim_id, parse_claim_id(claim_id)
+
+
+def _claims_of(
+    message: Message, entries: Sequence[Request | Invalid]
+) -> tuple[Sequence[tuple[str, ClaimId | None]], str | None]:
+    """Text and numbers of the entries' claim ids, and the message's pack id.
+
+    The pack id only if it names just these tasks: a replayed message may hold some of them. It is read in less time.
+    """
+    pack_id = message.attributes.get(message_attributes.PACK_ATTRIBUTE)
+    if pack_id is not None:
+        with suppress(ValueError):
+            claim, task_ids = parse_pack_id(pack_id)
+            names = [bytes(entry.id)[1:-1].decode() for entry in entries if isinstance(entry, Request)]
+            starts = [f"{task_id}:{claim}:" for task_id in task_ids]
+            if len(names) == len(starts) == len(entries) and all(map(str.startswith, names, starts)):
+                return [
+                    (name, new_claim_id(task_id, claim)) for name, task_id in zip(names, task_ids, strict=True)
+                ], pack_id
+    return [*map(_claim_of, entries)], None
 
 
 def _limit_seconds(message: Message) -> float | None:

@@ -65,9 +65,9 @@ class Problem(NamedTuple):
 
 def answer_of(attempt: Attempt, result: Any, *, limit_bytes: int, compress_bytes: int | None = None) -> str:
     """The response to what a handler returned, packed over ``compress_bytes``; empty if settled. Raises Refusal."""
-    if attempt.cancellation.is_settled:
+    if attempt.is_settled:
         return ""
-    claim_id, spawned = attempt.claim_id, attempt.spawned
+    claim_id, spawned = attempt.claim_id, attempt.spawned or ()
     if type(result) is Wait:
         if spawned:
             problem = "ctx.spawn() goes with a result, and a task that waits has none: do one of the two"

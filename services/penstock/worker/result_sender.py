@@ -1,10 +1,13 @@
 """Sends responses and heartbeats to the results queue, several in a message; keeps each until it is sent."""
 
+from __future__ import annotations
+
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from itertools import repeat
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
+
+import msgspec
 
 from penstock.brokers.base import Outgoing, Queue, SendReport
 from penstock.protocol.batching import join_batch, pack
@@ -12,14 +15,15 @@ from penstock.protocol.compression import PACKED_PER_MESSAGE, PACKED_PREFIX
 from penstock.protocol.errors import TOO_LARGE, Unavailable
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.message_attributes import WORKER_ATTRIBUTE
-from penstock.protocol.reports import encode_notification
+from penstock.protocol.reports import SHARED_RESULT_BYTES, encode_notification, encode_shared_result
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.runtime.periodic import Linger, Pace, Pauses
 from penstock.worker.leases import Lease
 from penstock.worker.responses import Unfit, refused_answer
 
-MAX_ENTRIES = 1000  # in one message
+MAX_TASKS = 1000  # whose reports are in one message
+_SHARED_FROM = 4  # equal results of a message's tasks from which they are sent as one
 _SMALLEST_MESSAGE_BYTES = 1024  # that a queue can be set to
 _ATTRIBUTES_BYTES = 256  # that a message takes beside its body, whatever the broker
 _LONGEST_LINGER_SECONDS = 0.05
@@ -28,8 +32,26 @@ _MAX_ACTIONS = 1000  # in one of them
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 10.0
 
-# Text; the lease of its message, for a response; the claim id, for a heartbeat, or the future of a step's report.
-Entry = tuple[str, Lease | None, "str | asyncio.Future[None] | None"]
+
+class Entry(msgspec.Struct, frozen=True):
+    """What is sent.
+
+    lease: of the message, for a response. about: the claim id, for a heartbeat; the future of a step's report.
+    result: of a response that holds nothing else, as JSON text, if it may be shared; place: of its task in the
+    message. members: the responses instead of which a shared result is sent.
+    """
+
+    text: str
+    lease: Lease | None = None
+    about: str | asyncio.Future[None] | None = None
+    result: str | None = None
+    place: int = 0
+    members: tuple[Entry, ...] = ()
+
+    @property
+    def tasks(self) -> int:
+        """How many it is a response of; at least 1."""
+        return len(self.members) or 1
 
 
 class Timings:
@@ -92,7 +114,7 @@ class ResultSender:
         self._attributes = {WORKER_ATTRIBUTE: worker}
         self._sent = sent
         self._timings = timings
-        self._linger = Linger(MAX_ENTRIES, longest_seconds=_LONGEST_LINGER_SECONDS)
+        self._linger = Linger(MAX_TASKS, longest_seconds=_LONGEST_LINGER_SECONDS)
         self._pace = Pace(pace_seconds if queue.limits.bills_calls else 0.0)
         self._answers: list[Entry] = []
         self._in_call: list[Entry] = []
@@ -105,8 +127,8 @@ class ResultSender:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def answer(self, text: str, lease: Lease | None) -> None:
-        self._answers.append((text, lease, None))
+    def answer(self, text: str, lease: Lease | None, result: str | None = None, place: int = 0) -> None:
+        self._answers.append(Entry(text, lease, None, result, place))
         if not self._added.is_set():
             self._added.set()
             self._empty.clear()
@@ -114,14 +136,14 @@ class ResultSender:
     async def step(self, text: str) -> None:
         """Send the report of a finished step; returns once it is in the queue. Raises Refusal."""
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._answers.append((text, None, sent))
+        self._answers.append(Entry(text, None, sent))
         self._added.set()
         self._empty.clear()
         await sent
 
     def output(self, text: str) -> None:
         """Send a part of a task's output with the next responses, or soon."""
-        self._answers.append((text, None, None))
+        self._answers.append(Entry(text))
         self._send_soon()
 
     def progress(self, claim_id: str, text: str, *, replace: bool) -> None:
@@ -158,38 +180,38 @@ class ResultSender:
             self._added.clear()
             self._in_call = entries = self._answers
             self._answers = []
+            self._linger.record(len(entries))
+            self._pace.record(len(entries))
+            self._in_call = entries = share_results(entries)
             progress, self._progress = self._progress, {}
             if self._progress_due is not None:
                 self._progress_due.cancel()
                 self._progress_due = None
-            entries += [(text, None, claim_id) for claim_id, text in progress.items()]
+            entries += [Entry(text, None, claim_id) for claim_id, text in progress.items()]
             run_times = self._timings.unsent()
             if run_times is not None:
-                entries.append((run_times, None, None))
-            self._linger.record(len(entries))
-            self._pace.record(len(entries))
+                entries.append(Entry(run_times))
             failed, reason = await self._send(entries)
             self._in_call = []
             if len(failed) < len(entries):
                 pauses.reset()
             if failed:
-                self._answers[:0] = [entry for entry in failed if not isinstance(entry[2], str)]
-                unsent = {about: text for text, _, about in failed if isinstance(about, str)}
+                self._answers[:0] = [entry for entry in failed if not isinstance(entry.about, str)]
+                unsent = {entry.about: entry.text for entry in failed if isinstance(entry.about, str)}
                 self._progress = unsent | self._progress
                 self._added.set()
                 await self._pause(pauses, len(failed), reason)
             elif not (self._added.is_set() or self._progress or self._answers):
                 self._empty.set()
 
-    def unsent(self) -> tuple[list[str], list[Lease]]:
-        """The responses that no call has sent for certain, and their leases; from any thread."""
+    def unsent(self) -> list[Entry]:
+        """The responses that no call has sent for certain; from any thread."""
         entries = dict.fromkeys([*self._answers.copy(), *self._in_call.copy()])
-        waiting = [(text, lease) for text, lease, _ in entries if lease is not None]
-        return [text for text, _ in waiting], [lease for _, lease in waiting]
+        return [entry for entry in entries if entry.lease is not None]
 
-    async def send_now(self, texts: Iterable[str], leases: Iterable[Lease | None] = repeat(None)) -> None:
-        """Send entries ahead of the unsent ones; retries until the queue has accepted all. leases: of responses."""
-        entries: list[Entry] = [(text, lease, None) for text, lease in zip(texts, leases, strict=False)]
+    async def send_now(self, given: Iterable[Entry]) -> None:
+        """Send entries ahead of the unsent ones; retries until the queue has accepted all."""
+        entries = [*given]
         pauses = Pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while entries:
             entries, reason = await self._send(entries)
@@ -197,14 +219,16 @@ class ResultSender:
 
     async def _send(self, entries: list[Entry]) -> tuple[list[Entry], str | None]:
         """Send once; returns the unsent entries and the reason, or None where they can be sent at once, split."""
-        sizes = [utf8_size(entry[0]) for entry in entries]
-        # The resulter limits what it decompresses of one message.
-        weights = [float(entry[0].startswith(PACKED_PREFIX)) for entry in entries]
-        slices = list(
-            pack(sizes, weights, max_bytes=self._max_bytes, max_items=MAX_ENTRIES, max_weight=PACKED_PER_MESSAGE)
-        )
+        sizes = [utf8_size(entry.text) for entry in entries]
+        # The resulter limits what it decompresses of one message, and settles its tasks at once.
+        weights = [
+            MAX_TASKS / PACKED_PER_MESSAGE if entry.text.startswith(PACKED_PREFIX) else float(entry.tasks)
+            for entry in entries
+        ]
+        slices = list(pack(sizes, weights, max_bytes=self._max_bytes, max_items=MAX_TASKS, max_weight=MAX_TASKS))
         messages = [
-            Outgoing(join_batch([entry[0] for entry in entries[start:end]]), self._attributes) for start, end in slices
+            Outgoing(join_batch([entry.text for entry in entries[start:end]]), self._attributes)
+            for start, end in slices
         ]
         try:
             report = await self._queue.send(messages)
@@ -217,11 +241,12 @@ class ResultSender:
         for position, (start, end) in enumerate(slices):
             if position not in unsent:
                 observe(end - start)
-                for _, lease, about in entries[start:end]:
-                    if lease is not None:
-                        self._sent(lease)
-                    elif isinstance(about, asyncio.Future) and not about.done():
-                        about.set_result(None)
+                for entry in entries[start:end]:
+                    if entry.lease is not None:
+                        for _ in range(entry.tasks):
+                            self._sent(entry.lease)
+                    elif isinstance(entry.about, asyncio.Future) and not entry.about.done():
+                        entry.about.set_result(None)
             elif position not in report.refused:
                 failed += entries[start:end]
                 is_away = True
@@ -239,7 +264,9 @@ class ResultSender:
 
     def _replace(self, entry: Entry, size: int, reason: str | None) -> list[Entry]:
         """What to send instead of an entry that the queue rejects even alone; a heartbeat is dropped."""
-        text, lease, about = entry
+        if entry.members:
+            return [Entry(member.text, member.lease) for member in entry.members]
+        text, lease, about = entry.text, entry.lease, entry.about
         log.error("entry_refused_by_queue", queue=self._queue.label, bytes=size, reason=reason)
         if isinstance(about, asyncio.Future) and not about.done():
             problem = f"the report of the step is {size} bytes, more than the results queue takes: {reason}"
@@ -248,7 +275,7 @@ class ResultSender:
             return []
         if size > _SMALLEST_MESSAGE_BYTES:
             text = refused_answer(text, size)
-        return [(text, lease, about)]
+        return [Entry(text, lease, about)]
 
     @staticmethod
     async def _pause(pauses: Pauses, entries: int, reason: str | None) -> None:
@@ -257,3 +284,24 @@ class ResultSender:
             if pauses.is_reported:
                 log.warning("results_not_sent", entries=entries, failures=pauses.failures + 1, reason=reason)
             await asyncio.sleep(pauses.next_seconds())
+
+
+def share_results(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries, with equal results of a message's tasks as one."""
+    equal: defaultdict[tuple[Lease | None, str], list[Entry]] = defaultdict(list)
+    sent: list[Entry] = []
+    for entry in entries:
+        result = entry.result
+        if result is None:
+            sent.append(entry)
+        else:
+            equal[entry.lease, result].append(entry)
+    for (lease, result), members in equal.items():
+        pack_id = None if lease is None or utf8_size(result) > SHARED_RESULT_BYTES else lease.pack_id
+        if pack_id is None or len(members) < _SHARED_FROM:
+            sent += members
+        else:
+            places = sorted([member.place for member in members])
+            text = encode_shared_result(pack_id, places, result)
+            sent.append(Entry(text, lease, members=tuple(members)))
+    return sent

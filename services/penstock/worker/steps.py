@@ -71,7 +71,7 @@ class AttemptSteps:
             problem = f"the results of the task's steps are {journal_bytes} bytes; the limit is"
             limited = f"{problem} {settings.steps_limit_bytes} (PENSTOCK_STEPS_LIMIT_BYTES)"
             raise Unfit("JournalTooLarge", limited, code=TOO_LARGE)
-        attempt.reported.append(report)
+        attempt.reported = (*attempt.reported, report)
         await self.send(attempt, report)
         if not attempt.lease.is_unbroken():
             raise Suspend(is_redelivered=True)  # the report may come too late for the attempt that follows

@@ -34,6 +34,7 @@ from penstock.protocol.reports import (
     Progress,
     Report,
     RunTimes,
+    SharedResult,
     Succeeded,
     Unreadable,
     decode_reports,
@@ -49,7 +50,8 @@ from penstock.worker.handlers.context import Call, Context
 from penstock.worker.handlers.outcomes import Fail, Retry
 from penstock.worker.leases import Lease
 from penstock.worker.process import Worker
-from penstock.worker.result_sender import ResultSender, Timings
+from penstock.worker.result_sender import Entry, ResultSender, Timings
+from tests.claims import claim_id, pack_id
 from tests.integration.doors import sample
 
 PATIENCE_SECONDS = 30
@@ -686,6 +688,82 @@ async def test_results_queue_that_takes_small_messages_only_gets_small_ones(
     assert json.loads(refused.error)["data"]["type"] == "BadResult"
     assert all(isinstance(outcome, Succeeded) for outcome in outcomes.values())
     assert await bench.left() == 0
+
+
+def signed_call(task_id: int, claim: int, name: str, payload: str) -> str:
+    return encode_call(task_id, claim, name, payload, claim_id=claim_id(task_id, claim))
+
+
+async def test_equal_results_of_a_message_with_a_pack_id_are_sent_as_one(bench: Bench, registry: Registry) -> None:
+    @action("a", registry=registry)
+    async def one(ctx: Context) -> str | None:
+        if ctx.task_id == 3:
+            raise Fail("no")
+        return "odd" if ctx.task_id == 5 else None
+
+    await bench.send(*(signed_call(n, 7, "a", "{}") for n in range(1, 11)), pack=pack_id(7, range(1, 11)))
+    await bench.send(*(signed_call(n, 8, "a", "{}") for n in range(11, 21)))
+    await bench.work(messages=2)
+    settled = {1, 2, 4, 6, 7, 8, 9, 10}
+
+    def shared() -> list[SharedResult]:
+        return [report for report in bench.reports if isinstance(report, SharedResult)]
+
+    await bench.until(lambda: settled <= {n for one in shared() for n in one.task_ids}, "shared results")
+    assert {(one.claim, one.result) for one in shared()} == {(7, "null")}
+    assert sorted(n for one in shared() for n in one.task_ids) == sorted(settled)
+    outcomes = await bench.outcomes(12)
+    assert sorted(outcomes) == [3, 5, *range(11, 21)]
+    assert isinstance(outcomes[3], Failed)
+    assert await bench.left() == 0
+
+
+@pytest.mark.parametrize("pack", ["pack:7:1-9", "pack:7:2-11", "pack:8:1-10", "pack:7:10,1-9", "7:1-10", ""])
+async def test_results_are_sent_alone_where_the_pack_id_is_not_that_of_the_messages_tasks(
+    bench: Bench, registry: Registry, pack: str
+) -> None:
+    action("a", registry=registry)(lambda ctx: None)
+    await bench.send(*(signed_call(n, 7, "a", "{}") for n in range(1, 11)), pack=pack or "-")
+    await bench.work()
+    assert sorted(await bench.outcomes(10)) == [*range(1, 11)]
+
+
+async def test_a_batched_handler_shares_its_results_and_large_ones_are_sent_alone(
+    bench: Bench, registry: Registry
+) -> None:
+    @action("many", batch=10, registry=registry)
+    async def many(calls: list[Call[Any]]) -> list[Any]:
+        return [call.params["text"] for call in calls]
+
+    texts = ["x" * 300, "y" * 3000, "é" * 400]
+    for number, text in enumerate(texts):
+        ids = range(number * 10, number * 10 + 10)
+        calls = [signed_call(n, 1, "many", json.dumps({"text": text})) for n in ids]
+        await bench.send(*calls, pack=pack_id(1, ids))
+    await bench.work(messages=3)
+    assert sorted(await bench.outcomes(10)) == [*range(10, 20)]
+    shared = [report for report in bench.reports if isinstance(report, SharedResult)]
+    assert {(tuple(one.task_ids), one.result) for one in shared} == {
+        (tuple(range(10)), json.dumps(texts[0])), (tuple(range(20, 30)), json.dumps(texts[2], ensure_ascii=False)),
+    }  # fmt: skip
+    assert await bench.left() == 0
+
+
+async def test_a_shared_result_that_the_queue_refuses_is_sent_one_by_one() -> None:
+    queue, settled = _Narrow(700), list[Lease]()
+    sender = ResultSender(queue, sent=settled.append, timings=Timings(), worker="w")  # type: ignore[arg-type]
+    lease = Lease(Message("m", "r", "", 1, None, {}), 9, 0.0, 30.0, "pack:1:" + ",".join(map(str, range(0, 800, 4))))
+    for place in range(9):
+        sender.answer(encode_result(f"{place}:1", "7"), lease, "7", place)
+    sending = asyncio.create_task(sender.run())
+    try:
+        await asyncio.wait_for(sender.wait_empty(), PATIENCE_SECONDS)
+    finally:
+        sending.cancel()
+    reports = [report for body in queue.taken for report in decode_reports(body, batch_limit=10)]
+    assert sorted(report.task_id for report in reports if isinstance(report, Succeeded)) == [*range(9)]
+    assert len(reports) == 9
+    assert settled == [lease] * 9
 
 
 async def test_messages_are_made_no_smaller_than_the_results_queue_needs(bench: Bench, transport: SqsTransport) -> None:
@@ -1388,11 +1466,12 @@ class _Narrow:
 
     label, limits = "results", LIMITS
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 5000) -> None:
         self.taken: list[str] = []
+        self._most = most
 
     async def send(self, messages: Sequence[Outgoing]) -> SendReport:
-        refused = [n for n, one in enumerate(messages) if len(one.body) > 5000]
+        refused = [n for n, one in enumerate(messages) if len(one.body) > self._most]
         self.taken += [one.body for n, one in enumerate(messages) if n not in refused]
         return SendReport(refused, "too long" if refused else None, frozenset(refused))
 
@@ -1401,7 +1480,7 @@ async def test_an_answer_that_is_sent_at_once_and_refused_becomes_an_error() -> 
     queue = _Narrow()
     sender = ResultSender(queue, sent=lambda lease: None, timings=Timings(), worker="w")  # type: ignore[arg-type]
     lease = Lease(Message("m", "r", "", 1, None, {}), 1, 0.0, 30.0)
-    await sender.send_now([encode_result("1:1", json.dumps("x" * 9000))], [lease])
+    await sender.send_now([Entry(encode_result("1:1", json.dumps("x" * 9000)), lease)])
     ((report,),) = [decode_reports(body, batch_limit=10) for body in queue.taken]
     assert isinstance(report, Failed)
     assert json.loads(report.error)["data"]["type"] == "BadResult"

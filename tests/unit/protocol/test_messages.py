@@ -22,12 +22,14 @@ from penstock.protocol.json_text import (
     utf8_size,
 )
 from penstock.protocol.reports import (
+    SHARED_RESULT_BYTES,
     BackoffHint,
     Failed,
     Hints,
     Progress,
     Report,
     RunTimes,
+    SharedResult,
     Succeeded,
     Unreadable,
     decode_reports,
@@ -35,6 +37,7 @@ from penstock.protocol.reports import (
     encode_notification,
     encode_progress,
     encode_result,
+    encode_shared_result,
 )
 from penstock.protocol.requests import ClaimId, Invalid, Request, decode_body, encode_call, parse_claim_id
 
@@ -654,3 +657,51 @@ def test_the_two_characters_that_sqs_refuses_are_escaped() -> None:
 @pytest.mark.parametrize(("text", "size"), [("abc", 3), ("\u20ac", 3), ("\U0001f600", 4), ("\ud800", 3)])
 def test_size_is_counted_in_utf8_bytes(text: str, size: int) -> None:
     assert utf8_size(text) == size
+
+
+# Shared results
+
+
+def shared(places: object, result: str = "null", pack: str = "pack:7:41-44,50") -> str:
+    params = f'{{"pack":"{pack}","places":"{places}","result":{result}}}'
+    return f'{{"jsonrpc":"2.0","method":"shared_result","params":{params}}}'
+
+
+def test_a_shared_result_is_that_of_the_tasks_at_its_places() -> None:
+    (all_of_them,) = decode_reports(shared("0-4", '"\\u0000 \\ud800"'), batch_limit=10, worker="w")
+    assert all_of_them == SharedResult([41, 42, 43, 44, 50], 7, r'"\ufffd \ufffd"', "w")
+    (some,) = decode_reports(shared("0,3-4"), batch_limit=10)
+    assert isinstance(some, SharedResult)
+    assert some.each() == [Succeeded(task_id, 7, None, "null") for task_id in (41, 44, 50)]
+
+
+def test_what_a_worker_writes_of_a_shared_result_is_read() -> None:
+    text = encode_shared_result("pack:7:41-44,50", [1, 2, 4], '{"n":1}')
+    (report,) = decode_reports(text, batch_limit=10)
+    assert report == SharedResult([42, 43, 50], 7, '{"n":1}')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        shared("5"), shared("0-5"), shared("0,0"), shared(""), shared("a"), shared("0-1", pack="7:41-42"),
+        shared("0-1", f'"{"x" * SHARED_RESULT_BYTES}"'), shared("0-1").replace('"result"', '"outcome"'),
+        shared("0-1").replace('"places":"0-1"', '"places":[0,1]'),
+    ],
+)  # fmt: skip
+def test_a_shared_result_that_makes_no_sense_is_kept_as_it_came(text: str) -> None:
+    assert unreadable(text).text == text
+
+
+def test_a_pack_id_counts_with_the_token_that_a_scheduler_made() -> None:
+    fence = Fence(KEYS)
+    signed = fence.sign("pack:7:41-44,50")
+    (report,) = decode_reports(shared("0", pack=signed), batch_limit=10, fence=fence)
+    assert isinstance(report, SharedResult)
+    token = signed.rpartition(":")[2]
+    for forged in ("pack:7:41-44,50", f"pack:7:41-45,50:{token}", f"pack:8:41-44,50:{token}", "pack:7:1:" + "0" * 20):
+        (refused,) = decode_reports(shared("0", pack=forged), batch_limit=10, fence=fence)
+        assert isinstance(refused, Unreadable)
+        assert refused.is_foreign
+    (refused,) = decode_reports(shared("0", pack=fence.name(41, 7)), batch_limit=10, fence=fence)
+    assert isinstance(refused, Unreadable)

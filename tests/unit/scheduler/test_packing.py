@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.protocol.fence import ClaimKey, Fence
 from penstock.protocol.json_text import utf8_size
-from penstock.protocol.message_attributes import SUSPECT_ATTRIBUTE, TIMEOUT_ATTRIBUTE
+from penstock.protocol.message_attributes import PACK_ATTRIBUTE, SUSPECT_ATTRIBUTE, TIMEOUT_ATTRIBUTE
+from penstock.protocol.pack_id import PACK_FROM, parse_pack_id
 from penstock.protocol.task import Claimed
 from penstock.scheduler.packing import PackedMessage, message_of, pack_messages
 from tests.integration.doors import sample
@@ -71,6 +73,24 @@ def test_a_suspect_travels_alone_and_the_others_in_their_order() -> None:
     others = [packed for packed in messages if not packed.tasks[0].suspect]
     assert [task.id for packed in others for task in packed.tasks] == [n for n in range(1000) if n % 100 != 7]
     assert max(sizes(others)) == 100
+
+
+def test_a_message_of_many_tasks_names_them_all_where_they_have_few_gaps() -> None:
+    fence = Fence([ClaimKey(b"key")])
+    plain = [claimed(n)._replace(claim=7) for n in range(100)]
+    timed = [claimed(n, timeout=2.0)._replace(claim=7) for n in range(100, 180, 2)]
+    messages = pack_messages(
+        [*plain, *timed], {"a": 0.0}, max_tasks=500, max_bytes=10_000, max_seconds=1.0, fence=fence
+    )
+    assert sizes(messages) == [14] * 7 + [2] + [14, 14, 12]
+    for packed in messages:
+        name = packed.message.attributes.get(PACK_ATTRIBUTE)
+        assert (name is not None) == (len(packed.tasks) >= PACK_FROM)
+        if name is not None:
+            assert fence.problem(name) is None
+            assert parse_pack_id(name) == (7, [task.id for task in packed.tasks])
+    far = [claimed(n)._replace(claim=7) for n in range(10**12, 2 * 10**12, 5 * 10**8)]
+    assert all(PACK_ATTRIBUTE not in packed.message.attributes for packed in packed_in(far, {"a": 0.0}))
 
 
 def test_a_suspect_is_marked_and_keeps_its_time_limit() -> None:
