@@ -590,15 +590,17 @@ def trace_of(response: Response) -> TraceContext | None:
         return None
 
 
+_RESULT_HEAD = '{"jsonrpc":"2.0","result":'
+
+
 def encode_result(claim_id: str, result: str, spawn: Sequence[str] | str = (), *, encoding: str | None = None) -> str:
     """The response of a success. result: JSON text, or as ``encoding`` says. spawn: texts of tasks, or all sealed."""
+    if not (spawn or encoding):
+        return f'{_RESULT_HEAD}{result},"id":"{claim_id}"}}'
     encoded = f',"encoding":"{encoding}"' if encoding else ""
     children = spawn if isinstance(spawn, str) else f"[{','.join(spawn)}]"
     spawned = f',"spawn":{children}' if spawn else ""
     return f'{{"jsonrpc":"2.0"{encoded},"result":{result}{spawned},"id":"{claim_id}"}}'
-
-
-_RESULT_HEAD = '{"jsonrpc":"2.0","result":'
 
 
 def sole_result(answer: str, claim_id: str) -> str | None:

@@ -240,7 +240,7 @@ class ResultSender:
         observe = metrics.BATCH_SIZE.labels("results_message").observe
         for position, (start, end) in enumerate(slices):
             if position not in unsent:
-                observe(end - start)
+                observe(sum(entry.tasks for entry in entries[start:end]))
                 for entry in entries[start:end]:
                     if entry.lease is not None:
                         for _ in range(entry.tasks):

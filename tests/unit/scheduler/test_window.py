@@ -176,15 +176,20 @@ def test_a_slow_count_is_repeated_before_a_quarter_can_have_settled() -> None:
     assert busy.wants_count(0.5 + 0.26)
 
 
-def test_a_window_that_has_run_low_grows_at_once_but_threefold_at_most() -> None:
+def test_a_window_that_has_run_low_grows_at_once_to_what_was_settled_but_tenfold_at_most() -> None:
     low = window()
     count(low, 0, 0)
     sizes = []
-    for now in (0.1, 0.2, 0.3):
+    for now, left in ((0.1, 200), (0.2, 1600)):
         low.claimed(low.size)
-        count(low, low.size // 10, now)
+        count(low, left, now)
         sizes.append(low.size)
-    assert sizes == [3 * FLOOR, 9 * FLOOR, 27 * FLOOR]
+    assert sizes == [8 * FLOOR, 66 * FLOOR]
+    burst = window()
+    count(burst, 0, 0)
+    burst.claimed(5 * FLOOR)
+    count(burst, 0, 0.1)
+    assert burst.size == 10 * FLOOR
 
 
 def test_the_routes_of_a_bounded_number_of_actions_are_kept() -> None:
