@@ -4,15 +4,17 @@
         subprocess.run([sys.executable, "-m", "penstock", "up", "--detach"])
 
 They are children of the caller as ever, with their own process id, environment, folder and output, and so are the
-processes that `penstock up` starts in turn. What differs: all of Penstock is loaded, /proc shows the command line and
-the environment of the process that they were forked from, and a stack's cluster is a copy of one that was made and
-migrated once. Tests of starts and imports run Python itself.
+processes that `penstock up` starts in turn. What differs: all of Penstock is loaded, the interpreter is not taken apart
+at the end, /proc shows the command line and the environment of the process that they were forked from, and a stack's
+cluster is a copy of one that was made and migrated once. Tests of starts and imports run Python itself.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import json
@@ -25,6 +27,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +40,9 @@ from unittest import mock
 _ROOT = Path(__file__).resolve().parents[1]
 _STARTING = {"benchmarks", "examples.export.demo", "tests.chaos"}  # whose processes start others, as `penstock up` does
 _FORKED = {"penstock", "penstock.local.suggestion", *_STARTING}
+_MET_LATER = (  # modules that others import when they are used
+    "anyio._backends._asyncio", "greenlet", "psutil", "sqlalchemy.ext.asyncio", "structlog", "uvicorn.lifespan.off",
+)  # fmt: skip
 _MESSAGE_BYTES = 128 * 1024
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _exec = subprocess._fork_exec  # type: ignore[attr-defined]
@@ -127,7 +133,22 @@ def _run() -> None:
         sys.modules["uvloop"] = None  # type: ignore[assignment]  # it starts processes without that function
         for _ in range(random.randrange(len(service._PORTS))):
             next(service._ports)  # each stack begins at another place
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as exc:
+        if not isinstance(exc.code, int | None):
+            raise
+        _end(exc.code or 0)
+    _end(0)
+
+
+def _end(code: int) -> None:
+    """What Python does at its end, but for taking all modules apart: that costs as much as most of these commands."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _copy_clusters(folder: Path) -> None:
@@ -163,6 +184,25 @@ def _copy_clusters(folder: Path) -> None:
     EmbeddedPostgres._initdb = copy  # type: ignore[method-assign]
 
 
+def _warm_up() -> None:
+    """Do once what each process does first whatever its work is, which is half of the price of its start."""
+    import botocore.session
+    import httpx._transports.default
+
+    from penstock.api.dashboard import routes
+
+    for name in _MET_LATER:
+        importlib.import_module(name)
+    # The SDK's descriptions and all certificates, which each process would parse.
+    botocore.session.create_loader = functools.cache(botocore.session.create_loader)
+    transports: Any = httpx._transports.default
+    transports.create_ssl_context = functools.cache(transports.create_ssl_context)
+    key = {"aws_access_key_id": "none", "aws_secret_access_key": "none"}
+    botocore.session.get_session().create_client("sqs", region_name="us-east-1", **key).close()
+    httpx.Client().close()
+    routes._templates()
+
+
 def main() -> None:
     import penstock
 
@@ -172,6 +212,7 @@ def main() -> None:
         if not found.name.startswith(left_out):
             with suppress(ImportError):  # of an extra that is not installed
                 importlib.import_module(found.name)
+    _warm_up()
     if "TEST_CLUSTER" in os.environ:
         _copy_clusters(Path(os.environ["TEST_CLUSTER"]))
     gc.collect()
