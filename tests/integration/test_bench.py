@@ -17,8 +17,8 @@ from tests.forking import forked_commands
 from tests.pgbouncer import WHY_NOT
 
 ROOT = Path(__file__).resolve().parents[2]
-TASKS = 200
-ROWS = 2000
+TASKS = 100
+ROWS = 1000
 PROCESSES = {"bench", "api", "submitter", "scheduler", "scheduler-2", "resulter", "supervisor", "worker-1"}
 SERVICES = {"postgres", "sqs"}
 
