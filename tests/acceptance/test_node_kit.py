@@ -58,7 +58,7 @@ def suite(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
 
 @pytest.fixture
 def place(data_path: Path) -> Iterator[Place]:
-    yield from make_place(data_path / "place")
+    yield from make_place(data_path / "place", forks=True)
 
 
 def test_its_tests_pass_beside_a_stack(suite: Run, place: Place) -> None:

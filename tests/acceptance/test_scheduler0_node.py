@@ -33,7 +33,7 @@ def answers() -> bool:
 
 @pytest.fixture
 def place(data_path: Path) -> Iterator[Place]:
-    yield from make_place(data_path / "place")
+    yield from make_place(data_path / "place", forks=True)
 
 
 @pytest.mark.skipif(not shutil.which("npm"), reason="npm is not installed")

@@ -41,9 +41,10 @@ UP_WITHIN_SECONDS = 180
 
 
 class Place:
-    """A folder with an app in it, and the command run there."""
+    """A folder with an app in it, and the command run there. forks: `penstock up` is forked too, as all others are."""
 
     command = (sys.executable, "-m", "penstock")
+    forks = False
 
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True)
@@ -64,7 +65,7 @@ class Place:
         }
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        with nullcontext() if arguments[0] == "up" else forked_commands():
+        with forked_commands() if self.forks or arguments[0] != "up" else nullcontext():
             result = subprocess.run(
                 [*self.command, *arguments],
                 cwd=self.path,
@@ -132,8 +133,9 @@ def sqs(state: dict[str, Any]) -> Any:
     )  # fmt: skip
 
 
-def make_place(path: Path) -> Iterator[Place]:
+def make_place(path: Path, *, forks: bool = False) -> Iterator[Place]:
     place = Place(path)
+    place.forks = forks
     yield place
     if DataDir(place.path / ".penstock").holder() is not None:
         place.run("down")
@@ -142,6 +144,12 @@ def make_place(path: Path) -> Iterator[Place]:
 @pytest.fixture
 def place(data_path: Path) -> Iterator[Place]:
     yield from make_place(data_path / "place")
+
+
+@pytest.fixture
+def forking_place(data_path: Path) -> Iterator[Place]:
+    """For a test that is about what comes after the start."""
+    yield from make_place(data_path / "place", forks=True)
 
 
 @pytest.fixture(scope="module")
@@ -210,13 +218,18 @@ def test_a_worker_started_by_hand_serves_the_stack_of_the_folder(shared: Place) 
             [*shared.command, "worker", "--app", "by_hand", "--app", "greeting"], cwd=shared.path,
             env=before | shared.env, stdout=output, stderr=subprocess.STDOUT,
         )  # fmt: skip
+    # A worker of the stack that gets the task instead gives it back for half a minute, and may get it again.
+    others = [process_id(shared.state(), name) for name in ("worker-1", "worker-2")]
     try:
-        # A worker of the stack that gets it instead gives it back for half a minute, and may get it again.
+        for pid in others:
+            os.kill(pid, signal.SIGSTOP)
         task = shared.rpc("enqueue", {"action": "greet_by_hand", "payload": {"name": "hand"}, "max_attempts": 100})[
             "id"
         ]
         shared.wait_success(task, "hand", seconds=300)
     finally:
+        for pid in others:
+            os.kill(pid, signal.SIGCONT)
         process.terminate()
         process.wait(60)
     elsewhere = shared.run("worker", "--data-dir", "nowhere", check=False)
@@ -401,8 +414,9 @@ def test_a_stack_over_an_outside_postgres_and_sqs_runs_beside_another_and_knows_
 
 
 def test_a_task_survives_a_stack_that_is_stopped_then_one_that_is_killed_and_succeeds_in_the_third(
-    place: Place,
+    forking_place: Place,
 ) -> None:
+    place = forking_place
     state = place.up("--workers", "0", "--one-process")
     assert not [entry for entry in state["processes"] if entry["name"].startswith("worker")]
     task = place.greet("patient")
@@ -438,8 +452,8 @@ def leave_by_a_second_signal(place: Place, state: dict[str, Any]) -> None:
         wait_until(lambda pid=entry["pid"]: not alive(pid), f"{entry['name']} to end")  # type: ignore[misc]
 
 
-def test_app_that_cannot_be_loaded_is_named_and_nothing_stays(place: Place) -> None:
-    result = place.run("up", "--detach", "--app", "no.such.module", check=False)
+def test_app_that_cannot_be_loaded_is_named_and_nothing_stays(forking_place: Place) -> None:
+    result = forking_place.run("up", "--detach", "--app", "no.such.module", check=False)
     assert result.returncode == 1
     assert "no.such" in result.stderr
-    assert place.run("ps", check=False).returncode == 1
+    assert forking_place.run("ps", check=False).returncode == 1
