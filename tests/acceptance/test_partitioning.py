@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 
 from tests.acceptance.conftest import ROOT, RunningStack
+from tests.forking import forked_commands
 
 
 class Load(threading.Thread):
@@ -39,11 +40,13 @@ class Load(threading.Thread):
 
 def divide(stack: RunningStack, partitions: int, *, kill_after: int | None = None) -> list[str]:
     """Run the command; kill it once it has said so many lines. Returns what it said."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "penstock", "partition-tasks", str(partitions)],
-        env=os.environ | {"PENSTOCK_DATABASE_URL": stack.state["database_url"], "PYTHONUNBUFFERED": "1"},
-        cwd=ROOT, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+    with forked_commands():
+        started = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "partition-tasks", str(partitions)],
+            env=os.environ | {"PENSTOCK_DATABASE_URL": stack.state["database_url"]},
+            cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    with started as process:
         assert process.stdout is not None
         said = []
         for line in process.stdout:
