@@ -125,7 +125,7 @@ def test_a_terminated_demo_leaves_nothing_and_the_next_exports_every_record_alth
     data_path: Path,
 ) -> None:
     folder = data_path / "demo"
-    with demo(folder, "--tasks", "100000") as process:
+    with demo(folder, "--tasks", "20000") as process:
         wait_until(lambda: state_of(folder) is not None, "the stack", seconds=90)
         state = state_of(folder)
         assert state is not None
