@@ -157,9 +157,12 @@ def module_data_path() -> Iterator[Path]:
 def postgres() -> Iterator[EmbeddedPostgres]:
     """One server for the run; without fsync, since no test pulls the plug of the machine."""
     options = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "autovacuum_naptime": "5s"}
+    if postgres_versions.VERSION >= 16:
+        options["scram_iterations"] = "1"  # for the passwords of roles that tests make
     with reachable_folder() as path:
         server = postgres_versions.server(path, options=options)
         server.start()
+        postgres_versions.quicken_logins(server)
         yield server
         server.stop()
 

@@ -156,6 +156,7 @@ def _copy_clusters(folder: Path) -> None:
     from penstock.db.migrate import upgrade
     from penstock.local.postgres import EmbeddedPostgres
     from penstock.local.stack import DATABASE, Stack
+    from tests.postgres_versions import quicken_logins
 
     initdb, made = EmbeddedPostgres._initdb, folder / "made"
 
@@ -170,6 +171,7 @@ def _copy_clusters(folder: Path) -> None:
                 with mock.patch.object(EmbeddedPostgres, "_initdb", initdb):
                     server = EmbeddedPostgres(folder / "postgres")
                     server.start()
+                    quicken_logins(server)
                     Stack._prepare_databases(SimpleNamespace(apps=()), server)  # type: ignore[arg-type]
                     with ThreadPoolExecutor(1) as thread:  # the caller may be in an event loop
                         thread.submit(upgrade, server.dsn(DATABASE)).result()
