@@ -70,11 +70,14 @@ class Forks:
         }  # fmt: skip
         files = [given if given >= 0 else own for own, given in enumerate((stdin, stdout, stderr))]
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # so that it becomes a child of this process
+        # An interrupt in between would leave the answer to the next that asks.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             socket.send_fds(self._channel, [json.dumps(request).encode()], files)
             return int(self._channel.recv(32))
         finally:
             _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 def _serve(channel: socket.socket) -> None:
@@ -89,6 +92,8 @@ def _serve(channel: socket.socket) -> None:
                 os._exit(0)  # the process that asked is now the parent of that one
             request = json.loads(message)
             while os.getppid() != request["parent"]:
+                if not Path(f"/proc/{request['parent']}").exists():
+                    os._exit(1)  # it was killed meanwhile
                 time.sleep(0.0005)
             _take_place(request, files)
             channel.send(str(os.getpid()).encode())
