@@ -24,9 +24,10 @@ def name_pack(claim: int, task_ids: Sequence[int]) -> str | None:
 
 def parse_pack_id(text: str) -> tuple[int, Sequence[int]]:
     """Claim and task ids, with or without a token. Raises ValueError."""
-    prefix, claim, ranges, *_ = (*text.split(":", 3), "", "", "")
-    if prefix != _PREFIX or not _is_number(claim):
-        raise ValueError(f"{text[:100]!r} is not pack:<claim>:<task ids>")
+    prefix, claim, ranges, token = (*text.split(":", 3), "", "", "", "")[:4]
+    is_right = prefix == _PREFIX and _is_number(claim) and int(claim) <= INT8_MAX
+    if not is_right or not (token.isalnum() or text.count(":") == 2):
+        raise ValueError(f"{text[:100]!r} is not pack:<claim>:<task ids>:<token>")
     return int(claim), parse_ranges(ranges)
 
 

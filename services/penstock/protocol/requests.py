@@ -28,7 +28,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     steps: msgspec.Raw = ABSENT
 
 
-class Call(msgspec.Struct, frozen=True):
+class TaskRequest(msgspec.Struct, frozen=True):
     """A task as a worker receives it: a request whose id is text."""
 
     jsonrpc: Literal["2.0"]
@@ -58,7 +58,7 @@ class _OnlyId(msgspec.Struct, frozen=True):
 _decode_request = msgspec.json.Decoder(Request).decode
 _decode_batch = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_requests = msgspec.json.Decoder(list[Request]).decode
-_decode_calls = msgspec.json.Decoder(list[Call]).decode
+_decode_task_requests = msgspec.json.Decoder(list[TaskRequest]).decode
 _decode_strictly = json.JSONDecoder(parse_constant=json_text.no_constant).decode
 _WHITESPACE = " \t\n\r"
 _NO_ID = frozenset((b"{", b"[", b"t", b"f"))
@@ -135,22 +135,22 @@ def decode_body(body: bytes | str, *, batch_limit: int, may_be_sealed: bool = Fa
     return Body(False, [only])
 
 
-def decode_calls(body: str, *, batch_limit: int) -> Sequence[Call | Request | Invalid]:
+def decode_task_requests(body: str, *, batch_limit: int) -> Sequence[TaskRequest | Request | Invalid]:
     """The entries of an outbound message; one whose id is no text stays a request. Raises as ``split_body``."""
     if body.startswith("["):
         with suppress(ValueError, RecursionError):
             json_text.refuse_depth(body)
-            calls = _decode_calls(body)
-            are_plain = _NO_PARAMS.isdisjoint([bytes(call.params)[:1] for call in calls])
-            if 0 < len(calls) <= batch_limit and are_plain:
-                return calls
-    return [*map(_call_of, decode_body(body, batch_limit=batch_limit, may_be_sealed=True).entries)]
+            requests = _decode_task_requests(body)
+            are_plain = _NO_PARAMS.isdisjoint([bytes(one.params)[:1] for one in requests])
+            if 0 < len(requests) <= batch_limit and are_plain:
+                return requests
+    return [*map(_task_request_of, decode_body(body, batch_limit=batch_limit, may_be_sealed=True).entries)]
 
 
-def _call_of(entry: Request | Invalid) -> Call | Request | Invalid:
+def _task_request_of(entry: Request | Invalid) -> TaskRequest | Request | Invalid:
     if isinstance(entry, Invalid) or bytes(entry.id)[:1] != b'"':
         return entry
-    return Call(entry.jsonrpc, entry.method, msgspec.json.decode(entry.id, type=str), entry.params, entry.steps)
+    return TaskRequest(entry.jsonrpc, entry.method, msgspec.json.decode(entry.id, type=str), entry.params, entry.steps)
 
 
 def _fault(request: Request, may_be_sealed: bool) -> str | None:

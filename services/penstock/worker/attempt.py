@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,9 @@ from penstock.worker.threads import Call
 
 if TYPE_CHECKING:
     from penstock.runtime.tracing.spans import AttemptSpan, Spans
+
+
+_making = threading.Lock()
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +95,8 @@ class Attempt(HandlerCall):
     def cancellation(self) -> Cancellation:
         """Made when it is asked for: most attempts, by the thousand a second, need none."""
         if self._cancellation is None:
-            self._cancellation = Cancellation()
+            with _making:  # a batched handler may ask in its thread for what the event loop sets
+                self._cancellation = self._cancellation or Cancellation()
         return self._cancellation
 
     @property

@@ -25,7 +25,15 @@ from penstock.protocol.journal import encode_step
 from penstock.protocol.output import encode_output
 from penstock.protocol.pack_id import parse_pack_id
 from penstock.protocol.reports import encode_progress, sole_result
-from penstock.protocol.requests import Call, ClaimId, Invalid, Request, decode_calls, new_claim_id, parse_claim_id
+from penstock.protocol.requests import (
+    ClaimId,
+    Invalid,
+    Request,
+    TaskRequest,
+    decode_task_requests,
+    new_claim_id,
+    parse_claim_id,
+)
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.runtime.loop import Service, SideTask
@@ -221,7 +229,7 @@ class Worker(Service):
         if lease is None:
             return []
         try:
-            entries = decode_calls(message.body, batch_limit=self._settings.packed_limit)
+            entries = decode_task_requests(message.body, batch_limit=self._settings.packed_limit)
             claims, lease.pack_id = _claims_of(message, entries)
             tasks = [claim.task_id for _, claim in claims if claim is not None]
             if not tasks:
@@ -243,7 +251,7 @@ class Worker(Service):
             traces = message_attributes.decode_traces(message.attributes, tasks)
         attempts = []
         for place, (entry, (claim_id, claim)) in enumerate(zip(entries, claims, strict=True)):
-            if claim is None or not isinstance(entry, Call):
+            if claim is None or not isinstance(entry, TaskRequest):
                 self._answer_invalid(entry, message)
             elif (handler := self._registry.get(entry.method)) is None:
                 self._answer_unknown(entry, claim_id, claim, lease)
@@ -260,16 +268,16 @@ class Worker(Service):
                 attempts.append(attempt)
         return attempts
 
-    def _answer_invalid(self, entry: Call | Request | Invalid, message: Message) -> None:
+    def _answer_invalid(self, entry: TaskRequest | Request | Invalid, message: Message) -> None:
         reason = entry.error.message if isinstance(entry, Invalid) else "its id is not <task id>:<claim>"
         log.error("entry_unreadable", message_id=message.id, reason=reason)
         self._sender.answer(no_task_answer(entry, reason), None)
 
-    def _answer_unknown(self, call: Call, claim_id: str, claim: ClaimId, lease: Lease) -> None:
+    def _answer_unknown(self, request: TaskRequest, claim_id: str, claim: ClaimId, lease: Lease) -> None:
         lease.begin()
         metrics.RUN_SECONDS.labels("unknown", "error").observe(0.0)  # no run time of an action: not for the scheduler
-        answer, problem = failure_answer(claim_id, None, unknown_action(call.method, self._registry))
-        log_failure(claim, call.method[:200], problem, details=True)  # the action's name alone is in it
+        answer, problem = failure_answer(claim_id, None, unknown_action(request.method, self._registry))
+        log_failure(claim, request.method[:200], problem, details=True)  # the action's name alone is in it
         self._sender.answer(answer, lease)
 
     async def _announce(self, attempts: Sequence[Attempt]) -> None:
@@ -368,12 +376,12 @@ class Worker(Service):
         await self._codec.close()
 
 
-def _claim_of(entry: Call | Request | Invalid) -> tuple[str, ClaimId | None]:
-    return (entry.id, parse_claim_id(entry.id)) if isinstance(entry, Call) else ("", None)
+def _claim_of(entry: TaskRequest | Request | Invalid) -> tuple[str, ClaimId | None]:
+    return (entry.id, parse_claim_id(entry.id)) if isinstance(entry, TaskRequest) else ("", None)
 
 
 def _claims_of(
-    message: Message, entries: Sequence[Call | Request | Invalid]
+    message: Message, entries: Sequence[TaskRequest | Request | Invalid]
 ) -> tuple[Sequence[tuple[str, ClaimId | None]], str | None]:
     """Text and numbers of the entries' claim ids, and the message's pack id.
 
@@ -383,7 +391,7 @@ def _claims_of(
     if pack_id is not None:
         with suppress(ValueError):
             claim, task_ids = parse_pack_id(pack_id)
-            names = [entry.id for entry in entries if isinstance(entry, Call)]
+            names = [entry.id for entry in entries if isinstance(entry, TaskRequest)]
             starts = [f"{task_id}:{claim}:" for task_id in task_ids]
             if len(names) == len(starts) == len(entries) and all(map(str.startswith, names, starts)):
                 return [

@@ -13,7 +13,7 @@ from penstock.protocol.compression import ENCODING, pack_result
 from penstock.protocol.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE, RateLimited
 from penstock.protocol.json_text import MAX_DEPTH, dumps, escape_for_sqs, foreign, json_depth
 from penstock.protocol.reports import decode_response, encode_error, encode_notification, encode_result, error_text
-from penstock.protocol.requests import Call, Invalid, Request, given
+from penstock.protocol.requests import Invalid, Request, TaskRequest, given
 from penstock.protocol.spelling import nearest
 from penstock.protocol.task import BUILT_IN_ACTIONS
 from penstock.worker.attempt import Attempt
@@ -212,12 +212,12 @@ def timeout_of(ran_seconds: float, limit_seconds: float | None, where: str | Non
     return Refusal(TIMEOUT_KIND, message, code=TASK_TIMEOUT, data=data)
 
 
-def no_task_answer(entry: Call | Request | Invalid, reason: str) -> str:
+def no_task_answer(entry: TaskRequest | Request | Invalid, reason: str) -> str:
     """The response to an entry that names no task: its id is null, by JSON-RPC; the resulter stores it as rejected."""
     if isinstance(entry, Invalid):
         shown, code = entry.text, entry.error.code
     else:
-        id_ = json.dumps(entry.id) if isinstance(entry, Call) else bytes(entry.id).decode() or "none"
+        id_ = json.dumps(entry.id) if isinstance(entry, TaskRequest) else bytes(entry.id).decode() or "none"
         shown, code = f"{entry.method} {bytes(entry.params).decode()} id {id_}", -32600
     error = {
         "code": code,

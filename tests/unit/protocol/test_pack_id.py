@@ -52,7 +52,8 @@ def test_task_ids_with_too_many_gaps_have_no_pack_id() -> None:
     [
         "", "7:1-2", "pack", "pack:7", "pack:x:1-2", "pack:7:", "pack:7:2-1", "pack:7:1-", "pack:7:-3", "pack:7:1,,2",
         "pack:7:1-2-3", "pack:7:٣", "pack:7: 1", f"pack:7:0-{PACK_MAX_TASKS}", f"pack:7:{INT8_MAX + 1}",
-        f"pack:7:0-99,0-{PACK_MAX_TASKS - 100}", "pack:7:" + "9" * 5000,
+        f"pack:7:0-99,0-{PACK_MAX_TASKS - 100}", "pack:7:" + "9" * 5000, "pack:9999999999999999999:1-2",
+        'pack:7:1-2:"', "pack:7:1-2:", "pack:7:1-2:a:b",
     ],
 )  # fmt: skip
 def test_any_other_text_is_refused(text: str) -> None:
