@@ -150,7 +150,7 @@ def decode_task_requests(body: str, *, batch_limit: int) -> Sequence[TaskRequest
 def _task_request_of(entry: Request | Invalid) -> TaskRequest | Request | Invalid:
     if isinstance(entry, Invalid) or bytes(entry.id)[:1] != b'"':
         return entry
-    return TaskRequest(entry.jsonrpc, entry.method, msgspec.json.decode(entry.id, type=str), entry.params, entry.steps)
+    return TaskRequest(entry.jsonrpc, entry.method, bytes(entry.id)[1:-1].decode(), entry.params, entry.steps)
 
 
 def _fault(request: Request, may_be_sealed: bool) -> str | None:

@@ -7,6 +7,7 @@ import tracemalloc
 from time import perf_counter
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.protocol.batching import join_batch, pack
@@ -39,7 +40,17 @@ from penstock.protocol.reports import (
     encode_result,
     encode_shared_result,
 )
-from penstock.protocol.requests import ClaimId, Invalid, Request, decode_body, encode_call, parse_claim_id
+from penstock.protocol.requests import (
+    ClaimId,
+    Invalid,
+    Request,
+    TaskRequest,
+    decode_body,
+    decode_task_requests,
+    encode_call,
+    parse_claim_id,
+)
+from penstock.protocol.sealed import MARK
 
 GOOD = '{"jsonrpc":"2.0","method":"enqueue","params":{"action":"a"},"id":1}'
 RESULT = '{"jsonrpc":"2.0","result":{"ok":true},"id":"42:7"}'
@@ -705,3 +716,26 @@ def test_a_pack_id_counts_with_the_token_that_a_scheduler_made() -> None:
         assert refused.is_foreign
     (refused,) = decode_reports(shared("0", pack=fence.name(41, 7)), batch_limit=10, fence=fence)
     assert isinstance(refused, Unreadable)
+
+
+# What a worker receives
+
+
+@pytest.mark.parametrize(
+    "entry", [r'{"jsonrpc":"2.0","method":"a","id":"\ud800"}', '{"jsonrpc":"2.0","method":"a","id":7}', "7"]
+)
+def test_an_entry_that_names_no_task_leaves_its_neighbours_as_they_are(entry: str) -> None:
+    good = encode_call(42, 7, "a", "{}")
+    first, odd, last = decode_task_requests(f"[{good},{entry},{good}]", batch_limit=10)
+    assert isinstance(first, TaskRequest)
+    assert first == last == TaskRequest("2.0", "a", "42:7", msgspec.Raw(b"{}"))
+    assert parse_claim_id(odd.id) is None if isinstance(odd, TaskRequest) else isinstance(odd, Request | Invalid)
+
+
+def test_a_message_of_tasks_is_read_like_its_entries() -> None:
+    for payload in ("{}", "[1]", '{"a":"\u00e9"}', f'{MARK}sealed"'):
+        call = encode_call(42, 7, "a", payload)
+        (alone,) = decode_task_requests(call, batch_limit=10)
+        assert decode_task_requests(f"[{call},{call}]", batch_limit=10) == [alone, alone]
+    with pytest.raises(InvalidRequest, match="a batch of 2"):
+        decode_task_requests(f"[{call},{call}]", batch_limit=1)
