@@ -591,6 +591,7 @@ def trace_of(response: Response) -> TraceContext | None:
 
 
 _RESULT_HEAD = '{"jsonrpc":"2.0","result":'
+_SPAWN_MEMBER = ',"spawn":'
 
 
 def encode_result(claim_id: str, result: str, spawn: Sequence[str] | str = (), *, encoding: str | None = None) -> str:
@@ -599,13 +600,14 @@ def encode_result(claim_id: str, result: str, spawn: Sequence[str] | str = (), *
         return f'{_RESULT_HEAD}{result},"id":"{claim_id}"}}'
     encoded = f',"encoding":"{encoding}"' if encoding else ""
     children = spawn if isinstance(spawn, str) else f"[{','.join(spawn)}]"
-    spawned = f',"spawn":{children}' if spawn else ""
+    spawned = f"{_SPAWN_MEMBER}{children}" if spawn else ""
     return f'{{"jsonrpc":"2.0"{encoded},"result":{result}{spawned},"id":"{claim_id}"}}'
 
 
 def sole_result(answer: str, claim_id: str) -> str | None:
-    """The result of a response without spawned tasks, as JSON text; None where anything else is in it."""
-    if answer.startswith(_RESULT_HEAD) and answer.endswith(claim_id, 0, -2):
+    """The result of a response of ``encode_result``, as JSON text; None where anything else is, or may be, in it."""
+    # The text of spawned tasks may stand in a result as well, which then travels alone.
+    if answer.startswith(_RESULT_HEAD) and answer.endswith(claim_id, 0, -2) and _SPAWN_MEMBER not in answer:
         return answer[len(_RESULT_HEAD) : -len(claim_id) - len(',"id":""}')]
     return None
 

@@ -296,8 +296,7 @@ class Worker(Service):
             self._leases.answered(attempt.lease)  # a response would be ignored; the message can be deleted
         else:
             answer = final_answer(self._codec, attempt, text)
-            may_share = attempt.lease.pack_id is not None and not attempt.spawned
-            result = sole_result(answer, attempt.claim_id) if may_share else None
+            result = None if attempt.lease.pack_id is None else sole_result(answer, attempt.claim_id)
             self._sender.answer(answer, attempt.lease, result, attempt.place)
 
     async def _send_step(self, attempt: Attempt, entry: str) -> None:

@@ -115,6 +115,13 @@ def grow(ctx: Context, megabytes: int) -> int:
     return os.getpid()
 
 
+@action(process=True, batch=10)
+def spread(calls: list[Call[dict[str, int]]]) -> list[Any]:
+    for call in calls:
+        call.ctx.spawn("plain", {"number": 1})
+    return [None] * len(calls)
+
+
 @action(process=True)
 async def talk(ctx: Context) -> str:
     log.warning("a line of the child")

@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsQueue
+from penstock.protocol.batching import join_batch
 from penstock.protocol.message_attributes import encode_tenants
 from penstock.protocol.output import decode_entries
 from penstock.protocol.reports import Failed, Output, Stepped, Succeeded, Suspended
@@ -31,6 +32,7 @@ from penstock.worker.handlers.lifespan import LIFESPANS
 from penstock.worker.process import Worker
 from penstock.worker.processes.channel import Child, Ended, frame
 from penstock.worker.processes.pool import ProcessPool
+from tests.claims import claim_id, pack_id
 from tests.docs_blocks import all_blocks
 from tests.integration.worker.test_worker import Bench, eventually, running
 
@@ -237,6 +239,18 @@ async def test_what_a_call_left_running_in_its_child_does_not_harm_the_next_one(
     assert result_of(outcomes[1]) is None
     assert result_of(outcomes[2])["number"] == 2
     assert not [one for one in bench.reports if isinstance(one, Output | Stepped)]
+
+
+async def test_what_a_child_spawns_is_not_lost_where_its_results_are_equal(bench: Bench) -> None:
+    calls = [encode_call(n, 7, "spread", "{}", claim_id=claim_id(n, 7)) for n in range(1, 11)]
+    report = await bench.outbound.send([Outgoing(join_batch(calls), {"pack": pack_id(7, range(1, 11))})])
+    assert report.failed == []
+    async with working(bench):
+        outcomes = await bench.outcomes(10)
+    assert {one.spawn for one in outcomes.values() if isinstance(one, Succeeded)} == {
+        '[{"action":"plain","payload":{"number":1}}]'
+    }
+    assert sorted(outcomes) == [*range(1, 11)]
 
 
 async def test_a_batch_whose_child_dies_is_run_task_by_task_to_find_the_one_at_fault(bench: Bench) -> None:

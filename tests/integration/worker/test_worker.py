@@ -749,6 +749,17 @@ async def test_a_batched_handler_shares_its_results_and_large_ones_are_sent_alon
     assert await bench.left() == 0
 
 
+async def test_what_tasks_spawn_goes_with_responses_of_their_own(bench: Bench, registry: Registry) -> None:
+    action("a", registry=registry)(lambda ctx: ctx.spawn("next", {"n": 1}))
+    await bench.send(*(signed_call(n, 7, "a", "{}") for n in range(1, 11)), pack=pack_id(7, range(1, 11)))
+    await bench.work()
+    outcomes = await bench.outcomes(10)
+    assert {outcome.spawn for outcome in outcomes.values() if isinstance(outcome, Succeeded)} == {
+        '[{"action":"next","payload":{"n":1}}]'
+    }
+    assert sorted(outcomes) == [*range(1, 11)]
+
+
 async def test_a_shared_result_that_the_queue_refuses_is_sent_one_by_one() -> None:
     queue, settled = _Narrow(700), list[Lease]()
     sender = ResultSender(queue, sent=settled.append, timings=Timings(), worker="w")  # type: ignore[arg-type]

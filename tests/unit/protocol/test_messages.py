@@ -39,6 +39,7 @@ from penstock.protocol.reports import (
     encode_progress,
     encode_result,
     encode_shared_result,
+    sole_result,
 )
 from penstock.protocol.requests import (
     ClaimId,
@@ -739,3 +740,19 @@ def test_a_message_of_tasks_is_read_like_its_entries() -> None:
         assert decode_task_requests(f"[{call},{call}]", batch_limit=10) == [alone, alone]
     with pytest.raises(InvalidRequest, match="a batch of 2"):
         decode_task_requests(f"[{call},{call}]", batch_limit=1)
+
+
+def test_only_a_response_of_a_result_alone_may_be_shared() -> None:
+    name = "42:7:0123456789abcdef0123"
+    assert sole_result(encode_result(name, '{"n":[1]}'), name) == '{"n":[1]}'
+    others = [
+        encode_result(name, "null", ['{"action":"a"}']),
+        encode_result(name, "null", '"penstock+sealed"'),
+        encode_result(name, '"H4sI"', encoding="gzip"),
+        encode_result("42:7:0000000000abcdef0123", "null"),
+        f'{encode_result(name, "null")[:-1]},"traceparent":"00-1-2-01"}}',
+        f'{encode_result(name, "null")[:-1]},"steps":[]}}',
+        encode_error(name, 1, "m", {}),
+        encode_progress(name),
+    ]
+    assert [sole_result(other, name) for other in others] == [None] * len(others)
