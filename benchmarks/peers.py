@@ -30,6 +30,7 @@ from typing import Any
 import asyncpg
 
 from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.measure import seconds_to_look
 from benchmarks.peer_venv import NODE, ROOT, SCRIPTS, make_node, make_venv, node_versions
 from penstock.cli.common import print_table
 from penstock.local.postgres import EmbeddedPostgres
@@ -250,9 +251,7 @@ class Run:
             began = moved = time.monotonic()
             done = 0
             while done < self._tasks:
-                # Counting costs the server the more the more there is: look again when half of the rest may be done.
-                rest = (self._tasks - done) * (time.monotonic() - began) / done if done else 0.0
-                await asyncio.sleep(min(max(rest / 2, 0.02), 0.5))
+                await asyncio.sleep(seconds_to_look(done, self._tasks, time.monotonic() - began))
                 now = await connection.fetchval(self._peer.done.format(tasks=self._tasks))
                 if now > done:
                     done, moved = now, time.monotonic()

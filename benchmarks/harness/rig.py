@@ -18,7 +18,7 @@ import asyncpg
 from rich.progress import Progress
 
 from benchmarks.harness.actions import APP
-from benchmarks.harness.measure import Pages, Usage, cost, read_usage, work_by_name
+from benchmarks.harness.measure import Pages, Usage, cost, read_usage, seconds_to_look, work_by_name
 from benchmarks.harness.profile import Profiler
 from penstock.brokers.sqs import SqsTransport
 from penstock.db.pool import Store
@@ -189,9 +189,10 @@ class Rig:
         """Wait until so many tasks in all have come to their end. Raises StackError when nothing moves for a minute."""
         start = await self.settled()
         advance = self.bench.bar(text, total - start)
-        done, moved = start, time.monotonic()
+        done, began = start, time.monotonic()
+        moved = began
         while done < total:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(seconds_to_look(done - start, total - start, time.monotonic() - began))
             now = await self.settled()
             if now > done:
                 advance(now - done)
