@@ -9,7 +9,7 @@ import msgspec
 from penstock.payloads.cipher import TenantAad
 from penstock.payloads.codec import PayloadCodec, aad_of, payload_aad
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
-from penstock.protocol.json_text import decode_any
+from penstock.protocol.json_text import decode_any, replace_unstorable
 from penstock.protocol.sealed import MARK, escape_plain, is_encrypted, is_sealed, reference_of
 
 Row = Any  # a record of asyncpg, or a mapping with the same names
@@ -47,7 +47,7 @@ def _sealed_in(error: Any) -> str | None:
 
 def encrypt_note(codec: PayloadCodec, task_id: int, note: str | None) -> str | None:
     """Encrypt the note of a progress report; one that is already encrypted is returned unchanged."""
-    text = json.dumps(note)
+    text = replace_unstorable(json.dumps(note))
     if note is None or not codec.encrypts or is_encrypted(text):
         return note
     sealed: str = json.loads(codec.encode(escape_plain(text), aad_of("error", task_id)))

@@ -625,8 +625,9 @@ def error_text(code: int, message: str, /, **data: Any) -> str:
 
 def encode_error(claim_id: str, code: int, message: str, data: Mapping[str, Any]) -> str:
     """The response of a failure. data: type, message, traceback and hints; what is None is left out."""
-    error = {"code": code, "message": message, "data": given(**data)}
-    return f'{{"jsonrpc":"2.0","error":{_dump(error)},"id":"{claim_id}"}}'
+    # A file name in an exception may hold half a surrogate pair, with which no decoder takes the response.
+    error = replace_unstorable(_dump({"code": code, "message": message, "data": given(**data)}))
+    return f'{{"jsonrpc":"2.0","error":{error},"id":"{claim_id}"}}'
 
 
 def encode_progress(claim_id: str, percent: float | None = None, note: str | None = None) -> str:

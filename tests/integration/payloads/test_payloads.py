@@ -1166,6 +1166,28 @@ async def test_a_client_of_a_tenant_seals_what_the_tenants_task_is_made_of(
         assert (task["tenant"], task["result"]) == ("b", 4)
 
 
+async def test_half_a_surrogate_pair_in_an_error_or_a_note_is_replaced_before_it_is_encrypted(
+    settings: Settings, registry: Registry, sql: asyncpg.Connection
+) -> None:
+    """Python reads file names that are no UTF-8 so, and names them in its errors."""
+
+    @action("open", registry=registry, max_attempts=1)
+    async def open_(ctx: Context) -> None:
+        raise FileNotFoundError("no file caf\udce9.txt")
+
+    async with plant(load_settings(**settings.model_dump() | {"payload_keys": new_key()}), registry) as pipe:
+        task = await pipe.call("enqueue", action="open")
+        await pipe.work()
+        assert (await pipe.status(task["id"]))["error"]["message"] == "FileNotFoundError: no file caf\ufffd.txt"
+        task = await pipe.call("enqueue", action="foreign")
+        await until(pipe.scheduler.run_once, "something to send")
+        claim = await sql.fetchval("select claim from penstock.task")
+        note = encrypt_note(pipe.store.codec, task["id"], "reads caf\udce9.txt")
+        await put(pipe.queues["results"], encode_progress(claim_id(task["id"], claim), 50, note))
+        await until(pipe.resulter.run_once, "progress")
+        assert (await pipe.status(task["id"]))["progress"]["note"] == "reads caf\ufffd.txt"
+
+
 async def test_the_same_tasks_are_the_same_although_they_are_encrypted(settings: Settings, registry: Registry) -> None:
     async with plant(load_settings(**settings.model_dump() | {"payload_keys": new_key()}), registry) as pipe:
         task = {"action": "echo", "payload": {"text": "a"}, "unique_key": "k", "delay": 3600}
