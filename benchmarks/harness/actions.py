@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 from penstock.worker.handlers.actions import action
@@ -17,11 +19,14 @@ CLOCK = "bench.clock"
 SLOW = "bench.slow"
 FAILING = "bench.failing"
 APP = "benchmarks.harness.actions"
+STARTS = "BENCH_STARTS"  # the folder in which each worker notes its first call, as the peers' do
+
+_first: list[int] = []
 
 
 @action(NOOP)
 async def noop(ctx: Context, **payload: Any) -> None:
-    return None
+    note_start()
 
 
 @action(NOOP_INBOUND)
@@ -31,6 +36,7 @@ async def noop_inbound(ctx: Context, **payload: Any) -> None:
 
 @action(NOOP_BATCHED, batch=2000)
 async def noop_batched(calls: list[Call[dict[str, Any]]]) -> list[None]:
+    note_start()
     return [None for _ in calls]
 
 
@@ -48,6 +54,14 @@ async def slow(ctx: Context, seconds: float) -> None:
 @action(FAILING)
 async def failing(ctx: Context, again_after_seconds: float) -> None:
     raise Retry(again_after_seconds, "as the benchmark asked")
+
+
+def note_start() -> None:
+    """Only a process's first call does something."""
+    if not _first:
+        _first.append(time.time_ns())
+        if folder := os.environ.get(STARTS):
+            Path(folder, f"first.{os.getpid()}").write_text(str(_first[0]))
 
 
 def now_us() -> int:

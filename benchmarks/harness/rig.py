@@ -17,7 +17,7 @@ from typing import Any
 import asyncpg
 from rich.progress import Progress
 
-from benchmarks.harness.actions import APP
+from benchmarks.harness.actions import APP, STARTS
 from benchmarks.harness.measure import Pages, Usage, cost, read_usage, seconds_to_look, work_by_name
 from benchmarks.harness.profile import Profiler
 from penstock.brokers.sqs import SqsTransport
@@ -87,8 +87,11 @@ class Served:
 class Rig:
     """A running stack under measurement; made by :func:`rig_up`."""
 
-    def __init__(self, bench: Bench, stack: Stack, served: Served, database: asyncpg.Pool[Any], output: Output) -> None:
+    def __init__(
+        self, bench: Bench, stack: Stack, served: Served, database: asyncpg.Pool[Any], output: Output, folder: Path
+    ) -> None:
         self.bench = bench
+        self._folder = folder
         self.stack = stack
         self._served = served
         self.database = database
@@ -100,6 +103,7 @@ class Rig:
         self._paused: dict[str, int] = {}
         self._measurements = 0
         self.began = 0.0
+        self._began_ns = 0
         self.work: dict[str, Any] = {}  # by name, of the last measurement
 
     @property
@@ -126,7 +130,7 @@ class Rig:
             prefix = f"{self.bench.name}-{self._measurements}"
             self._profiler = Profiler(self.bench.options.profile, prefix)
             self._profile(lambda name: name not in self._paused)
-        self.began = time.perf_counter()
+        self.began, self._began_ns = time.perf_counter(), time.time_ns()
 
     async def end(self, tasks: int) -> dict[str, Any]:
         """The cost since ``begin``, as for so many tasks. Raises StackError when a process died in between."""
@@ -142,6 +146,11 @@ class Rig:
     def seconds(self) -> float:
         """Since ``begin``."""
         return time.perf_counter() - self.began
+
+    def seconds_to_first_call(self) -> float | None:
+        """From ``begin`` to the first call of a no-op handler; None where a worker had run one before."""
+        starts = [int(path.read_text()) for path in self._folder.glob("first.*")]
+        return (min(starts) - self._began_ns) / 1e9 if starts and min(starts) >= self._began_ns else None
 
     def _profile(self, wanted: Callable[[str], bool]) -> None:
         if self._profiler is not None:
@@ -274,7 +283,7 @@ async def _new_rig(bench: Bench, workers: int, schedulers: int) -> AsyncIterator
     async with contextlib.AsyncExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
         served = held.enter_context(_database(folder, pooler=bench.options.pooler))
-        held.enter_context(_environment(_variables(outside, served)))
+        held.enter_context(_environment(_variables(outside, served) | {STARTS: str(folder)}))
         output = Output(held.enter_context((folder / "bench.log").open("wb")), colour=False)
         stack = Stack(
             folder, port=0, workers=workers, schedulers=schedulers, apps=[APP], database_url=served.used_url,
@@ -285,7 +294,7 @@ async def _new_rig(bench: Bench, workers: int, schedulers: int) -> AsyncIterator
             await stack.start()
             bench.progress.remove_task(line)
             database = await asyncpg.create_pool(served.url, min_size=1, max_size=4, reset=_no_reset)
-            rig = Rig(bench, stack, served, database, output)
+            rig = Rig(bench, stack, served, database, output, folder)
             try:
                 yield rig
             finally:
