@@ -51,7 +51,14 @@ def _schema_name(name: str) -> None:
         raise ValueError("must not be a function or a channel of Penstock, such as penstock_work")
 
 
-class DatabaseSettings(Group):
+def _id_and_secret(key: str) -> None:
+    if not all(key.partition(":")):
+        raise ValueError("must be ID:SECRET of an AWS access key")
+
+
+class ConnectionSettings(Group):
+    # Postgres
+
     database_url: OrUnset[DatabaseUrl] = None
     """Postgres that stores the tasks, `postgresql://user:password@host:port/name`, directly or through a pooler; of
     several hosts (`host:port,host:port`) the one that takes writes is used; workers need none."""
@@ -142,8 +149,6 @@ class DatabaseSettings(Group):
         if self.database_ssl_mode in _VERIFYING and "sslrootcert" not in self._ssl_parameters() | given:
             yield f"database_ssl_mode {self.database_ssl_mode} needs database_ssl_root_cert on this system"
         mode = given.get("sslmode", self.database_ssl_mode or "prefer")
-        if (self.database_ssl_cert is None) != (self.database_ssl_key is None):
-            yield "database_ssl_cert and database_ssl_key go together"
         if self.database_ssl_cert is not None and mode == "disable":
             yield "database_ssl_cert is not looked at with the mode disable: set database_ssl_mode to verify-full"
         yield from self._password_problems(mode)
@@ -164,13 +169,8 @@ class DatabaseSettings(Group):
         if self.database_iam and ssl_mode in ("disable", "allow", "prefer"):
             yield f"database_iam needs TLS, and the mode is {ssl_mode}: set database_ssl_mode to verify-full"
 
+    # Queues
 
-def _id_and_secret(key: str) -> None:
-    if not all(key.partition(":")):
-        raise ValueError("must be ID:SECRET of an AWS access key")
-
-
-class QueueSettings(Group):
     transport_url: OrUnset[Annotated[SecretStr, checked(parse_broker_url)]] = None
     """Transport between the processes: `sqs://`, also the meaning of unset, `amqp://user:password@host:port/vhost` (or
     `amqps://`) for RabbitMQ, or `kafka://host:port,host:port`."""
@@ -227,15 +227,8 @@ class QueueSettings(Group):
         own = {each + suffix for each in names for suffix in ("", DEAD_LETTER_SUFFIX)}
         return name in own or name.startswith(f"{names[1]}-")
 
-    def _queue_problems(self) -> Iterator[str]:
-        scheme = self.transport.scheme
-        for name in ("inbound_queue", "outbound_queue", "results_queue"):
-            value = getattr(self, name)
-            if scheme != "sqs" and "://" in value:
-                yield f"{name} {value} is a URL of SQS, and transport_url begins with {scheme}://: name the queue"
+    # Kafka
 
-
-class KafkaSettings(Group):
     kafka_brokers: OrUnset[str] = None
     """Kafka's bootstrap brokers, `host:port,host:port`; unset: no Kafka."""
     kafka_security_protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
@@ -271,7 +264,13 @@ class KafkaSettings(Group):
             raise SettingsError(f"{PREFIX}KAFKA_BROKERS is not set: set it to host:port of one broker, or of several")
         return self.kafka_brokers
 
-    def _kafka_problems(self) -> Iterator[str]:
+    def _connection_problems(self) -> Iterator[str]:
+        yield from self._database_problems()
+        scheme = self.transport.scheme
+        for name in ("inbound_queue", "outbound_queue", "results_queue"):
+            value = getattr(self, name)
+            if scheme != "sqs" and "://" in value:
+                yield f"{name} {value} is a URL of SQS, and transport_url begins with {scheme}://: name the queue"
         protocol = self.kafka_security_protocol
         if protocol.startswith("sasl") and (self.kafka_sasl_username is None or self.kafka_sasl_password is None):
             yield f"kafka_security_protocol {protocol} needs kafka_sasl_username and kafka_sasl_password"
@@ -280,5 +279,3 @@ class KafkaSettings(Group):
         files = (self.kafka_ssl_ca_file, self.kafka_ssl_certificate_file, self.kafka_ssl_key_file)
         if not protocol.endswith("ssl") and any(files):
             yield f"kafka_ssl_* is not looked at with {protocol}: set kafka_security_protocol to ssl"
-        if (self.kafka_ssl_certificate_file is None) != (self.kafka_ssl_key_file is None):
-            yield "kafka_ssl_certificate_file and kafka_ssl_key_file go together"

@@ -1,4 +1,4 @@
-"""Settings of features: payloads, built-in actions, the APIs and records of older schedulers."""
+"""Settings of features: the sections Limits on input to Chaos of docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from penstock.settings.values import (
     ReadableFile,
     Seconds,
     Secrets,
+    Share,
     Table,
     checked,
 )
@@ -34,86 +35,6 @@ from penstock.settings.values import (
 LONGEST_SEALED_BYTES = 700_000  # of a text: encrypted and in base64 it still fits a message
 _REQUEST_ROOM_BYTES = 65_536  # for what surrounds a payload
 _PACKED_LIMIT = 10_000  # above what schedulers and workers pack into one message
-
-
-class PayloadSettings(Group):
-    """The sections Limits on input and Large and encrypted payloads of docs/configuration.md."""
-
-    payload_limit_bytes: Annotated[int, Field(ge=2, le=900_000)] = 262144
-    """Maximum payload of a task as JSON, UTF-8 bytes."""
-    result_limit_bytes: Annotated[int, Field(ge=2, le=900_000)] = 262144
-    """Maximum result of a task as JSON, UTF-8 bytes."""
-    request_limit_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024 * 1024
-    """Maximum body of one HTTP request."""
-    batch_limit: Count = 10000
-    """Maximum number of requests in one JSON-RPC batch of a caller."""
-
-    check_payloads: bool = False
-    """Refuse tasks, at the api and from the inbound queue, whose payload does not fit the parameters that workers
-    announce for their action."""
-    snooze_limit: Count = 1000
-    """Times that handlers may put one task off without spending an attempt; then it has failed."""
-    unknown_action_seconds: PositiveSeconds = DAY
-    """How long a task waits for a worker that runs its action, once a worker without it has received it."""
-    steps_limit: Count = 1000
-    """Maximum number of durable steps of a task, sleeps and events included."""
-    steps_limit_bytes: Annotated[int, Field(ge=1024, le=900_000)] = 262144
-    """Maximum size of a task's journal: the results of its durable steps as JSON, which travel with its payload in one
-    message, UTF-8 bytes."""
-
-    output_limit_bytes: Annotated[int, Field(ge=1024, le=16 * 1024 * 1024)] = 65_536
-    """Maximum output of one attempt; what is above is dropped and counted. A task keeps that of its newest attempts, up
-    to ten times as much."""
-
-    payload_bucket: OrUnset[Annotated[str, checked(parse_bucket_url)]] = None
-    """Payloads and results over the threshold are stored as objects here, `s3://bucket/prefix`; unset: everything stays
-    in Postgres and the queues."""
-    payload_s3_endpoint_url: OrUnset[str] = None
-    """Endpoint of that bucket; unset means AWS."""
-    payload_threshold_bytes: Annotated[int, Field(ge=1024, le=LONGEST_SEALED_BYTES)] = 131_072
-    """Larger payloads and results become objects; JSON, UTF-8 bytes."""
-    payload_max_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = 64 * 1024 * 1024
-    """Maximum size of a payload or result that becomes an object."""
-    payload_sweep_seconds: Seconds = 3600
-    """Interval at which each object is checked for a task that still references it."""
-    payload_orphan_seconds: Annotated[float, Field(ge=DAY)] = 45 * DAY
-    """Unreferenced objects are deleted after this; longer than messages, dead letters and rejected messages are
-    kept."""
-    payload_keys: Listed[Annotated[SecretStr, checked(read_key)]] = ()
-    """Comma-separated keys of `penstock payload-key`: payloads, results and errors are encrypted with the first, and
-    decrypted with any; none: they are stored unencrypted."""
-    payload_bind_tenants: bool = True
-    """An encrypted payload of a tenant can be decrypted for tasks of that tenant only; false while workers run that do
-    not know the tenant, of an earlier version or in other languages."""
-
-    @property
-    def packed_limit(self) -> int:
-        """Entries in a body of the outbound or the results queue, which schedulers and workers pack."""
-        return max(self.batch_limit, _PACKED_LIMIT)
-
-    @property
-    def largest_payload_bytes(self) -> int:
-        """The limit of a payload that may become an object, that of any where there is no bucket."""
-        return self.payload_limit_bytes if self.payload_bucket is None else self.payload_max_bytes
-
-    @property
-    def largest_result_bytes(self) -> int:
-        """Of a result, likewise."""
-        return self.result_limit_bytes if self.payload_bucket is None else self.payload_max_bytes
-
-    @property
-    def largest_request_bytes(self) -> int:
-        """The limit of a request's body: one payload of the greatest size has room in it."""
-        if self.payload_bucket is None:
-            return self.request_limit_bytes
-        return max(self.request_limit_bytes, self.payload_max_bytes + _REQUEST_ROOM_BYTES)
-
-    def _payload_problems(self) -> Iterator[str]:
-        for name in ("payload_limit_bytes", "result_limit_bytes"):
-            if self.payload_keys and getattr(self, name) > LONGEST_SEALED_BYTES:
-                yield f"{name} may be at most {LONGEST_SEALED_BYTES} with payload_keys, for what is encrypted is longer"
-        if self.payload_bucket is not None and self.payload_max_bytes < self.payload_threshold_bytes:
-            yield "payload_max_bytes must be at least payload_threshold_bytes"
 
 
 class NamedStatement(BaseModel):
@@ -171,7 +92,89 @@ def _by_name(entries: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-class DeliverySettings(Group):
+def _network(entry: str) -> None:
+    try:
+        ipaddress.ip_network(entry)
+    except ValueError as exc:
+        raise ValueError(f"{entry!r} is not a network such as 10.1.0.0/16: {exc}") from None
+
+
+class FeatureSettings(Group):
+    # Limits on input
+
+    payload_limit_bytes: Annotated[int, Field(ge=2, le=900_000)] = 262144
+    """Maximum payload of a task as JSON, UTF-8 bytes."""
+    result_limit_bytes: Annotated[int, Field(ge=2, le=900_000)] = 262144
+    """Maximum result of a task as JSON, UTF-8 bytes."""
+    request_limit_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024 * 1024
+    """Maximum body of one HTTP request."""
+    batch_limit: Count = 10000
+    """Maximum number of requests in one JSON-RPC batch of a caller."""
+
+    check_payloads: bool = False
+    """Refuse tasks, at the api and from the inbound queue, whose payload does not fit the parameters that workers
+    announce for their action."""
+    snooze_limit: Count = 1000
+    """Times that handlers may put one task off without spending an attempt; then it has failed."""
+    unknown_action_seconds: PositiveSeconds = DAY
+    """How long a task waits for a worker that runs its action, once a worker without it has received it."""
+    steps_limit: Count = 1000
+    """Maximum number of durable steps of a task, sleeps and events included."""
+    steps_limit_bytes: Annotated[int, Field(ge=1024, le=900_000)] = 262144
+    """Maximum size of a task's journal: the results of its durable steps as JSON, which travel with its payload in one
+    message, UTF-8 bytes."""
+
+    output_limit_bytes: Annotated[int, Field(ge=1024, le=16 * 1024 * 1024)] = 65_536
+    """Maximum output of one attempt; what is above is dropped and counted. A task keeps that of its newest attempts, up
+    to ten times as much."""
+
+    # Large and encrypted payloads
+
+    payload_bucket: OrUnset[Annotated[str, checked(parse_bucket_url)]] = None
+    """Payloads and results over the threshold are stored as objects here, `s3://bucket/prefix`; unset: everything stays
+    in Postgres and the queues."""
+    payload_s3_endpoint_url: OrUnset[str] = None
+    """Endpoint of that bucket; unset means AWS."""
+    payload_threshold_bytes: Annotated[int, Field(ge=1024, le=LONGEST_SEALED_BYTES)] = 131_072
+    """Larger payloads and results become objects; JSON, UTF-8 bytes."""
+    payload_max_bytes: Annotated[int, Field(ge=1024, le=1024**3)] = 64 * 1024 * 1024
+    """Maximum size of a payload or result that becomes an object."""
+    payload_sweep_seconds: Seconds = 3600
+    """Interval at which each object is checked for a task that still references it."""
+    payload_orphan_seconds: Annotated[float, Field(ge=DAY)] = 45 * DAY
+    """Unreferenced objects are deleted after this; longer than messages, dead letters and rejected messages are
+    kept."""
+    payload_keys: Listed[Annotated[SecretStr, checked(read_key)]] = ()
+    """Comma-separated keys of `penstock payload-key`: payloads, results and errors are encrypted with the first, and
+    decrypted with any; none: they are stored unencrypted."""
+    payload_bind_tenants: bool = True
+    """An encrypted payload of a tenant can be decrypted for tasks of that tenant only; false while workers run that do
+    not know the tenant, of an earlier version or in other languages."""
+
+    @property
+    def packed_limit(self) -> int:
+        """Entries in a body of the outbound or the results queue, which schedulers and workers pack."""
+        return max(self.batch_limit, _PACKED_LIMIT)
+
+    @property
+    def largest_payload_bytes(self) -> int:
+        """The limit of a payload that may become an object, that of any where there is no bucket."""
+        return self.payload_limit_bytes if self.payload_bucket is None else self.payload_max_bytes
+
+    @property
+    def largest_result_bytes(self) -> int:
+        """Of a result, likewise."""
+        return self.result_limit_bytes if self.payload_bucket is None else self.payload_max_bytes
+
+    @property
+    def largest_request_bytes(self) -> int:
+        """The limit of a request's body: one payload of the greatest size has room in it."""
+        if self.payload_bucket is None:
+            return self.request_limit_bytes
+        return max(self.request_limit_bytes, self.payload_max_bytes + _REQUEST_ROOM_BYTES)
+
+    # Deliveries
+
     deliveries: Names = ()
     """Comma-separated built-in actions that workers run, such as `http.request`; none by default, because each acts in
     the network on behalf of every caller that may enqueue."""
@@ -211,16 +214,7 @@ class DeliverySettings(Group):
     def signing_secrets(self) -> dict[str, tuple[str, ...]]:
         return _by_name(entry.get_secret_value() for entry in self.http_signing_secrets)
 
-
-def _network(entry: str) -> None:
-    try:
-        ipaddress.ip_network(entry)
-    except ValueError as exc:
-        raise ValueError(f"{entry!r} is not a network such as 10.1.0.0/16: {exc}") from None
-
-
-class OlderSchedulerSettings(Group):
-    """The section Schedules of older schedulers of docs/configuration.md: clockwork and kafka-message-scheduler."""
+    # Schedules of older schedulers
 
     clockwork_api: bool = False
     """Serve clockwork's `POST` and `DELETE /schedule` on the api's port."""
@@ -245,9 +239,7 @@ class OlderSchedulerSettings(Group):
     kafka_source_on_undecodable: Literal["cancel", "keep"] = "cancel"
     """What a record that cannot be read does to the delayed record under its key."""
 
-
-class Scheduler0Settings(Group):
-    """The section scheduler0's API of docs/configuration.md."""
+    # scheduler0's API
 
     scheduler0: bool = False
     """The api also serves scheduler0's API, under /v1 and /api/v1, to clients with its credentials (`penstock
@@ -269,6 +261,32 @@ class Scheduler0Settings(Group):
     scheduler0_any_status: bool = False
     """Accept any HTTP status of a callback as success, as scheduler0 does; otherwise only 2xx."""
 
-    def _scheduler0_problems(self) -> Iterator[str]:
-        if (self.scheduler0_auth_username is None) != (self.scheduler0_auth_password is None):
-            yield "scheduler0_auth_username and scheduler0_auth_password go together: set both, or neither"
+    # Chaos
+
+    chaos_postgres: Share = 0
+    """Chance that a statement is refused before it runs."""
+    chaos_commit: Share = 0
+    """Chance that the reply is lost after a commit."""
+    chaos_send: Share = 0
+    """Chance that a send fails, wholly or in part; half of the failed messages were sent all the same."""
+    chaos_receive: Share = 0
+    """Chance that a receive fails, or that its reply is lost with the messages in it."""
+    chaos_delete: Share = 0
+    """Chance that a delete fails, wholly or in part."""
+    chaos_extend: Share = 0
+    """Chance that an extension or a release fails, wholly or in part."""
+    chaos_duplicate: Share = 0
+    """Chance that a call's messages are sent twice, or delivered twice."""
+    chaos_handler: Share = 0
+    """Chance that a handler raises, before or after its work."""
+    chaos_delay_seconds: Annotated[Seconds, Field(le=60)] = 0
+    """Each statement and each call to SQS waits a random time up to this."""
+    chaos_seed: OrUnset[int] = None
+    """The same seed gives the same faults in each process; unset: new ones at each start."""
+
+    def _feature_problems(self) -> Iterator[str]:
+        for name in ("payload_limit_bytes", "result_limit_bytes"):
+            if self.payload_keys and getattr(self, name) > LONGEST_SEALED_BYTES:
+                yield f"{name} may be at most {LONGEST_SEALED_BYTES} with payload_keys, for what is encrypted is longer"
+        if self.payload_bucket is not None and self.payload_max_bytes < self.payload_threshold_bytes:
+            yield "payload_max_bytes must be at least payload_threshold_bytes"

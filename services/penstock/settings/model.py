@@ -40,23 +40,16 @@ def _environment() -> dict[str, str]:
     return {name: given[key] for name in Settings.model_fields if (key := PREFIX + name.upper()) in given}
 
 
-# Pydantic puts the fields of the last base first: read upwards, this is the order of docs/configuration.md.
-class Settings(
-    processes.ChaosSettings,
-    processes.ProcessSettings,
-    processes.HttpSettings,
-    features.PayloadSettings,
-    processes.SupervisorSettings,
-    features.Scheduler0Settings,
-    features.DeliverySettings,
-    processes.WorkerSettings,
-    processes.SchedulerSettings,
-    processes.AttemptSettings,
-    features.OlderSchedulerSettings,
-    connections.KafkaSettings,
-    connections.QueueSettings,
-    connections.DatabaseSettings,
-):
+_PAIRS = (
+    ("database_ssl_cert", "database_ssl_key"),
+    ("kafka_ssl_certificate_file", "kafka_ssl_key_file"),
+    ("http_tls_cert", "http_tls_key"),
+    ("scheduler0_auth_username", "scheduler0_auth_password"),
+)
+
+
+# Pydantic puts the fields of the last base first: read backwards, this is the order of docs/configuration.md.
+class Settings(features.FeatureSettings, processes.ProcessSettings, connections.ConnectionSettings):
     """All settings of all processes; frozen. Read them with :func:`load_settings`."""
 
     model_config = ConfigDict(
@@ -71,14 +64,12 @@ class Settings(
     @model_validator(mode="after")
     def _fit_together(self) -> Settings:
         """Asks every group, so that all errors are reported at once."""
+        alone = [pair for pair in _PAIRS if [getattr(self, name) for name in pair].count(None) == 1]
         problems = [
-            *self._attempt_problems(),
-            *self._http_problems(),
-            *self._scheduler0_problems(),
-            *self._payload_problems(),
-            *self._queue_problems(),
-            *self._database_problems(),
-            *self._kafka_problems(),
+            *self._connection_problems(),
+            *self._process_problems(),
+            *self._feature_problems(),
+            *(f"{one} and {other} go together" for one, other in alone),
         ]
         if problems:
             raise ValueError("; ".join(problems))

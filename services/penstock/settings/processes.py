@@ -1,4 +1,4 @@
-"""Settings of processes. A class is the section of docs/configuration.md with its name, if it names no other."""
+"""Settings of processes: the sections Attempts to Traces of docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -43,122 +43,31 @@ def _trace_url(url: str) -> None:
         raise ValueError("must be a URL such as https://jaeger/trace/{trace_id}, with {trace_id} in it")
 
 
+@lru_cache(maxsize=256)
+def is_loopback(host: str) -> bool:
+    """Whether an address or name means this machine only."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return host == "localhost"
+
+
+def _readable_entries(entries: tuple[SecretStr, ...]) -> None:
+    parse_entries(entry.get_secret_value() for entry in entries)
+
+
+def _load_balancer(arn: str) -> None:
+    if re.fullmatch(r"arn:aws[\w-]*:elasticloadbalancing:[a-z0-9-]+:\d{12}:loadbalancer/app/[\w/-]+", arn) is None:
+        raise ValueError("must be arn:aws:elasticloadbalancing:REGION:ACCOUNT:loadbalancer/app/NAME/ID")
+
+
+def _process_url(entry: str) -> str:
+    named_url(entry)
+    return entry.rstrip("/")
+
+
 class ProcessSettings(Group):
-    """The sections Running and Traces of docs/configuration.md."""
+    # Attempts
 
-    concurrency: Annotated[Count, Field(le=256)] = 2
-    """Concurrent receive loops of one process, unless `--loops` is given."""
-    grace_seconds: Seconds = 25
-    """Time to finish and hand back work after SIGTERM."""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Lowest level that is logged."""
-    log_failure_details: bool = True
-    """Log a failed attempt with the error's message and traceback, which may hold parts of a payload; false: only its
-    type, as always where payloads are encrypted."""
-    log_format: Literal["logfmt", "json"] = "logfmt"
-    """Format of log lines."""
-
-    traces: bool = False
-    """Make OpenTelemetry spans, and pass trace contexts on; `OTEL_*` configures the export. Needs `penstock[otel]`."""
-    trace_url: OrUnset[Annotated[str, checked(_trace_url)]] = None
-    """The dashboard's link to a trace, `{trace_id}` standing for its id; unset: no link."""
-
-
-class SchedulerSettings(Group):
-    in_flight_seconds: Annotated[PositiveSeconds, Field(le=600)] = 1
-    """The window of claimed, unsettled tasks is the number settled in this time, plus the running ones; the rest wait
-    in Postgres by priority."""
-    in_flight_floor: Count = 1000
-    """Smallest window."""
-    in_flight_limit: Count = 100_000
-    """Largest window."""
-    claim_batch_size: Annotated[Count, Field(le=10000)] = 2000
-    """Maximum number of tasks claimed by one statement."""
-    pack_max_tasks: Annotated[Count, Field(le=PACK_MAX_TASKS)] = 500
-    """Maximum number of tasks in one outbound message."""
-    pack_seconds: PositiveSeconds = 1
-    """Maximum work in one outbound message, by the run times that workers report."""
-    fair_queues: bool = True
-    """On SQS, a message holds tasks of one tenant and carries its name as MessageGroupId, so that SQS keeps a tenant
-    with many messages from delaying others; false: tasks are packed regardless of their tenant."""
-    poll_seconds: Annotated[PositiveSeconds, Field(le=60)] = 0.2
-    """Interval of looks for due tasks when no wake-up comes."""
-    priority_ageing_seconds: Seconds = 0
-    """Tasks that higher priorities have kept waiting for this long get a tenth of each claim; 0: priorities are
-    strict."""
-
-
-class WorkerSettings(Group):
-    worker_concurrency: Count = 100
-    """Tasks that one worker process runs at once."""
-    worker_name: OrUnset[Annotated[str, checked(check_worker_name)]] = None
-    """Name of this worker in what is shown of its tasks; unset: `host:pid`."""
-    worker_threads: Count = 16
-    """Threads for handlers that are plain functions."""
-    worker_processes: OrUnset[Count] = None
-    """Child processes for handlers with `process=True`, if there are any; unset: one for each CPU."""
-    process_recycle_after: OrUnset[Count] = None
-    """Calls after which a child process is replaced; unset: never."""
-    process_max_memory_bytes: OrUnset[Annotated[int, Field(ge=64 * 1024 * 1024)]] = None
-    """A child process with more memory than this finishes its task and is replaced; at twice as much, its allocations
-    fail. Unset: no limit."""
-    task_output: OutputMode = "off"
-    """What of the output of tasks is kept: `off`, `chunks` that handlers emit, `logs` too, or `prints` too, unless an
-    action sets it."""
-    task_timeout_seconds: PositiveSeconds = 900
-    """Maximum run time of one attempt, unless the task or its action sets one."""
-
-    bad_params_attempts: OrUnset[Count] = 3
-    """Attempts of a task whose parameters do not fit its handler, unless its action sets a number; unset: as many as
-    for any other error."""
-
-    announce_actions: bool = True
-    """Whether the worker announces its actions, with the schemas of their parameters, at start and every minute."""
-    worker_version: OrUnset[str] = None
-    """Version in the announcements; unset: that of the installed package of each handler, if it has one."""
-
-    control_url: OrUnset[HttpUrl] = None
-    """The api, which workers ask for cancelled tasks; unset: handlers do not learn of a cancellation."""
-    control_api_key: OrUnset[SecretStr] = None
-    """The API key for control_url; it needs `worker` or `read`."""
-
-    result_compress_bytes: OrUnset[Annotated[int, Field(ge=1024)]] = 65_536
-    """Results over this size are sent compressed if that makes them smaller; unset: never."""
-
-
-class SupervisorSettings(Group):
-    supervisor_interval_seconds: PositiveSeconds = 5
-    """Pause between two rounds of upkeep."""
-    retention_success_seconds: Seconds = 7 * DAY
-    """Retention of SUCCESS records."""
-    retention_critical_error_seconds: Seconds = 30 * DAY
-    """Retention of CRITICAL_ERROR records."""
-    retention_cancelled_seconds: Seconds = 7 * DAY
-    """Retention of CANCELLED records."""
-    retention_schedule_runs_seconds: Seconds = 7 * DAY
-    """Retention of the runs of schedules and of imports."""
-    schedule_batch_size: Annotated[Count, Field(le=20_000)] = 4000
-    """Maximum number of schedules fired in one transaction."""
-    schedule_grace_seconds: Annotated[Seconds, Field(le=86_400)] = 60
-    """A fire no later than this is on time; a later one is missed, and the policy for missed fires applies."""
-    retention_rejected_seconds: Seconds = 30 * DAY
-    """Retention of rejected messages."""
-    payload_retention_seconds: OrUnset[Seconds] = None
-    """Retention of payloads of settled tasks; unset keeps them with the record."""
-    result_retention_seconds: OrUnset[Seconds] = None
-    """Retention of results; unset keeps them with the record."""
-    retention_waits_seconds: Seconds = DAY
-    """Retention of answers that came before their task waits, and of answered tokens."""
-    retention_jobs_seconds: Seconds = 7 * DAY
-    """Retention of bulk jobs that have ended."""
-    retention_audit_seconds: Seconds = 90 * DAY
-    """Retention of the audit log."""
-    retention_receipts_seconds: Seconds = 5 * DAY
-    """Retention of the receipts of inbound messages, which make a redelivery harmless; longer than the inbound queue
-    keeps messages."""
-
-
-class AttemptSettings(Group):
     max_attempts: Annotated[Count, Field(le=1000)] = 10
     """Attempts before CRITICAL_ERROR, for tasks that set no number of their own."""
     retry_base_seconds: PositiveSeconds = 5
@@ -198,36 +107,102 @@ class AttemptSettings(Group):
         """Whether a task in CRITICAL_ERROR holds its ordering key."""
         return self.ordering_on_critical_error == "hold"
 
-    def _attempt_problems(self) -> Iterator[str]:
-        if self.retry_cap_seconds < self.retry_base_seconds:
-            yield "retry_cap_seconds must be at least retry_base_seconds"
-        if self.stale_after_seconds <= self.heartbeat_seconds:
-            yield "stale_after_seconds must be above heartbeat_seconds, or live tasks would be run twice"
+    # Scheduler
 
+    in_flight_seconds: Annotated[PositiveSeconds, Field(le=600)] = 1
+    """The window of claimed, unsettled tasks is the number settled in this time, plus the running ones; the rest wait
+    in Postgres by priority."""
+    in_flight_floor: Count = 1000
+    """Smallest window."""
+    in_flight_limit: Count = 100_000
+    """Largest window."""
+    claim_batch_size: Annotated[Count, Field(le=10000)] = 2000
+    """Maximum number of tasks claimed by one statement."""
+    pack_max_tasks: Annotated[Count, Field(le=PACK_MAX_TASKS)] = 500
+    """Maximum number of tasks in one outbound message."""
+    pack_seconds: PositiveSeconds = 1
+    """Maximum work in one outbound message, by the run times that workers report."""
+    fair_queues: bool = True
+    """On SQS, a message holds tasks of one tenant and carries its name as MessageGroupId, so that SQS keeps a tenant
+    with many messages from delaying others; false: tasks are packed regardless of their tenant."""
+    poll_seconds: Annotated[PositiveSeconds, Field(le=60)] = 0.2
+    """Interval of looks for due tasks when no wake-up comes."""
+    priority_ageing_seconds: Seconds = 0
+    """Tasks that higher priorities have kept waiting for this long get a tenth of each claim; 0: priorities are
+    strict."""
 
-@lru_cache(maxsize=256)
-def is_loopback(host: str) -> bool:
-    """Whether an address or name means this machine only."""
-    with suppress(ValueError):
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    return host == "localhost"
+    # Worker
 
+    worker_concurrency: Count = 100
+    """Tasks that one worker process runs at once."""
+    worker_name: OrUnset[Annotated[str, checked(check_worker_name)]] = None
+    """Name of this worker in what is shown of its tasks; unset: `host:pid`."""
+    worker_threads: Count = 16
+    """Threads for handlers that are plain functions."""
+    worker_processes: OrUnset[Count] = None
+    """Child processes for handlers with `process=True`, if there are any; unset: one for each CPU."""
+    process_recycle_after: OrUnset[Count] = None
+    """Calls after which a child process is replaced; unset: never."""
+    process_max_memory_bytes: OrUnset[Annotated[int, Field(ge=64 * 1024 * 1024)]] = None
+    """A child process with more memory than this finishes its task and is replaced; at twice as much, its allocations
+    fail. Unset: no limit."""
+    task_output: OutputMode = "off"
+    """What of the output of tasks is kept: `off`, `chunks` that handlers emit, `logs` too, or `prints` too, unless an
+    action sets it."""
+    task_timeout_seconds: PositiveSeconds = 900
+    """Maximum run time of one attempt, unless the task or its action sets one."""
 
-def _readable_entries(entries: tuple[SecretStr, ...]) -> None:
-    parse_entries(entry.get_secret_value() for entry in entries)
+    bad_params_attempts: OrUnset[Count] = 3
+    """Attempts of a task whose parameters do not fit its handler, unless its action sets a number; unset: as many as
+    for any other error."""
 
+    announce_actions: bool = True
+    """Whether the worker announces its actions, with the schemas of their parameters, at start and every minute."""
+    worker_version: OrUnset[str] = None
+    """Version in the announcements; unset: that of the installed package of each handler, if it has one."""
 
-def _load_balancer(arn: str) -> None:
-    if re.fullmatch(r"arn:aws[\w-]*:elasticloadbalancing:[a-z0-9-]+:\d{12}:loadbalancer/app/[\w/-]+", arn) is None:
-        raise ValueError("must be arn:aws:elasticloadbalancing:REGION:ACCOUNT:loadbalancer/app/NAME/ID")
+    control_url: OrUnset[HttpUrl] = None
+    """The api, which workers ask for cancelled tasks; unset: handlers do not learn of a cancellation."""
+    control_api_key: OrUnset[SecretStr] = None
+    """The API key for control_url; it needs `worker` or `read`."""
 
+    result_compress_bytes: OrUnset[Annotated[int, Field(ge=1024)]] = 65_536
+    """Results over this size are sent compressed if that makes them smaller; unset: never."""
 
-def _process_url(entry: str) -> str:
-    named_url(entry)
-    return entry.rstrip("/")
+    # Supervisor
 
+    supervisor_interval_seconds: PositiveSeconds = 5
+    """Pause between two rounds of upkeep."""
+    retention_success_seconds: Seconds = 7 * DAY
+    """Retention of SUCCESS records."""
+    retention_critical_error_seconds: Seconds = 30 * DAY
+    """Retention of CRITICAL_ERROR records."""
+    retention_cancelled_seconds: Seconds = 7 * DAY
+    """Retention of CANCELLED records."""
+    retention_schedule_runs_seconds: Seconds = 7 * DAY
+    """Retention of the runs of schedules and of imports."""
+    schedule_batch_size: Annotated[Count, Field(le=20_000)] = 4000
+    """Maximum number of schedules fired in one transaction."""
+    schedule_grace_seconds: Annotated[Seconds, Field(le=86_400)] = 60
+    """A fire no later than this is on time; a later one is missed, and the policy for missed fires applies."""
+    retention_rejected_seconds: Seconds = 30 * DAY
+    """Retention of rejected messages."""
+    payload_retention_seconds: OrUnset[Seconds] = None
+    """Retention of payloads of settled tasks; unset keeps them with the record."""
+    result_retention_seconds: OrUnset[Seconds] = None
+    """Retention of results; unset keeps them with the record."""
+    retention_waits_seconds: Seconds = DAY
+    """Retention of answers that came before their task waits, and of answered tokens."""
+    retention_jobs_seconds: Seconds = 7 * DAY
+    """Retention of bulk jobs that have ended."""
+    retention_audit_seconds: Seconds = 90 * DAY
+    """Retention of the audit log."""
+    retention_receipts_seconds: Seconds = 5 * DAY
+    """Retention of the receipts of inbound messages, which make a redelivery harmless; longer than the inbound queue
+    keeps messages."""
 
-class HttpSettings(Group):
+    # HTTP
+
     http_host: str = "127.0.0.1"
     """Address of the api; an address other than loopback requires API keys."""
     http_port: Port = 8080
@@ -294,7 +269,32 @@ class HttpSettings(Group):
     def known_keys(self) -> tuple[ApiKey, ...]:
         return tuple(parse_entry(entry.get_secret_value(), place) for place, entry in enumerate(self.api_keys, 1))
 
-    def _http_problems(self) -> Iterator[str]:
+    # Running
+
+    concurrency: Annotated[Count, Field(le=256)] = 2
+    """Concurrent receive loops of one process, unless `--loops` is given."""
+    grace_seconds: Seconds = 25
+    """Time to finish and hand back work after SIGTERM."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest level that is logged."""
+    log_failure_details: bool = True
+    """Log a failed attempt with the error's message and traceback, which may hold parts of a payload; false: only its
+    type, as always where payloads are encrypted."""
+    log_format: Literal["logfmt", "json"] = "logfmt"
+    """Format of log lines."""
+
+    # Traces
+
+    traces: bool = False
+    """Make OpenTelemetry spans, and pass trace contexts on; `OTEL_*` configures the export. Needs `penstock[otel]`."""
+    trace_url: OrUnset[Annotated[str, checked(_trace_url)]] = None
+    """The dashboard's link to a trace, `{trace_id}` standing for its id; unset: no link."""
+
+    def _process_problems(self) -> Iterator[str]:
+        if self.retry_cap_seconds < self.retry_base_seconds:
+            yield "retry_cap_seconds must be at least retry_base_seconds"
+        if self.stale_after_seconds <= self.heartbeat_seconds:
+            yield "stale_after_seconds must be above heartbeat_seconds, or live tasks would be run twice"
         if not is_loopback(self.http_host) and not self.needs_keys:
             yield (
                 f"http_host {self.http_host} is not loopback: set {PREFIX}API_KEYS first, "
@@ -304,30 +304,5 @@ class HttpSettings(Group):
             yield f"dashboard_alb_arn needs {PREFIX}API_REQUIRE_KEYS=true: without keys every caller may do everything"
         if self.dashboard_alb_arn is not None and not self.dashboard_alb_groups:
             yield "dashboard_alb_arn needs dashboard_alb_groups, without which it admits no user"
-        if (self.http_tls_cert is None) != (self.http_tls_key is None):
-            yield "http_tls_cert and http_tls_key go together"
         if self.api_rate_burst is not None and self.api_rate_limit is None:
             yield "api_rate_burst needs api_rate_limit"
-
-
-class ChaosSettings(Group):
-    chaos_postgres: Share = 0
-    """Chance that a statement is refused before it runs."""
-    chaos_commit: Share = 0
-    """Chance that the reply is lost after a commit."""
-    chaos_send: Share = 0
-    """Chance that a send fails, wholly or in part; half of the failed messages were sent all the same."""
-    chaos_receive: Share = 0
-    """Chance that a receive fails, or that its reply is lost with the messages in it."""
-    chaos_delete: Share = 0
-    """Chance that a delete fails, wholly or in part."""
-    chaos_extend: Share = 0
-    """Chance that an extension or a release fails, wholly or in part."""
-    chaos_duplicate: Share = 0
-    """Chance that a call's messages are sent twice, or delivered twice."""
-    chaos_handler: Share = 0
-    """Chance that a handler raises, before or after its work."""
-    chaos_delay_seconds: Annotated[Seconds, Field(le=60)] = 0
-    """Each statement and each call to SQS waits a random time up to this."""
-    chaos_seed: OrUnset[int] = None
-    """The same seed gives the same faults in each process; unset: new ones at each start."""

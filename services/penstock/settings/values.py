@@ -18,7 +18,7 @@ _HTTP = ("http://", "https://")
 
 
 class Group(BaseModel):
-    """Settings of one theme.
+    """Settings of one file.
 
     All groups become one class: what has the same name in two of them, be it a validator, is there only once.
     """

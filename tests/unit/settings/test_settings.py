@@ -3,6 +3,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from penstock.protocol.errors import SettingsError
 from penstock.protocol.retry import Backoff
 from penstock.settings.model import Settings, load_settings, misspelt_variables
 from penstock.settings.processes import is_loopback
-from penstock.settings.values import Group, masked
+from penstock.settings.values import masked
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -189,16 +190,21 @@ def test_a_secret_may_stand_twice_under_one_name_and_hold_colons() -> None:
     assert "geheim" not in repr(settings)
 
 
-def test_nothing_in_a_group_takes_the_place_of_what_another_group_says() -> None:
-    groups = [base for base in Settings.__mro__ if issubclass(base, Group) and base not in (Settings, Group)]
-    seen = Counter(
-        name
-        for group in groups
-        for name in {*vars(group), *group.__annotations__}
-        if not name.startswith(("__", "_abc_"))
-    )
+def test_no_name_of_the_groups_takes_the_place_of_another() -> None:
+    seen = Counter(name for body in class_bodies() for name in names_of(body))
     assert {"database_url", "_database_problems", "backoff"} <= set(seen)
-    assert [name for name, count in seen.items() if count > 1] == ["model_config"]
+    assert [name for name, count in seen.items() if count > 1] == []
+
+
+def names_of(body: list[ast.stmt]) -> Iterator[str]:
+    """What a class defines."""
+    for each in body:
+        if isinstance(each, ast.FunctionDef):
+            yield each.name
+        elif isinstance(each, ast.AnnAssign | ast.Assign):
+            target = each.target if isinstance(each, ast.AnnAssign) else each.targets[0]
+            assert isinstance(target, ast.Name)
+            yield target.id
 
 
 # docs/configuration.md
@@ -211,15 +217,21 @@ def documented_rows() -> list[tuple[str, ...]]:
     return [tuple(match.groups()) for match in _ROW.finditer(text)]
 
 
+def class_bodies() -> Iterator[list[ast.stmt]]:
+    """Of the groups of settings, and of the class that they become."""
+    for path in (REPOSITORY / "services" / "penstock" / "settings").glob("*.py"):
+        for each in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(each, ast.ClassDef) and each.name.endswith("Settings"):
+                yield each.body
+
+
 def descriptions() -> dict[str, str]:
     """The text below each field of a group of settings."""
     found = {}
-    for path in (REPOSITORY / "services" / "penstock" / "settings").glob("*.py"):
-        for group in ast.parse(path.read_text("utf-8")).body:
-            for field, text in pairwise(group.body if isinstance(group, ast.ClassDef) else ()):
-                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                    assert isinstance(field.target, ast.Name)
-                    found[field.target.id] = " ".join(ast.literal_eval(text.value).split())
+    for field, text in (pair for body in class_bodies() for pair in pairwise(body)):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            assert isinstance(field.target, ast.Name)
+            found[field.target.id] = " ".join(ast.literal_eval(text.value).split())
     return found
 
 
