@@ -6,14 +6,12 @@ then, or in a claim that began before, count and are not recalled.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
 from penstock.db.session import Session
 from penstock.limits import model
 from penstock.limits.explain import Explanation, explain
-from penstock.limits.token_bucket import Limits
 from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import narrow_tenant
 from penstock.protocol.checks import like_pattern
@@ -28,7 +26,6 @@ from penstock.tasks.records import columns_of
 LONGEST_HOLD_SECONDS = 86_400.0  # that a handler may ask for; an operator ends one by any change of the limits
 _COUNTED = 10_000  # waiting tasks of one announced action
 
-_NAMES = Limits.__slots__
 _OF_TENANT = ("max_in_flight", "rate", "burst")
 _look = partial(method, permission=Permission.READ, scope=Scope.CLOSED)
 _change = partial(method, permission=Permission.ADMIN, scope=Scope.CLOSED, by_queue=True, wakes=True)
@@ -64,8 +61,8 @@ async def set_limits(session: Session, action: str, change: Mapping[str, Any]) -
     """Change the given limits of an action, inside a transaction; returns all of them."""
     await lock_rules(session)
     before = await read_action(session, action)
-    limits = {name: change.get(name, getattr(before, name)) for name in _NAMES}
-    if limits == asdict(Limits()):
+    limits = {name: change.get(name, getattr(before, name)) for name in model.UNLIMITED}
+    if limits == model.UNLIMITED:
         await session.fetch("forget_action", action)
     else:
         await session.fetch("set_action", action, *limits.values())
@@ -79,7 +76,7 @@ async def read_action(session: Session, action: str) -> model.Action:
     rows = await session.fetch("read_actions", [action])
     if rows:
         return view_of(model.Action, rows[0])
-    return model.Action(action, **asdict(Limits()), in_flight=0, updated_at=None)
+    return model.Action(action, **model.UNLIMITED, in_flight=0, updated_at=None)
 
 
 @_change("action.set")

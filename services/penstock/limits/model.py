@@ -66,6 +66,10 @@ class ActionSetParams(ActionName, frozen=True, forbid_unknown_fields=True):
         limits_of(self)
 
 
+# An action without limits, in the order of the parameters of ``set_action``.
+UNLIMITED: dict[str, Any] = {"paused": False} | dict.fromkeys(ActionSetParams.__struct_fields__[1:-1])
+
+
 class RouteSetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, about(f"1 to {ROUTE_NAME_MAX_CHARS} letters, digits, dots, dashes or underscores.")]
     queue: Annotated[str, about("The queue, by name or URL; it has to be there.")]
@@ -214,7 +218,7 @@ class TenantPage(msgspec.Struct, frozen=True):
 
 
 def limits_of(given: ActionSetParams | TenantSetParams) -> dict[str, Any]:
-    """The given limits, by the names of ``token_bucket.Limits``; rates per second. There is at least one."""
+    """The given limits by name; rates per second. There is at least one."""
     subject, *names, _ = given.__struct_fields__
     change = {name: value for name in names if (value := getattr(given, name)) is not UNSET}
     for name, value in change.items():

@@ -10,19 +10,6 @@ BUSY_SECONDS = 0.05  # until a limit of tasks in flight is looked at again; sett
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of an action, None for unlimited; ``key_*``: the same for each limit key."""
-
-    paused: bool = False
-    max_in_flight: int | None = None
-    rate: float | None = None  # tasks per second
-    burst: int | None = None  # tasks at once after a pause; None for a second's worth of the rate, at least one
-    key_max_in_flight: int | None = None
-    key_rate: float | None = None
-    key_burst: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Allowance:
     """Tasks that may start now. retry_seconds: until the next check if none may. tokens: left of the rate, if any."""
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
 from penstock.db.pool import Store
 from penstock.db.session import Session
-from penstock.limits.token_bucket import BUSY_SECONDS, Allowance, Limits, allowance, share_out
+from penstock.limits.model import UNLIMITED
+from penstock.limits.token_bucket import BUSY_SECONDS, Allowance, allowance, share_out
 from penstock.protocol.errors import Refused, Unavailable
 from penstock.protocol.task import Stretch
 from penstock.runtime.logs import log
@@ -29,7 +30,7 @@ _ADMITTED_AT_ONCE = 16  # actions; those of others take the way through a gate
 _ADMITTED_SECONDS = 60.0  # since tasks of an action were last let through
 _PAUSE_SECONDS = 2.0  # after tasks could not be claimed or sent
 _IDLE_SECONDS = 60.0
-_UNLIMITED = asdict(Limits()) | {"held_until": None}  # as a row of ``lock_action``
+_UNLIMITED = UNLIMITED | {"held_until": None}  # as a row of ``lock_action``
 
 
 @dataclass(kw_only=True)

@@ -11,7 +11,6 @@ from penstock.api.process import Api
 from penstock.brokers.sqs import SqsQueue
 from penstock.client.client import Client
 from penstock.db.pool import Store
-from penstock.limits.token_bucket import Limits
 from penstock.protocol.errors import InvalidParams, RpcError
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
@@ -85,7 +84,7 @@ async def test_rules_are_changed_through_the_inbound_queue_and_what_cannot_be_is
         actions = await list_actions(session)
         (route,) = await list_routes(session)
     assert {record.action: limits_of(record) for record in actions} == {
-        "mail": Limits(rate=5.0), "other": Limits(paused=True),
+        "mail": {"rate": 5.0}, "other": {"paused": True},
     }  # fmt: skip
     assert (route.name, route.queue, route.actions, route.in_flight) == ("v", "q", ["v.*"], 0)
     reasons = sorted(reason for _, _, reason in await rejected(store))
