@@ -27,17 +27,15 @@ class _ByAction(MetricWrapperBase):
         self._met: dict[tuple[Any, ...], Self] = {}  # the library's own look-up costs more than most that is counted
         super().__init__(*arguments, **named)
 
-    def labels(self, *values: Any, **named: Any) -> Self:
-        if not named and (met := self._met.get(values)) is not None:
+    def labels(self, *values: Any) -> Self:  # type: ignore[override]  # labels are given in order, none by its name
+        if (met := self._met.get(values)) is not None:
             return met
         if values and self._labelnames[:1] == ("action",) and values[0] not in _labelled_actions:
             if len(_labelled_actions) < MAX_ACTIONS_SHOWN:
                 _labelled_actions.add(values[0])
             else:
-                return super().labels(OTHER_ACTIONS, *values[1:], **named)
-        made = super().labels(*values, **named)
-        if not named:
-            self._met[values] = made
+                return super().labels(OTHER_ACTIONS, *values[1:])
+        made = self._met[values] = super().labels(*values)
         return made
 
 

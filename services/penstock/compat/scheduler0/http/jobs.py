@@ -122,10 +122,6 @@ class Jobs(Records[Job]):
                 raise Problem(400, str(exc)) from None
             await session.fetch("update_callback_job", job.id, job.callback_url, job.data, job.execution_type)
             name = jobs.schedule_name(job.id)
-            # No schedule of a job has a tenant; one with a tenant was created when the name was not reserved yet.
-            locked = await session.fetch("lock_schedules", [name])
-            if locked and locked[0]["tenant"] is not None:
-                raise Problem(409, f"the schedule {name} is for a tenant: delete it, then delete and create the job")
             try:
                 await update_schedule(session, name, {"payload": msgspec.Raw(jobs.payload_of(job))}, self._settings)
                 if (job.execution_type == jobs.HTTP) != (before.execution_type == jobs.HTTP):
