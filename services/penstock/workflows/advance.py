@@ -48,6 +48,7 @@ class HeldWorkflow:
     """A locked workflow. undo: see ``fallback_of``. added: steps added in this run."""
 
     id: int
+    tenant: str | None
     state: WorkflowState
     steps: int
     open: int
@@ -82,6 +83,7 @@ class WorkflowRun:
         self._session = session
         self._settings = settings
         self.held = {row["id"]: HeldWorkflow(**dict(row) | {"state": WorkflowState(row["state"])}) for row in rows}
+        self._tenants = {workflow.id: workflow.tenant for workflow in self.held.values()}
         self.summary = AdvanceSummary()
         self._refused = False
 
@@ -229,12 +231,11 @@ class WorkflowRun:
         if not steps:
             return
         if self._session.codec.is_on:
-            tenants = await _tenants(self._session, (step["workflow_id"] for step, _ in steps.values()))
             large = [task_id for task_id, (_, text) in steps.items() if text and self._session.codec.is_large(text)]
             queues = await queues_of_tasks(self._session, large)
             for task_id, (step, text) in steps.items():
                 if text is not None:
-                    aad = payload_aad(step["action"], tenants.get(step["workflow_id"]))
+                    aad = payload_aad(step["action"], self._tenants[step["workflow_id"]])
                     # PayloadUnavailable is raised through: the transaction is repeated later.
                     async with s3_in_transaction():
                         kept = await self._session.codec.store(text, aad, queue=queues.get(task_id))
@@ -370,7 +371,7 @@ class WorkflowRun:
         if rows:
             await self._session.fetch("add_children", *map(list, zip(*parents, strict=True)))
             running = {workflow.id for workflow in self.held.values() if workflow.state == WorkflowState.RUNNING}
-            self.summary.started += await insert_steps(self._session, rows, start=running)
+            self.summary.started += await insert_steps(self._session, rows, tenants=self._tenants, start=running)
             for workflow_id in running & {row[0] for row in rows}:
                 first = min(number for workflow, number, _, _ in rows if workflow == workflow_id)
                 await self._start(await self._session.fetch("find_ready", workflow_id, first))
@@ -409,7 +410,7 @@ class WorkflowRun:
                 step = NewStep(f"{row['name']}/undo", StepKind.COMPENSATION, task.action, task, after, "continue")
                 rows.append((workflow.id, first + place, row["number"], step))
             await self._session.plan_for(len(rows))
-            await insert_steps(self._session, rows, start=())
+            await insert_steps(self._session, rows, tenants=self._tenants, start=())
             await self._start(await self._session.fetch("find_ready", workflow.id, first))
             begun = True
             log.info("workflow_compensates", workflow=workflow.id, steps=len(rows))
@@ -427,21 +428,23 @@ class WorkflowRun:
             workflow.added = 0
 
 
-async def insert_steps(session: Session, rows: Sequence[StepRow], *, start: Iterable[int]) -> int:
+async def insert_steps(
+    session: Session, rows: Sequence[StepRow], *, tenants: Mapping[int, str | None], start: Iterable[int]
+) -> int:
     """Add steps with one statement; returns how many start at once.
 
-    start: workflows whose steps start at once if nothing has to be looked up; the caller starts the others.
+    tenants: of their workflows. start: workflows whose steps start at once if nothing has to be looked up; the caller
+    starts the others.
     """
     await session.plan_for(len(rows))
     starting = set(start)
     traces = await _traces(session, rows)
-    tenants = await _tenants(session, (workflow for workflow, _, _, _ in rows))
     columns: list[tuple[Any, ...]] = []
     started = 0
     for (workflow, number, parent, step), trace in zip(rows, traces, strict=True):
         task, payload, options = step.task or _WITHOUT_TASK, None, None
         if step.task is not None:
-            payload = session.codec.encode(task.payload, payload_aad(task.action, tenants.get(workflow)))
+            payload = session.codec.encode(task.payload, payload_aad(task.action, tenants[workflow]))
         if step.options != StepOptions():
             options = msgspec.json.encode(step.options).decode()
             if step.options.template is not None:  # it holds payloads
@@ -458,13 +461,6 @@ async def insert_steps(session: Session, rows: Sequence[StepRow], *, start: Iter
     for action, count in Counter(step.task.action for _, _, _, step in rows if step.task is not None).items():
         metrics.ENQUEUED.labels(action, "workflow").inc(count)
     return started
-
-
-async def _tenants(session: Session, workflows: Iterable[int]) -> dict[int, str | None]:
-    """Tenants by workflow, for the associated data of encrypted payloads; empty without encryption."""
-    if not session.codec.encrypts:
-        return {}
-    return {row["id"]: row["tenant"] for row in await session.fetch("read_flow_tenants", list(set(workflows)))}
 
 
 async def _traces(session: Session, rows: Sequence[StepRow]) -> list[str | None]:

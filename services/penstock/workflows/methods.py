@@ -68,7 +68,7 @@ async def create(session: Session, command: model.CreateWorkflow, settings: Sett
             )
     steps = [(workflow_id, number, None, step) for number, step in enumerate(command.steps)]
     ends_as = model.WorkflowState.RUNNING
-    started = await insert_steps(session, steps, start={workflow_id})
+    started = await insert_steps(session, steps, tenants={workflow_id: command.tenant}, start={workflow_id})
     if started < sum(not step.after for step in command.steps):
         run = WorkflowRun(session, await session.fetch("hold_workflow", workflow_id), settings)
         await run.start(await session.fetch("find_ready", workflow_id, 0))

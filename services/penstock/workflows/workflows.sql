@@ -69,7 +69,7 @@ where s.workflow_id = i.workflow_id and s.number = i.number;
 
 -- name: hold_workflow
 -- $1 id. Waits for a process that advances it.
-select id, state, steps, open, undo, compensated, reason from penstock.workflow where id = $1 for update;
+select id, tenant, state, steps, open, undo, compensated, reason from penstock.workflow where id = $1 for update;
 
 -- name: find_told_workflows
 -- $1 behind this id, $2 how many. Those that have events; each step is one look into the index.
@@ -84,7 +84,7 @@ select workflow_id from next where workflow_id is not null limit $2;
 
 -- name: hold_workflows
 -- $1 ids. Those that no other process advances at the moment.
-select id, state, steps, open, undo, compensated, reason from penstock.workflow
+select id, tenant, state, steps, open, undo, compensated, reason from penstock.workflow
 where id = any($1::bigint[]) order by id for update skip locked;
 
 -- name: take_events
@@ -232,10 +232,6 @@ from penstock.task_history where id = any($1::bigint[]) and state = 'SUCCESS';
 -- name: read_payloads
 -- $1 ids of tasks that wait.
 select t.id, t.payload::text as payload, t.tenant from {asked} join penstock.task t on t.id = any(array[u.id]);
-
--- name: read_flow_tenants
--- $1 ids of workflows.
-select id, tenant from penstock.workflow where id = any($1::bigint[]);
 
 -- name: find_undone
 -- $1 workflow, $2 number of a compensation. The step that it undoes.
