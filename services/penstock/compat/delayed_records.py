@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from penstock.db.notify import DELAYED_RECORDS, Listener, Notifier
 from penstock.db.pool import Store
 from penstock.db.session import Session
+from penstock.protocol.batching import pack
 from penstock.protocol.checks import name_problem
 from penstock.protocol.errors import PenstockError, Refused
 from penstock.protocol.json_text import utf8_size
@@ -136,29 +137,26 @@ async def publish_due(session: Session) -> int | None:
 
 
 def _tasks_of(rows: Iterable[Any]) -> Iterable[NewTask]:
-    """Tasks in the rows' order; records of one ordering key share a task within its limits, none after a ``last``."""
-    open_tasks: dict[str, tuple[list[str], int]] = {}
+    """Records of one ordering key share a task within its limits, in the rows' order; one with a ``last`` is alone."""
+    by_key: dict[str, list[Any]] = {}
     for row in rows:
-        key, record, last = row["ordering_key"], row["record"], row["last"]
-        size = utf8_size(record)
-        records, together = open_tasks.get(key, ([], 0))
-        if records and (last is not None or len(records) >= _RECORDS_TOGETHER or together + size > _BYTES_TOGETHER):
-            yield _task(key, records)
-            records, together = [], 0
-        if last is not None:
-            open_tasks.pop(key, None)
-            yield _task(key, [record], last)
-        else:
-            open_tasks[key] = ([*records, record] if records else [record], together + size)
-    for key, (records, _) in open_tasks.items():
-        yield _task(key, records)
+        by_key.setdefault(row["ordering_key"], []).append(row)
+    for key, of_key in by_key.items():
+        sizes = [utf8_size(row["record"]) for row in of_key]
+        weights = [1 if row["last"] is None else _RECORDS_TOGETHER for row in of_key]
+        for start, end in pack(
+            sizes, weights, max_bytes=_BYTES_TOGETHER, max_items=_RECORDS_TOGETHER, max_weight=_RECORDS_TOGETHER
+        ):
+            yield _task(key, of_key[start:end])
 
 
-def _task(ordering_key: str, records: Sequence[str], last: str | None = None) -> NewTask:
+def _task(ordering_key: str, rows: Sequence[Any]) -> NewTask:
     """A task without run_at, because a past one sorts before the position that claims have reached."""
+    records, last = ",".join(row["record"] for row in rows), rows[0]["last"]
     then = "" if last is None else f',"then":[{last}]'
-    payload = f'{{"records":[{",".join(records)}]{then}}}'
-    return NewTask(ACTION, payload, ordering_key=ordering_key, max_attempts=MAX_ATTEMPTS_LIMIT)
+    return NewTask(
+        ACTION, f'{{"records":[{records}]{then}}}', ordering_key=ordering_key, max_attempts=MAX_ATTEMPTS_LIMIT
+    )
 
 
 def _count(changes: Counter[tuple[str, str]]) -> None:
