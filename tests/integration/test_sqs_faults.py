@@ -768,7 +768,7 @@ async def test_expired_credentials_are_replaced_by_fresh_ones_without_a_restart(
     rig: Rig, proxy: SqsProxy, settings: Settings, monkeypatch: pytest.MonkeyPatch, task_of: TaskOf
 ) -> None:
     """Another program renews what the SDK reads, as a tool does that writes ~/.aws/credentials."""
-    monkeypatch.setattr("penstock.brokers.sqs._LOOK_FOR_CREDENTIALS_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.runtime.aws._RENEW_SECONDS", 0.0)
     (task,) = await rig.claimed(NewTask("a"))
     await put(rig.inbound, request("submit:b", {"n": 1}))
     await put(rig.results, result(task))

@@ -10,12 +10,11 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
-from time import monotonic
 from typing import Any
 
 import aiohttp
@@ -25,11 +24,12 @@ from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError, ClientError
 
 from penstock.brokers.base import MAX_RECEIVES, Depth, Limits, Message, Outgoing, QueueMissing, SendReport, Unsent
-from penstock.brokers.sqs_direct import CONNECT_SECONDS, OPERATIONS, USER_AGENT, DirectCalls, open_direct
+from penstock.brokers.sqs_direct import CONNECT_SECONDS, OPERATIONS, USER_AGENT, open_direct
 from penstock.protocol.batching import pack
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
 from penstock.runtime import metrics
+from penstock.runtime.aws import AwsClient
 from penstock.runtime.logs import log
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
@@ -50,11 +50,6 @@ MISSING_QUEUE = {"NonExistentQueue", "QueueDoesNotExist"}
 # For a message's size or characters; one message may cause it for its whole call.
 _REFUSALS = {"BatchRequestTooLong", "InvalidMessageContents", "InvalidParameterValue"}
 _NO_GROUPS = re.compile(r"MessageGroupId|not valid for this queue type")  # in errors of endpoints without groups
-_BAD_CREDENTIALS = {
-    "ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidSecurity",
-    "SignatureDoesNotMatch", "UnrecognizedClientException",
-}  # fmt: skip
-_LOOK_FOR_CREDENTIALS_SECONDS = 5.0
 _UNANSWERED = {"Code": "NoAnswer", "Message": "the answer does not name it"}
 
 
@@ -111,15 +106,9 @@ class SqsTransport:
             "ReceiveMessageWaitTimeSeconds": str(receive_wait_seconds),
             "MessageRetentionPeriod": str(_RETENTION_SECONDS),
         }
-        self._session = get_session()
-        self._stack = AsyncExitStack()
-        self._retired = AsyncExitStack()
-        self._client: Any = None
-        self._direct: DirectCalls | None = None
         self._makes_direct = direct
         self._answer_seconds = answer_seconds
-        self._opening = asyncio.Lock()
-        self._look_for_credentials_at = float("-inf")
+        self.client = AwsClient(self._make)
 
     @classmethod
     def of(cls, settings: Settings, **options: Any) -> SqsTransport:
@@ -158,55 +147,23 @@ class SqsTransport:
     async def greet(self) -> str:
         return f"SQS at {self._client_options['endpoint_url'] or 'AWS'}"
 
-    async def client(self) -> Any:
-        async with self._opening:
-            if self._client is None:
-                async with AsyncExitStack() as opened:
-                    try:
-                        made = self._session.create_client("sqs", **self._client_options)
-                        client = await opened.enter_async_context(made)
-                        direct = None
-                        if self._makes_direct:
-                            direct = await open_direct(self._session, client, self._own_key, self._answer_seconds)
-                    except (BotoCoreError, ValueError) as exc:
-                        raise Unavailable(f"SQS cannot be used: {exc}") from exc
-                    if direct is not None:
-                        opened.callback(direct.connections.close)
-                    await self._stack.enter_async_context(opened.pop_all())
-                    self._client, self._direct = client, direct
-        return self._client
-
-    def call_of(self, client: Any, operation: str) -> Callable[..., Awaitable[Mapping[str, Any]]]:
-        """What makes the call: the client, or the one beside it that is leaner."""
-        if self._direct is not None and client is self._client and operation in OPERATIONS:
-            return partial(self._direct.call, operation)
-        made: Callable[..., Awaitable[Mapping[str, Any]]] = getattr(client, operation)
-        return made
-
-    async def renew_credentials(self, refused: Any, code: str) -> None:
-        """Look for other credentials in the SDK's chain: a client keeps what it found in the environment or a file.
-
-        refused: the client whose call failed. code: of the error; nothing is done for one that says nothing of them.
-        """
-        is_early = monotonic() < self._look_for_credentials_at
-        if code not in _BAD_CREDENTIALS or refused is not self._client or self._own_key is not None or is_early:
-            return
-        self._look_for_credentials_at = monotonic() + _LOOK_FOR_CREDENTIALS_SECONDS
+    async def _make(self, stack: AsyncExitStack) -> Any:
         session = get_session()
-        found = await _credentials(session)
-        if found is None or found == await _credentials(self._session):
-            return
-        async with self._opening:
-            before, self._retired = self._retired, self._stack  # calls of other tasks may still be under way by it
-            self._session, self._stack = session, AsyncExitStack()
-            self._client = self._direct = None
-        await before.aclose()
-        log.info("credentials_changed")
+        direct = None
+        try:
+            client = await stack.enter_async_context(session.create_client("sqs", **self._client_options))
+            if self._makes_direct:
+                direct = await open_direct(session, client, self._own_key, self._answer_seconds)
+        except (BotoCoreError, ValueError) as exc:
+            raise Unavailable(f"SQS cannot be used: {exc}") from exc
+        if direct is not None:
+            stack.callback(direct.connections.close)
+            for operation in OPERATIONS:
+                setattr(client, operation, partial(direct.call, operation))
+        return client
 
     async def close(self) -> None:
-        self._client = self._direct = None
-        await self._stack.aclose()
-        await self._retired.aclose()
+        await self.client.close()
 
 
 class SqsQueue:
@@ -370,11 +327,11 @@ class SqsQueue:
         client: Any = None
         try:
             client = await self._transport.client()
-            reply = await self._transport.call_of(client, operation)(**arguments)
+            reply: Mapping[str, Any] = await getattr(client, operation)(**arguments)
         except UNAVAILABLE as exc:
             metrics.SQS_CALLS.labels(operation, self.label, "failed").inc()
             code = code_of(exc)
-            await self._transport.renew_credentials(client, code)
+            await self._transport.client.renew(client, code)
             if code in _REFUSALS:
                 raise _CallRefused(f"SQS refuses {operation}: {exc}", is_final=_is_final(code, str(exc))) from exc
             if code in MISSING_QUEUE:
@@ -394,23 +351,16 @@ def _is_final(code: str, message: str) -> bool:
     return code in _REFUSALS and (code != "InvalidParameterValue" or "shorter than" in message)
 
 
-async def _credentials(session: Any) -> Any:
-    """What the SDK's chain finds, comparable, or None."""
-    try:
-        credentials = await session.get_credentials()
-        return credentials and await credentials.get_frozen_credentials()
-    except UNAVAILABLE:
-        return None
-
-
 def error_code(code: str | None) -> str:
     """An error code without the prefix that one of the two SQS protocols puts before it."""
     return (code or "").removeprefix("AWS.SimpleQueueService.")
 
 
 def code_of(exc: Exception) -> str:
-    """The error code of a failed call; empty if SQS did not answer."""
-    return error_code(exc.response.get("Error", {}).get("Code")) if isinstance(exc, ClientError) else ""
+    """The error code of a failed call; the error's class if SQS did not answer."""
+    if isinstance(exc, ClientError):
+        return error_code(exc.response.get("Error", {}).get("Code"))
+    return type(exc).__name__
 
 
 def billed_units(sizes: Iterable[int]) -> int:

@@ -5,18 +5,17 @@ settings is ever read, written or deleted. Clients upload to one folder, tasks h
 workers receive from, so that these can be kept from other queues' objects.
 """
 
-import asyncio
 import re
 import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, date, datetime
-from time import monotonic
 from typing import Any
 from urllib.parse import quote
 
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.sealed import OBJECT_NAME
+from penstock.runtime.aws import AwsClient
 from penstock.settings.payload_texts import parse_bucket_url
 
 DELETED_AT_ONCE = 1000  # of one DeleteObjects
@@ -30,8 +29,6 @@ _PASSING = {
     "ConditionalRequestConflict", "SlowDown", "RequestTimeout", "ExpiredToken", "RequestTimeTooSkewed",
     "ThrottlingException",
 }  # fmt: skip
-_BAD_CREDENTIALS = {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"}
-_RENEW_SECONDS = 5.0  # between two new clients
 _NAME = re.compile(OBJECT_NAME)
 
 
@@ -53,11 +50,7 @@ class Bucket:
         self._bucket, self._prefix = parse_bucket_url(url)
         self._endpoint_url = endpoint_url
         self._region = region
-        self._stack = AsyncExitStack()
-        self._retired = AsyncExitStack()
-        self._renew_at = float("-inf")
-        self._opening = asyncio.Lock()
-        self._client: Any = None
+        self._client = AwsClient(self._make)
 
     async def put(self, name: str, body: bytes) -> None:
         """Store an object under a new name; one that is there is never overwritten, for it is of an earlier try."""
@@ -105,9 +98,7 @@ class Bucket:
         return [name for name in names if _NAME.fullmatch(name)]
 
     async def close(self) -> None:
-        self._client = None
-        await self._stack.aclose()
-        await self._retired.aclose()
+        await self._client.close()
 
     async def _is_unlisted(self, key: str) -> bool:
         """Whether an object is missing, which S3 calls forbidden to those who may list a folder and not the bucket."""
@@ -127,7 +118,7 @@ class Bucket:
 
         client: Any = None
         try:
-            client = await self._open()
+            client = await self._client()
             answer = await getattr(client, operation)(Bucket=self._bucket, **params)
             return answer if then is None else await then(answer)
         except ClientError as exc:
@@ -139,40 +130,25 @@ class Bucket:
                 code in _MISSING or (status == 403 and await self._is_unlisted(params["Key"]))
             ):
                 raise PayloadLost(f"its object {params['Key']} is not in {self.url}: it was deleted there") from None
-            is_renewed = code in _BAD_CREDENTIALS and await self._renew(client)
+            is_renewed = await self._client.renew(client, code)
             raise PayloadUnavailable(
                 f"S3 rejected {operation} in {self.url}: {code}",
                 is_refusal=400 <= status < 500 and status != 429 and code not in _PASSING and not is_renewed,
             ) from exc
         except (BotoCoreError, HttpError, OSError, TimeoutError) as exc:
+            await self._client.renew(client, type(exc).__name__)
             raise PayloadUnavailable(f"S3 is unavailable ({operation} in {self.url}): {type(exc).__name__}") from exc
 
-    async def _renew(self, refused: Any) -> bool:
-        """Have the next call make a client: one keeps the credentials that it found in a file. False: just done."""
-        async with self._opening:
-            if refused is not self._client:
-                return True
-            if monotonic() < self._renew_at:
-                return False
-            self._renew_at = monotonic() + _RENEW_SECONDS
-            before, self._retired = self._retired, self._stack  # calls of other tasks may still be under way by it
-            self._stack, self._client = AsyncExitStack(), None
-        await before.aclose()
-        return True
+    async def _make(self, stack: AsyncExitStack) -> Any:
+        from aiobotocore.config import AioConfig
+        from aiobotocore.session import get_session
 
-    async def _open(self) -> Any:
-        async with self._opening:
-            if self._client is None:
-                from aiobotocore.config import AioConfig
-                from aiobotocore.session import get_session
-
-                config = AioConfig(
-                    connect_timeout=5,
-                    read_timeout=30,
-                    max_pool_connections=50,
-                    retries={"mode": "standard", "total_max_attempts": 2},
-                    s3={"addressing_style": "path"} if self._endpoint_url else None,
-                )
-                options = {"endpoint_url": self._endpoint_url, "region_name": self._region, "config": config}
-                self._client = await self._stack.enter_async_context(get_session().create_client("s3", **options))
-        return self._client
+        config = AioConfig(
+            connect_timeout=5,
+            read_timeout=30,
+            max_pool_connections=50,
+            retries={"mode": "standard", "total_max_attempts": 2},
+            s3={"addressing_style": "path"} if self._endpoint_url else None,
+        )
+        options = {"endpoint_url": self._endpoint_url, "region_name": self._region, "config": config}
+        return await stack.enter_async_context(get_session().create_client("s3", **options))

@@ -317,7 +317,7 @@ async def test_errors_are_named_and_tried_again_as_by_the_sdk(
     try:
         client = await transport.client()
         with pytest.raises(ClientError) as raised:
-            await transport.call_of(client, "receive_message")(QueueUrl="http://127.0.0.1/q")
+            await client.receive_message(QueueUrl="http://127.0.0.1/q")
     finally:
         await transport.close()
     assert made == ["ReceiveMessage"] * calls
@@ -414,6 +414,24 @@ async def test_missing_credentials_are_said_plainly(
     try:
         with pytest.raises(Unavailable, match="credentials"):
             await transport.queue(settings.outbound_queue, label="outbound").depth()
+    finally:
+        await transport.close()
+
+
+async def test_credentials_that_come_later_are_found(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("penstock.runtime.aws._RENEW_SECONDS", 0.0)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    transport = transport_of(settings)
+    queue = transport.queue(settings.outbound_queue, label="outbound")
+    try:
+        with monkeypatch.context() as without:
+            for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+                without.delenv(name)
+            with pytest.raises(Unavailable, match="credentials"):
+                await queue.depth()
+        assert (await queue.depth()).visible == 0
     finally:
         await transport.close()
 

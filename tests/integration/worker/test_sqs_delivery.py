@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import secrets
 from collections.abc import AsyncIterator
@@ -90,7 +91,7 @@ async def test_a_message_arrives_as_it_was_given(ground: Ground) -> None:
     attributes = messages[outcome["message_id"]]["MessageAttributes"]
     assert attributes["kind"]["StringValue"] == "a"
     assert (attributes["n"]["StringValue"], attributes["n"]["DataType"]) == ("5", "Number")
-    assert attributes["raw"]["BinaryValue"] == b"\x00\x01\xff"
+    assert base64.b64decode(attributes["raw"]["BinaryValue"]) == b"\x00\x01\xff"
     assert json.loads(messages[other["message_id"]]["Body"]) == {"a": ["\uffff", 1]}
 
 
@@ -109,7 +110,7 @@ async def test_a_burst_shares_calls_and_each_task_has_its_own_answer(ground: Gro
 
 
 async def test_expired_credentials_are_replaced_by_fresh_ones(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.brokers.sqs._LOOK_FOR_CREDENTIALS_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.runtime.aws._RENEW_SECONDS", 0.0)
     queue = await ground.queue("renewed")
     with sqs_proxy(ground.url) as proxy:
         sender = ground.sender(queue, url=proxy.url)

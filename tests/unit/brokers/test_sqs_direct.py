@@ -303,7 +303,7 @@ async def test_behind_a_proxy_the_sdk_makes_all_calls(monkeypatch: pytest.Monkey
         for endpoint, count in (("http://sqs.example", 1), ("http://other.example", 2)):
             transport = SqsTransport(endpoint_url=endpoint, region="us-east-1", access_key="a:b")
             client = await transport.client()
-            assert transport.call_of(client, "receive_message") == client.receive_message
+            assert "receive_message" not in vars(client)
             queue = transport.queue(f"{endpoint}/q", label="q")
             assert await queue.receive(wait_seconds=0, visibility_seconds=1) == []
             await transport.close()
@@ -311,6 +311,6 @@ async def test_behind_a_proxy_the_sdk_makes_all_calls(monkeypatch: pytest.Monkey
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         transport = SqsTransport(endpoint_url=url, region="us-east-1", access_key="a:b")
         client = await transport.client()
-        assert transport.call_of(client, "receive_message") != client.receive_message
-        assert transport.call_of(client, "get_queue_url") == client.get_queue_url
+        assert "receive_message" in vars(client)
+        assert "get_queue_url" not in vars(client)
         await transport.close()

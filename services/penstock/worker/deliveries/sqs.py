@@ -132,7 +132,7 @@ class Sender:
             client = await self._transport.client()
             url = await self._url(client, queue)
         except UNAVAILABLE as exc:
-            await self._transport.renew_credentials(client, code_of(exc))
+            await self._transport.client.renew(client, code_of(exc))
             reason = NotDelivered(f"the queue {queue} cannot be looked up: {short_text(exc)}")
             for entry in entries:
                 outcomes[entry.position] = reason
@@ -171,7 +171,7 @@ class Sender:
         except UNAVAILABLE as exc:
             metrics.SQS_CALLS.labels(operation, _LABEL, "failed").inc()
             code = code_of(exc)
-            await self._transport.renew_credentials(client, code)
+            await self._transport.client.renew(client, code)
             if code in MISSING_QUEUE:
                 self._urls.pop(queue, None)  # it may be made again, under another URL
             if code in _REFUSALS and len(batch) > 1:
