@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from time import monotonic
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -22,66 +21,17 @@ _BLOCKED_SECONDS = 1.0  # between two looks: a handler blocked the event loop
 T = TypeVar("T")
 
 
-class MessageLeases(Generic[T]):
-    """Leased messages by receipt. ended: called with those whose lease was neither removed nor extended in time."""
-
-    def __init__(self, ended: Callable[[list[T]], Awaitable[object]]) -> None:
-        self._ended = ended
-        self._leases: dict[str, tuple[T, float]] = {}
-        self._watching: asyncio.Task[None] | None = None
-
-    def __len__(self) -> int:
-        return len(self._leases)
-
-    def add(self, receipt: str, message: T, seconds: float) -> None:
-        self._leases[receipt] = (message, monotonic() + seconds)
-        if self._watching is None:
-            self._watching = asyncio.get_running_loop().create_task(self._watch(), name="end leases")
-
-    def extend(self, receipt: str, seconds: float) -> bool:
-        """Lease for so many seconds from now; False once the lease has ended."""
-        found = self._leases.get(receipt)
-        if found is None:
-            return False
-        self._leases[receipt] = (found[0], monotonic() + seconds)
-        return True
-
-    def remove(self, receipts: Sequence[str]) -> dict[str, T]:
-        """End leases; returns the messages of those that had not ended before."""
-        return {receipt: self._leases.pop(receipt)[0] for receipt in receipts if receipt in self._leases}
-
-    def drop(self, of: Callable[[T], bool]) -> int:
-        """End the leases of matching messages without a call of ``ended``; returns their number."""
-        return len(self.remove([receipt for receipt, (message, _) in self._leases.items() if of(message)]))
-
-    async def _watch(self) -> None:
-        try:
-            now = monotonic()
-            while self._leases:
-                await asyncio.sleep(_LOOK_SECONDS)
-                before, now = now, monotonic()
-                if now - before > _BLOCKED_SECONDS:
-                    # Nothing could be extended meanwhile, so this time does not count.
-                    gap = now - before
-                    self._leases = {receipt: (m, until + gap) for receipt, (m, until) in self._leases.items()}
-                over = [receipt for receipt, (_, until) in self._leases.items() if until <= now]
-                if over:
-                    await self._ended(list(self.remove(over).values()))
-        finally:
-            self._watching = None
-
-    def close(self) -> None:
-        self._leases.clear()
-        if self._watching is not None:
-            self._watching.cancel()
-
-
 class Reader(ABC, Generic[T]):
-    """Receives from one queue and leases the messages, each as a T. closed: why it receives no more."""
+    """Receives from one queue and leases the messages, each as a T. closed: why it receives no more.
+
+    leases: messages and the ends of their leases, by receipt. One that is neither ended nor extended in time is given
+    back.
+    """
 
     def __init__(self) -> None:
         self.closed: str | None = None
-        self.leases: MessageLeases[T] = MessageLeases(partial(self.settle, delete=False))
+        self.leases: dict[str, tuple[T, float]] = {}
+        self._watching: asyncio.Task[None] | None = None
 
     @abstractmethod
     async def receive(self, wait_seconds: float, visibility_seconds: float) -> list[Message]:
@@ -93,6 +43,48 @@ class Reader(ABC, Generic[T]):
 
     @abstractmethod
     async def close(self) -> None: ...
+
+    def lease(self, receipt: str, message: T, seconds: float) -> None:
+        self.leases[receipt] = (message, monotonic() + seconds)
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._watch(), name="end leases")
+
+    def extend_lease(self, receipt: str, seconds: float) -> bool:
+        """Lease for so many seconds from now; False once the lease has ended."""
+        found = self.leases.get(receipt)
+        if found is None:
+            return False
+        self.leases[receipt] = (found[0], monotonic() + seconds)
+        return True
+
+    def end_leases(self, receipts: Sequence[str]) -> dict[str, T]:
+        """Returns the messages of those that had not ended before, which are to be settled."""
+        return {receipt: self.leases.pop(receipt)[0] for receipt in receipts if receipt in self.leases}
+
+    def drop_leases(self, of: Callable[[T], bool]) -> int:
+        """End the leases of matching messages, which nothing settles; returns their number."""
+        return len(self.end_leases([receipt for receipt, (message, _) in self.leases.items() if of(message)]))
+
+    def drop_all_leases(self) -> None:
+        self.leases.clear()
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _watch(self) -> None:
+        try:
+            now = monotonic()
+            while self.leases:
+                await asyncio.sleep(_LOOK_SECONDS)
+                before, now = now, monotonic()
+                if now - before > _BLOCKED_SECONDS:
+                    # Nothing could be extended meanwhile, so this time does not count.
+                    gap = now - before
+                    self.leases = {receipt: (m, until + gap) for receipt, (m, until) in self.leases.items()}
+                over = [receipt for receipt, (_, until) in self.leases.items() if until <= now]
+                if over:
+                    await self.settle(list(self.end_leases(over).values()), delete=False)
+        finally:
+            self._watching = None
 
 
 class LeasingTransport:
@@ -180,7 +172,7 @@ class LeasedQueue:
         """End leases; returns the messages whose leases had ended before."""
         done: dict[str, Any] = {}
         if self._reader is not None:
-            leased = self._reader.leases.remove([message.receipt for message in messages])
+            leased = self._reader.end_leases([message.receipt for message in messages])
             if await self._reader.settle([*leased.values()], delete=delete):
                 done = leased
         metrics.MESSAGES.labels(self.label, "deleted" if delete else "released").inc(len(done))
@@ -191,7 +183,7 @@ class LeasedQueue:
 
     async def extend(self, messages: Sequence[Message], seconds: int) -> list[Message]:
         reader = self._reader
-        return [m for m in messages if reader is None or not reader.leases.extend(m.receipt, seconds)]
+        return [m for m in messages if reader is None or not reader.extend_lease(m.receipt, seconds)]
 
     async def depth(self) -> Depth:
         with self._counting("depth"):

@@ -15,7 +15,7 @@ from penstock.protocol.errors import Unavailable
 
 class FakeReader(Reader[str]):
     async def receive(self, wait_seconds: float, visibility_seconds: float) -> list[Message]:
-        self.leases.add("r", "m", visibility_seconds)
+        self.lease("r", "m", visibility_seconds)
         return [Message("m", "r", "{}", 1, None, {})]
 
     async def settle(self, messages: Sequence[str], *, delete: bool) -> bool:
@@ -23,7 +23,7 @@ class FakeReader(Reader[str]):
         return True
 
     async def close(self) -> None:
-        self.leases.close()
+        self.drop_all_leases()
 
 
 class FakeTransport(LeasingTransport):

@@ -44,7 +44,7 @@ class DeadLetterReader(Reader[Received]):
         self._turn = asyncio.Lock()
 
     async def close(self) -> None:
-        self.leases.close()
+        self.drop_all_leases()
         await self._end_if_idle()
         async with self._turn:
             await asyncio.to_thread(self._consumer.close)
@@ -57,9 +57,9 @@ class DeadLetterReader(Reader[Received]):
             messages: list[Message] = []
             for received in await library.ask(self._take, self._failure):
                 receipt = f"{self._token}:{received.partition}:{received.offset}"
-                self.leases.add(receipt, received, visibility_seconds)
+                self.lease(receipt, received, visibility_seconds)
                 messages.append(message_of(received, receipt, 0))
-            if not messages and not len(self.leases):
+            if not messages and not self.leases:
                 await self._end()
             return messages
 
@@ -71,7 +71,7 @@ class DeadLetterReader(Reader[Received]):
 
     async def _end_if_idle(self) -> None:
         async with self._turn:
-            if self._token and not len(self.leases):
+            if self._token and not self.leases:
                 try:
                     await self._end()
                 except Unavailable as exc:

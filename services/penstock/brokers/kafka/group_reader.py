@@ -60,7 +60,7 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.leases.close()
+        self.drop_all_leases()
         await self._try_to_commit(list(self._mine))
         self._mine.clear()
         await self._consumer.close()
@@ -133,7 +133,7 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
                 self._mine[partition] = Progress() if position is None else Progress(position.offset, position.note)
 
     def _lease(self, received: Received, mine: Progress, seconds: float, receives: int) -> None:
-        self.leases.add(_receipt(received, mine), (received, receives), seconds)
+        self.lease(_receipt(received, mine), (received, receives), seconds)
 
     async def settle(self, messages: Sequence[tuple[Received, int]], *, delete: bool) -> bool:
         if delete:
@@ -234,7 +234,7 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
         for partition in gone:
             self._mine.pop(partition, None)
         self._ahead = deque(received for received in self._ahead if received.topic_partition not in gone)
-        lost = self.leases.drop(lambda leased: leased[0].topic_partition in gone)
+        lost = self.drop_leases(lambda leased: leased[0].topic_partition in gone)
         if lost:
             log.warning("holds_lost", queue=self._name, messages=lost, reason="their partitions went to another member")
 

@@ -136,7 +136,7 @@ class _Reader(Reader[int]):
         messages: list[Message] = []
         while self._came and len(messages) < self._most:
             receipt, delivered = self._came.popleft()
-            if self.leases.extend(receipt, visibility_seconds):
+            if self.extend_lease(receipt, visibility_seconds):
                 messages.append(_message(receipt, delivered))
         if not messages and self.closed is not None:
             raise Unavailable(self.closed)
@@ -166,7 +166,7 @@ class _Reader(Reader[int]):
     async def _deliver(self, delivered: DeliveredMessage) -> None:
         tag = delivered.delivery_tag or 0
         receipt = f"{self._token}:{tag}"
-        self.leases.add(receipt, tag, self._seconds)
+        self.lease(receipt, tag, self._seconds)
         self._came.append((receipt, delivered))
         self._any_came.set()
 
@@ -197,7 +197,7 @@ class _Reader(Reader[int]):
     def _end(self, reason: str) -> None:
         self.closed = self.closed or reason
         self._came.clear()
-        self.leases.close()
+        self.drop_all_leases()
         self._any_came.set()
 
 
