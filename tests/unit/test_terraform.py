@@ -283,7 +283,7 @@ def test_workers_of_a_route_may_what_other_workers_may_on_its_queue(module: Modu
 
 def test_what_sqs_send_calls_is_allowed_to_workers(module: Module) -> None:
     text = (CODE / "worker" / "deliveries" / "sqs.py").read_text("utf-8")
-    operations = set(re.findall(r"(?<!\.)client\.(\w+)\(", text))
+    operations = {"get_queue_url", *re.findall(r'call_batch\(\s*"(\w+)"', text)}
     assert {action_of("sqs", operation) for operation in operations} == set(module.locals["queue_actions"]["Send"])
     assert 'process == "worker" ? var.sqs_send_queue_arns : []' in module.locals["grants"]
     assert 'Action = local.queue_actions["Send"], Resource = arns' in module.locals["documents"]

@@ -45,8 +45,8 @@ _GROUP_ID = re.compile(r"[!-~]{1,128}")  # letters, digits and punctuation of AS
 _RETENTION_SECONDS = 4 * 86_400
 _DEAD_LETTER_RETENTION_SECONDS = 14 * 86_400  # a dead letter keeps its first send time, so its queue must keep longer
 _BILLED_UNIT_BYTES = 65_536
-UNAVAILABLE = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
-MISSING_QUEUE = {"NonExistentQueue", "QueueDoesNotExist"}
+_UNAVAILABLE = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
+_MISSING_QUEUE = {"NonExistentQueue", "QueueDoesNotExist"}
 # For a message's size or characters; one message may cause it for its whole call.
 _REFUSALS = {"BatchRequestTooLong", "InvalidMessageContents", "InvalidParameterValue"}
 _NO_GROUPS = re.compile(r"MessageGroupId|not valid for this queue type")  # in errors of endpoints without groups
@@ -140,7 +140,7 @@ class SqsTransport:
                 url = urls[label] = (await client.create_queue(QueueName=name))["QueueUrl"]
                 attributes = {"RedrivePolicy": json.dumps(redrive), **self._queue_attributes}
                 await client.set_queue_attributes(QueueUrl=url, Attributes=attributes)
-        except UNAVAILABLE as exc:
+        except _UNAVAILABLE as exc:
             raise Unavailable(f"the queues could not be made: {exc}") from exc
         return urls
 
@@ -231,7 +231,7 @@ class SqsQueue:
         )
         messages = [message_of(raw) for raw in reply.get("Messages", ())]
         metrics.SQS_BILLED_UNITS.labels("receive_message", self.label).inc(
-            billed_units([utf8_size(message.body) for message in messages])
+            _billed_units([utf8_size(message.body) for message in messages])
         )
         metrics.MESSAGES.labels(self.label, "received").inc(len(messages))
         return messages
@@ -263,7 +263,7 @@ class SqsQueue:
     async def describe(self, names: Sequence[str] = ("All",)) -> tuple[dict[str, str], datetime | None]:
         """Attributes by their names at SQS, and when it says that it answered. Raises Unavailable."""
         reply = await self._call("get_queue_attributes", QueueUrl=await self.url(), AttributeNames=names)
-        metrics.SQS_BILLED_UNITS.labels("get_queue_attributes", self.label).inc(billed_units([]))
+        metrics.SQS_BILLED_UNITS.labels("get_queue_attributes", self.label).inc(_billed_units([]))
         answered = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
         return dict(reply.get("Attributes", {})), None if answered is None else parsedate_to_datetime(answered)
 
@@ -284,7 +284,7 @@ class SqsQueue:
 
         async def run(batch: list[dict[str, Any]], bytes_in_call: int, tries: int = 2) -> None:
             try:
-                reply = await self._call(operation, QueueUrl=await self.url(), Entries=batch)
+                done, faults = await self.call_batch(operation, batch, bytes_in_call)
             except _CallRefused as exc:
                 if len(batch) > 1:
                     await _gather(run([entry], bytes_in_call, tries) for entry in batch)
@@ -294,13 +294,6 @@ class SqsQueue:
             except Unavailable as exc:
                 failed.update({int(entry["Id"]): (str(exc), False) for entry in batch})
                 return
-            metrics.SQS_BILLED_UNITS.labels(operation, self.label).inc(billed_units([bytes_in_call]))
-            # An entry in neither list may not be done: a proxy may answer 200 instead of SQS.
-            done = {item["Id"] for item in reply.get("Successful", ())}
-            if len(done) == len(batch):
-                return
-            faults = {item["Id"]: item for item in reply.get("Failed", ())}
-            metrics.SQS_CALLS.labels(operation, self.label, "partial").inc()
             again = []
             for entry in batch:
                 if entry["Id"] in done:
@@ -323,18 +316,32 @@ class SqsQueue:
             )  # fmt: skip
         return failed
 
+    async def call_batch(
+        self, operation: str, entries: Sequence[dict[str, Any]], size: int
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """One call, of so many bytes; returns what SQS says of entries that are done, and of those that failed, by id.
+
+        An entry in neither may not be done: a proxy may answer 200 instead of SQS. Raises Unavailable.
+        """
+        reply = await self._call(operation, QueueUrl=await self.url(), Entries=entries)
+        metrics.SQS_BILLED_UNITS.labels(operation, self.label).inc(_billed_units([size]))
+        done = {item["Id"]: item for item in reply.get("Successful", ())}
+        if len(done) < len(entries):
+            metrics.SQS_CALLS.labels(operation, self.label, "partial").inc()
+        return done, {item["Id"]: item for item in reply.get("Failed", ())}
+
     async def _call(self, operation: str, **arguments: Any) -> Mapping[str, Any]:
         client: Any = None
         try:
             client = await self._transport.client()
             reply: Mapping[str, Any] = await getattr(client, operation)(**arguments)
-        except UNAVAILABLE as exc:
+        except _UNAVAILABLE as exc:
             metrics.SQS_CALLS.labels(operation, self.label, "failed").inc()
             code = code_of(exc)
             await self._transport.client.renew(client, code)
             if code in _REFUSALS:
                 raise _CallRefused(f"SQS refuses {operation}: {exc}", is_final=_is_final(code, str(exc))) from exc
-            if code in MISSING_QUEUE:
+            if code in _MISSING_QUEUE:
                 if "://" not in self._name:
                     self._url = None  # it may be made again, under another URL
                 raise QueueMissing(
@@ -356,14 +363,14 @@ def error_code(code: str | None) -> str:
     return (code or "").removeprefix("AWS.SimpleQueueService.")
 
 
-def code_of(exc: Exception) -> str:
+def code_of(exc: BaseException) -> str:
     """The error code of a failed call; the error's class if SQS did not answer."""
     if isinstance(exc, ClientError):
         return error_code(exc.response.get("Error", {}).get("Code"))
     return type(exc).__name__
 
 
-def billed_units(sizes: Iterable[int]) -> int:
+def _billed_units(sizes: Iterable[int]) -> int:
     """Of a call with messages of these sizes, in bytes."""
     return max(1, -(-sum(sizes) // _BILLED_UNIT_BYTES))
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.brokers.sqs import LIMITS, MISSING_QUEUE, UNAVAILABLE, SqsTransport, billed_units, code_of
+from penstock.brokers.sqs import LIMITS, SqsTransport, code_of
 from penstock.protocol.batching import pack
+from penstock.protocol.errors import Unavailable
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
-from penstock.runtime import metrics
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable, decode_base64, short_text
@@ -69,10 +69,9 @@ class Sender:
     """The handler."""
 
     def __init__(self, transport: SqsTransport, settings: Settings) -> None:
-        self._transport = transport
         queues = settings.sqs_send_queues
         self._allowed = {entry.rsplit("/", 1)[-1]: entry for entry in queues} | {entry: entry for entry in queues}
-        self._urls: dict[str, str] = {}
+        self._queues = {entry: transport.queue(entry, label=_LABEL) for entry in queues}
 
     async def send(self, calls: list[Call[SqsMessage]]) -> list[Outcome]:
         """Send each task's message; its result is the ``message_id`` and ``sequence_number`` that SQS answers."""
@@ -127,13 +126,10 @@ class Sender:
         return _Entry(position, queue, sending.group_id, arguments, size)
 
     async def _send_to(self, queue: str, entries: Sequence[_Entry], outcomes: list[Outcome]) -> None:
-        client = None
         try:
-            client = await self._transport.client()
-            url = await self._url(client, queue)
-        except UNAVAILABLE as exc:
-            await self._transport.client.renew(client, code_of(exc))
-            reason = NotDelivered(f"the queue {queue} cannot be looked up: {short_text(exc)}")
+            await self._queues[queue].url()
+        except Unavailable as exc:
+            reason = NotDelivered(f"the queue {queue} cannot be looked up: {short_text(exc.__cause__ or exc)}")
             for entry in entries:
                 outcomes[entry.position] = reason
             return
@@ -147,7 +143,7 @@ class Sender:
                     reason = f"an earlier message of group {entry.group!r} was not sent"
                     outcomes[entry.position] = NotDelivered(reason)
             going = [entry for entry in batch if entry.group not in held]
-            if going and not await self._call(queue, url, going, outcomes):
+            if going and not await self._call(queue, going, outcomes):
                 for entry in going:  # alone, so that only the failing one fails
                     await deliver([entry])
             if is_fifo:
@@ -161,39 +157,24 @@ class Sender:
         slices = pack(sizes, max_bytes=LIMITS.max_message_bytes, max_items=LIMITS.max_call_messages)
         await asyncio.gather(*(run(entries[start:end]) for start, end in slices))
 
-    async def _call(self, queue: str, url: str, batch: Sequence[_Entry], outcomes: list[Outcome]) -> bool:
+    async def _call(self, queue: str, batch: Sequence[_Entry], outcomes: list[Outcome]) -> bool:
         """Send and note the outcomes; False, without any, where SQS refuses several messages for what one holds."""
-        operation = "send_message_batch"
-        client = None
         try:
-            client = await self._transport.client()
-            reply = await client.send_message_batch(QueueUrl=url, Entries=[entry.arguments for entry in batch])
-        except UNAVAILABLE as exc:
-            metrics.SQS_CALLS.labels(operation, _LABEL, "failed").inc()
-            code = code_of(exc)
-            await self._transport.client.renew(client, code)
-            if code in MISSING_QUEUE:
-                self._urls.pop(queue, None)  # it may be made again, under another URL
-            if code in _REFUSALS and len(batch) > 1:
+            sent, failed = await self._queues[queue].call_batch(
+                "send_message_batch", [entry.arguments for entry in batch], sum(entry.size for entry in batch)
+            )
+        except Unavailable as exc:
+            cause = exc.__cause__ or exc
+            is_refused = code_of(cause) in _REFUSALS
+            if is_refused and len(batch) > 1:
                 return False
-            kind = Undeliverable if code in _REFUSALS else NotDelivered
+            kind = Undeliverable if is_refused else NotDelivered
             for entry in batch:
-                outcomes[entry.position] = kind(f"SQS did not take the message for {queue}: {short_text(exc)}")
+                outcomes[entry.position] = kind(f"SQS did not take the message for {queue}: {short_text(cause)}")
             return True
-        failed = {item["Id"]: item for item in reply.get("Failed", ())}
-        sent = {item["Id"]: item for item in reply.get("Successful", ())}
-        metrics.SQS_CALLS.labels(operation, _LABEL, "partial" if len(sent) < len(batch) else "ok").inc()
-        metrics.SQS_BILLED_UNITS.labels(operation, _LABEL).inc(billed_units(entry.size for entry in batch))
         for entry in batch:
             outcomes[entry.position] = _outcome(queue, sent.get(str(entry.position)), failed.get(str(entry.position)))
         return True
-
-    async def _url(self, client: Any, queue: str) -> str:
-        if "://" in queue:
-            return queue
-        if queue not in self._urls:
-            self._urls[queue] = (await client.get_queue_url(QueueName=queue))["QueueUrl"]
-        return self._urls[queue]
 
 
 def _outcome(queue: str, sent: Mapping[str, Any] | None, failed: Mapping[str, Any] | None) -> Outcome:
