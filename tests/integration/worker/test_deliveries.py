@@ -79,7 +79,8 @@ async def test_what_was_opened_is_closed_the_newest_first_though_one_fails() -> 
     closing("first")
     closing("second", RuntimeError("stuck"))
     closing("third")
-    await deliveries.close()
+    with pytest.raises(RuntimeError, match="stuck"):
+        await deliveries.close()
     await deliveries.close()
     assert closed == ["third", "second", "first"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.protocol.errors import SettingsError, needing
 from penstock.protocol.spelling import nearest
 from penstock.protocol.task import BUILT_IN_ACTIONS
-from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
 from penstock.worker.handlers.actions import Registry, action
@@ -29,7 +29,7 @@ class Deliveries:
         self.settings = settings
         self.registry = registry
         self._opens: list[Callable[[], None]] = []
-        self._closes: list[Callable[[], Awaitable[None]]] = []
+        self._stack = AsyncExitStack()
         for name in dict.fromkeys(settings.deliveries):
             self._add(name, modules or {})
 
@@ -60,7 +60,7 @@ class Deliveries:
 
     def at_close(self, close: Callable[[], Awaitable[None]]) -> None:
         """Close something when the worker has drained, the newest first."""
-        self._closes.append(close)
+        self._stack.push_async_callback(close)
 
     @cached_property
     def http(self) -> HttpClient:
@@ -77,10 +77,5 @@ class Deliveries:
             open_()
 
     async def close(self) -> None:
-        """Close everything; an error is logged, and the others are closed."""
-        while self._closes:
-            close = self._closes.pop()
-            try:
-                await close()
-            except Exception as exc:
-                log.warning("delivery_not_closed", error=type(exc).__name__, reason=str(exc)[:200])
+        """Close everything; an error is raised once all is closed."""
+        await self._stack.aclose()
