@@ -1,9 +1,4 @@
-"""What happens to the messages of the embedded SQS is in a file before the call that did it is answered.
-
-ministack keeps messages in memory, and writes all of them when it stops. Here each change since then is a line in a
-journal, which a start after a kill repeats. Lines name messages by id and receipt handle, so repeating one whose effect
-is in ministack's file already comes to the same.
-"""
+"""What happens to messages of the embedded SQS is in a file before the call that did it is answered (decisions/076)."""
 
 import time
 from collections.abc import Mapping

@@ -1,10 +1,8 @@
 """Kafka by confluent-kafka: a topic and a consumer group of the same name for each queue.
 
-A receiver is a member of the group and reads the records of its partitions. They are done with in any order, and the
-committed offset is that behind the ones that are all done (:mod:`penstock.brokers.kafka.offsets`). A message that is
-given back, or not deleted in time, is written again at the end of the topic with the number of its deliveries, and the
-record it came as is done with: a partition never stands still for one message. So messages keep no order; Penstock
-needs none.
+Records of a partition are done with in any order; the committed offset is behind those that are all done. A message
+that is given back, or not deleted in time, is written again at the end of the topic with the number of its deliveries,
+so a partition never stands still for one message (decisions/020), and messages keep no order.
 """
 
 import asyncio

@@ -1,8 +1,4 @@
-"""A connection to RabbitMQ: opened again when it is lost, its calls bounded in time, its errors worded.
-
-aio-pika's robust connection declares and consumes again on its own, but the delivery tags of the lost connection are
-void, which the owner of a lease has to know.
-"""
+"""A connection to RabbitMQ: opened again when it is lost, its calls bounded in time, its errors worded."""
 
 import asyncio
 import logging

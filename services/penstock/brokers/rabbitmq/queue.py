@@ -3,9 +3,6 @@
 Facts relied on (RabbitMQ 3.10 to 4): a message that is returned more often than ``x-delivery-limit`` goes to the
 dead-letter exchange; a channel whose messages stay unacknowledged for longer than ``consumer_timeout`` is closed, and
 all its messages are delivered again; a passive declaration counts the messages that are ready, not the leased ones.
-
-A receive consumes with a prefetch of what it may return, and cancels when something has come: a consumer that stays
-would go on taking messages into a busy process, where no other receiver can reach them.
 """
 
 import asyncio
