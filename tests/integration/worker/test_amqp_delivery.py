@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from penstock.brokers.rabbitmq.connection import Links
-from penstock.protocol.errors import SettingsError
+from penstock.protocol.errors import InvalidParams, SettingsError
 from penstock.settings.model import load_settings
 from penstock.worker.deliveries.amqp import AmqpMessage, Publisher
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
@@ -87,11 +87,9 @@ async def test_what_no_queue_takes_is_tried_again_and_what_cannot_be_is_final(
             {"exchange": f"{QUEUE}-exchange", "routing_key": "deleted.eu", "body": "3", "mandatory": False},
             {"routing_key": QUEUE},
             {"routing_key": QUEUE, "body": "x", "json": 1},
-            {"routing_key": QUEUE, "base64": "no base64"},
             {"routing_key": "k" * 256, "body": "x"},
             {"routing_key": "nul\0", "body": "x"},
-            {"routing_key": QUEUE, "body": "x", "headers": {"list": [1]}},
-            {"routing_key": QUEUE, "body": "x", "headers": {"large": 2**63}},
+            {"routing_key": QUEUE, "body": "x", "headers": {"nul": "\0"}},
             {"routing_key": "penstock-results", "body": "x"},
             {"routing_key": "penstock-outbound-dlq", "body": "x"},
             {"routing_key": "penstock-outbound-mail", "body": "x"},
@@ -105,7 +103,7 @@ async def test_what_no_queue_takes_is_tried_again_and_what_cannot_be_is_final(
     assert isinstance(unbound, NotDelivered)
     assert "deleted.eu" in str(unbound)
     assert unwanted == {"message_id": "penstock-3"}
-    assert wrong.pop() == {"message_id": "penstock-16"}
+    assert wrong.pop() == {"message_id": "penstock-14"}
     assert {type(outcome) for outcome in wrong} == {Undeliverable}
     assert (await channel.basic_get(QUEUE, no_ack=True)).body == b"good"
 
@@ -131,6 +129,25 @@ async def test_a_broker_that_is_away_is_tried_again_and_shows_no_password() -> N
     assert isinstance(outcome, NotDelivered)
     assert "127.0.0.1:1" in str(outcome)
     assert "s3cr3t" not in str(outcome)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [({"base64": "no base64"}, "base64"), ({"body": "x", "headers": {"list": [1]}}, "headers"),
+     ({"body": "x", "headers": {"large": 2**63}}, "headers"),
+     ({"body": "x", "headers": {"h": {"base64": 1}}}, "headers")],
+    ids=["base64", "list", "large", "bytes"],
+)  # fmt: skip
+async def test_a_message_that_does_not_fit_is_refused_at_once(given: dict[str, Any], told: str) -> None:
+    registry = Registry()
+    settings = load_settings(deliveries=("amqp.publish",), amqp_publish_url="amqp://u:p@127.0.0.1:1/")
+    deliveries = Deliveries(settings, registry)
+    action = registry["amqp.publish"]
+    assert action.bad_params_attempts == 1
+    with pytest.raises(InvalidParams, match=told):
+        action.fit(json.dumps({"routing_key": QUEUE, **given}).encode())
+    action.fit(json.dumps({"routing_key": QUEUE, "body": "x", "headers": {"least": -(2**63), "none": None}}).encode())
+    await deliveries.close()
 
 
 async def test_connects_of_deliveries_are_counted_apart_from_those_of_the_pipeline() -> None:

@@ -1,9 +1,7 @@
 """amqp.publish: one message to an exchange of RabbitMQ, confirmed by the broker."""
 
 import asyncio
-import json
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiormq import spec
@@ -13,7 +11,7 @@ from penstock.brokers.rabbitmq.connection import Links, TooLargeForBroker
 from penstock.protocol.errors import SettingsError, Unavailable
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
-from penstock.worker.deliveries.errors import NotDelivered, Undeliverable, decode_base64
+from penstock.worker.deliveries.errors import Base64, NotDelivered, Undeliverable, content_of
 from penstock.worker.deliveries.registry import Deliveries
 from penstock.worker.handlers.context import Call
 
@@ -24,6 +22,7 @@ _ROUTING_HEADERS = ("CC", "BCC")
 _LONGEST_NAME_BYTES = 255  # of exchanges, routing keys and ids, in AMQP
 
 Outcome = dict[str, str] | Undeliverable | NotDelivered
+Header = str | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | float | bool | Base64 | None
 
 
 class AmqpMessage(msgspec.Struct, forbid_unknown_fields=True):
@@ -33,8 +32,8 @@ class AmqpMessage(msgspec.Struct, forbid_unknown_fields=True):
     exchange: str = ""
     body: str | None = None
     json: Any = msgspec.UNSET
-    base64: str | None = None
-    headers: dict[str, Any] = msgspec.field(default_factory=dict)
+    base64: bytes | None = None
+    headers: dict[str, Header] = msgspec.field(default_factory=dict)
     content_type: str | None = None
     message_id: str | None = None
     persistent: bool = True
@@ -52,7 +51,8 @@ def add_to(deliveries: Deliveries) -> None:
     url, setting = settings.amqp_publish_url.get_secret_value(), f"{PREFIX}AMQP_PUBLISH_URL"
     links = Links(url, setting=setting, heartbeat_seconds=30, label="delivery")
     deliveries.at_close(links.close)
-    deliveries.action(ACTION, Publisher(links, settings).publish, batch=_BATCH, linger=_LINGER_SECONDS)
+    publish = Publisher(links, settings).publish
+    deliveries.action(ACTION, publish, batch=_BATCH, linger=_LINGER_SECONDS, bad_params_attempts=1)
 
 
 class Publisher:
@@ -68,10 +68,13 @@ class Publisher:
 
     async def _one(self, task_id: int, given: AmqpMessage) -> Outcome:
         try:
-            body, content_type = _body(given)
+            content = content_of(given.body, given.base64, given.json)
+            if content is None:
+                raise Undeliverable("give one of body, a text, json, any value, and base64, bytes")
+            body, content_type = content
             self._check(given)
             properties = spec.Basic.Properties(
-                content_type=content_type,
+                content_type=given.content_type or content_type,
                 delivery_mode=2 if given.persistent else 1,
                 # The same in all attempts of a task, for receivers that detect duplicates.
                 message_id=given.message_id or f"penstock-{task_id}",
@@ -111,30 +114,12 @@ def _is_plain(text: str) -> bool:
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _body(given: AmqpMessage) -> tuple[bytes, str]:
-    """The bytes, and their content type. Raises Undeliverable."""
-    if [given.body is None, given.json is msgspec.UNSET, given.base64 is None].count(False) != 1:
-        raise Undeliverable("give one of body, a text, json, any value, and base64, bytes")
-    if given.body is not None:
-        return given.body.encode("utf-8", "replace"), given.content_type or "text/plain; charset=utf-8"
-    if given.base64 is None:
-        return msgspec.json.encode(given.json), given.content_type or "application/json"
-    return decode_base64("base64", given.base64), given.content_type or "application/octet-stream"
-
-
-def _header(name: str, value: Any) -> Any:
+def _header(name: str, value: Header) -> Any:
     """Raises Undeliverable."""
     if not _is_plain(name) or not 1 <= len(name.encode()) <= _LONGEST_NAME_BYTES:
         raise Undeliverable(f"{name[:100]!r} is no name of a header")
     if name in _ROUTING_HEADERS:
         raise Undeliverable(f"the header {name} has RabbitMQ route the message to other queues too: leave it out")
-    if value is None or isinstance(value, bool | float) or (isinstance(value, str) and _is_plain(value)):
-        return value
-    if isinstance(value, int) and -(2**63) <= value < 2**63:
-        return value
-    if isinstance(value, Mapping) and set(value) == {"base64"} and isinstance(value["base64"], str):
-        return bytearray(decode_base64(f"the header {name}", value["base64"]))
-    raise Undeliverable(
-        f"the header {name} is {json.dumps(value)[:100]}: take a text, a number, true, false, null, or bytes as "
-        '{"base64": ...}'
-    )
+    if isinstance(value, str) and not _is_plain(value):
+        raise Undeliverable(f'the header {name} holds characters that cannot be sent: give it as {{"base64": ...}}')
+    return bytearray(value.base64) if isinstance(value, Base64) else value

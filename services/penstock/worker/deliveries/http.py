@@ -9,15 +9,16 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from penstock.protocol.errors import RateLimited
 from penstock.protocol.webhook_signatures import signature_headers
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
-from penstock.worker.deliveries.errors import NotDelivered, Undeliverable, decode_base64
+from penstock.worker.deliveries.errors import NotDelivered, Undeliverable, content_of
 from penstock.worker.deliveries.http_client import MAX_REDIRECTS, HttpClient, Response, read_url
 from penstock.worker.deliveries.registry import Deliveries
 from penstock.worker.handlers.context import Context
@@ -38,7 +39,7 @@ _RANGE = re.compile(r"([1-5]\d\d)(?:-([1-5]\d\d))?")
 
 
 def add_to(deliveries: Deliveries) -> None:
-    deliveries.action(ACTION, Requests(deliveries.http, deliveries.settings).request)
+    deliveries.action(ACTION, Requests(deliveries.http, deliveries.settings).request, bad_params_attempts=1)
 
 
 class Requests:
@@ -57,23 +58,21 @@ class Requests:
         method: str | None = None,
         headers: dict[str, str] | None = None,
         body: str | None = None,
-        body_base64: str | None = None,
+        body_base64: bytes | None = None,
         json: Any = msgspec.UNSET,
-        timeout: float | None = None,
+        timeout: Annotated[float, Meta(gt=0, le=3600)] | None = None,
         expected_status: list[int | str] | None = None,
         final_status: list[int | str] | None = None,
-        redirects: int = 0,
+        redirects: Annotated[int, Meta(ge=0, le=MAX_REDIRECTS)] = 0,
         sign: str | None = None,
         idempotency_key: str | None = None,
         keep_headers: list[str] | None = None,
-        keep_bytes: int | None = None,
+        keep_bytes: Annotated[int, Meta(ge=0)] | None = None,
     ) -> dict[str, Any]:
         """Make the request; its answer is the result. docs/deliveries.md describes the parameters."""
-        if timeout is not None and not 0 < timeout <= 3600:
-            raise Undeliverable(f"timeout must be above 0 and at most 3600 seconds, not {timeout!r}")
         largest = self._settings.http_response_limit_bytes
         limit_bytes = largest if keep_bytes is None else min(keep_bytes, largest)
-        content, content_type = _content(body, body_base64, json)
+        content, content_type = content_of(body, body_base64, json) or (None, None)
         expected = statuses("expected_status", DEFAULT_EXPECTED if expected_status is None else expected_status)
         final = statuses("final_status", DEFAULT_FINAL if final_status is None else final_status)
         sent = dict(headers or {})
@@ -92,8 +91,8 @@ class Requests:
             headers=sent,
             body=content or b"",
             timeout_seconds=timeout or self._settings.http_timeout_seconds,
-            redirects=_between("redirects", redirects, 0, MAX_REDIRECTS),
-            limit_bytes=max(_between("keep_bytes", limit_bytes, 0, largest), _SHOWN_CHARS),
+            redirects=redirects,
+            limit_bytes=max(limit_bytes, _SHOWN_CHARS),
         )
         if reply.status not in expected:
             self._refuse(reply, final)
@@ -155,21 +154,6 @@ class Requests:
         return result
 
 
-def _content(body: str | None, body_base64: str | None, value: Any) -> tuple[bytes | None, str | None]:
-    """The body, and its type. Raises Undeliverable."""
-    is_given = {"body": body is not None, "body_base64": body_base64 is not None, "json": value is not msgspec.UNSET}
-    given = [name for name in is_given if is_given[name]]
-    if len(given) > 1:
-        raise Undeliverable(f"the payload has {' and '.join(given)}: give one of them")
-    if body is not None:
-        return body.encode("utf-8", "surrogatepass"), "text/plain; charset=utf-8"
-    if body_base64 is not None:
-        return decode_base64("body_base64", body_base64), "application/octet-stream"
-    if value is msgspec.UNSET:
-        return None, None
-    return msgspec.json.encode(value), "application/json"
-
-
 def statuses(name: str, given: Sequence[int | str]) -> frozenset[int]:
     """The statuses of a list such as ``[200, "201-204", "3xx"]``. Raises Undeliverable."""
     found: set[int] = set()
@@ -210,9 +194,3 @@ def _shown_body(body: bytes, is_whole: bool, room: int) -> tuple[dict[str, str],
             return {"body_base64": base64.b64encode(fitting).decode()}, len(fitting) == len(body)
         text = body[: exc.start].decode()
     return {"body": cut(text, room)}, len(json.dumps(text)) <= room
-
-
-def _between(name: str, given: int, least: int, most: int) -> int:
-    if not least <= given <= most:
-        raise Undeliverable(f"{name} must be {least} to {most}, not {given!r}")
-    return given

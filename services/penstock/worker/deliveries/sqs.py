@@ -1,13 +1,13 @@
 """sqs.send: one message into an SQS queue that the operator has named; bursts share calls."""
 
 import asyncio
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from penstock.brokers.sqs import LIMITS, SqsTransport, code_of
 from penstock.protocol.batching import pack
@@ -15,7 +15,7 @@ from penstock.protocol.errors import Unavailable
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
-from penstock.worker.deliveries.errors import NotDelivered, Undeliverable, decode_base64, short_text
+from penstock.worker.deliveries.errors import Base64, NotDelivered, Undeliverable, short_text
 from penstock.worker.deliveries.registry import Deliveries
 from penstock.worker.handlers.context import Call
 
@@ -25,14 +25,13 @@ _BATCH = 200
 _LINGER_SECONDS = 0.02
 _CALLS_AT_ONCE = 8  # to one queue; of a FIFO queue one, for the sake of order
 _FIFO = ".fifo"
-_MAX_ATTRIBUTES = 10
 _NOT_IN_SQS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\ud800-\udfff]")
-_NAME = re.compile(r"(?=.{1,256}$)[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")  # of an attribute
-_ID = re.compile(r"[!-~]{1,128}")  # group and deduplication ids
 # Another attempt would be refused too.
 _REFUSALS = frozenset(("InvalidMessageContents", "InvalidParameterValue", "MissingParameter", "InvalidAttributeValue"))
 
 Outcome = dict[str, str] | Undeliverable | NotDelivered
+AttributeName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$", max_length=256)]
+Id = Annotated[str, Meta(pattern="^[!-~]{1,128}$")]  # of a group, and for deduplication
 
 
 class SqsMessage(msgspec.Struct, forbid_unknown_fields=True):
@@ -41,17 +40,18 @@ class SqsMessage(msgspec.Struct, forbid_unknown_fields=True):
     queue: str
     body: str | None = None
     json: Any = msgspec.UNSET
-    attributes: dict[str, Any] = msgspec.field(default_factory=dict)
-    delay: int | None = None
-    group_id: str | None = None
-    deduplication_id: str | None = None
+    attributes: Annotated[dict[AttributeName, str | int | float | Base64], Meta(max_length=10)] = {}
+    delay: Annotated[int, Meta(ge=0, le=900)] | None = None
+    group_id: Id | None = None
+    deduplication_id: Id | None = None
 
 
 def add_to(deliveries: Deliveries) -> None:
     settings = deliveries.settings
     transport = SqsTransport.of(settings, answer_seconds=10)
     deliveries.at_close(transport.close)
-    deliveries.action(ACTION, Sender(transport, settings).send, batch=_BATCH, linger=_LINGER_SECONDS)
+    send = Sender(transport, settings).send
+    deliveries.action(ACTION, send, batch=_BATCH, linger=_LINGER_SECONDS, bad_params_attempts=1)
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class Sender:
                 "allows it, by name or URL"
             )
         body = _body(sending)
-        attributes = _attributes(sending.attributes)
+        attributes = {name: _attribute(name, value) for name, value in sending.attributes.items()}
         arguments: dict[str, Any] = {"Id": str(position), "MessageBody": body}
         if attributes:
             arguments["MessageAttributes"] = attributes
@@ -104,17 +104,15 @@ class Sender:
         if sending.delay is not None:
             if is_fifo:
                 raise Undeliverable("a FIFO queue takes no delay of single messages: enqueue the task with a delay")
-            if not 0 <= sending.delay <= 900:
-                raise Undeliverable(f"delay must be 0 to 900 seconds, not {sending.delay}; a task's own may be longer")
             arguments["DelaySeconds"] = sending.delay
         if sending.group_id is not None:
-            arguments["MessageGroupId"] = _id("group_id", sending.group_id)
+            arguments["MessageGroupId"] = sending.group_id
         elif is_fifo:
             raise Undeliverable(f"{sending.queue} is a FIFO queue: give group_id")
         if is_fifo:
             # The same in all attempts of a task: SQS drops the second of two within five minutes.
             given = f"penstock-{task_id}" if sending.deduplication_id is None else sending.deduplication_id
-            arguments["MessageDeduplicationId"] = _id("deduplication_id", given)
+            arguments["MessageDeduplicationId"] = given
         elif sending.deduplication_id is not None:
             raise Undeliverable(f"deduplication_id is for FIFO queues, and {sending.queue} is none")
         size = utf8_size(body)
@@ -202,31 +200,12 @@ def _body(sending: SqsMessage) -> str:
     return sending.body
 
 
-def _attributes(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _attribute(name: str, value: str | float | Base64) -> dict[str, Any]:
     """Raises Undeliverable."""
-    if len(given) > _MAX_ATTRIBUTES:
-        raise Undeliverable(f"there are {len(given)} attributes; SQS takes {_MAX_ATTRIBUTES}")
-    for name in given:
-        if not _NAME.fullmatch(name) or name.lower().startswith(("aws.", "amazon.")):
-            raise Undeliverable(f"{name[:100]!r} is no name of an attribute")
-    return {name: _attribute(name, value) for name, value in given.items()}
-
-
-def _attribute(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, int | float):
+        return {"DataType": "Number", "StringValue": str(value)}
+    if isinstance(value, Base64) and value.base64:
+        return {"DataType": "Binary", "BinaryValue": value.base64}
     if isinstance(value, str) and value and not _NOT_IN_SQS.search(value):
         return {"DataType": "String", "StringValue": value}
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return {"DataType": "Number", "StringValue": str(value)}
-    if isinstance(value, dict) and set(value) == {"base64"} and isinstance(value["base64"], str):
-        decoded = decode_base64(f"the attribute {name}", value["base64"])
-        if decoded:
-            return {"DataType": "Binary", "BinaryValue": decoded}
-    raise Undeliverable(
-        f'the attribute {name} is {json.dumps(value)[:100]}: take a text, a number, or bytes as {{"base64": ...}}'
-    )
-
-
-def _id(field: str, value: str) -> str:
-    if not _ID.fullmatch(value):
-        raise Undeliverable(f"{field} must be 1 to 128 letters, digits and marks of ASCII, not {value[:130]!r}")
-    return value
+    raise Undeliverable(f"the attribute {name} is empty, or holds what SQS does not take: leave it out, or give base64")
