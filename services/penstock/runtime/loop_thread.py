@@ -33,7 +33,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """Runs what is given to ``asyncio.to_thread``.
+    """Runs what is given to ``asyncio.to_thread``, and plain functions of durable steps.
 
     A handler that is cancelled leaves its call running in its thread, and a ThreadPoolExecutor would keep a stopped
     process alive until that ends. It is a subclass because event loops accept no other executor.

@@ -3,12 +3,11 @@
 import asyncio
 import contextvars
 import inspect
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -19,6 +18,7 @@ import msgspec
 from penstock.protocol.errors import RateLimited
 from penstock.protocol.journal import Entry, StepKey, StepPlace, check_step_name, read_error
 from penstock.protocol.retry import Backoff
+from penstock.runtime.loop_thread import DaemonThreads
 from penstock.worker.handlers.outcomes import Fail, Retry, Snooze
 
 _TIMEOUT_TYPE = "WaitTimeout"  # of the error of an event that did not come in time
@@ -251,18 +251,8 @@ class Steps:
 
 def _in_thread(function: Callable[[], Any]) -> Future[Any]:
     """A call in a thread of its own, which does not hold up the end of the process, in the caller's context."""
-    future: Future[Any] = Future()
-    context = contextvars.copy_context()
-
-    def call() -> None:
-        try:
-            result = context.run(function)
-        except BaseException as exc:
-            settle = partial(future.set_exception, exc)
-        else:
-            settle = partial(future.set_result, result)
-        with suppress(InvalidStateError):  # it was given up at its timeout
-            settle()
-
-    threading.Thread(target=call, name="step", daemon=True).start()
-    return future
+    threads = DaemonThreads()
+    try:
+        return threads.submit(contextvars.copy_context().run, function)
+    finally:
+        threads.shutdown(wait=False)  # its thread ends after the call
