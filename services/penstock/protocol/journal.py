@@ -49,6 +49,11 @@ class Entry(StepPlace, frozen=True, omit_defaults=True, kw_only=True):
     seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_SLEEP_SECONDS)] | None = None
     tries: Count = 1
 
+    def __post_init__(self) -> None:
+        check_step_name(self.name)
+        if bool(bytes(self.result)) == bool(bytes(self.error)):
+            raise ValueError(f"the step {self.name!r} has a result or an error, not both or neither")
+
     @classmethod
     def of(cls, place: StepPlace, text: str, *, is_error: bool = False, **more: Any) -> Self:
         """A step that ended with this JSON text."""
@@ -70,25 +75,14 @@ class Entry(StepPlace, frozen=True, omit_defaults=True, kw_only=True):
         return msgspec.structs.replace(self, **changed, encoding=encoding)
 
 
+decode_entry = msgspec.json.Decoder(Entry).decode
+"""A finished step. Raises ValueError."""
 _decode_entries = msgspec.json.Decoder(list[Entry]).decode
-
-
-def decode_entry(raw: msgspec.Raw | str) -> Entry:
-    """Raises ValueError."""
-    return check_entry(msgspec.json.decode(raw, type=Entry))
 
 
 def decode_entries(raw: msgspec.Raw | bytes | str) -> list[Entry]:
     """The entries of a task, as a message carries them or a response repeats them. Raises ValueError."""
-    return [check_entry(entry) for entry in _decode_entries(raw)] if raw else []
-
-
-def check_entry(entry: Entry) -> Entry:
-    """Raises ValueError."""
-    check_step_name(entry.name)
-    if bool(bytes(entry.result)) == bool(bytes(entry.error)):
-        raise ValueError(f"the step {entry.name!r} has a result or an error, not both or neither")
-    return entry
+    return _decode_entries(raw) if raw else []
 
 
 def check_step_name(name: object) -> None:

@@ -35,7 +35,8 @@ SHARED_RESULT_BYTES = 1024  # a result of many tasks takes its space in Postgres
 LONGEST_WAIT_SECONDS = 100 * 366 * 86_400.0  # for an outside event
 
 # In one notification, so that sums of many stay within the database's numbers.
-_MOST_RUNS, _MOST_SECONDS = 10**9, 1e12
+_Runs = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 _CODE = re.compile(r"-?(?:0|[1-9][0-9]{0,8})")
 _MADE_TOKEN = re.compile(r"wait:([0-9]{1,19}:[0-9]{1,19}):[A-Za-z0-9_-]{22}")
@@ -178,7 +179,7 @@ class Output(msgspec.Struct, frozen=True, gc=False):
 class RunTimes(msgspec.Struct, frozen=True):
     """By action, how many attempts have ended, and the sum of their seconds."""
 
-    actions: dict[str, tuple[int, float]]
+    actions: dict[Annotated[str, msgspec.Meta(max_length=ACTION_MAX_CHARS)], tuple[_Runs, _Seconds]]
 
 
 class Announced(msgspec.Struct, frozen=True):
@@ -264,11 +265,23 @@ class _WaitParams(msgspec.Struct, frozen=True):
     backoff: BackoffHint | None = None
     step: StepPlace | None = None
 
+    def __post_init__(self) -> None:
+        check_token(self.token)
+        if self.timeout is not None:
+            check_wait_seconds(self.timeout)
+        if self.step is not None:
+            check_step_name(self.step.name)
+
 
 class _SuspendParams(_ClaimParams, frozen=True):
     seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_WAIT_SECONDS)] = 0.0
     until: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
     redelivered: bool = False
+
+    def __post_init__(self) -> None:
+        latest = datetime.now(UTC).timestamp() + LONGEST_WAIT_SECONDS
+        if self.until is not None and self.until.timestamp() > latest:
+            raise ValueError(f"{self.until.isoformat()} is too far away")
 
 
 class _AnnounceParams(msgspec.Struct, frozen=True):
@@ -345,22 +358,17 @@ class _Decoder:
                 case "shared_result":
                     return self._shared(msgspec.json.decode(response.params, type=_SharedParams))
                 case "wait":
-                    return self._wait(response)
+                    return self._put_off(response, _WaitParams)
                 case "step":
                     claim_id = self._claim_of(msgspec.json.decode(response.params, type=_ClaimParams).id)
                     return Stepped(*claim_id, self._stored(decode_entry(response.params)), self.worker)
                 case "suspend":
-                    return self._suspend(response)
+                    return self._put_off(response, _SuspendParams)
                 case "output":
                     part, text = decode_part(response.params)
                     return Output(*self._claim_of(part.id), part.number, text, part.dropped, self.worker)
                 case "run_times":
-                    times = msgspec.json.decode(response.params, type=RunTimes)
-                    for action, (count, seconds) in times.actions.items():
-                        are_sane = 0 <= count <= _MOST_RUNS and 0 <= seconds <= _MOST_SECONDS
-                        if len(action) > ACTION_MAX_CHARS or not are_sane:
-                            raise _EntryError(f"run times of {action[:100]!r} make no sense: {count}, {seconds} s")
-                    return times
+                    return msgspec.json.decode(response.params, type=RunTimes)
                 case "announce":
                     return self._announced(msgspec.json.decode(response.params, type=_AnnounceParams))
             known = "shared_result, progress, wait, step, suspend, output, run_times and announce are known"
@@ -484,41 +492,21 @@ class _Decoder:
             text = self._decoded(bytes(entry.error or entry.result), entry.encoding)
         return entry.with_value(text, None)
 
-    def _suspend(self, response: Response) -> Suspended | Failed:
+    def _put_off(self, response: Response, kind: type[_WaitParams | _SuspendParams]) -> Waiting | Suspended | Failed:
         """One that makes no sense is a failed attempt: its worker has ended it and will not report again."""
         claim_id = self._claim_of(msgspec.json.decode(response.params, type=_ClaimParams).id)
         try:
-            params = msgspec.json.decode(response.params, type=_SuspendParams)
+            params = msgspec.json.decode(response.params, type=kind)
         except ValueError as exc:
-            problem = f"the worker's suspension makes no sense: {short_reason(exc)}"
-            return self._senseless(claim_id, "BadSuspend", problem)
-        until = params.until
-        if until is not None:
-            latest = datetime.now(UTC).timestamp() + LONGEST_WAIT_SECONDS
-            if until.timestamp() > latest:
-                problem = f"the worker suspends it until {until.isoformat()}, which is too far away"
-                return self._senseless(claim_id, "BadSuspend", problem)
-        return Suspended(*claim_id, params.seconds, until, params.redelivered, self.worker, self._steps(response))
-
-    def _wait(self, response: Response) -> Waiting | Failed:
-        """One that makes no sense is a failed attempt, as that of ``_suspend``."""
-        raw = response.params
-        claim_id = self._claim_of(msgspec.json.decode(raw, type=_ClaimParams).id)
-        try:
-            params = msgspec.json.decode(raw, type=_WaitParams)
-            check_token(params.token)
-            if params.timeout is not None:
-                check_wait_seconds(params.timeout)
-            if params.step is not None:
-                check_step_name(params.step.name)
-        except ValueError as exc:
-            return self._senseless(claim_id, "BadWait", f"the worker's wait makes no sense: {short_reason(exc)}")
+            name = "wait" if kind is _WaitParams else "suspend"
+            problem = f"the worker's {name} makes no sense: {short_reason(exc)}"
+            error = error_text(INVALID_PARAMS, problem, type=f"Bad{name.title()}", message=problem)
+            return Failed(*claim_id, None, error, NO_HINTS, None, self.worker)
+        steps = self._steps(response)
+        if isinstance(params, _SuspendParams):
+            return Suspended(*claim_id, params.seconds, params.until, params.redelivered, self.worker, steps)
         policy = WaitPolicy(None, params.on_timeout == "fail", params.max_attempts, params.backoff, step=params.step)
-        return Waiting(*claim_id, params.token, params.timeout, policy, self.worker, self._steps(response))
-
-    def _senseless(self, claim_id: ClaimId, kind: str, problem: str) -> Failed:
-        error = error_text(INVALID_PARAMS, problem, type=kind, message=problem)
-        return Failed(*claim_id, None, error, NO_HINTS, None, self.worker)
+        return Waiting(*claim_id, params.token, params.timeout, policy, self.worker, steps)
 
 
 def check_token(token: object) -> str:

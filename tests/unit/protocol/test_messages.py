@@ -529,16 +529,19 @@ def test_no_kind_of_report_passes_the_fence_by_an_id_that_was_made_up(entry: str
         ('{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":["1",2.0]}}}', "not a JSON-RPC response"),
         ('{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":[1,NaN]}}}', "not a JSON-RPC response"),
         ('{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":[1,1e400]}}}', "not a JSON-RPC response"),
-        ('{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":[-1,2.0]}}}', "make no sense: -1, 2.0 s"),
-        ('{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":[1,-2.0]}}}', "make no sense: 1, -2.0 s"),
+        ('{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":[-1,2.0]}}}', "Expected `int` >= 0"),
+        ('{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":[1,-2.0]}}}', "Expected `float` >= 0.0"),
         (
             '{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":[1,2],"b":[9223372036854775807,2]}}}',
-            "run times of 'b' make no sense",
+            "Expected `int` <= 1000000000",
         ),
-        ('{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":[1,1e308]}}}', "make no sense: 1, 1e+308 s"),
+        (
+            '{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":[1,1e308]}}}',
+            "Expected `float` <= 1000000000000.0",
+        ),
         (
             '{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"' + "x" * 201 + '":[1,2]}}}',
-            "make no sense",
+            "Expected `str` of length <= 200",
         ),
     ],
 )
