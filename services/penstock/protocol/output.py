@@ -1,6 +1,5 @@
 """Output of a task: log lines and chunks, as workers report them and as they are stored."""
 
-import re
 from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
 
@@ -93,31 +92,29 @@ class Shown(msgspec.Struct, frozen=True):
     unread: str | None = None
 
 
+_Place = tuple[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], Count, Count]
+_decode_seen = msgspec.json.Decoder(tuple[list[_Place], list[_Place]]).decode
+
+
 class Seen:
     """Which entries of a task a reader has: ranges of parts by claim, and parts of which it has the first entries.
 
-    As text, ``7.1-3,8.1-1+8.2.4`` has the parts 1 to 3 of claim 7, part 1 of claim 8, and of its part 2 four entries.
+    As text, ``[[[7,1,3],[8,1,1]],[[8,2,4]]]`` has the parts 1 to 3 of claim 7, part 1 of claim 8, and of its part 2
+    four entries.
     """
 
     _MOST_RANGES = 50  # in the text; what the oldest claims of more gave out is sent again
 
     def __init__(self, text: str = "") -> None:
         """Raises ValueError."""
-        self.ranges: list[tuple[int, int, int]] = []
-        self._partly: dict[tuple[int, int], int] = {}
-        ranges, *partly = text.split("+")
-        for one in filter(None, ranges.split(",")):
-            self.ranges.append(_numbers(one))
-        for one in partly:
-            claim, number, count = _numbers(one)
-            self._partly[claim, number] = count
+        self.ranges, partly = _decode_seen(text) if text else ([], [])
+        self._partly = {(claim, number): count for claim, number, count in partly}
         if len(self.ranges) + len(partly) > 2 * self._MOST_RANGES:
             raise ValueError("it has too many ranges")
 
     def __str__(self) -> str:
-        newest = self.ranges[-self._MOST_RANGES :]
-        ranges = ",".join(f"{claim}.{first}-{last}" for claim, first, last in newest)
-        return "+".join([ranges, *(f"{claim}.{number}.{count}" for (claim, number), count in self._partly.items())])
+        partly = [(*place, count) for place, count in self._partly.items()]
+        return msgspec.json.encode((self.ranges[-self._MOST_RANGES :], partly)).decode()
 
     def count(self, claim: int, number: int) -> int:
         """How many entries of a part that is not complete the reader has."""
@@ -136,15 +133,3 @@ class Seen:
             else:
                 joined.append(one)
         self.ranges = joined
-
-
-_RANGE = re.compile(r"([0-9]{1,18})\.([0-9]{1,10})[.-]([0-9]{1,10})", re.ASCII)
-
-
-def _numbers(text: str) -> tuple[int, int, int]:
-    """The numbers of ``7.1-3`` or ``8.2.4``. Raises ValueError."""
-    match = _RANGE.fullmatch(text)
-    claim, first, last = map(int, match.groups()) if match is not None else (0, 0, 0)
-    if match is None or max(first, last) >= 2**31:
-        raise ValueError(f"{text[:50]!r} is not of the form 7.1-3")
-    return claim, first, last
