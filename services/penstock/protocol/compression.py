@@ -4,7 +4,6 @@ import base64
 import binascii
 import gzip
 import zlib
-from dataclasses import dataclass
 
 import msgspec
 
@@ -28,23 +27,16 @@ class Unpackable(Exception):
         self.code = code
 
 
-@dataclass(slots=True)
-class Room:
-    """Bytes that the results of one message may still unpack to."""
-
-    left: int = UNPACKED_BODY_BYTES
-
-
 def pack_result(text: str) -> str:
     """JSON text as base64 of its gzip, which needs no escapes in JSON."""
     return base64.b64encode(gzip.compress(text.encode(), _LEVEL, mtime=0)).decode()
 
 
-def unpack_result(raw: bytes, encoding: str, room: Room) -> str:
-    """raw: a JSON string. Returns the JSON text that was packed. Raises Unpackable."""
+def unpack_result(raw: bytes, encoding: str, room: int) -> str:
+    """raw: a JSON string. room: bytes it may unpack to. Returns the JSON text that was packed. Raises Unpackable."""
     if encoding != ENCODING:
         raise Unpackable(f"the result has the encoding {encoding[:40]!r}; {ENCODING} is known")
-    limit = min(UNPACKED_RESULT_BYTES, room.left)
+    limit = min(UNPACKED_RESULT_BYTES, room)
     unpacker = zlib.decompressobj(_GZIP_WINDOW)
     try:
         unpacked = unpacker.decompress(base64.b64decode(msgspec.json.decode(raw, type=str), validate=True), limit + 1)
@@ -56,7 +48,6 @@ def unpack_result(raw: bytes, encoding: str, room: Room) -> str:
             )
         if not unpacker.eof or unpacker.unused_data:
             raise Unpackable("the packed result is cut off, or followed by something else")
-        room.left -= len(unpacked)
         msgspec.json.decode(unpacked, type=msgspec.Raw)
         return unpacked.decode("utf-8")
     except (msgspec.MsgspecError, binascii.Error, zlib.error, ValueError, RecursionError) as exc:

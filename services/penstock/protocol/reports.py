@@ -6,7 +6,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.protocol import json_text
 from penstock.protocol.checks import CONTROL
-from penstock.protocol.compression import Room, Unpackable, unpack_result
+from penstock.protocol.compression import UNPACKED_BODY_BYTES, Unpackable, unpack_result
 from penstock.protocol.errors import HANDLER_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 from penstock.protocol.fence import Fence
 from penstock.protocol.journal import Entry, StepPlace, check_step_name, decode_entries, decode_entry
@@ -342,7 +342,7 @@ class _Decoder:
     worker: str | None
     fence: Fence | None
     bare_ids: bool
-    room: Room = field(default_factory=Room)
+    room: int = UNPACKED_BODY_BYTES  # bytes that the results of one message may still unpack to
 
     def decode(self, entry: str | msgspec.Raw, response: Response | None = None) -> Report:
         try:
@@ -455,7 +455,9 @@ class _Decoder:
     def _decoded(self, result: bytes, encoding: str) -> str:
         """A packed or sealed result as it is stored. Raises ValueError, Unpackable."""
         if encoding != SEALED_ENCODING:
-            return escape_plain(replace_unstorable(unpack_result(result, encoding, self.room)))
+            text = unpack_result(result, encoding, self.room)
+            self.room -= json_text.utf8_size(text)
+            return escape_plain(replace_unstorable(text))
         sealed = decode_sealed(result.decode())
         if isinstance(sealed, Reference) and sealed.is_offered:
             raise ValueError("a result is no object that was offered")

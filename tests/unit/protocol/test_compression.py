@@ -15,7 +15,6 @@ from penstock.protocol.compression import (
     ENCODING,
     UNPACKED_BODY_BYTES,
     UNPACKED_RESULT_BYTES,
-    Room,
     Unpackable,
     pack_result,
     unpack_result,
@@ -62,7 +61,7 @@ def test_a_result_that_only_looks_packed_is_left_as_it_is() -> None:
 )
 def test_what_cannot_be_unpacked_says_why(result: str, told: str) -> None:
     with pytest.raises(Unpackable, match=told):
-        unpack_result(result.encode(), "gzip", Room())
+        unpack_result(result.encode(), "gzip", UNPACKED_BODY_BYTES)
 
 
 def test_a_message_of_bombs_gets_no_more_room_than_one_may_have() -> None:
