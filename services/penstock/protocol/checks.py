@@ -128,25 +128,23 @@ def check_priority(priority: int | None) -> None:
         raise InvalidParams("priority", f"must be between {task.PRIORITY_MIN} and {task.PRIORITY_MAX}, not {priority}")
 
 
-def check_labels(labels: Mapping[str, str], *, most: int, name_chars: int, value_chars: int) -> None:
+def check_labels(
+    labels: Mapping[str, str] | None,
+    *,
+    most: int = task.MAX_LABELS,
+    name_chars: int = task.LABEL_NAME_MAX_CHARS,
+    value_chars: int = task.LABEL_VALUE_MAX_CHARS,
+) -> None:
+    """The bounds are those of a task by default."""
+    labels = labels or {}
     if len(labels) > most:
         raise InvalidParams("labels", f"are {len(labels)}; the limit is {most}")
     no_control = "characters, none of them a control character"
     for name, value in labels.items():
         if not 1 <= len(name) <= name_chars or CONTROL.search(name):
-            raise InvalidParams("labels", f"need names of 1 to {name_chars} {no_control}")
+            raise InvalidParams("labels", f"need names of 1 to {name_chars} {no_control}, not {name[:60]!r}")
         if len(value) > value_chars or CONTROL.search(value):
             raise InvalidParams(f"labels.{name}", f"must have at most {value_chars} {no_control}")
-
-
-def check_labels_sought(labels: dict[str, str] | None) -> None:
-    if len(labels or {}) > task.MAX_LABELS:
-        raise InvalidParams("labels", f"are {len(labels or {})}; no task has more than {task.MAX_LABELS}")
-    for name, value in (labels or {}).items():
-        if len(name) > task.LABEL_NAME_MAX_CHARS or len(value) > task.LABEL_VALUE_MAX_CHARS:
-            raise InvalidParams("labels", f"are longer than those of any task at {name[:60]!r}")
-        if CONTROL.search(name) or CONTROL.search(value):
-            raise InvalidParams("labels", f"hold a control character at {name[:60]!r}")
 
 
 def like_pattern(pattern: str) -> str:
@@ -158,5 +156,5 @@ ID = Checked(lambda value: read_id(value, "id"))
 KEY = Checked(lambda value: read_key(value, "key"))
 ACTION_SOUGHT = Checked(lambda value: value is None or read_action(value))
 LIMIT = Checked(read_limit)
-LABELS_SOUGHT = Checked(check_labels_sought)
+LABELS_SOUGHT = Checked(check_labels)
 NUMBERED = Checked(read_cursor)  # a cursor that is a number

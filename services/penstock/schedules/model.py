@@ -373,7 +373,7 @@ def check_not_a_jobs(name: str) -> None:
 
 def check_schedule_labels(labels: Labels | None) -> None:
     """Raises InvalidParams, naming the label."""
-    check_labels(labels or {}, most=LABELS_MAX, name_chars=LABEL_NAME_MAX_CHARS, value_chars=LABEL_MAX_CHARS)
+    check_labels(labels, most=LABELS_MAX, name_chars=LABEL_NAME_MAX_CHARS, value_chars=LABEL_MAX_CHARS)
 
 
 def _instant(value: GivenInstant | None, name: str) -> datetime | None:

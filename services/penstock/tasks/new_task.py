@@ -13,7 +13,7 @@ from penstock.protocol import checks
 from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.protocol.json_text import check_payload, decode_any, escape_for_sqs, utf8_size
 from penstock.protocol.sealed import Reference, decode_sealed
-from penstock.protocol.task import LABEL_NAME_MAX_CHARS, LABEL_VALUE_MAX_CHARS, MAX_ATTEMPTS_LIMIT, MAX_LABELS, NewTask
+from penstock.protocol.task import MAX_ATTEMPTS_LIMIT, NewTask
 from penstock.protocol.tenant import read_tenant
 from penstock.tasks.params import EnqueueParams
 
@@ -51,9 +51,7 @@ def new_task(given: EnqueueParams, settings: Settings, *, large: bool = True) ->
                 raise InvalidParams(name, "goes with unique_key")
     if not isinstance(given.unique, str):
         checks.check_seconds(given.unique, "unique")
-    checks.check_labels(
-        given.labels or {}, most=MAX_LABELS, name_chars=LABEL_NAME_MAX_CHARS, value_chars=LABEL_VALUE_MAX_CHARS
-    )
+    checks.check_labels(given.labels)
     return NewTask(
         action=checks.read_action(given.action),
         payload=payload,
