@@ -28,17 +28,18 @@ class Context:
 
 
 class Recent:
-    """Expensive answers by kind and key, each kept for a second for all who ask. Of one kind, one at a time is made."""
+    """Expensive answers by kind and key, each kept a while for all who ask. Of one kind, one at a time is made."""
 
     def __init__(self) -> None:
         self._making: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._kept: defaultdict[str, dict[str, tuple[float, Any]]] = defaultdict(dict)
 
-    async def get(self, kind: str, key: str, make: Callable[[], Awaitable[Any]]) -> Any:
+    async def get(self, kind: str, key: str, make: Callable[[], Awaitable[Any]], seconds: float = KEPT_SECONDS) -> Any:
+        """The kept answer, or a new one if that is so many seconds old."""
         async with self._making[kind]:
             kept = self._kept[kind]
             at, answer = kept.get(key, (float("-inf"), None))
-            if monotonic() - at >= KEPT_SECONDS:
+            if monotonic() - at >= seconds:
                 answer = await make()
                 kept.pop(key, None)
                 kept[key] = monotonic(), answer

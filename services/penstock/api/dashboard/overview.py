@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Sequence
+from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -10,15 +11,15 @@ import httpx
 
 from penstock.api.dashboard.page_request import PageRequest
 from penstock.api.dashboard.pages import load_tenant
+from penstock.db.context import Recent
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.budget import in_hand
 from penstock.settings.model import Settings
 from penstock.settings.values import named_url
 from penstock.tasks import views
 
-CACHE_SECONDS = 1.0
 FIRST_WITHIN_SECONDS = 0.05  # of a page that no stream follows yet
-HISTORY_CACHE_SECONDS = 5.0
+HISTORY_KEPT_SECONDS = 5.0
 SAMPLE = 1000  # of the newest successes, for percentiles
 FAILURES = 300  # of the newest, to be grouped
 COUNTED_IN_FLIGHT = 100_000
@@ -36,42 +37,25 @@ class Overview:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._values: dict[str, Any] | None = None
-        self._read_at = 0.0
+        self._recent = Recent()
         self._reading: asyncio.Task[dict[str, Any]] | None = None
-        self._history: dict[str, Any] | None = None
-        self._history_at = 0.0
         self._probe = ProcessProbe(settings.dashboard_processes)
 
     async def load(self, request: PageRequest) -> dict[str, Any]:
         """All values, or on the first request only the cheap ones if the others take too long: a stream brings them.
 
-        A key that is bound to a tenant gets that tenant's page.
+        A key that is bound to a tenant gets that tenant's page. Raises Unavailable where the api is stopping.
         """
         if request.browser.caller.tenant is not None:
             return {"template": "tenant.html", **await load_tenant(request)}
-        if self._values is not None and monotonic() - self._read_at < CACHE_SECONDS:
-            return self._values
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read(request), name="read overview")
-        waiting = self._end_of(self._reading)
-        if request.is_stream:
-            return await waiting
-        try:
-            async with asyncio.timeout(FIRST_WITHIN_SECONDS):
-                return await waiting
-        except TimeoutError:
-            return await self._read_cheap(request)
-
-    @staticmethod
-    async def _end_of(reading: asyncio.Task[dict[str, Any]]) -> dict[str, Any]:
-        """Raises Unavailable where the api is stopping."""
-        try:
-            return await asyncio.shield(reading)
-        except asyncio.CancelledError:
-            if reading.cancelled():
-                raise Unavailable("the api is stopping") from None
-            raise
+        if self._reading is None or self._reading.done():
+            read = self._recent.get("overview", "", partial(self._read, request))
+            self._reading = asyncio.create_task(read, name="read overview")
+        reading = self._reading  # which other requests may wait for too
+        await asyncio.wait((reading,), timeout=None if request.is_stream else FIRST_WITHIN_SECONDS)
+        if reading.cancelled():
+            raise Unavailable("the api is stopping")
+        return reading.result() if reading.done() else await self._read_cheap(request)
 
     async def _read_cheap(self, request: PageRequest) -> dict[str, Any]:
         """Values that cost the same however many tasks there are."""
@@ -86,14 +70,13 @@ class Overview:
         }
 
     async def _read(self, request: PageRequest) -> dict[str, Any]:
-        try:
-            stats, now, history = await asyncio.gather(
-                request.call("stats"), self._read_now(request), self._read_history(request)
-            )
-        finally:
-            self._reading = None
+        stats, now, history = await asyncio.gather(
+            request.call("stats"),
+            self._read_now(request),
+            self._recent.get("history", "", partial(self._read_history, request), HISTORY_KEPT_SECONDS),
+        )
         live_states = [(state, stats.states[state]) for state in LIVE]
-        self._values = {
+        return {
             **history,
             **now,
             "is_whole": True,
@@ -105,8 +88,6 @@ class Overview:
             "settings": self._settings,
             "age_seconds": in_hand().age_seconds,
         }
-        self._read_at = monotonic()
-        return self._values
 
     async def _read_now(self, request: PageRequest) -> dict[str, Any]:
         """Values that change every second."""
@@ -118,9 +99,7 @@ class Overview:
         return {"sparks": lately, "flight": flight, "processes": processes, "health": self._probe.latest()}
 
     async def _read_history(self, request: PageRequest) -> dict[str, Any]:
-        """Values that are more expensive to read and change slowly; cached for some seconds."""
-        if self._history is not None and monotonic() - self._history_at < HISTORY_CACHE_SECONDS:
-            return self._history
+        """Values that are more expensive to read and change slowly."""
         minutes, actions, latency, groups = await request.methods.fetch(
             ("read_tally_steps", MINUTES, MINUTE_SECONDS),
             ("read_attempts_by_action", MINUTES * MINUTE_SECONDS),
@@ -129,8 +108,7 @@ class Overview:
         )
         highest = max(row["succeeded"] + row["failed"] for row in minutes)
         top = nice_top(max(highest, *(row["enqueued"] for row in minutes)))
-        self._history_at = monotonic()
-        self._history = {
+        return {
             "throughput": {"minutes": minutes, "highest": highest, "top": top},
             "latency": _latency(latency),
             "sample": latency[0]["count"] if latency else 0,
@@ -139,7 +117,6 @@ class Overview:
             "groups": groups[:_MAX_GROUPS],
             "failures": sum(len(group["ids"]) for group in groups),
         }
-        return self._history
 
     def stop(self) -> None:
         self._probe.stop()
