@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -36,14 +36,21 @@ def queues_of(settings: Settings) -> tuple[Transport, dict[str, Queue], dict[str
     return transport, queues, dead_letters  # type: ignore[return-value]
 
 
+class RunningApi(Api):
+    """stop: what a signal does to the process."""
+
+    stop: Callable[[], None]
+
+
 @asynccontextmanager
-async def running(store: Store, settings: Settings) -> AsyncIterator[Api]:
-    """The api, listening; stopped in order at the end."""
+async def running(store: Store, settings: Settings) -> AsyncIterator[RunningApi]:
+    """The api, listening; stopped in order at the end, if it was not before."""
     transport, queues, dead_letters = queues_of(settings)
-    api = Api(
+    api = RunningApi(
         store=store, settings=settings, queues=queues, dead_letters=dead_letters, additions=[Scheduler0, Clockwork]
     )
     loop = Loop(api, passes=1, grace_seconds=settings.grace_seconds)
+    api.stop = loop.stop
     running = asyncio.create_task(loop.run(), name="api")
     listening = asyncio.create_task(api.listening.wait())
     try:
@@ -52,7 +59,7 @@ async def running(store: Store, settings: Settings) -> AsyncIterator[Api]:
         yield api
     finally:
         listening.cancel()
-        loop.stop()
+        api.stop()
         assert await running == 0
         await transport.close()
 

@@ -140,7 +140,7 @@ async def test_a_stop_that_meets_a_stream_at_work_is_not_lost(line: Line, monkey
         again = TaskRoutes._admit_again
 
         async def stopped_meanwhile(self: Any, request: Any, stream: Any) -> None:
-            api.stop_taking()
+            api.stop()
             await again(self, request, stream)
 
         monkeypatch.setattr(TaskRoutes, "_admit_again", stopped_meanwhile)
@@ -530,7 +530,7 @@ async def test_streams_end_with_the_api_and_the_client_goes_on(line: Line) -> No
     async with serving(line.store, line.settings) as api, reading(api.url, task_id) as event:
         url = api.url
         assert (await event())[2]["text"] == "one"
-        api.stop_taking()
+        api.stop()
         while (await asyncio.wait_for(event(), 10))[1] != "closed":
             pass
     settings = line.settings.model_copy(update={"http_port": int(url.rpartition(":")[2])})

@@ -742,7 +742,7 @@ async def test_request_in_hand_is_answered_when_the_api_stops(store: Store, sett
         asking = asyncio.create_task(http.post("/rpc", json=GOOD))
         while not await blocker.fetchval("select count(*) from pg_locks where not granted"):
             await asyncio.sleep(0.01)
-        api.stop_taking()
+        api.stop()
         await transaction.rollback()
         answer = (await asking).json()
     assert answer["result"]["state"] == "SCHEDULED"

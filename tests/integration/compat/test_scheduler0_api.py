@@ -17,7 +17,6 @@ import msgspec
 import pytest
 from pydantic import SecretStr
 
-from penstock.api.process import Api
 from penstock.compat.scheduler0 import store as scheduler0store
 from penstock.compat.scheduler0.http.jobs import AsyncTasks, Progress
 from penstock.compat.scheduler0.jobs import ACTION
@@ -32,7 +31,7 @@ from penstock.settings.model import Settings
 from penstock.supervisor.retention import Retention
 from penstock.supervisor.schedules import Imports, ScheduleFiring
 from penstock.tasks import settle
-from tests.integration.apis import running
+from tests.integration.apis import RunningApi, running
 from tests.integration.doors import postgres_away
 
 ZERO = "0001-01-01T00:00:00Z"
@@ -46,11 +45,11 @@ class Door:
     client: httpx.AsyncClient
     store: Store
     settings: Settings
-    api: Api
+    api: RunningApi
 
     def stop(self) -> None:
-        """What a signal does to the api first."""
-        self.api.stop_taking()
+        """What a signal does to the api."""
+        self.api.stop()
 
     async def call(self, method: str, path: str, body: Any = None, **more: Any) -> httpx.Response:
         if body is not None:
