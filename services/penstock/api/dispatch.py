@@ -118,13 +118,17 @@ class Methods:
         return result
 
     async def _answer_together(self, method: Method, requests: Sequence[Request]) -> Sequence[Outcome]:
-        commands: list[Any] = []
-        for request in requests:
+        """Carry out the requests that can be read in one call; the outcome of each other is its error."""
+        outcomes: list[Outcome] = [None] * len(requests)
+        commands: dict[int, Any] = {}
+        for place, request in enumerate(requests):
             try:
-                commands.append(self._command(method, request))
+                commands[place] = self._command(method, request)
             except RpcError as exc:
-                commands.append(exc)
-        outcomes: Sequence[Outcome] = await method.carry_out(self._context, commands)
+                outcomes[place] = exc
+        found = await method.carry_out(self._context, list(commands.values()))
+        for place, outcome in zip(commands, found, strict=True):
+            outcomes[place] = outcome
         return outcomes
 
     async def call(self, name: str, params: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from penstock.db.pool import Store
 from penstock.db.session import OpenSession
 from penstock.methods.inbound import count_enqueued, refusal_of, take_in_tasks
 from penstock.protocol import trace_context
-from penstock.protocol.errors import InvalidParams, PenstockError, Refused, RpcError
+from penstock.protocol.errors import InvalidParams, PenstockError, Refused
 from penstock.protocol.task import NewTask
 from penstock.runtime.batcher import Batcher
 from penstock.runtime.halving import in_halves
@@ -38,10 +38,10 @@ class Enqueuer:
         # of two that replace one task the last one counts.
         self._keyed_inserts: Batcher[NewTask, Accepted] = Batcher(self._insert, max_items=MAX_INSERT_TASKS)
 
-    async def enqueue(self, tasks: Sequence[NewTask | RpcError]) -> list[Accepted | BaseException]:
+    async def enqueue(self, tasks: Sequence[NewTask]) -> list[Accepted | BaseException]:
         """Store tasks together with those of other callers; the outcomes come after the commit."""
         if active.active() is not None and (trace := trace_context.current()) is not None:
-            tasks = [replace(task, trace=trace.text) if isinstance(task, NewTask) else task for task in tasks]
+            tasks = [replace(task, trace=trace.text) for task in tasks]
         # All payloads before any task, as tasks are stored in their order.
         taken = await take_in_tasks(tasks, self._store.codec, self._settings, self._open_session)
         inserts = [self._insert_soon(one) if isinstance(one, NewTask) else one for one in taken]

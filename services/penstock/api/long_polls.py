@@ -18,7 +18,7 @@ from penstock.db.replica import Replica
 from penstock.db.session import OpenSession, Session
 from penstock.payloads.records import shown_rows
 from penstock.protocol.caller import bound_to, seen
-from penstock.protocol.errors import Overloaded, RpcError, TaskNotFound, TooManyWaits
+from penstock.protocol.errors import Overloaded, TaskNotFound, TooManyWaits
 from penstock.protocol.json_text import utf8_size
 from penstock.runtime import budget, metrics
 from penstock.runtime.batcher import Batcher
@@ -114,7 +114,7 @@ class LongPolls:
         self.run = self._watch.run
         metrics.RESULT_WAITS.set_function(lambda: self._waits)
 
-    async def answer(self, commands: Sequence[ResultParams | RpcError]) -> Sequence[Any]:
+    async def answer(self, commands: Sequence[ResultParams]) -> Sequence[Any]:
         """Carry out what one body asks for: an outcome each. A client that hangs up waits no longer.
 
         Tasks that the caller may not see are answered as unknown ones; a task's tenant never changes, so a look before
@@ -122,17 +122,14 @@ class LongPolls:
         """
         hidden: set[int] = set()
         if bound_to() is not None:
-            ids = {task_id for command in commands if isinstance(command, ResultParams) for task_id in command.task_ids}
+            ids = {task_id for command in commands for task_id in command.task_ids}
             async with self._session() as session:
                 hidden = ids - {row["id"] for row in seen(await session.fetch("read_states", list(ids)))}
         caller = budget.in_hand().caller
-        waiting = [isinstance(command, ResultParams) and command.timeout > 0 for command in commands]
-        waits = any(waiting)
-        if waits and (limit := self._full(caller)):
-            refusal = TooManyWaits("requests", limit)
-            commands = [refusal if would else command for command, would in zip(commands, waiting, strict=True)]
+        waits = any(command.timeout > 0 for command in commands)
+        limit = self._full(caller) if waits else 0
         self._of_callers[caller] += waits
-        answering = asyncio.gather(*(self._one(command, hidden) for command in commands), return_exceptions=True)
+        answering = asyncio.gather(*(self._one(command, hidden, limit) for command in commands), return_exceptions=True)
         hanging_up = asyncio.ensure_future(_wait_gone() if waits else asyncio.Event().wait())
         try:
             await asyncio.wait((answering, hanging_up), return_when=asyncio.FIRST_COMPLETED)
@@ -159,9 +156,10 @@ class LongPolls:
             for waiter in waiters:
                 waiter.ready.set()
 
-    async def _one(self, command: ResultParams | RpcError, hidden: set[int]) -> Any:
-        if isinstance(command, RpcError):
-            raise command
+    async def _one(self, command: ResultParams, hidden: set[int], limit: int) -> Any:
+        """limit: of waiting requests, 0 where it is not reached."""
+        if command.timeout and limit:
+            raise TooManyWaits("requests", limit)
         waiter = _Waiter(command, hidden)
         ids = frozenset(waiter.missing)
         if command.timeout and self._waits + len(ids) > self._tasks_limit:

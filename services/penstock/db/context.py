@@ -9,7 +9,6 @@ from time import monotonic
 from typing import Any
 
 from penstock.db.session import OpenSession, Session
-from penstock.protocol.errors import RpcError
 from penstock.protocol.task import NewTask
 from penstock.settings.model import Settings
 
@@ -52,11 +51,11 @@ class Recent:
 class ServingContext(Context):
     """What methods that only the api carries out are given besides.
 
-    enqueue: stores tasks together with those of other callers. await_results: waits for tasks to settle. Each is given
-    what ``Method.together`` says. recent: answers that many callers share.
+    enqueue: stores tasks together with those of other callers. await_results: waits for tasks to settle. recent:
+    answers that many callers share.
     """
 
-    enqueue: Callable[[Sequence[NewTask | RpcError]], Awaitable[Sequence[Any]]]
+    enqueue: Callable[[Sequence[NewTask]], Awaitable[Sequence[Any]]]
     await_results: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
     recent: Recent
 

@@ -130,17 +130,17 @@ async def take_in(inbound: Inbound, codec: PayloadCodec, settings: Settings, ope
 
 
 async def take_in_tasks(
-    tasks: Sequence[NewTask | errors.RpcError], codec: PayloadCodec, settings: Settings, open_session: OpenSession
+    tasks: Sequence[NewTask], codec: PayloadCodec, settings: Settings, open_session: OpenSession
 ) -> list[NewTask | BaseException]:
     """Tasks as they are to be stored, or instead of one why not: PayloadUnavailable, or a final RpcError."""
     taken: list[NewTask | BaseException] = list(tasks)
     schemas: Schemas = {}
     if settings.check_payloads:
         async with open_session() as session:
-            schemas = await read_schemas(session, (task.action for task in tasks if isinstance(task, NewTask)))
+            schemas = await read_schemas(session, (task.action for task in tasks))
         for place, given in enumerate(tasks):
             try:
-                if isinstance(given, NewTask) and given.offered is None:
+                if given.offered is None:
                     check_fits(schemas, given.action, given.payload)
             except errors.InvalidParams as exc:
                 taken[place] = exc

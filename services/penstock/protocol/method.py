@@ -47,12 +47,12 @@ class Method:
     errors: beyond those of every method. read: parameters, and settings if it takes them, to the checked command;
     raises InvalidParams, TooLarge. The struct that it takes first is ``params``; without it they are the command. What
     one parameter must be stands on its field, as ``Checked``. narrow: limits a command to the tenant and the actions of
-    the caller's key; raises InvalidParams, AccessDenied. audited: who called it is recorded, if the permission is
-    admin. by_queue: the inbound queue takes it. dry: whether a command only looks: it is not audited, and the queue
-    takes none. savepoint: it may be refused after it has written something. together: the requests of one body are
-    carried out in one call. by_replica: it only reads, and its answer may be as old as a replica is. result: the return
-    annotation. carry_out: given a context and the command, or with ``together`` a list of commands and of the errors of
-    those that could not be read, to which it returns a list of outcomes in this order.
+    the caller's key, or to the room of its body; raises InvalidParams, AccessDenied. audited: who called it is
+    recorded, if the permission is admin. by_queue: the inbound queue takes it. dry: whether a command only looks: it is
+    not audited, and the queue takes none. savepoint: it may be refused after it has written something. together: the
+    requests of one body are carried out in one call. by_replica: it only reads, and its answer may be as old as a
+    replica is. result: the return annotation. carry_out: given a context and the command, or with ``together`` a list
+    of commands, to which it returns a list of outcomes in this order.
     """
 
     name: str = field(kw_only=False)
@@ -83,7 +83,7 @@ class Method:
         if read is not _itself:  # settings are imported for type checkers alone where a program enqueues
             taken = next(iter(get_type_hints(read, localns={"Settings": Any}).values()))
         elif self.together:
-            taken, *_ = get_args(*get_args(taken))  # of a sequence of them and of errors
+            (taken,) = get_args(taken)
         if len(signature(read).parameters) == 1:
             self.read = lambda given, _settings: read(given)
         self.audited = self.audited and self.permission is Permission.ADMIN

@@ -13,7 +13,7 @@ from penstock.db.context import Context
 from penstock.payloads.records import shown_rows
 from penstock.protocol.caller import seen
 from penstock.protocol.checks import read_instant
-from penstock.protocol.errors import InvalidParams, RpcError, TaskNotFound
+from penstock.protocol.errors import InvalidParams, TaskNotFound
 from penstock.protocol.task import FINAL_STATES, State
 from penstock.protocol.tenant import own_key, stored_key
 from penstock.protocol.views import timestamp
@@ -32,20 +32,16 @@ _SEARCH = ("search_tasks", "search_settled_tasks", "search_live_tasks")
 
 
 async def show_tasks(
-    context: Context, commands: Sequence[StatusParams | RpcError]
-) -> list[views.Task | list[views.Task | None] | RpcError]:
+    context: Context, commands: Sequence[StatusParams]
+) -> list[views.Task | list[views.Task | None] | TaskNotFound]:
     """An outcome for each command; the tasks of all are read together."""
     rows: dict[bool, dict[int, Any]] = {}
-    valid = [command for command in commands if isinstance(command, StatusParams)]
     for detail in (False, True):
-        ids = {task_id for command in valid if command.detail == detail for task_id in command.task_ids}
+        ids = {task_id for command in commands if command.detail == detail for task_id in command.task_ids}
         if ids:
             rows[detail] = await _read_shown(context, list(ids), detail=detail)
-    outcomes: list[views.Task | list[views.Task | None] | RpcError] = []
+    outcomes: list[views.Task | list[views.Task | None] | TaskNotFound] = []
     for command in commands:
-        if isinstance(command, RpcError):
-            outcomes.append(command)
-            continue
         asked = command.task_ids
         shown = [_shown(rows[command.detail].get(one), command.detail) for one in asked]
         outcomes.append(shown if command.ids is not None else shown[0] or TaskNotFound(asked[0]))

@@ -41,42 +41,34 @@ def _narrow_new_task(task: NewTask) -> NewTask:
     "enqueue", permission=Permission.ENQUEUE, scope=Scope.OWN, errors=(errors.TooLarge, errors.DuplicateTask),
     read=new_task, narrow=_narrow_new_task, by_queue=True, together=True,
 )  # fmt: skip
-async def enqueue(context: ServingContext, tasks: Sequence[NewTask | RpcError]) -> Sequence[views.Accepted | RpcError]:
+async def enqueue(context: ServingContext, tasks: Sequence[NewTask]) -> Sequence[views.Accepted | RpcError]:
     """Add a task; it is stored when the answer comes."""
     return await context.enqueue(tasks)
-
-
-@_look("status", errors=(TaskNotFound,), together=True)
-async def status(
-    context: ServingContext, commands: Sequence[params.StatusParams | RpcError]
-) -> Sequence[views.Task | views.TaskDetail | list[views.Task | views.TaskDetail | None] | RpcError]:
-    """Show one task, or several in the order of `ids`, with null for an unknown id."""
-    return await show_tasks(context, _within_limit(commands))
-
-
-@_look("result", errors=(TaskNotFound, errors.TooManyWaits), together=True)
-async def result(
-    context: ServingContext, commands: Sequence[params.ResultParams | RpcError]
-) -> Sequence[views.Outcome | list[views.Outcome] | RpcError]:
-    """Wait until one or several tasks have settled and return their outcome, or their state when the time is up."""
-    return await context.await_results(_within_limit(commands))
 
 
 Command = TypeVar("Command", params.StatusParams, params.ResultParams)
 
 
-def _within_limit(commands: Sequence[Command | RpcError]) -> list[Command | RpcError]:
-    """The commands, with an error for each that names more tasks than one body may."""
-    load = in_hand()
-    checked: list[Command | RpcError] = []
-    for command in commands:
-        try:
-            if not isinstance(command, RpcError):
-                load.ask(len(command.task_ids))
-            checked.append(command)
-        except RpcError as exc:
-            checked.append(exc)
-    return checked
+def _within_limit(command: Command) -> Command:
+    """Raises InvalidParams for one that names more tasks than its body may."""
+    in_hand().ask(len(command.task_ids))
+    return command
+
+
+@_look("status", errors=(TaskNotFound,), narrow=_within_limit, together=True)
+async def status(
+    context: ServingContext, commands: Sequence[params.StatusParams]
+) -> Sequence[views.Task | views.TaskDetail | list[views.Task | views.TaskDetail | None] | RpcError]:
+    """Show one task, or several in the order of `ids`, with null for an unknown id."""
+    return await show_tasks(context, commands)
+
+
+@_look("result", errors=(TaskNotFound, errors.TooManyWaits), narrow=_within_limit, together=True)
+async def result(
+    context: ServingContext, commands: Sequence[params.ResultParams]
+) -> Sequence[views.Outcome | list[views.Outcome] | RpcError]:
+    """Wait until one or several tasks have settled and return their outcome, or their state when the time is up."""
+    return await context.await_results(commands)
 
 
 @_change("cancel", wakes=True)
