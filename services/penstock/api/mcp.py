@@ -1,8 +1,4 @@
-"""``POST /mcp``: one message of the Model Context Protocol a body, carried out by the methods of ``/rpc``.
-
-Nothing is remembered from one request to the next, so any api process may answer any of them. A client of 2026-07-28
-declares its version in each request, by a header and in ``_meta``; one of an earlier version begins by ``initialize``.
-"""
+"""``POST /mcp``: one message of the Model Context Protocol a body, for the methods of ``/rpc`` (decision 069)."""
 
 import base64
 import hmac
@@ -295,9 +291,7 @@ def _described(tool: str) -> dict[str, Any]:
 def confirmation(caller: Caller, method: str, arguments: Mapping[str, msgspec.Raw], count: int, until: int) -> str:
     """The value that a look answers, and that the change must bring. count: of tasks found; 0 if it counts none.
 
-    It is signed with the digest of the caller's key, which every api process has, and only the caller's answers depend
-    on. A caller that knows its key can make one: it is against changes that no one looked at, not against the key's
-    holder, who may call ``/rpc``.
+    A caller that knows its key can make one: it is against changes that no one looked at.
     """
     same = {name: decode_any(value) for name, value in arguments.items() if name != "dry_run"}
     signed = json.dumps([method, same, until, count], sort_keys=True)

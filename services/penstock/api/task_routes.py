@@ -1,11 +1,6 @@
-"""What programs and browsers fetch of a task: payload and result as files, and its events as it runs.
+"""What programs and browsers fetch of a task: payload and result as files, and its events, which docs/output.md lists.
 
-``GET /tasks/ID/payload`` and ``GET /tasks/ID/result`` answer one of them, however large.
-
-``GET /tasks/ID/events`` answers server-sent events until the task has settled. ``state``, ``progress`` and ``step`` say
-how the task is, and come again on another connection; ``log``, ``chunk`` and ``dropped`` have ids, and a reader that
-sends the last one as Last-Event-ID gets those behind it. One watch looks for the changes of all tasks that are
-followed; a stream reads its task only when there is one.
+One watch looks for the changes of all tasks that are followed; a stream reads its task only when there is one.
 """
 
 import asyncio

@@ -1,8 +1,4 @@
-"""A watch for all requests that wait: it looks at each wake-up that reports changed tasks, and at least once a second.
-
-So settling costs nothing more, however many requests wait. Between two looks it rests for nine times as long as the
-last one took.
-"""
+"""A watch for all requests that wait: it looks at each wake-up, and at least once a second (decision 016)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

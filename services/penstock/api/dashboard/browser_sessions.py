@@ -1,8 +1,6 @@
 """Sessions of browsers: signed in by an API key or a load balancer where keys are required, else open to this machine.
 
-The cookie is a random token. Postgres has the digests of the token and of the key, so every api process knows the
-session, revoking a key ends its sessions, and neither cookie nor database leads back to the key. The token of every
-form is derived from the cookie, which no other origin can read.
+The token of every form is derived from the cookie, which no other origin can read.
 """
 
 import hashlib
