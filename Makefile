@@ -111,8 +111,8 @@ clients: setup ## Generate the blocking client from the asyncio one, and the rec
 	@$(BIN)/python .ci/records.py
 
 reference: setup ## Generate docs/cli.md, docs/methods.md, docs/openrpc.json and docs/python-reference.md from the code, llms.txt from the pages
-	@$(BIN)/python -m docs.generate_cli
 	@$(BIN)/python -m docs.generate_methods
+	@$(BIN)/python -m docs.generate_cli
 	@$(BIN)/python -m docs.generate_python
 	@$(BIN)/python -m docs.site.pages
 

@@ -1,4 +1,4 @@
-"""Writes docs/openrpc.json and the reference of docs/methods.md from the answer of rpc.discover: `make reference`."""
+"""Writes docs/openrpc.json, the reference of docs/methods.md and the help of commands: `make reference`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 
 import msgspec
 
+import penstock.cli
 from docs.generated import row, write
 from penstock.api.openrpc import describe
 from penstock.api.table import METHODS, method_of
 
 PAGE = Path(__file__).with_name("methods.md")
 DOCUMENT = Path(__file__).with_name("openrpc.json")
+SUMMARIES = Path(penstock.cli.__file__).with_name("summaries.json")
 _SHORT = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
 
 Schema = Mapping[str, Any]
@@ -24,6 +26,11 @@ Schema = Mapping[str, Any]
 def document() -> bytes:
     """The answer of rpc.discover, a member a line."""
     return msgspec.json.format(msgspec.json.encode(describe(METHODS)), indent=2) + b"\n"
+
+
+def summaries() -> str:
+    """What each method does, for the command line, which does not load them."""
+    return json.dumps({name: method.summary for name, method in METHODS.items()}, indent=2) + "\n"
 
 
 def reference() -> str:
@@ -123,4 +130,5 @@ def _kind_of(kind: str, schema: Schema) -> str:
 
 if __name__ == "__main__":
     DOCUMENT.write_bytes(document())
+    SUMMARIES.write_text(summaries(), "utf-8")
     write(PAGE, reference)

@@ -18,6 +18,10 @@ def test_the_file_is_the_answer_of_rpc_discover() -> None:
     assert generate_methods.document() == generate_methods.DOCUMENT.read_bytes(), "run `make reference`"
 
 
+def test_the_help_of_commands_is_what_their_methods_say_of_themselves() -> None:
+    assert generate_methods.summaries() == generate_methods.SUMMARIES.read_text("utf-8"), "run `make reference`"
+
+
 def test_the_page_tells_every_method_with_every_parameter_and_error() -> None:
     text = generate_methods.PAGE.read_text("utf-8")
     document = describe(METHODS)

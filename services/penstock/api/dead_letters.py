@@ -290,7 +290,7 @@ class DlqShowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @method("dlq.show", permission=Permission.READ, scope=Scope.CLOSED, errors=(MessageNotFound, QueueAway))
 async def show(context: ApiContext, command: DlqShowParams) -> DeadMessageDetail:
-    """Show one of them whole, with what each task in it is now."""
+    """Show a message of a dead-letter queue whole, with the state of each task in it."""
     name = command.queue + DEAD_LETTER_SUFFIX
     async with lease_messages(_queue(context, name)) as leased:
         while messages := await leased.take():

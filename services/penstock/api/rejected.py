@@ -80,7 +80,7 @@ class RejectedShowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 @method("rejected.show", permission=Permission.READ, scope=Scope.CLOSED, errors=(MessageNotFound,))
 async def show(session: Session, given: RejectedShowParams) -> Rejected:
-    """Show one of them."""
+    """Show a rejected message and its body."""
     rows = await session.fetch("read_rejected", int(given.id))
     if not rows:
         raise MessageNotFound(int(given.id), " among the rejected")
@@ -113,7 +113,7 @@ class WhichRejected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @method("rejected.retry", permission=Permission.ADMIN, scope=Scope.CLOSED)
 async def retry(context: ApiContext, which: WhichRejected) -> Replayed:
-    """Read rejected messages again; what is accepted of a message is not accepted twice."""
+    """Process rejected messages again, after the reason was fixed; nothing of a message is accepted twice."""
     async with context.session() as session:
         ids, cursor = await _choose(session, which)
     async with context.turns:

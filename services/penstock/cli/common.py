@@ -37,6 +37,8 @@ EPILOG = (
 )
 DEFAULT_API_URL = "http://127.0.0.1:8080"
 _SHOWN_CHARS = 80
+# What each method does: `make reference` writes it from the methods, which would load the database's driver.
+SUMMARIES: dict[str, str] = json.loads(Path(__file__).with_name("summaries.json").read_text("utf-8"))
 
 DataDirOption = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder of the local stack.", show_default=".penstock")
@@ -179,7 +181,7 @@ class Database(Shown):
 
 
 def calling(
-    method: str, params: ParamsOf | type[msgspec.Struct], help: str, printer: Printer | None = None
+    method: str, params: ParamsOf | type[msgspec.Struct], printer: Printer | None = None
 ) -> Callable[..., None]:
     """A command that calls a method with the parameters that are given, and prints the answer."""
     shown = params if isinstance(params, ParamsOf) else ParamsOf(params)
@@ -187,7 +189,7 @@ def calling(
     def command(*, given: Given, api: Api) -> None:
         api.show(api.client.call(method, given), printer)
 
-    command.__doc__ = help
+    command.__doc__ = SUMMARIES[method]
     command.__annotations__ |= {"given": Annotated[Given, shown]}
     return command
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import typer
 
-from penstock.cli.common import Api, Column, Printer, calling, listing
+from penstock.cli.common import SUMMARIES, Api, Column, Printer, calling, listing
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import Given, ParamsOf
 from penstock.limits.model import (
@@ -84,49 +84,26 @@ _print_tenants = _listing("tenant", _TENANT_OPTIONS, ("limits", lambda row: "own
 
 def add_to(app: typer.Typer) -> None:
     actions: Commands = {
-        "list": calling("action.list", NoParams, "List the actions that are limited or paused.", _print_actions),
-        "announced": calling(
-            "action.announced",
-            NoParams,
-            "List the actions that workers run, how many of them, and the tasks that wait for one.",
-            _print_announced,
-        ),
-        "show": calling("action.get", ActionName, "Show the limits of an action."),
-        "set": _setting(
-            "action", ActionSetParams, _ACTION_OPTIONS, "Limit an action. Limits that are not named stay unchanged."
-        ),
-        **_pausing("action", "an action", ActionName),
+        "list": calling("action.list", NoParams, _print_actions),
+        "announced": calling("action.announced", NoParams, _print_announced),
+        "show": calling("action.get", ActionName),
+        "set": _setting("action.set", ActionSetParams, _ACTION_OPTIONS),
+        "pause": calling("action.pause", ActionName),
+        "resume": calling("action.resume", ActionName),
     }
     add_group(app, "actions", actions, panel="Tasks", help="Limit and pause actions, across all schedulers.")
     tenants: Commands = {
-        "list": calling(
-            "tenant.list", TenantListParams,
-            "List the tenants that have limits of their own or are paused, the default first.", _print_tenants,
-        ),
-        "show": calling(
-            "tenant.get", TenantOrAll,
-            "Show the limits that apply to a tenant, its own or the default ones, and how many of its tasks are held "
-            "back.",
-        ),
-        "set": _setting(
-            "tenant", TenantSetParams, _TENANT_OPTIONS,
-            "Give a tenant limits of its own instead of the default ones. Limits that are not named stay unchanged.",
-        ),
-        "delete": calling("tenant.delete", TenantOrAll, "Remove a tenant's own limits and unpause it."),
-        **_pausing("tenant", "a tenant", TenantName),
-    }  # fmt: skip
+        "list": calling("tenant.list", TenantListParams, _print_tenants),
+        "show": calling("tenant.get", TenantOrAll),
+        "set": _setting("tenant.set", TenantSetParams, _TENANT_OPTIONS),
+        "delete": calling("tenant.delete", TenantOrAll),
+        "pause": calling("tenant.pause", TenantName),
+        "resume": calling("tenant.resume", TenantName),
+    }
     add_group(app, "tenants", tenants, panel="Tasks", help="Limit and pause tenants, across all schedulers.")
 
 
-def _pausing(kind: str, one: str, params: type[msgspec.Struct]) -> dict[str, Callable[..., None]]:
-    pause = f"Stop sending tasks of {one}. New tasks are accepted and wait; tasks in flight go on."
-    return {
-        "pause": calling(f"{kind}.pause", params, pause),
-        "resume": calling(f"{kind}.resume", params, f"Send tasks of {one} again."),
-    }
-
-
-def _setting(kind: str, params: type[msgspec.Struct], options: Mapping[str, Any], help: str) -> Callable[..., None]:
+def _setting(method: str, params: type[msgspec.Struct], options: Mapping[str, Any]) -> Callable[..., None]:
     """A command that sets limits, and removes those that --none names."""
 
     def command(*, given: Given, none: Sequence[StrEnum] | None = None, api: Api) -> None:
@@ -139,10 +116,10 @@ def _setting(kind: str, params: type[msgspec.Struct], options: Mapping[str, Any]
                 raise typer.BadParameter(f"--none {option} and --{option} exclude each other")
         if not removed and not given.keys() & options.keys():
             raise typer.BadParameter("name a limit to set, or one to remove with --none")
-        api.show(api.client.call(f"{kind}.set", in_one_unit(given) | dict.fromkeys(removed)))
+        api.show(api.client.call(method, in_one_unit(given) | dict.fromkeys(removed)))
 
     removable = GenericAlias(list, StrEnum("Limit", {name: name.replace("_", "-") for name in [*options, "all"]}))
-    command.__doc__ = help
+    command.__doc__ = SUMMARIES[method]
     command.__annotations__ |= {
         "given": Annotated[Given, ParamsOf(params, per=_PER, **options)],
         "none": Annotated[removable | None, typer.Option(help="A limit to remove. Repeatable.")],

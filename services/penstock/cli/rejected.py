@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import Api, CursorOption, limit_option, listing, print_fields, say, short, summed
+from penstock.cli.common import SUMMARIES, Api, CursorOption, limit_option, listing, print_fields, say, short, summed
 from penstock.cli.groups import Commands, add_group
 
 PAGE = 100  # records a call, so that progress shows: a retry takes a transaction a record
@@ -35,8 +35,8 @@ def add_to(app: typer.Typer) -> None:
     commands: Commands = {
         "list": list_rejected,
         "show": show,
-        "retry": _each("rejected.retry", "Process rejected messages again, after the reason was fixed."),
-        "purge": _each("rejected.purge", "Delete rejected messages permanently."),
+        "retry": _each("rejected.retry"),
+        "purge": _each("rejected.purge"),
     }
     add_group(app, "rejected", commands, panel="Tasks", help="Malformed messages, stored with the reason.")
 
@@ -80,7 +80,7 @@ def _print_totals(totals: dict[str, Any]) -> None:
         say("No rejected messages.")
 
 
-def _each(method: str, help: str) -> Callable[..., None]:
+def _each(method: str) -> Callable[..., None]:
     """A command that calls the method for all chosen messages, some at once, and prints totals over the calls."""
 
     def command(choice: Choice, api: Api) -> None:
@@ -94,7 +94,7 @@ def _each(method: str, help: str) -> Callable[..., None]:
         if totals.get("unknown") or totals.get("still_rejected"):
             raise typer.Exit(1)
 
-    command.__doc__ = help
+    command.__doc__ = SUMMARIES[method]
     return command
 
 

@@ -30,24 +30,16 @@ _print_keys = listing(
 
 def add_to(app: typer.Typer) -> None:
     routes: Commands = {
-        "list": calling("route.list", NoParams, "List routes in the order in which they are tried.", _print_routes),
+        "list": calling("route.list", NoParams, _print_routes),
         "set": set_route,
-        "delete": calling(
-            "route.delete", RouteName,
-            "Delete a route; its waiting tasks take the other routes, or go to the outbound queue.",
-            lambda _: typer.echo("deleted"),
-        ),
-    }  # fmt: skip
+        "delete": calling("route.delete", RouteName, lambda _: typer.echo("deleted")),
+    }
     add_group(app, "routes", routes, panel="Tasks", help="Send some tasks to a queue and workers of their own.")
     key = ParamsOf(OrderingReleaseParams, key="From `penstock ordering`.", tenant="The key's tenant.")
-    release = "Release a held ordering key: the next task of the key may run."
     ordering: Commands = {
-        "list": calling(
-            "ordering.list", OrderingListParams, "List ordering keys that a failed task (CRITICAL_ERROR) holds.",
-            _print_keys,
-        ),
-        "release": calling("ordering.release", key, release, _print_released),
-    }  # fmt: skip
+        "list": calling("ordering.list", OrderingListParams, _print_keys),
+        "release": calling("ordering.release", key, _print_released),
+    }
     add_group(app, "ordering", ordering, panel="Tasks", help="Ordering keys that a failed task holds.")
 
 

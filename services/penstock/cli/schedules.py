@@ -45,30 +45,21 @@ def add_to(app: typer.Typer) -> None:
         paused=typer.Option("--paused", help="Create it paused, until `penstock schedules resume`."),
     )  # fmt: skip
 
-    def one(method: str, help: str, printer: Printer = _print_schedule) -> Callable[..., None]:
-        return calling(f"schedule.{method}", model.ScheduleName, help, printer)
+    def one(method: str, printer: Printer = _print_schedule) -> Callable[..., None]:
+        return calling(f"schedule.{method}", model.ScheduleName, printer)
 
     commands: Commands = {
-        "list": calling(
-            "schedule.list", ParamsOf(model.ScheduleListParams, paused=_STANDING), "List schedules, newest first.",
-            _print_schedules,
-        ),
-        "show": one("get", "Show a schedule, its payload and its next few runs."),
-        "create": calling("schedule.create", created, "Create a schedule.", _print_schedule),
+        "list": calling("schedule.list", ParamsOf(model.ScheduleListParams, paused=_STANDING), _print_schedules),
+        "show": one("get"),
+        "create": calling("schedule.create", created, _print_schedule),
         "update": update,
-        "delete": one(
-            "delete", "Delete a schedule; its tasks stay.",
-            lambda answer: typer.echo(f"schedule {answer['name']} is deleted"),
-        ),
-        "pause": one("pause", "Pause a schedule; runs in the meantime are not made up."),
-        "resume": one("resume", "Resume a schedule, from now on."),
-        "runs": calling(
-            "schedule.runs", model.ScheduleRunsParams,
-            "List the runs of a schedule and their outcomes, newest first.", _print_runs,
-        ),
-        "run-now": one("run_now", "Trigger a schedule now, even if paused.", _print_run),
+        "delete": one("delete", lambda answer: typer.echo(f"schedule {answer['name']} is deleted")),
+        "pause": one("pause"),
+        "resume": one("resume"),
+        "runs": calling("schedule.runs", model.ScheduleRunsParams, _print_runs),
+        "run-now": one("run_now", _print_run),
         "import": import_schedules,
-    }  # fmt: skip
+    }
     add_group(app, "schedules", commands, panel="Tasks", help="Cron schedules, which create tasks at set times.")
 
 

@@ -53,35 +53,15 @@ def add_to(app: typer.Typer) -> None:
     failed = ParamsOf(TaskFailParams, **_WAITING, error=message, retry_after="Time until the next attempt.")
     commands: Commands = {
         "show": show,
-        "why": calling(
-            "task.explain", TaskExplainParams, "Say in one sentence why a task does not run, or where it is.",
-            lambda found: say(found["reason"]),
-        ),
+        "why": calling("task.explain", TaskExplainParams, lambda found: say(found["reason"])),
         "logs": logs,
         "result": result,
-        "cancel": calling(
-            "cancel", CancelParams,
-            "Cancel a task that has not settled; a later result is ignored, and its handler is asked to stop.",
-            _print_change,
-        ),
-        "retry": calling(
-            "retry", RetryParams,
-            "Re-run a failed (CRITICAL_ERROR) or CANCELLED task with a fresh attempt counter.", _print_change,
-        ),
-        "reschedule": calling(
-            "reschedule", RescheduleParams,
-            "Move a waiting task (WAITING, SCHEDULED or retrying) to another time or priority.", _print_change,
-        ),
-        "complete": calling(
-            "task.complete", completed,
-            "Complete a task that waits, with a result; a result that arrives before the task waits is kept.",
-            _print_answered,
-        ),
-        "fail": calling(
-            "task.fail", failed, "Fail the attempt of a task that waits; it is retried as after any other failure.",
-            _print_answered,
-        ),
-    }  # fmt: skip
+        "cancel": calling("cancel", CancelParams, _print_change),
+        "retry": calling("retry", RetryParams, _print_change),
+        "reschedule": calling("reschedule", RescheduleParams, _print_change),
+        "complete": calling("task.complete", completed, _print_answered),
+        "fail": calling("task.fail", failed, _print_answered),
+    }
     add_group(app, "task", commands, panel="Tasks", help="One task: show it, change it, answer its wait.")
 
 

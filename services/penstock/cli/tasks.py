@@ -26,10 +26,6 @@ _FILTER_HELP = {
     "newer_than": "Only tasks added less than this long ago.",
     "spread": "Spread the tasks evenly over this time from then on.",
 }
-_LIST_HELP = """List tasks, newest first.
-
-With a filter, one call searches a bounded number of tasks; pass the printed cursor to search older ones.
-"""
 _FILTER_NAMES = {field for field in BulkParams.__struct_fields__ if field != "dry_run"}
 
 
@@ -71,29 +67,26 @@ class Bulk:
 def add_to(app: typer.Typer) -> None:
     sought = ParamsOf(ListParams, state=_state_option(help=_STATE_HELP))
     commands: Commands = {
-        "list": common.calling("list", sought, _LIST_HELP, _print_page),
-        "cancel": _changing("cancel", "Cancel tasks that have not settled; results that arrive later are ignored."),
-        "retry": _changing("retry", "Re-run failed (CRITICAL_ERROR) and CANCELLED tasks with a fresh attempt counter."),
-        "delete": _changing(
-            "delete",
-            "Delete records of settled tasks permanently; their unique keys become free. Live tasks are not touched.",
-        ),
-        "reschedule": _changing("reschedule", "Move waiting tasks to another time or priority.", BulkRescheduleParams),
+        "list": common.calling("list", sought, _print_page),
+        "cancel": _changing("cancel"),
+        "retry": _changing("retry"),
+        "delete": _changing("delete"),
+        "reschedule": _changing("reschedule", BulkRescheduleParams),
     }
     add_group(app, "tasks", commands, panel="Tasks", help="Many tasks: list them, or change all that match a filter.")
     jobs: Commands = {
-        "list": common.calling("job.list", JobListParams, "List jobs, newest first.", _print_jobs),
-        "show": common.calling("job.get", JobId, "Show a job: its progress, and the tasks it refused.", _print_job),
-        "cancel": common.calling("job.cancel", JobId, "Stop a job; changes already made stay.", _print_job),
+        "list": common.calling("job.list", JobListParams, _print_jobs),
+        "show": common.calling("job.get", JobId, _print_job),
+        "cancel": common.calling("job.cancel", JobId, _print_job),
     }
     add_group(app, "jobs", jobs, panel="Tasks", help="Jobs that change many tasks, as `penstock tasks cancel`.")
 
 
-def _changing(verb: str, help: str, params: type[msgspec.Struct] = BulkParams) -> Callable[..., None]:
+def _changing(verb: str, params: type[msgspec.Struct] = BulkParams) -> Callable[..., None]:
     def command(*, tasks: Given, bulk: Bulk, api: common.Api) -> None:
         bulk.run(verb, tasks, api)
 
-    command.__doc__ = help
+    command.__doc__ = common.SUMMARIES[f"bulk.{verb}"]
     command.__annotations__ |= {"tasks": Annotated[Given, ParamsOf(params, without=["dry_run"], **_FILTER_HELP)]}
     return command
 

@@ -37,7 +37,7 @@ _WAITING = (State.WAITING, State.SCHEDULED, State.ERROR)
 
 
 def add_to(app: typer.Typer) -> None:
-    stats = common.calling("stats", StatsParams, "Show counts per state and action, rates and lag.", _print_stats)
+    stats = common.calling("stats", StatsParams, _print_stats)
     app.command("stats", rich_help_panel="Tasks")(expanded(stats))
     app.command(rich_help_panel="Tasks")(expanded(top))
 

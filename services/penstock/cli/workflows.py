@@ -42,11 +42,12 @@ _DEEPEST = 20  # levels of the tree; deeper steps begin at the left again
 
 def add_to(app: typer.Typer) -> None:
     commands: Commands = {
-        "list": common.calling(
-            "workflow.list", WorkflowListParams, "List workflows, newest first.", _print_workflows
-        ),
-        "show": show, "create": create, "cancel": cancel, "retry": retry,
-    }  # fmt: skip
+        "list": common.calling("workflow.list", WorkflowListParams, _print_workflows),
+        "show": show,
+        "create": create,
+        "cancel": cancel,
+        "retry": retry,
+    }
     add_group(app, "workflows", commands, panel="Tasks", help="Workflows: tasks that wait for each other.")
 
 

@@ -81,13 +81,13 @@ async def read_action(session: Session, action: str) -> model.Action:
 
 @_change("action.set")
 async def set_action(session: Session, given: model.ActionSetParams) -> model.Action:
-    """Limit an action; an omitted member stays unchanged, null removes a limit."""
+    """Limit an action. Limits that are not named stay unchanged."""
     return await set_limits(session, given.action, model.limits_of(given))
 
 
 @_look("action.get")
 async def get_action(session: Session, given: model.ActionName) -> model.Action:
-    """Show what limits an action has."""
+    """Show the limits of an action."""
     return await read_action(session, given.action)
 
 
@@ -113,19 +113,19 @@ async def read_announced(session: Session) -> list[model.AnnouncedAction]:
 
 @_look("action.announced")
 async def list_announced(session: Session, _given: NoParams) -> model.AnnouncedActions:
-    """List the actions that workers run, by how many and with which parameters, and those that tasks wait for."""
+    """List the actions that workers run, how many of them, their parameters, and the tasks that wait for one."""
     return model.AnnouncedActions(await read_announced(session))
 
 
 @_change("action.pause")
 async def pause_action(session: Session, given: model.ActionName) -> model.Action:
-    """Send no more tasks of an action, and go on taking them."""
+    """Stop sending tasks of an action. New tasks are accepted and wait; tasks in flight go on."""
     return await set_limits(session, given.action, {"paused": True})
 
 
 @_change("action.resume")
 async def resume_action(session: Session, given: model.ActionName) -> model.Action:
-    """Send them again."""
+    """Send tasks of an action again."""
     return await set_limits(session, given.action, {"paused": False})
 
 
@@ -157,7 +157,7 @@ def _glob(pattern: str) -> str:
 
 @_change("route.delete", errors=(RouteNotFound,))
 async def delete_route(session: Session, route: model.RouteName) -> model.RouteChanged:
-    """Delete a route; its waiting tasks take the other routes."""
+    """Delete a route; its waiting tasks take the other routes, or go to the outbound queue."""
     await lock_rules(session)
     if await session.value("delete_route", route.name) is None:
         raise RouteNotFound(route.name)
@@ -197,26 +197,26 @@ async def read_tenant_limits(session: Session, tenant: str) -> model.TenantDetai
 
 @_change("tenant.set")
 async def set_tenant(session: Session, given: model.TenantSetParams) -> model.TenantDetail:
-    """Give a tenant limits of its own, or * all that have none; a member left out stays, null takes a limit away."""
+    """Give a tenant limits of its own instead of the default ones. Limits that are not named stay unchanged."""
     return await set_tenant_limits(session, given.tenant, model.limits_of(given))
 
 
 @method("tenant.get", permission=Permission.READ, scope=Scope.OWN, narrow=narrow_tenant)
 async def get_tenant(session: Session, given: model.TenantOrAll) -> model.TenantDetail:
-    """Show what a tenant is held to, and how many of its tasks are held."""
+    """Show the limits that apply to a tenant, its own or the default ones, and how many of its tasks are held back."""
     return await read_tenant_limits(session, given.tenant)
 
 
 @_look("tenant.list")
 async def list_tenants(session: Session, given: model.TenantListParams) -> model.TenantPage:
-    """List the tenants that have a rule of their own, the default * first."""
+    """List the tenants that have limits of their own or are paused, the default first."""
     found = [view_of(model.Tenant, row) for row in await session.fetch("list_tenants", given.cursor, given.limit)]
     return model.TenantPage(found, found[-1].tenant if len(found) == given.limit else None)
 
 
 @_change("tenant.delete")
 async def delete_tenant(session: Session, given: model.TenantOrAll) -> model.TenantDetail:
-    """Have a tenant go by the default again, its pause being over."""
+    """Remove a tenant's own limits and unpause it."""
     await lock_rules(session)
     if await session.value("forget_tenant", given.tenant) is None:
         raise InvalidParams("tenant", f"has no rule of its own: {given.tenant!r}")
@@ -225,7 +225,7 @@ async def delete_tenant(session: Session, given: model.TenantOrAll) -> model.Ten
 
 @_change("tenant.pause")
 async def pause_tenant(session: Session, given: model.TenantName) -> model.TenantDetail:
-    """Take tasks of a tenant, but send none to workers."""
+    """Stop sending tasks of a tenant. New tasks are accepted and wait; tasks in flight go on."""
     return await set_tenant_limits(session, given.tenant, {"paused": True})
 
 

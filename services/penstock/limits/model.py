@@ -52,8 +52,10 @@ class ActionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ActionSetParams(ActionName, frozen=True, forbid_unknown_fields=True):
-    max_in_flight: Annotated[NewCount, about("How many of its tasks may be claimed and unsettled.")] = UNSET
-    rate: Annotated[NewRate, about("How many may go in each `per`.")] = UNSET
+    max_in_flight: Annotated[
+        NewCount, about("How many of its tasks may be claimed and unsettled; null for no limit.")
+    ] = UNSET
+    rate: Annotated[NewRate, about("How many may go in each `per`; null for no limit.")] = UNSET
     burst: Annotated[
         NewCount, about("How many may go at once after a rest; null for what the rate gives in a second.")
     ] = UNSET
@@ -111,9 +113,9 @@ class TenantOrAll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class TenantSetParams(TenantOrAll, frozen=True, forbid_unknown_fields=True):
     max_in_flight: Annotated[
-        NewCount, about(f"Maximum number of claimed, unsettled tasks of all its actions; 1 to {MOST_IN_FLIGHT}.")
+        NewCount, about("Maximum number of claimed, unsettled tasks of all its actions; null for no limit.")
     ] = UNSET
-    rate: Annotated[NewRate, about("Tasks that may go in each `per`.")] = UNSET
+    rate: Annotated[NewRate, about("Tasks that may go in each `per`; null for no limit.")] = UNSET
     burst: Annotated[
         NewCount, about("Tasks that may go at once after a rest; null: what the rate gives in a second, at least one.")
     ] = UNSET

@@ -32,7 +32,7 @@ def _read_complete(given: TaskCompleteParams, settings: Settings) -> AnswerWait:
 
 @_answers("task.complete", read=_read_complete)
 async def complete(context: Context, command: AnswerWait) -> Answered:
-    """Give a task the result that it waits for; one that comes before its task waits is kept."""
+    """Complete a task that waits, with a result; a result that arrives before the task waits is kept."""
     return await _answer(context, command)
 
 
@@ -58,7 +58,8 @@ def _read_fail(given: TaskFailParams, settings: Settings) -> AnswerWait:
 
 @_answers("task.fail", read=_read_fail)
 async def fail(context: Context, command: AnswerWait) -> Answered:
-    """Fail the attempt of a task that waits; one that comes before its task waits is kept."""
+    """Fail the attempt of a task that waits; it is retried as after any other failure. One that comes before the task
+    waits is kept."""
     return await _answer(context, command)
 
 

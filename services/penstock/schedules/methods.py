@@ -56,7 +56,7 @@ def _narrow_create(command: CreateSchedule) -> CreateSchedule:
 
 @_change("schedule.create", errors=(TooLarge,), read=_read_create, narrow=_narrow_create)
 async def create(session: Session, command: CreateSchedule) -> model.ScheduleDetail:
-    """Have a task made by the clock, again and again."""
+    """Create a schedule, which creates tasks at set times."""
     name = await _name_of_callers(session, command.schedule.name, lock=True, is_new=True)
     schedule = replace(command.schedule, name=name)
     model.check_not_a_jobs(schedule.own_name)
@@ -100,7 +100,7 @@ async def update_schedule(
 
 @method("schedule.get", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,))
 async def get(session: Session, given: model.ScheduleName) -> model.ScheduleDetail:
-    """Show a schedule, with its payload and the next few instants."""
+    """Show a schedule, its payload and its next few runs."""
     return _detail(await store.read_schedule(session, await _name_of_callers(session, given.name)))
 
 
@@ -116,7 +116,7 @@ async def list_schedules(session: Session, given: model.ScheduleListParams) -> m
 
 @_change("schedule.delete")
 async def delete(session: Session, given: model.ScheduleName) -> model.ScheduleDeleted:
-    """Delete a schedule; tasks that it created stay."""
+    """Delete a schedule; its tasks stay."""
     name = await _name_of_callers(session, given.name, lock=True)
     deleted = await store.read_schedule(session, name, lock=True)
     await session.fetch("delete_schedules", [name])
@@ -126,13 +126,13 @@ async def delete(session: Session, given: model.ScheduleName) -> model.ScheduleD
 
 @_change("schedule.pause")
 async def pause(session: Session, given: model.ScheduleName) -> model.ScheduleDetail:
-    """Stop a schedule; the instants of the pause are not made up for."""
+    """Pause a schedule; runs in the meantime are not made up."""
     return await _pause(session, given, paused=True)
 
 
 @_change("schedule.resume")
 async def resume(session: Session, given: model.ScheduleName) -> model.ScheduleDetail:
-    """Let a schedule go on, from now."""
+    """Resume a schedule, from now on."""
     return await _pause(session, given, paused=False)
 
 
@@ -143,7 +143,7 @@ async def _pause(session: Session, given: model.ScheduleName, *, paused: bool) -
 
 @_change("schedule.run_now", wakes=True)
 async def run_now(session: Session, given: model.ScheduleName, settings: Settings) -> model.ScheduleRun:
-    """Run a schedule once, beside its clock, also when it is paused."""
+    """Trigger a schedule now, even if paused."""
     name = await _name_of_callers(session, given.name, lock=True)
     standing = await store.read_schedule(session, name, lock=True)
     check_actions({standing.schedule.action})
@@ -174,7 +174,7 @@ async def run_now(session: Session, given: model.ScheduleName, settings: Setting
 
 @method("schedule.runs", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,))
 async def list_runs(session: Session, given: model.ScheduleRunsParams) -> model.SchedulePageOfRuns:
-    """List the runs of a schedule, newest first."""
+    """List the runs of a schedule and their outcomes, newest first."""
     schedule = await store.read_schedule(session, await _name_of_callers(session, given.name))
     before = read_cursor(given.cursor)
     try:

@@ -119,11 +119,18 @@ def _bulk_method(operation: Operation, summary: str, read: Callable[..., BulkWor
     )(carry_out)  # fmt: skip
 
 
-cancel = _bulk_method(Operation.CANCEL, "Cancel tasks by a filter, as `cancel` does one.")
-retry = _bulk_method(Operation.RETRY, "Re-run CRITICAL_ERROR and CANCELLED tasks by a filter.")
-delete = _bulk_method(Operation.DELETE, "Delete records of settled tasks by a filter, permanently.")
+cancel = _bulk_method(
+    Operation.CANCEL, "Cancel unsettled tasks that match a filter; results that arrive later are ignored."
+)
+retry = _bulk_method(
+    Operation.RETRY,
+    "Re-run failed (CRITICAL_ERROR) and CANCELLED tasks that match a filter, with a fresh attempt counter.",
+)
+delete = _bulk_method(
+    Operation.DELETE, "Delete records of settled tasks that match a filter, permanently; their unique keys become free."
+)
 reschedule = _bulk_method(
-    Operation.RESCHEDULE, "Change by a filter when tasks that wait may run, and their priority.", _read_reschedule
+    Operation.RESCHEDULE, "Move waiting tasks that match a filter to another time or priority.", _read_reschedule
 )
 
 
@@ -145,7 +152,7 @@ async def _own_job(session: Session, given: JobId) -> bulk.BulkJob:
 
 @method("job.get", permission=Permission.READ, scope=Scope.OWN, errors=(JobNotFound,))
 async def get_job(session: Session, given: JobId) -> Job:
-    """Show a job: how far it is, and what it could not do."""
+    """Show a job: its progress, and the tasks it refused."""
     return _shown(await _own_job(session, given))
 
 
@@ -160,7 +167,7 @@ async def list_jobs(session: Session, page: JobListParams) -> JobPage:
 
 @method("job.cancel", permission=Permission.ADMIN, scope=Scope.OWN, errors=(JobNotFound,), by_queue=True)
 async def cancel_job(context: Context, given: JobId) -> Job:
-    """Stop a job; what it has done stays done."""
+    """Stop a job; changes already made stay."""
     async with context.transaction() as session:
         job = await _own_job(session, given)
         await bulk.end_job(session, job.id, bulk.JobState.CANCELLED)

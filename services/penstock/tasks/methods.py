@@ -73,7 +73,7 @@ async def result(
 
 @_change("cancel", wakes=True)
 async def cancel(session: Session, given: params.CancelParams) -> views.Changed:
-    """Cancel a task that is not settled; a result that comes later is ignored."""
+    """Cancel a task that has not settled; a later result is ignored, and its handler is asked to stop."""
     task_id = int(given.id)
     await check_own_task(session, task_id)
     if not await settle.cancel(session, [task_id], given.reason):
@@ -83,7 +83,7 @@ async def cancel(session: Session, given: params.CancelParams) -> views.Changed:
 
 @_change("retry", wakes=True, savepoint=True)
 async def retry(session: Session, given: params.RetryParams) -> views.Changed:
-    """Re-run a CRITICAL_ERROR or CANCELLED task with a fresh attempt counter, and its failed durable steps."""
+    """Re-run a failed (CRITICAL_ERROR) or CANCELLED task with a fresh attempt counter, and its failed durable steps."""
     task_id = int(given.id)
     await check_own_task(session, task_id)
     known = [] if given.from_step is None else await journal.rewind(session, task_id, given.from_step)
@@ -107,7 +107,7 @@ def _check_reschedule(given: params.RescheduleParams) -> params.RescheduleParams
 
 @_change("reschedule", read=_check_reschedule, wakes=True)
 async def reschedule(session: Session, given: params.RescheduleParams) -> views.Changed:
-    """Move a task that waits (WAITING, SCHEDULED, ERROR) to another time or priority."""
+    """Move a waiting or retrying task (WAITING, SCHEDULED, ERROR) to another time or priority."""
     task_id, run_at = int(given.id), checks.read_instant(given.run_at)
     await check_own_task(session, task_id)
     states = await rescheduling.reschedule(
@@ -126,14 +126,16 @@ async def check_own_task(session: Session, task_id: int) -> None:
 
 @_look("list", narrow=narrow_tenant, by_replica=True)
 async def list_(context: Context, given: params.ListParams) -> views.TaskPage:
-    """List tasks, newest first."""
+    """List tasks, newest first.
+
+    With a filter, one call searches a bounded number of tasks; pass the cursor to search older ones.
+    """
     return await list_tasks(context, given)
 
 
 @_look("stats", narrow=narrow_tenant, by_replica=True)
 async def count(context: ServingContext, given: params.StatsParams) -> views.Statistics | views.TenantStatistics:
-    """Count tasks by state and action, with rates over the last minute and lag; of one tenant, counts alone. At most a
-    second old."""
+    """Count tasks by state and action, with rates over the last minute and lag, at most a second old."""
     found: views.Statistics | views.TenantStatistics
     if given.tenant is None:
         found = await context.recent.get("stats", "", partial(_count_all, context))
@@ -188,7 +190,7 @@ class HeldKeys(msgspec.Struct, frozen=True):
 
 @method("ordering.list", permission=Permission.READ, scope=Scope.CLOSED)
 async def list_held_keys(session: Session, page: params.OrderingListParams) -> HeldKeys:
-    """List ordering keys that a task in CRITICAL_ERROR holds, by key."""
+    """List ordering keys that a failed task (CRITICAL_ERROR) holds, by key."""
     keys = await ordering.list_held_keys(session, page.limit, page.cursor)
     return HeldKeys(keys, stored_key(keys[-1].tenant, keys[-1].key) if len(keys) == page.limit else None)
 
@@ -201,7 +203,7 @@ class ReleasedKey(msgspec.Struct, frozen=True):
 
 @method("ordering.release", permission=Permission.ADMIN, scope=Scope.CLOSED, wakes=True)
 async def release_key(session: Session, given: params.OrderingReleaseParams) -> ReleasedKey:
-    """Let a held ordering key go: the next task of the key may run."""
+    """Release a held ordering key: the next task of the key may run."""
     key = stored_key(given.tenant, given.key)
     released = await ordering.release_keys(session, [key])
     return ReleasedKey(given.key, key in released, released.get(key))

@@ -124,7 +124,7 @@ async def cancel(session: Session, given: model.WorkflowCancelParams, settings: 
 
 @_change("workflow.retry")
 async def retry(session: Session, given: model.WorkflowRetryParams, settings: Settings) -> model.WorkflowChanged:
-    """Begin a failed or cancelled workflow again, with the steps that have not succeeded."""
+    """Run the steps of a failed or cancelled workflow that have not succeeded again."""
     run = await _hold(session, given, settings)
     (workflow,) = run.held.values()
     if workflow.state == model.WorkflowState.RUNNING:
