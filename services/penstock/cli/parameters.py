@@ -88,7 +88,8 @@ class ParamsOf:
                 shown = typer.Option(min=1, max=1000, help=shown)
             else:
                 name = _NAMES.get(field.name) or "--" + field.name.replace("_", "-")
-                shown = typer.Option(name, show_default=False, help=shown, **form.option)
+                standard = str(field.default) if isinstance(field.default, int | str) and form.kind is not bool else ""
+                shown = typer.Option(name, show_default=standard or False, help=shown, **form.option)
         default: Any = None
         if field.required:
             default = inspect.Parameter.empty

@@ -35,10 +35,9 @@ def add_to(app: typer.Typer) -> None:
         "delete": calling("route.delete", RouteName, lambda _: typer.echo("deleted")),
     }
     add_group(app, "routes", routes, panel="Tasks", help="Send some tasks to a queue and workers of their own.")
-    key = ParamsOf(OrderingReleaseParams, key="From `penstock ordering`.", tenant="The key's tenant.")
     ordering: Commands = {
         "list": calling("ordering.list", OrderingListParams, _print_keys),
-        "release": calling("ordering.release", key, _print_released),
+        "release": calling("ordering.release", OrderingReleaseParams, _print_released),
     }
     add_group(app, "ordering", ordering, panel="Tasks", help="Ordering keys that a failed task holds.")
 
@@ -53,16 +52,11 @@ def set_route(
             actions=typer.Option(
                 "--action", metavar="PATTERN", help="Actions that take this route, such as video.*. Repeatable."
             ),
-            position=typer.Option(help="If several routes match a task, the lowest position wins."),
         ),
     ],
     api: Api,
 ) -> None:
-    """Create or replace a route. Run workers for it with `penstock worker --queue`.
-
-    name: The route's name.
-    labels: A label that a task must have.
-    """
+    """Create or replace a route. Run workers for it with `penstock worker --queue`."""
     if "actions" not in route and "labels" not in route:
         raise typer.BadParameter("name the tasks of the route: --action PATTERN or --label NAME=TEXT")
     api.show(api.client.call("route.set", route), lambda _: typer.echo(f"{route['name']} set"))

@@ -20,30 +20,17 @@ LOOK_SECONDS = 0.3
 IMPORT_ENTRIES = 20_000  # a call, well below the largest request that the api accepts
 ERRORS_SHOWN = 20
 
-_NAME = "The schedule's name."
-_OPTIONS = {
-    "timezone": typer.Option("--timezone", "--tz", show_default=False, help="IANA zone; default UTC."),
-    "jitter": "Delay each run at random by up to this.",
-    "missed": "Which missed runs to make up; default one.",
-    "max_missed": "With --missed all: at most this many; default 100.",
-    "max_lateness": "Never run later than this after the set time.",
-    "overlap": "What to do while the previous task has not settled; default allow.",
-    "max_attempts": "Attempts before a task fails.",
-    "timeout": "Time limit of one attempt.",
-    "ordering_key": "Tasks of one key run one at a time, in order.",
-    "labels": "A label, to list schedules by.",
-    "tenant": "The tenant of its tasks.",
-}
+_ZONE = typer.Option("--timezone", "--tz", show_default=False, help="IANA zone; default UTC.")
 _STANDING = typer.Option("--paused/--running", help="Only paused, or only running schedules.")
 
 
 def add_to(app: typer.Typer) -> None:
     created = ParamsOf(
-        model.ScheduleCreateParams, name=_NAME, payload=PAYLOAD, **_OPTIONS,
-        expression='"*/5 * * * *", with seconds first "0 */5 * * * *", @daily, "@every 90s".',
-        action="The action of its tasks, which a handler carries out.",
+        model.ScheduleCreateParams,
+        payload=PAYLOAD,
+        timezone=_ZONE,
         paused=typer.Option("--paused", help="Create it paused, until `penstock schedules resume`."),
-    )  # fmt: skip
+    )
 
     def one(method: str, printer: Printer = _print_schedule) -> Callable[..., None]:
         return calling(f"schedule.{method}", model.ScheduleName, printer)
@@ -67,14 +54,11 @@ def update(
     *,
     schedule: Annotated[
         Given,
-        ParamsOf(
-            model.ScheduleUpdateParams, name=_NAME, expression="As of create.", action="As of create.",
-            payload="As of create; - reads standard input.", **_OPTIONS,
-        ),
+        ParamsOf(model.ScheduleUpdateParams, payload="As of create; - reads standard input.", timezone=_ZONE),
     ],
     clear: list[str] | None = None,
     api: Api,
-) -> None:  # fmt: skip
+) -> None:
     """Change the given fields of a schedule. --label replaces all labels.
 
     clear: A field to unset: start_at, end_at, max_lateness, max_attempts, timeout or ordering_key. Repeatable.

@@ -39,18 +39,15 @@ _DETAILS = {
     "payload_gone", "payload_unread", "unique_key", "ordering_key", "limit_key", "labels", "expires_at", "timeout",
     "claim", "worker", "failures",
 }  # fmt: skip
-_WAITING = {
-    "token": "The token that the task waits for, shown as waits_for by `penstock task show ID --detail`.",
-    "tenant": "The task's tenant, needed if the handler chose the token.",
-}
+_TOKEN = "The token that the task waits for, shown as waits_for by `penstock task show ID --detail`."
 
 
 def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel="Tasks")(expanded(enqueue))
     result_json = typer.Argument(metavar="[JSON]", help="The result; - reads standard input.", show_default="null")
-    completed = ParamsOf(TaskCompleteParams, **_WAITING, result=result_json)
+    completed = ParamsOf(TaskCompleteParams, token=_TOKEN, result=result_json)
     message = typer.Argument(metavar="MESSAGE", help="What went wrong.")
-    failed = ParamsOf(TaskFailParams, **_WAITING, error=message, retry_after="Time until the next attempt.")
+    failed = ParamsOf(TaskFailParams, token=_TOKEN, error=message)
     commands: Commands = {
         "show": show,
         "why": calling("task.explain", TaskExplainParams, lambda found: say(found["reason"])),
@@ -75,15 +72,6 @@ def enqueue(
 ) -> None:
     """Add a task; it is stored when this returns. With --wait the exit codes are those of `penstock task result`.
 
-    action: The action, which a handler carries out.
-    priority: -32768 to 32767, higher first; default 0.
-    max_attempts: Attempts before the task fails.
-    timeout: Time limit of one attempt.
-    labels: A label.
-    expires_in: Cancel unless started within this time.
-    unique: How long the key stays taken by another task: retained (until its record is deleted, the default), live
-        (until it settles), or a duration since that task was added.
-    on_duplicate: What to do if the key is taken; default return.
     wait: Wait until it has settled and print its result, as `penstock task result`, and each failed attempt.
     wait_timeout: With --wait: how long to wait; default forever.
     fail_fast: With --wait: stop after the first failed attempt, with exit code 3.

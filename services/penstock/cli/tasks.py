@@ -20,12 +20,7 @@ _state_option = partial(
     typer.Option, parser=parse_state, metavar="STATE", autocompletion=lambda: [*State, *SHOWN_STATES.values()]
 )
 _STATE_HELP = f"Only tasks in this state: {STATES_HELP}."
-_FILTER_HELP = {
-    "states": _state_option("--state", help=f"{_STATE_HELP} Repeatable."),
-    "older_than": "Only tasks added at least this long ago.",
-    "newer_than": "Only tasks added less than this long ago.",
-    "spread": "Spread the tasks evenly over this time from then on.",
-}
+_STATES = _state_option("--state", help=f"{_STATE_HELP} Repeatable.")
 _FILTER_NAMES = {field for field in BulkParams.__struct_fields__ if field != "dry_run"}
 
 
@@ -87,7 +82,7 @@ def _changing(verb: str, params: type[msgspec.Struct] = BulkParams) -> Callable[
         bulk.run(verb, tasks, api)
 
     command.__doc__ = common.SUMMARIES[f"bulk.{verb}"]
-    command.__annotations__ |= {"tasks": Annotated[Given, ParamsOf(params, without=["dry_run"], **_FILTER_HELP)]}
+    command.__annotations__ |= {"tasks": Annotated[Given, ParamsOf(params, without=["dry_run"], states=_STATES)]}
     return command
 
 

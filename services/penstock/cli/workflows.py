@@ -36,7 +36,6 @@ class Which:
         return {"id": int(self.which)}
 
 
-_NAME = typer.Option("--name", show_default=False, help="Shown with the workflow.")
 _DEEPEST = 20  # levels of the tree; deeper steps begin at the left again
 
 
@@ -54,15 +53,13 @@ def add_to(app: typer.Typer) -> None:
 def create(
     *,
     definition: Annotated[str, typer.Argument(metavar="JSON")],
-    options: Annotated[Given, ParamsOf(WorkflowCreateParams, without=["steps", "chain"], name=_NAME)],
+    options: Annotated[Given, ParamsOf(WorkflowCreateParams, without=["steps", "chain"])],
     api: common.Api,
 ) -> None:
     """Create a workflow.
 
     definition: An array of consecutive steps, in which an array is a group of parallel steps; or an object of
         parameters of workflow.create. - reads standard input, @FILE a file.
-    key: Creating again with the same key and definition returns the first workflow.
-    tenant: The tenant of all its steps.
     """
     if definition.startswith("@"):
         try:

@@ -73,13 +73,15 @@ UNLIMITED: dict[str, Any] = {"paused": False} | dict.fromkeys(ActionSetParams.__
 
 
 class RouteSetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: Annotated[str, about(f"1 to {ROUTE_NAME_MAX_CHARS} letters, digits, dots, dashes or underscores.")]
-    queue: Annotated[str, about("The queue, by name or URL; it has to be there.")]
+    name: Annotated[
+        str, about(f"The route's name; 1 to {ROUTE_NAME_MAX_CHARS} letters, digits, dots, dashes or underscores.")
+    ]
+    queue: Annotated[str, about("Its queue, by name or URL; the queue must exist.")]
     actions: Annotated[
         list[str], about("Patterns, of which a task's action has to match one; * stands for anything.")
     ] = msgspec.field(default_factory=lambda: ["*"])
-    labels: Annotated[dict[str, str], about("Labels, all of which a task has to have.")] = {}
-    position: Annotated[int, about("Of several routes that fit, the lowest counts.")] = 0
+    labels: Annotated[dict[str, str], about("Labels that a task must have.")] = {}
+    position: Annotated[int, about("If several routes match a task, the lowest position wins.")] = 0
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.queue) <= 1000 or CONTROL.search(self.queue) or " " in self.queue:

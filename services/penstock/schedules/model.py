@@ -29,8 +29,6 @@ PART_ENTRIES = 500  # of an import; the supervisor writes a part in one transact
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9000, 1, 1, tzinfo=UTC)
 
-AS_OF_ENQUEUE = about("As of enqueue.")
-
 GivenInstant = str | int
 Labels = dict[str, str]
 
@@ -39,45 +37,45 @@ Labels = dict[str, str]
 
 
 class ScheduleCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: Annotated[str, about(f"Its own; 1 to {NAME_MAX_CHARS} characters.")]
+    name: Annotated[str, about(f"The schedule's name; 1 to {NAME_MAX_CHARS} characters.")]
     expression: Annotated[
-        str, about("Five fields, or six with the seconds first; or @hourly and the like; or @every 1h30m.")
+        str, about('As "*/5 * * * *", or with seconds first "0 */5 * * * *"; @daily and the like; or "@every 90s".')
     ]
-    action: Annotated[str, AS_OF_ENQUEUE]
+    action: Annotated[str, about("The action of its tasks, which a handler carries out.")]
     payload: Annotated[
         msgspec.Raw,
         about("As of enqueue, with {{scheduled_time}}, {{schedule}} and {{run}} filled in inside its string values."),
     ] = msgspec.Raw(b"{}")
-    timezone: Annotated[str, about("A name of the IANA database, by whose wall clock the expression is read.")] = "UTC"
+    timezone: Annotated[str, about("IANA zone, by whose wall clock the expression is read.")] = "UTC"
     start_at: Annotated[
         GivenInstant | None, about("No instant before this one: RFC 3339 with a zone, or epoch milliseconds.")
     ] = None
     end_at: Annotated[GivenInstant | None, about("No instant after this one.")] = None
     jitter: Annotated[
-        float, about("Each fire is delayed by up to so many seconds, always the same for the same instant.")
+        float, about("Delay each run at random by up to so many seconds, always the same for the same instant.")
     ] = 0.0
     missed: Annotated[
         Missed,
-        about("How instants are treated at which nothing could be fired: skip, one (the newest runs), or all."),
+        about("Which missed runs to make up: none (skip), the newest (one), or all."),
     ] = Missed.ONE
-    max_missed: Annotated[int, about(f"With all: so many of the newest run; 1 to {MAX_MISSED_LIMIT}.")] = 100
-    max_lateness: Annotated[float | None, about("What is later than so many seconds never runs; null for any.")] = None
+    max_missed: Annotated[int, about(f"With missed all: at most so many, the newest; 1 to {MAX_MISSED_LIMIT}.")] = 100
+    max_lateness: Annotated[float | None, about("Never run later than so many seconds after the instant.")] = None
     overlap: Annotated[
         Overlap,
-        about("While the task before is not settled: allow, skip (recorded), or queue (one after the other)."),
+        about("While the previous task has not settled: allow, skip (recorded), or queue (one after the other)."),
     ] = Overlap.ALLOW
-    priority: Annotated[int, AS_OF_ENQUEUE] = 0
-    max_attempts: Annotated[int | None, AS_OF_ENQUEUE] = None
-    timeout: Annotated[float | None, AS_OF_ENQUEUE] = None
+    priority: Annotated[int, about("As of enqueue.")] = 0
+    max_attempts: Annotated[int | None, about("Attempts before a task fails, as of enqueue.")] = None
+    timeout: Annotated[float | None, about("Seconds that one attempt may take, as of enqueue.")] = None
     ordering_key: Annotated[str | None, about("As of enqueue; with overlap queue instead of the schedule's own.")] = (
         None
     )
-    labels: Annotated[Labels, about("An object of text by text, to list schedules by.")] = {}
+    labels: Annotated[Labels, about("Labels, text by text, to list schedules by.")] = {}
     paused: Annotated[
         bool | None, about("It waits for schedule.resume; null: unchanged, which is false for a new schedule.")
     ] = None
     replace: Annotated[bool, about("One of that name becomes this one; otherwise that is an error.")] = False
-    tenant: Annotated[str | None, about("The tenant of its tasks; null: no tenant.")] = None
+    tenant: Annotated[str | None, about("The tenant of its tasks.")] = None
 
 
 ScheduleUpdateParams = msgspec.defstruct(

@@ -21,16 +21,14 @@ _Task = Annotated[TaskId, about("The task."), ID]
 _Token = Annotated[str, about(f"What the task waits for, or will wait for; 1 to {task.TOKEN_MAX_CHARS} characters.")]
 _WaitingTenant = Annotated[
     str | None,
-    about("Of the task, with a token that its handler thought out; null for none. A bound key need not name it."),
+    about("The task's tenant, needed if its handler chose the token; a bound key need not name it."),
 ]
 
 
 class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Schedules and steps of workflows are made of it too."""
 
-    action: Annotated[
-        str, about(f"What a worker's handler is registered for; 1 to {task.ACTION_MAX_CHARS} characters.")
-    ]
+    action: Annotated[str, about(f"The action, which a handler carries out; 1 to {task.ACTION_MAX_CHARS} characters.")]
     payload: Annotated[
         msgspec.Raw, about("The handler's parameters: an object (by name) or an array (by position).")
     ] = msgspec.Raw(b"{}")
@@ -45,21 +43,23 @@ class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     ordering_key: Annotated[str | None, about(f"Tasks of one key run one at a time, in order. {_KEY_CHARS}")] = None
     max_attempts: Annotated[
-        int | None, about(f"Attempts before CRITICAL_ERROR; 1 to {task.MAX_ATTEMPTS_LIMIT}, null for the server's own.")
+        int | None,
+        about(f"Attempts before the task fails; 1 to {task.MAX_ATTEMPTS_LIMIT}, by default the server's own."),
     ] = None
     timeout: Annotated[
-        float | None, about("Seconds that one attempt may take; null for the action's or worker's own.")
+        float | None, about("Seconds that one attempt may take; by default the action's or worker's own.")
     ] = None
     labels: Annotated[
         dict[str, str] | None,
         about(
-            f"Text by text, to find it and to route it by; up to {task.MAX_LABELS}, names of 1 to "
+            f"Labels, text by text, to find it and to route it by; up to {task.MAX_LABELS}, names of 1 to "
             f"{task.LABEL_NAME_MAX_CHARS} and values of up to {task.LABEL_VALUE_MAX_CHARS} characters."
         ),
     ] = None
     expires_at: Annotated[str | int | None, about("Cancelled unless started before this instant; as run_at.")] = None
     expires_in: Annotated[
-        float | None, about("The same, so many seconds from now, by the database's clock; excludes expires_at.")
+        float | None,
+        about("Cancelled unless started within so many seconds, by the database's clock; excludes expires_at."),
     ] = None
     limit_key: Annotated[str | None, about(f"Which of its action's limits by key it counts against. {_KEY_CHARS}")] = (
         None
@@ -67,15 +67,15 @@ class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unique: Annotated[
         Literal["retained", "live"] | float,
         about(
-            "Until when another task keeps the unique key from this one: retained, until its record is cleaned; "
-            "live, until it settles; a number, for so many seconds from when it took the key."
+            "How long another task keeps the unique key from this one: retained (until its record is deleted), live "
+            "(until it settles), or so many seconds since it took the key."
         ),
     ] = "retained"
     on_duplicate: Annotated[
         OnDuplicate,
         about(
-            "When another has the key: return its id; replace its payload, and its run_at and priority if given, while "
-            "it waits; or error."
+            "If another task has the key: return its id; replace its payload, and its run_at and priority if given, "
+            "while it waits; or error."
         ),
     ] = "return"
     tenant: Annotated[
@@ -214,8 +214,8 @@ class OrderingListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class OrderingReleaseParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    key: Annotated[str, about("The ordering key."), KEY]
-    tenant: Annotated[str | None, about("The tenant that owns the key; null: no tenant."), TENANT] = None
+    key: Annotated[str, about("The ordering key, as ordering.list shows it."), KEY]
+    tenant: Annotated[str | None, about("The tenant that owns the key."), TENANT] = None
 
 
 class ClaimsCheckParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

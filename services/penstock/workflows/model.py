@@ -93,7 +93,7 @@ class StepParams(ChildParams, frozen=True, forbid_unknown_fields=True, omit_defa
     item_as: str | None = None
 
 
-_TenantOfKey = Annotated[str | None, about("With key: the tenant that owns it; null: no tenant."), TENANT]
+_TenantOfKey = Annotated[str | None, about("With key: the tenant that owns it."), TENANT]
 
 
 def _check_step(cursor: str | None) -> None:
@@ -110,7 +110,7 @@ class WorkflowCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
         list[StepParams | list[StepParams]] | None,
         about("Instead of steps: steps that run one after the other; an array is a group that runs in parallel."),
     ] = None
-    name: Annotated[str, about(f"Shown with it; up to {NAME_MAX_CHARS} characters.")] = ""
+    name: Annotated[str, about(f"Shown with the workflow; up to {NAME_MAX_CHARS} characters.")] = ""
     key: Annotated[
         str | None,
         about(
@@ -119,7 +119,7 @@ class WorkflowCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
         ),
         KEY,
     ] = None
-    tenant: Annotated[str | None, about("The tenant of its steps and of its key; null: no tenant.")] = None
+    tenant: Annotated[str | None, about("The tenant of its steps and of its key.")] = None
 
 
 class Which(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
