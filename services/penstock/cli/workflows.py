@@ -1,7 +1,5 @@
 """`penstock workflows`: tasks that wait for each other."""
 
-import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,40 +10,25 @@ from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import Given, ParamsOf
 from penstock.cli.values import STATE_STYLES, json_value, state_label
 from penstock.runtime.logs import printable
-from penstock.workflows.model import WorkflowCreateParams, WorkflowListParams
+from penstock.workflows.model import (
+    WorkflowCancelParams,
+    WorkflowCreateParams,
+    WorkflowListParams,
+    WorkflowRetryParams,
+    WorkflowStatusParams,
+)
 
-
-@dataclass(frozen=True)
-class Which:
-    """The workflow that a command is about."""
-
-    which: Annotated[
-        str, typer.Argument(metavar="ID", help="The workflow's id; with --key, the key it was created with.")
-    ]
-    key: Annotated[bool, typer.Option("--key", help="ID is a key.")] = False
-    tenant: Annotated[str | None, typer.Option(help="The key's tenant; only with --key.")] = None
-
-    @property
-    def params(self) -> dict[str, Any]:
-        if self.key:
-            return {"key": self.which, "tenant": self.tenant}
-        if self.tenant is not None:
-            raise typer.BadParameter("goes with --key; an id is unique across tenants", param_hint="--tenant")
-        if not re.fullmatch(r"\d{1,19}", self.which):
-            raise typer.BadParameter(f"{self.which!r} is not an id; pass --key for a key", param_hint="ID")
-        return {"id": int(self.which)}
-
-
+_ID = typer.Argument(metavar="ID", help="The workflow's id; or give --key.")
 _DEEPEST = 20  # levels of the tree; deeper steps begin at the left again
 
 
 def add_to(app: typer.Typer) -> None:
     commands: Commands = {
         "list": common.calling("workflow.list", WorkflowListParams, _print_workflows),
-        "show": show,
+        "show": common.calling("workflow.status", ParamsOf(WorkflowStatusParams, id=_ID), _print_workflow),
         "create": create,
-        "cancel": cancel,
-        "retry": retry,
+        "cancel": common.calling("workflow.cancel", ParamsOf(WorkflowCancelParams, id=_ID), _print_state),
+        "retry": common.calling("workflow.retry", ParamsOf(WorkflowRetryParams, id=_ID), _print_state),
     }
     add_group(app, "workflows", commands, panel="Tasks", help="Workflows: tasks that wait for each other.")
 
@@ -71,30 +54,6 @@ def create(
         raise typer.BadParameter("must be an array of steps, or an object", param_hint="JSON")
     params = {"chain": found} if isinstance(found, list) else found
     api.show(api.client.call("workflow.create", params | options), _print_state)
-
-
-def show(
-    *,
-    which: Which,
-    limit: Annotated[int, common.limit_option("steps")] = 200,
-    cursor: common.CursorOption = None,
-    api: common.Api,
-) -> None:
-    """Show a workflow and its steps as a tree; a step stands below the last step that it follows."""
-    api.show(api.call("workflow.status", **which.params, limit=limit, cursor=cursor), _print_workflow)
-
-
-def cancel(*, which: Which, reason: str | None = None, api: common.Api) -> None:
-    """Cancel all steps that have not ended.
-
-    reason: Shown with the workflow and its steps.
-    """
-    api.show(api.call("workflow.cancel", **which.params, reason=reason), _print_state)
-
-
-def retry(*, which: Which, api: common.Api) -> None:
-    """Run the steps that have not succeeded again."""
-    api.show(api.call("workflow.retry", **which.params), _print_state)
 
 
 _print_workflows = common.listing(

@@ -60,15 +60,15 @@ def find_by_key(url: str) -> None:
         made[tenant] = json.loads(run(url, "workflows", "create", '[{"action": "a"}]', "--key", "k", *whose, "--json"))
     for tenant, flow in made.items():
         whose = () if tenant is None else ("--tenant", tenant)
-        found = json.loads(run(url, "workflows", "show", "k", "--key", *whose, "--json"))
+        found = json.loads(run(url, "workflows", "show", "--key", "k", *whose, "--json"))
         assert (found["id"], found["tenant"]) == (flow["id"], tenant)
     acme = made["acme"]["id"]
-    assert "acme" in run(url, "workflows", "show", "k", "--key", "--tenant", "acme")
-    assert f"workflow {acme} is CANCELLED" in run(url, "workflows", "cancel", "k", "--key", "--tenant", "acme")
-    assert f"workflow {acme} is RUNNING" in run(url, "workflows", "retry", "k", "--key", "--tenant", "acme")
+    assert "acme" in run(url, "workflows", "show", "--key", "k", "--tenant", "acme")
+    assert f"workflow {acme} is CANCELLED" in run(url, "workflows", "cancel", "--key", "k", "--tenant", "acme")
+    assert f"workflow {acme} is RUNNING" in run(url, "workflows", "retry", "--key", "k", "--tenant", "acme")
     for tenant in ("other", None):
         assert json.loads(run(url, "workflows", "show", str(made[tenant]["id"]), "--json"))["state"] == "RUNNING"
-    assert "goes with --key" in run(url, "workflows", "show", "1", "--tenant", "acme", fails=True)
+    assert "goes with key" in run(url, "workflows", "show", "1", "--tenant", "acme", fails=True)
 
 
 async def test_a_key_that_is_a_tenants_own_is_looked_up_with_the_tenant(store: Store, settings: Settings) -> None:

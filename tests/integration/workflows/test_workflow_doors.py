@@ -88,7 +88,7 @@ async def test_workflows_over_the_command_line_and_the_client(store: Store, sett
         assert run(url, "workflows", "create", chain, "--key", "k", "--name", "nightly") == "workflow 1 is RUNNING\n"
         again = run(url, "workflows", "create", chain, "--key", "k", "--name", "nightly")
         assert again == "workflow 1 is RUNNING (already existed)\n"
-        shown = run(url, "workflows", "show", "k", "--key")
+        shown = run(url, "workflows", "show", "--key", "k")
         assert "nightly" in shown
         assert "more: add --cursor" in run(url, "workflows", "show", "1", "--limit", "1")
         assert re.search(r"a  SCHEDULED  task 1\n.*b  WAITING", shown)

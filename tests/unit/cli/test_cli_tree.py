@@ -45,7 +45,7 @@ MORE = {
     "tasks reschedule": ["--all", "--yes", "--delay", "1"],
 }  # fmt: skip
 VALUES = {"definition": '{"steps": [{"name": "a", "action": "a"}]}', "expression": "@daily", "queue": "inbound",
-          "which": "1", "payload": "{}", "result": "{}"}  # fmt: skip
+          "payload": "{}", "result": "{}"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

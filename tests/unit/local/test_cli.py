@@ -252,7 +252,7 @@ def test_wrong_use_of_messages_is_refused_before_anything_is_asked(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["workflows", "show", "²"], "is not an id"),
+        (["workflows", "show", "²"], "should be a valid integer"),
         (["workflows", "create", "@latin1.json"], "cannot be read"),
         (["conformance", "--worker", "x 'y"], "is no command"),
         (["conformance", "--worker", ""], "is no command"),
