@@ -9,19 +9,19 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 import msgspec
 
 from penstock.api.context import ApiContext
 from penstock.api.dead_letter_browser import LeasedMessages, lease_messages, queue_away
+from penstock.api.params import DlqListParams, DlqShowParams, QueueName, ReplayDead, WhichDead
 from penstock.brokers.base import ORIGINAL_ID_ATTRIBUTE, Message, Outgoing, Queue
 from penstock.methods.inbound import accept_inbound, is_change, read_inbound, take_in
 from penstock.methods.table import API_ONLY, read_command
 from penstock.protocol import reports
 from penstock.protocol.api_key import Permission
-from penstock.protocol.checks import CONTROL, LIMIT, MAX_IDS, MAX_LIST, Checked, read_limit
-from penstock.protocol.errors import InvalidParams, MessageNotFound, QueueAway, Refused, RpcError, Unavailable
+from penstock.protocol.errors import MessageNotFound, QueueAway, Refused, RpcError, Unavailable
 from penstock.protocol.json_text import entry_text, utf8_size
 from penstock.protocol.message_attributes import worker_of
 from penstock.protocol.method import NoParams, Scope, method
@@ -35,9 +35,6 @@ from penstock.settings.model import Settings
 from penstock.tasks import enqueue, settle
 from penstock.tasks.params import CancelParams, RescheduleParams, RetryParams
 
-QueueName = Literal["inbound", "outbound", "results"]
-
-MESSAGE_ID_MAX_CHARS = 100
 _FIRST_SHOWN = 3
 _RECEIPT_SHARE = 0.95  # of its retention after which a receipt is no longer counted on, for clocks that differ
 _SHOWN_CHARS = 100
@@ -243,9 +240,6 @@ class DeadPurged(msgspec.Struct, frozen=True):
     total: int
 
 
-_Queue = Annotated[QueueName, about("The queue whose dead-letter queue is meant.")]
-
-
 @method("dlq.stats", permission=Permission.READ, scope=Scope.CLOSED)
 async def count(context: ApiContext, _given: NoParams) -> DeadLetterQueues:
     """Count the messages of each dead-letter queue."""
@@ -261,11 +255,6 @@ async def count(context: ApiContext, _given: NoParams) -> DeadLetterQueues:
     return DeadLetterQueues(counted)
 
 
-class DlqListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    queue: _Queue
-    limit: Annotated[int, about(f"Maximum number of messages; 1 to {MAX_LIST}."), LIMIT] = 50
-
-
 @method("dlq.list", permission=Permission.READ, scope=Scope.CLOSED, errors=(QueueAway,))
 async def list_(context: ApiContext, command: DlqListParams) -> DeadMessages:
     """List messages of a dead-letter queue, with what Postgres knows of them; they stay where they are."""
@@ -278,19 +267,9 @@ async def list_(context: ApiContext, command: DlqListParams) -> DeadMessages:
     return DeadMessages(shown[: command.limit], leased.seen, leased.total, leased.elsewhere)
 
 
-def _check_message_id(value: str, name: str = "id") -> None:
-    if not 1 <= len(value) <= MESSAGE_ID_MAX_CHARS or CONTROL.search(value):
-        raise InvalidParams(name, f"must be a message's id, of 1 to {MESSAGE_ID_MAX_CHARS} characters")
-
-
-class DlqShowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    queue: _Queue
-    id: Annotated[str, about("From dlq.list."), Checked(_check_message_id)]
-
-
 @method("dlq.show", permission=Permission.READ, scope=Scope.CLOSED, errors=(MessageNotFound, QueueAway))
 async def show(context: ApiContext, command: DlqShowParams) -> DeadMessageDetail:
-    """Show a message of a dead-letter queue whole, with the state of each task in it."""
+    """Show a message of a dead-letter queue whole, with the state of each task in it; it stays in the queue."""
     name = command.queue + DEAD_LETTER_SUFFIX
     async with lease_messages(_queue(context, name)) as leased:
         while messages := await leased.take():
@@ -300,28 +279,6 @@ async def show(context: ApiContext, command: DlqShowParams) -> DeadMessageDetail
     elsewhere = f", {leased.elsewhere} of them held by another caller" if leased.elsewhere else ""
     looked_at = f"{leased.seen} of about {leased.total} were looked at{elsewhere}"
     raise MessageNotFound(command.id, f" in {name}: {looked_at}")
-
-
-class WhichDead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The parameters of `dlq.purge`, and the first ones of `dlq.replay`."""
-
-    queue: _Queue
-    ids: Annotated[list[str] | None, about(f"From dlq.list; 1 to {MAX_IDS}.")] = None
-    limit: Annotated[int | None, about(f"Instead of ids: any messages, up to this many; 1 to {MAX_LIST}.")] = None
-
-    def __post_init__(self) -> None:
-        if (self.ids is None) == (self.limit is None):
-            raise InvalidParams("ids", "or limit must be given, not both")
-        if self.limit is not None:
-            read_limit(self.limit)
-        if self.ids is not None and not 1 <= len(self.ids) <= MAX_IDS:
-            raise InvalidParams("ids", f"must hold 1 to {MAX_IDS} ids, not {len(self.ids)}")
-        for position, value in enumerate(self.ids or ()):
-            _check_message_id(value, f"ids[{position}]")
-
-
-class ReplayDead(WhichDead, frozen=True, forbid_unknown_fields=True):
-    force: Annotated[bool, about("Also inbound messages too old to know whether they were accepted before.")] = False
 
 
 @method("dlq.replay", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(QueueAway,))

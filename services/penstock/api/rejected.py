@@ -2,28 +2,27 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
 from penstock.api.context import ApiContext
+from penstock.api.params import ListRejected, RejectedShowParams, Source, WhichRejected
 from penstock.db.context import Context
 from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.methods.inbound import accept_inbound, read_inbound, take_in
 from penstock.protocol.api_key import Permission
-from penstock.protocol.checks import ID, LIMIT, MAX_IDS, MAX_LIST, NUMBERED, TaskId, read_cursor, read_ids, read_limit
-from penstock.protocol.errors import InvalidParams, MessageNotFound, Refused
+from penstock.protocol.checks import read_cursor, read_ids
+from penstock.protocol.errors import MessageNotFound, Refused
 from penstock.protocol.method import Scope, method
 from penstock.protocol.reports import decode_reports
-from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about, view_of
+from penstock.protocol.views import NEXT_CURSOR, Instant, about, view_of
 from penstock.results.apply import apply_reports
 from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 
 REJECTED_PAGE_BYTES = 8 * 1024 * 1024
-
-Source = Literal["inbound", "results", "kafka-source"]
 
 
 class Rejected(msgspec.Struct, frozen=True):
@@ -59,23 +58,13 @@ class Purged(msgspec.Struct, frozen=True):
     cursor: Annotated[str | None, _NEXT]
 
 
-class ListRejected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Annotated[int, about(f"Maximum number of messages; 1 to {MAX_LIST}."), LIMIT] = 50
-    cursor: Annotated[str | None, CURSOR, NUMBERED] = None
-    source: Annotated[Source | None, about("Only messages from this source.")] = None
-
-
 @method("rejected.list", permission=Permission.READ, scope=Scope.CLOSED)
 async def list_(session: Session, command: ListRejected) -> RejectedPage:
-    """List messages of the queues that could not be understood, newest first."""
+    """List rejected messages, which could not be understood, with their reasons, newest first."""
     before = read_cursor(command.cursor)
     rows = await session.fetch("list_rejected_page", before, command.limit, command.source, REJECTED_PAGE_BYTES)
     more = bool(rows) and (len(rows) == command.limit or len(rows) < rows[0]["found"])
     return RejectedPage([_shown(row) for row in rows], str(rows[-1]["id"]) if more else None)
-
-
-class RejectedShowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: Annotated[TaskId, about("From rejected.list."), ID]
 
 
 @method("rejected.show", permission=Permission.READ, scope=Scope.CLOSED, errors=(MessageNotFound,))
@@ -89,26 +78,6 @@ async def show(session: Session, given: RejectedShowParams) -> Rejected:
 
 def _shown(row: Any) -> Rejected:
     return view_of(Rejected, row, body=bytes(row["body"]).decode("utf-8", "backslashreplace"))
-
-
-class WhichRejected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The parameters of `rejected.retry` and `rejected.purge`."""
-
-    ids: Annotated[list[TaskId] | None, about(f"Ids from rejected.list; 1 to {MAX_IDS}.")] = None
-    limit: Annotated[int | None, about(f"Instead of ids: the newest, up to this many; 1 to {MAX_LIST}.")] = None
-    cursor: Annotated[str | None, about("With limit: the cursor of the page before."), NUMBERED] = None
-    source: Annotated[Source | None, about("With limit: only messages of this queue.")] = None
-
-    def __post_init__(self) -> None:
-        if (self.ids is None) == (self.limit is None):
-            raise InvalidParams("ids", "or limit must be given, not both")
-        if self.limit is not None:
-            read_limit(self.limit)
-            return
-        for name in ("cursor", "source"):
-            if getattr(self, name) is not None:
-                raise InvalidParams(name, "goes with limit, not with ids")
-        read_ids(self.ids or [])
 
 
 @method("rejected.retry", permission=Permission.ADMIN, scope=Scope.CLOSED)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from penstock.cli.parameters import HELP, Given, ParamsOf
+from penstock.cli.parameters import Given, ParamsOf
 from penstock.protocol.errors import PenstockError, RpcError, SettingsError
 from penstock.protocol.requests import given
 from penstock.runtime.logs import printable, printable_json
@@ -52,12 +52,6 @@ DatabaseUrlOption = Annotated[
     str | None, typer.Option("--database-url", help="Postgres to use; default PENSTOCK_DATABASE_URL.")
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-
-CursorOption = Annotated[str | None, typer.Option(help=HELP["cursor"])]
-
-
-def limit_option(what: str) -> Any:
-    return typer.Option(min=1, max=1000, help=f"Maximum number of {what}.")
 
 
 def error_text(exc: PenstockError) -> str:

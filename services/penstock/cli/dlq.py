@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import Api, YesOption, confirm, limit_option, print_fields, print_table, say, summed
+from penstock.api.params import DlqShowParams
+from penstock.cli.common import Api, YesOption, calling, confirm, print_fields, print_table, say, summed
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.values import state_label
 from penstock.protocol.errors import PenstockError
@@ -49,7 +50,12 @@ class Choice:
 
 
 def add_to(app: typer.Typer) -> None:
-    commands: Commands = {"list": list_messages, "show": show, "replay": replay, "purge": purge}
+    commands: Commands = {
+        "list": list_messages,
+        "show": calling("dlq.show", DlqShowParams, _print_message),
+        "replay": replay,
+        "purge": purge,
+    }
     help = "Dead letters: messages received too often without success. See docs/operations.md."
     add_group(app, "dlq", commands, panel="Tasks", help=help)
 
@@ -57,7 +63,7 @@ def add_to(app: typer.Typer) -> None:
 def list_messages(
     *,
     queue: Annotated[QueueName | None, typer.Argument(metavar="QUEUE")] = None,
-    limit: Annotated[int, limit_option("messages")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of messages.")] = 50,
     api: Api,
 ) -> None:
     """Count dead letters, or list those of one queue; they stay in the queue.
@@ -97,14 +103,6 @@ def _print_messages(queue: QueueName, result: dict[str, Any]) -> None:
         print_table(columns, listed, right=("receives", "bytes", "entries"))
     held = f", {result['held']} of them in flight to another reader" if result["held"] else ""
     say(f"{len(messages)} of about {result['total']}{held} (SQS counts are approximate)", err=True)
-
-
-def show(*, queue: QueueArgument, message_id: Annotated[str, typer.Argument(metavar="ID")], api: Api) -> None:
-    """Show one message in full, with the current state of each task in it; it stays in the queue.
-
-    message_id: From `penstock dlq list QUEUE`.
-    """
-    api.show(api.call("dlq.show", queue=queue, id=message_id), _print_message)
 
 
 def _print_message(message: dict[str, Any]) -> None:

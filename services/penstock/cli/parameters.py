@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass
 from enum import StrEnum
 from functools import partial, wraps
-from types import NoneType, UnionType
+from types import GenericAlias, NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -107,6 +107,8 @@ def _kind(declared: Any) -> Any:
         declared = next(kind for kind in get_args(declared) if kind not in (NoneType, msgspec.UnsetType))
     if get_origin(declared) is Literal:
         return StrEnum("Choice", {value: value for value in get_args(declared)})
+    if get_origin(declared) is list:
+        return GenericAlias(list, _kind(*get_args(declared)))
     return declared
 
 

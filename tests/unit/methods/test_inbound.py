@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.dead_letters import DlqListParams, DlqShowParams, ReplayDead, WhichDead
 from penstock.api.keys import CreateKey, KeysListParams, KeysRevokeParams
-from penstock.api.rejected import ListRejected, RejectedShowParams, WhichRejected
+from penstock.api.params import (
+    DlqListParams,
+    DlqShowParams,
+    ListRejected,
+    RejectedShowParams,
+    ReplayDead,
+    WhichDead,
+    WhichRejected,
+)  # fmt: skip
 from penstock.api.table import METHODS
 from penstock.methods import table
 from penstock.methods.inbound import count_enqueued, read_inbound
