@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from penstock.cli.common import EPILOG, error_text, load_settings, say
+from penstock.cli.common import EPILOG, error_text, say
 from penstock.protocol.errors import INVALID_PARAMS, PenstockError, RpcError, SettingsError
 from penstock.protocol.version import __version__
 
@@ -50,8 +50,7 @@ class Root(TyperGroup):
         return super().get_command(ctx, name)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The commands to show; `credential` only if scheduler0's API is served."""
-        return [name for name in _MODULE_OF if name != "credential" or _serves_scheduler0()]
+        return [*_MODULE_OF]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in _MODULE_OF:  # a misspelt one: all names are wanted for the suggestion
@@ -66,13 +65,6 @@ class Root(TyperGroup):
             if exc.code != INVALID_PARAMS:
                 raise
             raise typer.BadParameter(error_text(exc).removeprefix("Invalid params: ")) from exc
-
-
-def _serves_scheduler0() -> bool:
-    try:
-        return load_settings().scheduler0
-    except SettingsError:
-        return True
 
 
 _MARKUP: Literal["markdown"] = "markdown"

@@ -1,6 +1,5 @@
 """The entry point of `penstock`: what needs no library is answered at once, and a missing one is named by its extra."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -23,15 +22,10 @@ def main() -> None:
         from penstock.protocol.version import __version__
 
         print(f"penstock {__version__}")
-    elif words in (["--help"], ["-h"]) and not _may_serve_scheduler0():
+    elif words in (["--help"], ["-h"]):
         print(HELP.read_text("utf-8"), end="")
     else:
         _run(next((word for word in words if not word.startswith("-")), ""))
-
-
-def _may_serve_scheduler0() -> bool:
-    """Whether the settings, which take long to read, may show a command more."""
-    return bool(os.environ.keys() & {"PENSTOCK_SCHEDULER0", "PENSTOCK_CONFIG"} or Path("penstock.toml").exists())
 
 
 def _run(command: str) -> None:

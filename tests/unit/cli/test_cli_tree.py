@@ -90,7 +90,6 @@ def test_the_walk_finds_the_commands_that_help_shows(
 ) -> None:
     assert len(COMMANDS) > 60
     assert len(set(NAMES)) == len(NAMES)
-    monkeypatch.setenv("PENSTOCK_SCHEDULER0", "true")
     code, out, _ = call(capsys, monkeypatch, "--help")
     assert code == 0
     assert {path[0] for path in (command.path for command in COMMANDS)} <= set(re.findall(r"[\w-]+", out))

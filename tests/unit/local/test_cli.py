@@ -43,33 +43,10 @@ def test_every_command_is_listed_and_has_help(command: str, tmp_path: Path) -> N
 
     from penstock.cli.app import app
 
-    env = {"COLUMNS": "200", "PENSTOCK_SCHEDULER0": "true"}
-    assert f" {command} " in CliRunner().invoke(app, ["--help"], env=env).output
+    assert f" {command} " in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
     shown = CliRunner().invoke(app, [command, "--help"])
     assert shown.exit_code == 0
     assert "Usage" in shown.output
-
-
-def test_credentials_of_scheduler0_are_shown_where_its_api_is_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from typer.testing import CliRunner
-
-    from penstock.cli.app import app
-
-    monkeypatch.chdir(tmp_path)
-
-    def is_shown(**env: str) -> bool:
-        return " credential " in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"} | env).output
-
-    assert [is_shown(), is_shown(PENSTOCK_SCHEDULER0="false"), is_shown(PENSTOCK_SCHEDULER0="true")] == [
-        False,
-        False,
-        True,
-    ]
-    (tmp_path / "penstock.toml").write_text("scheduler0 = true\n")
-    assert is_shown()
-    assert CliRunner().invoke(app, ["credential", "--help"]).exit_code == 0
 
 
 @pytest.mark.parametrize(
