@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import DataDirOption, folder_of, load_settings, print_fields, print_json, print_table
+from penstock.cli.common import DataDirOption, Shown, folder_of, load_settings, print_fields, print_table
 from penstock.cli.parameters import expanded
 from penstock.protocol.errors import StackError
 from penstock.protocol.views import span
@@ -138,15 +138,15 @@ def down(data_dir: DataDirOption = None) -> None:
     )
 
 
-def ps(
-    data_dir: DataDirOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON, passwords and keys included.")] = False,
-) -> None:
-    """Show the processes of a running stack and its URLs."""
-    state = running_state(data_dir)
-    if as_json:
-        print_json(state)
-        return
+def ps(*, data_dir: DataDirOption = None, shown: Shown) -> None:
+    """Show the processes of a running stack and its URLs.
+
+    With --json passwords and keys are included.
+    """
+    shown.show(running_state(data_dir), _print_processes)
+
+
+def _print_processes(state: dict[str, Any]) -> None:
     print_fields(_urls(state))
     typer.echo()
     columns = ("name", "pid", "state", "restarts", "up", "metrics")
@@ -154,18 +154,15 @@ def ps(
     print_table(columns, [[entry[name] for name in columns] for entry in processes], right=("pid", "restarts", "up"))
 
 
-def env(
-    data_dir: DataDirOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As a JSON object.")] = False,
-) -> None:
+def env(*, data_dir: DataDirOption = None, shown: Shown) -> None:
     """Print the variables that your own processes and SQS clients need to use a running stack, for `eval "$(...)"`.
 
     They include the access key of the embedded SQS, which changes at every start.
     """
-    variables = running_state(data_dir)["env"]
-    if as_json:
-        print_json(variables)
-        return
+    shown.show(running_state(data_dir)["env"], _print_exports)
+
+
+def _print_exports(variables: dict[str, str]) -> None:
     for name, value in sorted(variables.items()):
         typer.echo(f"export {name}={shlex.quote(value)}")
 
