@@ -88,9 +88,5 @@ def json_value(text: str, what: str) -> Any:
     """
     try:
         return read_json(sys.stdin.read() if text == "-" else text)
-    except json.JSONDecodeError as exc:
-        raise typer.BadParameter(
-            f"the {what} is not JSON at line {exc.lineno}, column {exc.colno}: {exc.msg}", param_hint="JSON"
-        ) from exc
     except (ValueError, RecursionError) as exc:
         raise typer.BadParameter(f"the {what} is not JSON: {exc}", param_hint="JSON") from exc

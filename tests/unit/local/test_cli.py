@@ -138,8 +138,8 @@ def test_ps_and_down_and_logs_where_nothing_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("payload", "words"),
     [
-        ('{"a": 1 2}', "line 1, column 9"),
-        ('{"a":\n  nope}', "line 2, column 3"),
+        ('{"a": 1 2}', "line 1 column 9"),
+        ('{"a":\n  nope}', "line 2 column 3"),
         ('{"a": NaN}', "NaN is no JSON"),
         ('{"a": 1e999}', "1e999 is beyond a double"),
         ("[" * 100_000, "not JSON"),
