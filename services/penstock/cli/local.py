@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -193,17 +193,13 @@ def _example() -> list[str]:
     return []
 
 
-@contextlib.contextmanager
-def _spinner(text: str) -> Iterator[None]:
+def _spinner(text: str) -> contextlib.AbstractContextManager[Any]:
     from rich.console import Console
 
     console = Console(stderr=True)
-    if console.is_terminal:
-        with console.status(text):
-            yield
-    else:
+    if not console.is_terminal:  # where no status is shown
         console.print(f"{text} ...", highlight=False)
-        yield
+    return console.status(text)
 
 
 def _urls(state: dict[str, Any]) -> list[tuple[str, str]]:
