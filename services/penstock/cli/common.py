@@ -78,11 +78,9 @@ def folder_of(data_dir: Path | None) -> DataDir:
 
 
 def running(data_dir: Path | None) -> dict[str, Any] | None:
-    """What runs in a folder; None if nothing runs in the usual one. Raises PenstockError where one is named."""
-    state = folder_of(data_dir).read_state()
-    if state is None and data_dir is not None:
-        raise PenstockError(f"no stack runs in {data_dir}: start one with `penstock up --data-dir {data_dir}`")
-    return state
+    """What runs in a folder; None if nothing runs in the usual one. Raises StackError where one is named."""
+    folder = folder_of(data_dir)
+    return folder.read_state() if data_dir is None else folder.running_state()
 
 
 def settings_of(state: Mapping[str, Any]) -> Settings:
@@ -91,6 +89,16 @@ def settings_of(state: Mapping[str, Any]) -> Settings:
     variables = {**state["env"], **state.get("database_env", {})}
     own = {name.removeprefix(prefix).lower(): text for name, text in variables.items() if name.startswith(prefix)}
     return load_settings(**own, database_url=state["database_url"])
+
+
+def settings_here(data_dir: Path | None) -> Settings:
+    """The settings of the stack in a folder; if none is named, those of this process, or where they name no database,
+    those of the stack running in the current folder."""
+    settings = load_settings()
+    if data_dir is None and settings.database_url is not None:
+        return settings
+    state = running(data_dir)
+    return settings if state is None else settings_of(state)
 
 
 def connect(api_url: str | None, data_dir: Path | None) -> Client:
@@ -151,15 +159,13 @@ class Database(Shown):
         else of the stack running in the current folder."""
         if self.database_url is not None:
             return load_settings(database_url=self.database_url)
-        settings = load_settings()
-        if self.data_dir is None and settings.database_url is not None:
-            return settings
-        state = running(self.data_dir)
-        if state is not None:
-            return settings_of(state)
-        raise SettingsError(
-            "no database is set: set PENSTOCK_DATABASE_URL, pass --database-url, or start `penstock up` in this folder"
-        )
+        settings = settings_here(self.data_dir)
+        if settings.database_url is None:
+            raise SettingsError(
+                "no database is set: set PENSTOCK_DATABASE_URL, pass --database-url, or start `penstock up` in this "
+                "folder"
+            )
+        return settings
 
     def run(self, work: Callable[[Session], Awaitable[Result]]) -> Result:
         """The result of work in a session of its own."""

@@ -114,18 +114,6 @@ def _fleets(given: Sequence[str]) -> dict[str, int]:
     return fleets
 
 
-def running_state(data_dir: Path | None) -> dict[str, Any]:
-    """The state of the stack running in a folder. Raises StackError without one."""
-    folder = folder_of(data_dir)
-    state = folder.read_state()
-    if state is None:
-        pid = folder.holder()
-        if pid is not None:
-            raise StackError(f"the stack in {folder.path} (process {pid}) is starting or stopping")
-        raise StackError(f"nothing runs in {folder.path}; `penstock up --detach` starts it")
-    return state
-
-
 def down(data_dir: DataDirOption = None) -> None:
     """Stop the stack of a folder and wait until it has ended; its data stays."""
     from penstock.local.state import stop_detached
@@ -143,7 +131,7 @@ def ps(*, data_dir: DataDirOption = None, shown: Shown) -> None:
 
     With --json passwords and keys are included.
     """
-    shown.show(running_state(data_dir), _print_processes)
+    shown.show(folder_of(data_dir).running_state(), _print_processes)
 
 
 def _print_processes(state: dict[str, Any]) -> None:
@@ -159,7 +147,7 @@ def env(*, data_dir: DataDirOption = None, shown: Shown) -> None:
 
     They include the access key of the embedded SQS, which changes at every start.
     """
-    shown.show(running_state(data_dir)["env"], _print_exports)
+    shown.show(folder_of(data_dir).running_state()["env"], _print_exports)
 
 
 def _print_exports(variables: dict[str, str]) -> None:
@@ -217,10 +205,7 @@ def _urls(state: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _print_summary(folder: Any, state: dict[str, Any], notes: list[str], *, detached: bool) -> None:
-    from penstock.local.state import DEFAULT_FOLDER
-
-    here = folder.path == DEFAULT_FOLDER.absolute()
-    where = "" if here else f" --data-dir {str(folder.path)!r}"
+    where = folder.option
     fields = [*_urls(state), ("metrics", "")]
     fields += [(f"  {entry['name']}", entry["metrics"]) for entry in state["processes"] if entry["metrics"]]
     fields += [("note", note) for note in notes]

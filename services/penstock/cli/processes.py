@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import Database, DatabaseUrlOption, DataDirOption, Shown, folder_of, load_settings
-from penstock.cli.local import ReloadOption, running_state
+from penstock.cli.common import Database, DatabaseUrlOption, DataDirOption, Shown, folder_of, load_settings, running
+from penstock.cli.local import ReloadOption
 from penstock.cli.parameters import expanded
 from penstock.protocol.errors import SettingsError, Unavailable
 
@@ -105,11 +105,8 @@ def worker(
         raise typer.Exit(run_reloading([word for word in sys.argv[1:] if word != "--reload"]))
     sys.path.insert(0, os.getcwd())
     places = {"transport_url", "sqs_endpoint_url", "aws_region", "inbound_queue", "outbound_queue", "results_queue"}
-    if data_dir is not None:
-        state: dict[str, Any] | None = running_state(data_dir)
-    else:
-        state = None if places & load_settings().model_fields_set else folder_of(None).read_state()
-    if state is not None:
+    is_placed = data_dir is None and places & load_settings().model_fields_set
+    if not is_placed and (state := running(data_dir)) is not None:
         # The AWS credentials stay, for handlers that call other services: the stack's queues have a key of their own.
         os.environ.update({name: value for name, value in state["env"].items() if not name.startswith("AWS_")})
         typer.echo(f"penstock: worker of the stack in {folder_of(data_dir).path}", err=True)

@@ -29,6 +29,11 @@ class DataDir:
         self.lock = self.path / "lock"
         self.log = self.path / "penstock.log"
 
+    @property
+    def option(self) -> str:
+        """How a command names this folder; empty for the usual one."""
+        return "" if self.path == DEFAULT_FOLDER.absolute() else f" --data-dir {str(self.path)!r}"
+
     def holder(self) -> int | None:
         """Process id of the stack that has this folder now, None when there is none."""
         with contextlib.suppress(FileNotFoundError), self.lock.open("rb") as file:
@@ -42,6 +47,16 @@ class DataDir:
     def read_state(self) -> dict[str, Any] | None:
         """The state file of a stack that runs and is ready, else None."""
         return self.read_any_state() if self.holder() is not None else None
+
+    def running_state(self) -> dict[str, Any]:
+        """The state file of a stack that runs and is ready. Raises StackError without one."""
+        state = self.read_state()
+        if state is None:
+            pid = self.holder()
+            if pid is not None:
+                raise StackError(f"the stack in {self.path} (process {pid}) is starting or stopping")
+            raise StackError(f"nothing runs in {self.path}; `penstock up{self.option} --detach` starts it")
+        return state
 
     def read_any_state(self) -> dict[str, Any] | None:
         """The state file, be its stack alive or not."""

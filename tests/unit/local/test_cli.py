@@ -183,7 +183,8 @@ def test_api_that_is_away_is_named_and_the_exit_code_is_1(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "command", [("task", "show", "1"), ("tasks", "cancel", "--all", "--yes"), ("schedules", "list")]
+    "command",
+    [("task", "show", "1"), ("tasks", "cancel", "--all", "--yes"), ("schedules", "list"), ("doctor",), ("keys",)],
 )
 def test_a_named_folder_without_a_stack_is_refused_and_no_other_api_called(
     command: tuple[str, ...], tmp_path: Path
@@ -191,7 +192,8 @@ def test_a_named_folder_without_a_stack_is_refused_and_no_other_api_called(
     url = f"http://{HOST}:{free_port()}"
     result = penstock(*command, "--data-dir", "elsewhere", cwd=tmp_path, PENSTOCK_API_URL=url)
     assert result.returncode == 1
-    assert "no stack runs in elsewhere: start one with `penstock up --data-dir elsewhere`" in result.stderr
+    folder = tmp_path / "elsewhere"
+    assert f"nothing runs in {folder}; `penstock up --data-dir '{folder}' --detach` starts it" in result.stderr
 
 
 def test_id_that_is_no_number_is_wrong_usage(tmp_path: Path) -> None:

@@ -1,20 +1,14 @@
 """`penstock doctor`: problems of the settings, Postgres and the queues, and their fixes."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from penstock.cli.common import DataDirOption, folder_of, load_settings, print_json, settings_of
+from penstock.cli.common import DataDirOption, print_json, settings_here
 from penstock.cli.doctor.findings import Finding, Level, Report
 from penstock.cli.parameters import expanded
-
-if TYPE_CHECKING:
-    from penstock.settings.model import Settings
 
 _COLOURS: dict[Level, str] = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 
@@ -39,7 +33,7 @@ def doctor(
     from penstock.cli.doctor.checks import examine
 
     report = Report(None if as_json else _show)
-    asyncio.run(examine(_settings(data_dir), report, invariants=invariants))
+    asyncio.run(examine(settings_here(data_dir), report, invariants=invariants))
     if as_json:
         print_json([asdict(finding) for finding in report.findings])
     bad = {"error", "warning"} if strict else {"error"}
@@ -52,12 +46,3 @@ def _show(finding: Finding) -> None:
     typer.echo(f"{level} {finding.what}: {finding.seen}")
     if finding.fix:
         typer.echo(f"         -> {finding.fix}")
-
-
-def _settings(data_dir: Path | None) -> Settings:
-    """The settings of the chosen stack's processes, else those of this process."""
-    settings = load_settings()
-    if data_dir is None and settings.database_url is not None:
-        return settings
-    state = folder_of(data_dir).read_state()
-    return settings if state is None else settings_of(state)
