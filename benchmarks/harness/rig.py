@@ -283,7 +283,7 @@ async def _new_rig(bench: Bench, workers: int, schedulers: int) -> AsyncIterator
     async with contextlib.AsyncExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
         served = held.enter_context(_database(folder, pooler=bench.options.pooler))
-        held.enter_context(_environment(_variables(outside, served) | {STARTS: str(folder)}))
+        held.enter_context(_environment({**_variables(outside, served), STARTS: str(folder)}))
         output = Output(held.enter_context((folder / "bench.log").open("wb")), colour=False)
         stack = Stack(
             folder, port=0, workers=workers, schedulers=schedulers, apps=[APP], database_url=served.used_url,
