@@ -14,11 +14,12 @@ from typing import Annotated, Any
 import msgspec
 
 from penstock.db.session import Session
-from penstock.protocol.checks import like_pattern
+from penstock.protocol.checks import like_pattern, read_instant
 from penstock.protocol.errors import JobNotFound, TaskNotFound
 from penstock.protocol.task import FINAL_STATES, State
 from penstock.protocol.views import about
 from penstock.tasks import reschedule, settle
+from penstock.tasks.params import BulkRescheduleParams
 
 MAX_ERRORS = 20  # that a job keeps
 LOOKED_AT = 10_000  # records in one batch
@@ -49,39 +50,15 @@ STATES: Mapping[Operation, tuple[State, ...]] = {
 }
 
 
-class Selection(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A filter whose conditions must all match."""
+class BulkWork(BulkRescheduleParams, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The parameters of a bulk job. top: the highest task id, noted when the job is made. dry_run: there is no job."""
 
-    states: tuple[State, ...]
-    action: str | None = None  # exact, or a pattern with ``*``
-    labels: dict[str, str] | None = None  # among the task's
-    older_than: float | None = None  # seconds from the task's creation to the job's
-    newer_than: float | None = None
-    ids_from: int | None = None  # inclusive, as is the next
-    ids_to: int | None = None
-    tenant: str | None = None
+    states: list[State] = msgspec.field(default_factory=list)
+    top: int = 0
 
     @property
     def is_settled(self) -> bool:
         return self.states[0] in FINAL_STATES
-
-
-class NewTimes(msgspec.Struct, frozen=True, omit_defaults=True):
-    """When tasks are to run: at run_at or delay seconds after the job's creation, spread over so many seconds."""
-
-    run_at: datetime | None = None
-    delay: float | None = None
-    spread: float = 0.0
-    priority: int | None = None
-
-
-class BulkWork(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The parameters of a bulk job. top: the highest task id, noted when the job is made. dry_run: there is no job."""
-
-    select: Selection
-    reschedule: NewTimes | None = None
-    top: int = 0
-    dry_run: bool = False
 
 
 class JobState(StrEnum):
@@ -132,12 +109,12 @@ class BulkPreview(msgspec.Struct, frozen=True):
     sample: Annotated[list[int], about("The lowest ids of them.")]
 
 
-async def count_matches(session: Session, select: Selection, *, top: int, now: datetime) -> BulkPreview:
+async def count_matches(session: Session, work: BulkWork, *, now: datetime) -> BulkPreview:
     """Count the matching tasks in bounded time, inside a transaction."""
     await session.fetch("plan_jobs")
-    after, last_id = _ids(select, top)
-    statement = "count_settled_matches" if select.is_settled else "count_live_matches"
-    (row,) = await session.fetch(statement, after, last_id, COUNTED, *_filters(select, now))
+    after, last_id = _ids(work)
+    statement = "count_settled_matches" if work.is_settled else "count_live_matches"
+    (row,) = await session.fetch(statement, after, last_id, COUNTED, *_filters(work, now))
     count, seen, first, last = row["matching"], row["seen"], row["first"], row["last"]
     is_exact = seen < COUNTED or last == last_id
     # The other ids are assumed to be like these.
@@ -148,24 +125,23 @@ async def count_matches(session: Session, select: Selection, *, top: int, now: d
 async def preview(session: Session, work: BulkWork) -> BulkPreview:
     """Count the tasks of a job if it were made now, inside a transaction."""
     top, now = await session.value("read_last_id"), await session.value("read_clock")
-    return await count_matches(session, work.select, top=top, now=now)
+    return await count_matches(session, msgspec.structs.replace(work, top=top), now=now)
 
 
 async def run_batch(session: Session, job: BulkJob) -> BatchResult:
     """Do one batch of a bulk job; the first one counts, the last one finds nothing left."""
     work = msgspec.convert(job.params, BulkWork)
-    select = work.select
-    first, top = _ids(select, work.top)
+    first, top = _ids(work)
     if job.cursor is None:
-        count = await count_matches(session, select, top=work.top, now=job.created_at)
+        count = await count_matches(session, work, now=job.created_at)
         is_done = count.exact and not count.count
         return BatchResult({"after": first, "exact": count.exact}, total=count.estimate, done=is_done)
     look = job.cursor.get("look", PICKED)
-    statement = "find_settled_matches" if select.is_settled else "find_live_matches"
+    statement = "find_settled_matches" if work.is_settled else "find_live_matches"
     limits = job.cursor["after"], top, look, PICKED, PICKED_BYTES
-    (found,) = await session.fetch(statement, *limits, *_filters(select, job.created_at))
+    (found,) = await session.fetch(statement, *limits, *_filters(work, job.created_at))
     ids: list[int] = found["ids"]
-    locked, busy = await _hold(session, select, ids)
+    locked, busy = await _hold(session, work, ids)
     cut = next((place for place, task_id in enumerate(ids) if task_id in busy), None)
     if cut == 0:
         return _wait(job.cursor, ids[0], look)
@@ -189,28 +165,28 @@ async def run_batch(session: Session, job: BulkJob) -> BatchResult:
 BATCHES: Mapping[str, Batch] = dict.fromkeys(Operation, run_batch)
 
 
-def _ids(select: Selection, top: int) -> tuple[int, int]:
+def _ids(work: BulkWork) -> tuple[int, int]:
     """After which id the records of a job begin, and the last id."""
-    after = 0 if select.ids_from is None else select.ids_from - 1
-    return after, top if select.ids_to is None else min(top, select.ids_to)
+    after = 0 if work.ids_from is None else int(work.ids_from) - 1
+    return after, work.top if work.ids_to is None else min(work.top, int(work.ids_to))
 
 
-def _filters(select: Selection, now: datetime) -> tuple[Any, ...]:
+def _filters(work: BulkWork, now: datetime) -> tuple[Any, ...]:
     """Pattern of the action, states, labels, created no later than, created later than, tenant."""
-    action = None if select.action is None else like_pattern(select.action)
-    labels = None if select.labels is None else _text(select.labels)
-    no_later = now - timedelta(seconds=select.older_than or 0)
-    later = None if select.newer_than is None else now - timedelta(seconds=select.newer_than)
-    return action, list(select.states), labels, no_later, later, select.tenant
+    action = None if work.action is None else like_pattern(work.action)
+    labels = None if work.labels is None else _text(work.labels)
+    no_later = now - timedelta(seconds=work.older_than or 0)
+    later = None if work.newer_than is None else now - timedelta(seconds=work.newer_than)
+    return action, work.states, labels, no_later, later, work.tenant
 
 
-async def _hold(session: Session, select: Selection, ids: Sequence[int]) -> tuple[set[int], set[int]]:
+async def _hold(session: Session, work: BulkWork, ids: Sequence[int]) -> tuple[set[int], set[int]]:
     """Lock records; returns the locked ones, and those that another transaction holds in a state that fits."""
-    statement = "hold_settled_tasks" if select.is_settled else "hold_live_tasks"
-    locked = {row["id"] for row in await session.fetch(statement, ids, list(select.states))} if ids else set[int]()
+    statement = "hold_settled_tasks" if work.is_settled else "hold_live_tasks"
+    locked = {row["id"] for row in await session.fetch(statement, ids, work.states)} if ids else set[int]()
     missing = [task_id for task_id in ids if task_id not in locked]
     there = await session.fetch("read_states", missing) if missing else []
-    return locked, {row["id"] for row in there if row["state"] in select.states}
+    return locked, {row["id"] for row in there if row["state"] in work.states}
 
 
 def _wait(cursor: Mapping[str, Any], task_id: int, look: int) -> BatchResult:
@@ -232,12 +208,11 @@ async def _change(session: Session, job: BulkJob, work: BulkWork, ids: Sequence[
             await session.fetch("hold_unique_keys", ids)
             return {row["id"] for row in await session.fetch("delete_settled_tasks", ids)}
         case Operation.RESCHEDULE:
-            how = work.reschedule
-            assert how is not None
-            base = how.run_at if how.delay is None else job.created_at + timedelta(seconds=how.delay)
+            after = work.delay
+            base = read_instant(work.run_at) if after is None else job.created_at + timedelta(seconds=after)
             # Multiples of the golden ratio spread evenly, however many follow.
-            later = [how.spread * ((job.changed + place) * _GOLDEN % 1) for place in range(len(ids))]
-            return {row["id"] for row in await session.fetch("spread_tasks", ids, later, base, how.priority)}
+            later = [work.spread * ((job.changed + place) * _GOLDEN % 1) for place in range(len(ids))]
+            return {row["id"] for row in await session.fetch("spread_tasks", ids, later, base, work.priority)}
 
 
 _VERBS = {"cancel": "cancelled", "retry": "retried", "delete": "deleted", "reschedule": "rescheduled"}

@@ -22,7 +22,7 @@ from penstock.job where id = $1;
 select id, kind, params::text as params, state, cursor::text as cursor, total, seen, changed, refused,
        errors::text as errors, created_at, updated_at, finished_at
 from penstock.job
-where ($1::bigint is null or id < $1) and ($3::text is null or params -> 'select' ->> 'tenant' = $3)
+where ($1::bigint is null or id < $1) and ($3::text is null or params ->> 'tenant' = $3)
 order by id desc limit $2;
 
 -- name: take_job

@@ -16,7 +16,7 @@ from penstock.protocol.method import Method, Scope, method
 from penstock.protocol.views import NEXT_CURSOR, Instant, about, view_of
 from penstock.runtime.logs import log
 from penstock.tasks import bulk
-from penstock.tasks.bulk import STATES, BulkWork, NewTimes, Operation, Selection
+from penstock.tasks.bulk import STATES, BulkWork, Operation
 from penstock.tasks.new_task import read_start
 from penstock.tasks.params import BulkParams, BulkRescheduleParams, JobId, JobListParams
 
@@ -52,7 +52,7 @@ class JobPage(msgspec.Struct, frozen=True):
     cursor: Annotated[str | None, NEXT_CURSOR]
 
 
-def _selection(operation: Operation, given: BulkParams) -> Selection:
+def _work(operation: Operation, given: BulkParams) -> BulkWork:
     filters = ("action", "states", "labels", "older_than", "newer_than", "ids_from", "ids_to", "tenant")
     used = [name for name in filters if getattr(given, name) is not None]
     if given.all and used:
@@ -74,9 +74,10 @@ def _selection(operation: Operation, given: BulkParams) -> Selection:
     for place, state in enumerate(given.states or ()):
         if state not in able:
             raise InvalidParams(f"states[{place}]", f"is {state}; {operation} is about {', '.join(able)}")
-    states = able if given.states is None else tuple(dict.fromkeys(given.states))
-    action = None if given.action is None else checks.read_action(given.action)
-    return Selection(states, action, given.labels, given.older_than, given.newer_than, first, last, given.tenant)
+    if given.action is not None:
+        checks.read_action(given.action)
+    states = list(able if given.states is None else dict.fromkeys(given.states))
+    return BulkWork(**msgspec.structs.asdict(given) | {"states": states})
 
 
 def _read_reschedule(given: BulkRescheduleParams) -> BulkWork:
@@ -89,20 +90,18 @@ def _read_reschedule(given: BulkRescheduleParams) -> BulkWork:
     checks.check_span(given.spread, "spread")
     if run_at is not None and given.spread and run_at.year > 9000:
         raise InvalidParams("run_at", f"is out of range for a spread: {given.run_at!r}")
-    how = NewTimes(run_at, given.delay, given.spread, given.priority)
-    return BulkWork(_selection(Operation.RESCHEDULE, given), how, dry_run=given.dry_run)
+    return _work(Operation.RESCHEDULE, given)
 
 
 def _narrow(work: BulkWork) -> BulkWork:
-    tenant = own_tenant(work.select.tenant)
-    return msgspec.structs.replace(work, select=msgspec.structs.replace(work.select, tenant=tenant))
+    return msgspec.structs.replace(work, tenant=own_tenant(work.tenant))
 
 
 def _bulk_method(operation: Operation, summary: str, read: Callable[..., BulkWork] | None = None) -> Method:
     """The method of an operation; the work itself is the supervisor's."""
 
     def read_filter(given: BulkParams) -> BulkWork:
-        return BulkWork(_selection(operation, given), dry_run=given.dry_run)
+        return _work(operation, given)
 
     async def carry_out(context: Context, work: BulkWork) -> BulkStarted | bulk.BulkPreview:
         async with context.transaction() as session:
@@ -145,7 +144,7 @@ def _shown(job: bulk.BulkJob) -> Job:
 async def _own_job(session: Session, given: JobId) -> bulk.BulkJob:
     """Raises JobNotFound, also for a job of tasks that the caller may not see."""
     job = await bulk.read_job(session, int(given.id))
-    if not sees(job.params.get("select", {}).get("tenant")):
+    if not sees(job.params.get("tenant")):
         raise JobNotFound(job.id)
     return job
 

@@ -773,7 +773,7 @@ async def test_a_bulk_operation_is_counted_before_it_is_made_a_job(store: Store,
     assert (await browser.call("job.list")).jobs == []
     assert (await browser.do("bulk.cancel", action="a")).startswith("done: Job ")
     (job,) = (await browser.call("job.list")).jobs
-    assert job.params["select"]["action"] == "a"
+    assert job.params["action"] == "a"
     assert "running" in await browser.get(f"/jobs/{job.id}")
     assert await browser.do("job.cancel", id=job.id) == f"done: Job {job.id} is cancelled"
     assert "give at least one filter" in unescape(await browser.get("/bulk?operation=bulk.cancel&count=yes"))

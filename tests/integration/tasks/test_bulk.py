@@ -600,7 +600,7 @@ async def test_the_inbound_queue_makes_and_stops_jobs_and_refuses_what_only_answ
         await read(session, first, settings, source="inbound")
     async with store.transaction() as session:
         job = await read_job(session, 1)
-        assert (job.kind, job.state, job.params["select"]["action"]) == ("bulk.cancel", JobState.RUNNING, "a*")
+        assert (job.kind, job.state, job.params["action"]) == ("bulk.cancel", JobState.RUNNING, "a*")
         body = f"[{request('job.cancel', {'id': 1})},{request('job.cancel', {'id': 7})}]"
         both = read_inbound(body, settings)
         await read(session, both, settings, source="inbound")

@@ -13,7 +13,7 @@ from penstock.protocol.checks import like_pattern
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import FINAL_STATES, State
 from penstock.settings.model import Settings, load_settings
-from penstock.tasks.bulk import STATES, BulkWork, Operation, Selection
+from penstock.tasks.bulk import STATES, BulkWork, Operation
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +39,13 @@ def test_an_empty_filter_is_refused_and_all_must_be_said(limits: Settings, opera
         assert refused.value.data["field"] == "all"
     command = read(limits, operation, {"all": True} | more)
     assert not command.dry_run
-    assert command.select == Selection(states=STATES[operation])
+    assert command == BulkWork(all=True, states=list(STATES[operation]), **more)
 
 
 def test_a_dry_run_is_another_command(limits: Settings) -> None:
     command = read(limits, "bulk.delete", {"states": ["SUCCESS", "SUCCESS"], "dry_run": True})
     assert command.dry_run
-    assert command.select.states == (State.SUCCESS,)
+    assert command.states == [State.SUCCESS]
 
 
 @pytest.mark.parametrize(
