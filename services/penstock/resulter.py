@@ -1,9 +1,10 @@
 """Resulter: the results queue to Postgres. A message is deleted only after what it reports is committed."""
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import time_ns
+
+import msgspec
 
 from penstock.brokers.base import Message, Queue
 from penstock.brokers.consumer import Consumer, Uncommitted
@@ -12,8 +13,7 @@ from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.protocol import reports
 from penstock.protocol.errors import HANDLER_ERROR, Locked, PenstockError, Refused, TooSlow, Unavailable
-from penstock.protocol.fence import Fence
-from penstock.protocol.journal import encode_entry, encode_step
+from penstock.protocol.json_text import entry_text
 from penstock.protocol.message_attributes import worker_of
 from penstock.protocol.trace_context import Hop
 from penstock.results.apply import ApplySummary, Outcome, apply_reports, plain_results
@@ -27,6 +27,8 @@ from penstock.settings.model import Settings
 from penstock.tasks import enqueue, settle
 from penstock.tasks.promotion import Promotions
 from penstock.workflows.advancer import Successors
+
+_Pending = tuple[reports.Report, str | msgspec.Raw, Message]  # with the entry that it was read from
 
 
 class Resulter(Consumer):
@@ -42,7 +44,7 @@ class Resulter(Consumer):
         self._promotions = Promotions(store=store, notifier=self._notifier)
         self._successors = Successors(store=store, notifier=self._notifier, settings=settings)
         self._note = ReadingNote(store, hold_seconds=settings.visibility_timeout_seconds)
-        self._rest: dict[str, list[reports.Report]] = {}  # of messages whose other reports are stored, by receipt
+        self._rest: dict[str, list[_Pending]] = {}  # of messages whose other reports are stored, by receipt
 
     def side_tasks(self) -> Mapping[str, SideTask]:
         watermark = partial(repeat, "watermark", self._note.note)
@@ -63,36 +65,41 @@ class Resulter(Consumer):
 
     async def commit(self, messages: Sequence[Message]) -> Uncommitted:
         left = Uncommitted()
-        rest: dict[str, list[reports.Report]] = {}
+        rest: dict[str, list[_Pending]] = {}
         stored: set[int] = set()
         await self._store.read_fence()
         pending = self._pending(messages)
-        if any(type(report) is reports.Unreadable and report.is_foreign for report, _ in pending):
+        if any(type(report) is reports.Unreadable and report.is_foreign for report, _, _ in pending):
             # Schedulers may sign with a key that was made since this process last read them.
             await self._store.read_fence(older_than_seconds=0)
             pending = self._pending(messages)
         are_partly_stored = any(message.receipt in self._rest for message in messages)
         self.forget(messages)
 
-        async def record(part: Sequence[tuple[reports.Report, Message]], hurried: bool) -> None:
-            await self._record([report for report, _ in part], hurried=hurried)
-            stored.update(id(report) for report, _ in part)
+        async def record(part: Sequence[_Pending], hurried: bool) -> None:
+            await self._record([report for report, _, _ in part], hurried=hurried)
+            stored.update(id(report) for report, _, _ in part)
 
-        async def leave(one: tuple[reports.Report, Message], error: PenstockError) -> None:
-            report, message = one
+        async def leave(one: _Pending, error: PenstockError) -> None:
+            report, entry, message = one
             if isinstance(report, reports.SharedResult):  # for one of its tasks
-                await in_halves([(each, message) for each in report.each()], record, leave)
+                name = self._store.fence.name
+                texts = [
+                    reports.encode_result(name(task_id, report.claim), report.result) for task_id in report.task_ids
+                ]
+                each = [(alone, text, message) for alone, text in zip(report.each(), texts, strict=True)]
+                await in_halves(each, record, leave)
                 stored.add(id(report))
                 return
             if isinstance(error, Refused):
                 try:
-                    await self._record_refused(report, str(error))
+                    await self._record_refused(report, entry_text(entry), str(error))
                     stored.add(id(report))
                     return
                 except (Locked, TooSlow) as exc:
                     error = exc
             left.add(message, error)
-            rest.setdefault(message.receipt, []).append(report)
+            rest.setdefault(message.receipt, []).append(one)
 
         with self._note.recording(messages):
             try:
@@ -101,26 +108,27 @@ class Resulter(Consumer):
                 # What is tried again must not be recorded twice: rejected texts have no fence.
                 if stored or are_partly_stored:
                     self._rest |= {message.receipt: [] for message in messages}
-                    for report, message in pending:
-                        if id(report) not in stored:
-                            self._rest[message.receipt].append(report)
+                    for one in pending:
+                        if id(one[0]) not in stored:
+                            self._rest[one[2].receipt].append(one)
                 raise
             if rest:
                 self._rest |= rest
-                await self._keep_alive([report for left_of in rest.values() for report in left_of])
+                await self._keep_alive([report for left_of in rest.values() for report, _, _ in left_of])
         return left
 
-    def _pending(self, messages: Sequence[Message]) -> list[tuple[reports.Report, Message]]:
+    def _pending(self, messages: Sequence[Message]) -> list[_Pending]:
         """The reports of each message that are not recorded yet."""
-        pending: list[tuple[reports.Report, Message]] = []
+        pending: list[_Pending] = []
         for message in messages:
-            left = self._rest.get(message.receipt)
-            if left is None:
-                left = reports.decode_reports(
-                    message.body, batch_limit=self._settings.packed_limit, worker=worker_of(message.attributes),
-                    fence=self._store.fence, bare_ids=self._settings.results_bare_ids,
-                )  # fmt: skip
-            pending += [(report, message) for report in left]
+            if message.receipt in self._rest:
+                pending += self._rest[message.receipt]
+                continue
+            entries = reports.read_reports(
+                message.body, batch_limit=self._settings.packed_limit, worker=worker_of(message.attributes),
+                fence=self._store.fence, bare_ids=self._settings.results_bare_ids,
+            )  # fmt: skip
+            pending += [(report, entry, message) for report, entry in entries]
         return pending
 
     async def drain(self, seconds: float) -> None:
@@ -145,8 +153,8 @@ class Resulter(Consumer):
             self._note.interrupted()
             log.info("signs_of_life_not_noted", tasks=len(claims), reason=str(exc))
 
-    async def _record_refused(self, report: reports.Report, reason: str) -> None:
-        kept = _replacements(report, reason, self._store.fence)
+    async def _record_refused(self, report: reports.Report, text: str, reason: str) -> None:
+        kept = _replacements(report, text, reason)
         try:
             await self._record(kept, hurried=True)
         except Refused:  # Postgres refuses any change of that task: its text is kept, and repair finds the task
@@ -198,29 +206,12 @@ class Resulter(Consumer):
         )  # fmt: skip
 
 
-def _replacements(report: reports.Report, reason: str, fence: Fence) -> list[reports.Report]:
+def _replacements(report: reports.Report, text: str, reason: str) -> list[reports.Report]:
     """What to record of a report that Postgres refuses: its text, and a failed attempt, since its worker is done."""
-    match report:
-        case reports.Succeeded():
-            member, value = "result", f'{report.result},"spawn":{report.spawn}' if report.spawn else report.result
-        case reports.Failed():
-            member, value = "error", report.error
-        case reports.Waiting():
-            member, value = "wait", json.dumps({"token": report.token, "timeout": report.timeout})
-        case reports.Progress() | reports.Announced() | reports.RunTimes() | reports.Output() | reports.SharedResult():
-            return [reports.Unreadable(repr(report), reason)]
-        case reports.Stepped():
-            name = fence.name(report.task_id, report.claim)
-            return [reports.Unreadable(encode_step(name, encode_entry(report.entry)), reason)]
-        case reports.Suspended():
-            member, value = "suspend", json.dumps({"seconds": report.seconds})
-        case reports.Unreadable():
-            return [reports.Unreadable(report.text, reason)]
-    id_ = report.task_id if report.claim is None else fence.name(report.task_id, report.claim)
+    kept = reports.Unreadable(text, reason)
+    if not isinstance(report, Outcome):
+        return [kept]
     attempt = report.attempt if isinstance(report, reports.Succeeded | reports.Failed) else None
-    problem = f"the worker's {member} cannot be stored; it is kept among the rejected messages"
+    problem = "what the worker sent cannot be stored; it is kept among the rejected messages"
     error = reports.error_text(HANDLER_ERROR, problem, type="Unstorable", message=reason)
-    return [
-        reports.Failed(report.task_id, report.claim, attempt, error, reports.NO_HINTS, worker=report.worker),
-        reports.Unreadable(f'{{"jsonrpc":"2.0","{member}":{value},"id":{json.dumps(id_)}}}', reason),
-    ]
+    return [reports.Failed(report.task_id, report.claim, attempt, error, reports.NO_HINTS, worker=report.worker), kept]

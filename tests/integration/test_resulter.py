@@ -759,7 +759,7 @@ async def test_an_error_that_postgres_cannot_hold_is_a_failed_attempt_and_kept_a
 ) -> None:
     """1e400000 is JSON, but beyond the numbers of jsonb."""
     guilty, *good = await claimed(store, *(NewTask("a") for _ in range(8)))
-    body = f'{{"jsonrpc":"2.0","error":{{"code":1,"message":"x","data":{{"n":1e400000}}}},"id":"{name(guilty)}"}}'
+    body = f'{{"id": "{name(guilty)}", "error": {{"code": 1, "message": "x", "data": {{"n": 1e400000}}}}, "more": 1}}'
     entries = [body, *(encode_result(name(task), "1") for task in good)]
     await report(resulter, results, f"[{','.join(entries)}]", encode_progress(name(guilty), 3))
     assert set(await states(task_of, good)) == {"SUCCESS"}

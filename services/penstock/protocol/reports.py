@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -306,16 +306,22 @@ class _EntryError(Exception):
         self.is_foreign = is_foreign
 
 
-def decode_reports(
+def decode_reports(body: bytes | str, **how: Any) -> list[Report]:
+    """As ``read_reports``, without the entries."""
+    return [report for report, _ in read_reports(body, **how)]
+
+
+def read_reports(
     body: bytes | str,
     *,
     batch_limit: int,
     worker: str | None = None,
     fence: Fence | None = None,
     bare_ids: bool = False,
-) -> list[Report]:
-    """Decode a body of the results queue: responses and notifications, single or batch. Raises nothing.
+) -> Iterable[tuple[Report, str | msgspec.Raw]]:
+    """Decode a body of the results queue, responses and notifications, single or batch; each with its entry.
 
+    Raises nothing.
     worker: the sender. fence: the claim ids that are accepted; None: all. bare_ids: accept legacy result ids, a bare
     task id with ``attempt``, which no fence protects.
     """
@@ -323,13 +329,14 @@ def decode_reports(
         text = replace_unstorable(text_of(body))
         is_batch, entries = split_body(text, batch_limit=batch_limit)
     except RpcError as exc:
-        return [Unreadable(body if isinstance(body, str) else body.decode("utf-8", "backslashreplace"), exc.message)]
+        text = body if isinstance(body, str) else body.decode("utf-8", "backslashreplace")
+        return [(Unreadable(text, exc.message), text)]
     responses: Sequence[Response | None] = [None] * len(entries)
     if is_batch and isinstance(entries[0], msgspec.Raw):
         with suppress(ValueError, RecursionError):  # at least one entry is no response: they are decoded one by one
             responses = _decode_responses(text)
     decoder = _Decoder(worker, fence, bare_ids)
-    return [decoder.decode(entry, response) for entry, response in zip(entries, responses, strict=True)]
+    return zip(map(decoder.decode, entries, responses), entries, strict=True)
 
 
 def decode_report(entry: str | msgspec.Raw, *, bare_ids: bool = False, worker: str | None = None) -> Report:
