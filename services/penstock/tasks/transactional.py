@@ -10,7 +10,7 @@ import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import msgspec
 
@@ -32,31 +32,13 @@ if TYPE_CHECKING:
     from penstock.settings.model import Settings
 
 
-class _Function(NamedTuple):
-    """A function of the database. verb: of this module. granted: the functions that a grant names."""
-
-    verb: str
-    statement: str
-    granted: str
-
-    def of(self, settings: Settings) -> _Function:
-        """The same of the schema that the settings name."""
-        statement, granted = (renamed(text, settings.database_schema) for text in (self.statement, self.granted))
-        return self._replace(statement=statement, granted=granted)
-
-
-_ENQUEUE = _Function(
-    "enqueue",
-    "select id, state, duplicate, replaced "
+_STATEMENTS = {
+    "enqueue": "select id, state, duplicate, replaced "
     "from public.penstock_enqueue_many(cast({} as text), cast({} as int)) order by place",
-    "penstock_enqueue, penstock_enqueue_many",
-)
-_SETTLE = _Function(
-    "settle",
-    "select public.penstock_settle(cast({} as text), cast(cast({} as text) as json)) "
+    "settle": "select public.penstock_settle(cast({} as text), cast(cast({} as text) as json)) "
     "where set_config('penstock.result_limit_bytes', cast({} as text), true) is not null",  # before the function
-    "penstock_settle",
-)
+}
+_GRANTED = {"enqueue": "penstock_enqueue, penstock_enqueue_many", "settle": "penstock_settle"}  # what a grant names
 _ASYNC = "asyncpg Connection, SQLAlchemy AsyncConnection or AsyncSession, psycopg AsyncConnection or AsyncCursor"
 _SYNC = "SQLAlchemy Connection or Session, psycopg Connection or Cursor, connection of Django"
 _ASYNC_CLASSES = {
@@ -102,7 +84,7 @@ async def enqueue_many(
     settings = settings or _settings()
     read, arguments = _read(tasks, settings)
     rows = _substituted(arguments)
-    return _answers(read, await _ask(connection, _ENQUEUE.of(settings), arguments) if rows is None else rows)
+    return _answers(read, await _ask(connection, "enqueue", settings, arguments) if rows is None else rows)
 
 
 def enqueue_sync(
@@ -121,7 +103,7 @@ def enqueue_many_sync(
     settings = settings or _settings()
     read, arguments = _read(tasks, settings)
     rows = _substituted(arguments)
-    return _answers(read, _ask_sync(connection, _ENQUEUE.of(settings), arguments) if rows is None else rows)
+    return _answers(read, _ask_sync(connection, "enqueue", settings, arguments) if rows is None else rows)
 
 
 async def settle(connection: Any, ctx: Attempt, result: Any = None, *, settings: Settings | None = None) -> bool:
@@ -137,7 +119,7 @@ async def settle(connection: Any, ctx: Attempt, result: Any = None, *, settings:
     arguments = _settling(ctx, result, settings)
     holds = None if in_process.substitute is None else in_process.substitute.settle(*arguments[:2])
     if holds is None:
-        ((holds,),) = await _ask(connection, _SETTLE.of(settings), arguments)
+        ((holds,),) = await _ask(connection, "settle", settings, arguments)
     ctx.note_settled(holds=holds)
     return holds
 
@@ -148,7 +130,7 @@ def settle_sync(connection: Any, ctx: Attempt, result: Any = None, *, settings: 
     arguments = _settling(ctx, result, settings)
     holds = None if in_process.substitute is None else in_process.substitute.settle(*arguments[:2])
     if holds is None:
-        ((holds,),) = _ask_sync(connection, _SETTLE.of(settings), arguments)
+        ((holds,),) = _ask_sync(connection, "settle", settings, arguments)
     ctx.note_settled(holds=holds)
     return holds
 
@@ -180,39 +162,41 @@ def _settling(ctx: Attempt, result: Any, settings: Settings) -> tuple[str, str, 
     return f"{ctx.task_id}:{ctx.claim}", text, str(max(settings.result_limit_bytes, len(text)))
 
 
-async def _ask(connection: Any, function: _Function, arguments: Sequence[Any]) -> Sequence[Any]:
-    with _advice(function):
+async def _ask(connection: Any, verb: str, settings: Settings, arguments: Sequence[Any]) -> Sequence[Any]:
+    statement = renamed(_STATEMENTS[verb], settings.database_schema)
+    with _advice(verb, settings.database_schema):
         match _driver(connection, _ASYNC_CLASSES):
             case "asyncpg":
-                rows: Sequence[Any] = await connection.fetch(function.statement.format("$1", "$2", "$3"), *arguments)
+                rows: Sequence[Any] = await connection.fetch(statement.format("$1", "$2", "$3"), *arguments)
             case "sqlalchemy":
-                rows = (await connection.execute(*_for_sqlalchemy(connection, function, arguments))).all()
+                rows = (await connection.execute(*_for_sqlalchemy(connection, statement, arguments))).all()
             case "psycopg":
                 async with _psycopg_cursor(connection) as cursor:
-                    await cursor.execute(function.statement.format("%s", "%s", "%s"), arguments)
+                    await cursor.execute(statement.format("%s", "%s", "%s"), arguments)
                     rows = await cursor.fetchall()
             case _:
-                raise _wrong(connection, _ASYNC, f"{function.verb}_sync", _SYNC)
+                raise _wrong(connection, _ASYNC, f"{verb}_sync", _SYNC)
     return rows
 
 
-def _ask_sync(connection: Any, function: _Function, arguments: Sequence[Any]) -> Sequence[Any]:
-    with _advice(function):
+def _ask_sync(connection: Any, verb: str, settings: Settings, arguments: Sequence[Any]) -> Sequence[Any]:
+    statement = renamed(_STATEMENTS[verb], settings.database_schema)
+    with _advice(verb, settings.database_schema):
         match _driver(connection, _SYNC_CLASSES):
             case "sqlalchemy":
-                rows: Sequence[Any] = connection.execute(*_for_sqlalchemy(connection, function, arguments)).all()
+                rows: Sequence[Any] = connection.execute(*_for_sqlalchemy(connection, statement, arguments)).all()
             case "psycopg":
                 with _psycopg_cursor(connection) as cursor:
-                    cursor.execute(function.statement.format("%s", "%s", "%s"), arguments)
+                    cursor.execute(statement.format("%s", "%s", "%s"), arguments)
                     rows = cursor.fetchall()
             case "django":
                 if connection.vendor != "postgresql":
                     raise _elsewhere(connection, connection.vendor)
                 with connection.cursor() as cursor:
-                    cursor.execute(function.statement.format("%s", "%s", "%s"), arguments)
+                    cursor.execute(statement.format("%s", "%s", "%s"), arguments)
                     rows = cursor.fetchall()
             case _:
-                raise _wrong(connection, _SYNC, function.verb, _ASYNC)
+                raise _wrong(connection, _SYNC, verb, _ASYNC)
     return rows
 
 
@@ -229,18 +213,18 @@ def _only(answers: list[Accepted | DuplicateTask]) -> Accepted:
 
 
 @contextmanager
-def _advice(function: _Function) -> Iterator[None]:
+def _advice(verb: str, schema: str) -> Iterator[None]:
     """Add advice to an error of a missing function or grant."""
     try:
         yield
     except Exception as exc:
+        granted = renamed(_GRANTED[verb], schema)
         cause = getattr(exc, "orig", None) or exc.__cause__ or exc  # of SQLAlchemy, of Django
         match getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None):
             case "42883":
-                name = function.granted.rpartition(" ")[2]
-                exc.add_note(f"the database lacks {name}: run `penstock migrate` against it")
+                exc.add_note(f"the database lacks {granted.rpartition(' ')[2]}: run `penstock migrate` against it")
             case "42501":
-                exc.add_note(f"grant it: grant execute on function {function.granted} to <role>")
+                exc.add_note(f"grant it: grant execute on function {granted} to <role>")
         raise
 
 
@@ -253,12 +237,11 @@ def _driver(connection: Any, classes: Mapping[str, Container[str]]) -> str | Non
     return None
 
 
-def _for_sqlalchemy(connection: Any, function: _Function, arguments: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
+def _for_sqlalchemy(connection: Any, statement: str, arguments: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
     dialect = (connection if hasattr(connection, "dialect") else connection.get_bind()).dialect.name
     if dialect != "postgresql":
         raise _elsewhere(connection, dialect)
-    statement = function.statement.format(":a", ":b", ":c")
-    return sys.modules["sqlalchemy"].text(statement), dict(zip("abc", arguments, strict=False))
+    return sys.modules["sqlalchemy"].text(statement.format(":a", ":b", ":c")), dict(zip("abc", arguments, strict=False))
 
 
 def _elsewhere(connection: Any, database: str) -> TypeError:

@@ -91,9 +91,8 @@ def test_a_name_that_needs_quotes_or_is_taken_is_no_schema(name: str) -> None:
 
 
 def test_the_functions_of_programs_are_those_of_the_schema() -> None:
-    settings = load_settings(database_schema="orders")
-    assert "public.orders_enqueue_many(" in transactional._ENQUEUE.of(settings).statement
-    assert transactional._SETTLE.of(settings).granted == "orders_settle"
+    assert "public.orders_enqueue_many(" in renamed(transactional._STATEMENTS["enqueue"], "orders")
+    assert renamed(transactional._GRANTED["settle"], "orders") == "orders_settle"
 
 
 @pytest.mark.parametrize("name", ["penstock_staging", "penstock_workers", "penstock_2", "penstock2", "my_penstock"])
