@@ -4,26 +4,24 @@ A batch is one transaction, which also stores the job's cursor. One supervisor a
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 
 from penstock.db.pool import Store
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import log
-from penstock.tasks.bulk import BATCHES, Batch, JobState, advance_job, end_job, take_job
+from penstock.tasks.bulk import JobState, advance_job, end_job, run_batch, take_job
 
 _IDLE_SECONDS = 0.5
 _FAILED_REST_SECONDS = 2.0
 _SHARE = 0.25  # pause after a batch, as a share of the time that it took
-_UNKNOWN_REST_SECONDS = 60.0
 
 
 @dataclass(kw_only=True)
 class BulkJobs:
     store: Store
     changed: Callable[[], None]  # called after a batch that has changed tasks, which may be due now
-    kinds: Mapping[str, Batch] = field(default_factory=lambda: BATCHES)  # the batch function by kind
     _rest_until: dict[int, float] = field(init=False, default_factory=dict)
 
     async def work_then_rest(self) -> float:
@@ -44,12 +42,7 @@ class BulkJobs:
                 job = await take_job(session, without=list(self._rest_until))
                 if job is None:
                     return False
-                batch = self.kinds.get(job.kind)
-                if batch is None:
-                    self._rest(job.id, _UNKNOWN_REST_SECONDS)
-                    log.warning("job_kind_unknown", job=job.id, kind=job.kind, known=",".join(self.kinds))
-                    return True
-                result = await batch(session, job)
+                result = await run_batch(session, job)
                 await advance_job(session, job, result)
         except Exception as exc:
             if job is None:

@@ -5,7 +5,7 @@ number of records, so filters need no index and no lock is held for long. A reco
 as a claim, is not waited for: the batch ends before it, and the next one begins there.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -97,9 +97,6 @@ class BatchResult:
     rest_seconds: float = 0.0  # until the next batch, because another transaction holds the records
 
 
-Batch = Callable[[Session, BulkJob], Awaitable[BatchResult]]  # inside a transaction that its caller commits
-
-
 class BulkPreview(msgspec.Struct, frozen=True):
     """With `dry_run`: what a job would be about."""
 
@@ -129,7 +126,7 @@ async def preview(session: Session, work: BulkWork) -> BulkPreview:
 
 
 async def run_batch(session: Session, job: BulkJob) -> BatchResult:
-    """Do one batch of a bulk job; the first one counts, the last one finds nothing left."""
+    """Do one batch of a bulk job, inside a transaction; the first one counts, the last one finds nothing left."""
     work = msgspec.convert(job.params, BulkWork)
     first, top = _ids(work)
     if job.cursor is None:
@@ -160,9 +157,6 @@ async def run_batch(session: Session, job: BulkJob) -> BatchResult:
     cursor = {"after": after, "exact": job.cursor["exact"], "look": next_look}
     errors = await _reasons(session, job, refused)
     return BatchResult(cursor, seen, len(changed), len(refused), errors, done=done)
-
-
-BATCHES: Mapping[str, Batch] = dict.fromkeys(Operation, run_batch)
 
 
 def _ids(work: BulkWork) -> tuple[int, int]:
@@ -250,8 +244,11 @@ async def list_jobs(session: Session, *, before: int | None, limit: int, tenant:
 
 
 async def take_job(session: Session, *, without: Sequence[int]) -> BulkJob | None:
-    """The running job that has waited longest, locked until the transaction ends; None when there is none."""
-    rows = await session.fetch("take_job", list(without))
+    """The running job that has waited longest, locked until the transaction ends; None when there is none.
+
+    Jobs of another kind are left to processes of the version that knows it.
+    """
+    rows = await session.fetch("take_job", list(without), list(Operation))
     return _job(rows[0]) if rows else None
 
 

@@ -26,11 +26,11 @@ where ($1::bigint is null or id < $1) and ($3::text is null or params ->> 'tenan
 order by id desc limit $2;
 
 -- name: take_job
--- $1 ids to leave alone for now. The job that has waited longest for a batch, locked until the end of the transaction,
--- so that no two supervisors are at one job. Relies on job_running, which holds the running ones alone.
+-- $1 ids to leave alone for now, $2 kinds. The job that has waited longest for a batch, locked until the end of the
+-- transaction, so that no two supervisors are at one job. Relies on job_running, which holds the running ones alone.
 select id, kind, params::text as params, state, cursor::text as cursor, total, seen, changed, refused,
        errors::text as errors, created_at, updated_at, finished_at
-from penstock.job where state = 'RUNNING' and id <> all($1::bigint[])
+from penstock.job where state = 'RUNNING' and id <> all($1::bigint[]) and kind = any($2::text[])
 order by updated_at, id limit 1 for update skip locked;
 
 -- name: advance_job

@@ -21,6 +21,7 @@ from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import Failure, NewTask, State
 from penstock.runtime.periodic import repeat
 from penstock.settings.model import Settings
+from penstock.supervisor import bulk_jobs
 from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.retention import Retention
 from penstock.tasks import bulk, claim, enqueue, ordering, settle
@@ -343,7 +344,7 @@ async def test_counting_is_bounded_and_then_estimated(
 
 
 async def test_a_batch_that_dies_before_its_commit_is_done_again_and_nothing_twice(
-    store: Store, sql: Any, settings: Settings, small: None
+    store: Store, sql: Any, settings: Settings, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await populate(store)
     before = await states(sql)
@@ -361,8 +362,9 @@ async def test_a_batch_that_dies_before_its_commit_is_done_again_and_nothing_twi
             raise Killed  # after the work, before the cursor
         return step
 
+    monkeypatch.setattr(bulk_jobs, "run_batch", dying)
     for _ in range(100):
-        instance = BulkJobs(store=store, changed=lambda: None, kinds={"bulk.cancel": dying})
+        instance = BulkJobs(store=store, changed=lambda: None)
         try:
             while await instance.run_once():
                 pass
@@ -514,28 +516,23 @@ async def test_a_cancelled_job_stops_where_it_is(store: Store, settings: Setting
     assert stopped.finished_at is not None
 
 
-async def test_another_kind_of_job_can_be_plugged_in(store: Store) -> None:
-    changed: list[int] = []
+def fails(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Let the batches of bulk.retry fail."""
 
-    async def count_up(session: Session, job: BulkJob) -> BatchResult:
-        at = job.cursor["at"] + 1 if job.cursor else 1
-        return BatchResult({"at": at}, seen=1, changed=1, total=3, done=at == job.params["until"])
+    async def run_batch(session: Session, job: BulkJob) -> BatchResult:
+        if job.kind == "bulk.retry":
+            raise error
+        return await bulk.run_batch(session, job)
 
-    jobs = BulkJobs(store=store, changed=lambda: changed.append(1), kinds={"count": count_up})
+    monkeypatch.setattr(bulk_jobs, "run_batch", run_batch)
+
+
+async def test_a_job_that_raises_fails_loudly_and_harms_no_other(
+    store: Store, settings: Settings, jobs: BulkJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails(monkeypatch, RuntimeError("no such luck"))
+    bad = await start(store, "bulk.retry", settings, all=True)
     async with store.transaction() as session:
-        job = await create_job(session, "count", b'{"until": 3}')
-    ended = await finish(store, jobs, job)
-    assert (ended.state, ended.changed, ended.total, ended.cursor) == (JobState.DONE, 3, 3, {"at": 3})
-    assert changed == [1, 1, 1]
-
-
-async def test_a_job_that_raises_fails_loudly_and_harms_no_other(store: Store, settings: Settings) -> None:
-    async def broken(session: Session, job: BulkJob) -> BatchResult:
-        raise RuntimeError("no such luck")
-
-    jobs = BulkJobs(store=store, changed=lambda: None, kinds={**bulk.BATCHES, "broken": broken})
-    async with store.transaction() as session:
-        bad = await create_job(session, "broken", b"{}")
         unknown = await create_job(session, "of a newer version", b"{}")
     good = await start(store, "bulk.cancel", settings, all=True)
     assert (await finish(store, jobs, good)).state is JobState.DONE
@@ -547,13 +544,11 @@ async def test_a_job_that_raises_fails_loudly_and_harms_no_other(store: Store, s
     assert (await look(store, unknown)).state is JobState.RUNNING
 
 
-async def test_a_job_that_cannot_go_on_for_now_leaves_the_turn_to_the_others(store: Store, settings: Settings) -> None:
-    async def away(session: Session, job: BulkJob) -> BatchResult:
-        raise Unavailable("not now")
-
-    jobs = BulkJobs(store=store, changed=lambda: None, kinds={**bulk.BATCHES, "away": away})
-    async with store.transaction() as session:
-        stuck = await create_job(session, "away", b"{}")
+async def test_a_job_that_cannot_go_on_for_now_leaves_the_turn_to_the_others(
+    store: Store, settings: Settings, jobs: BulkJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails(monkeypatch, Unavailable("not now"))
+    stuck = await start(store, "bulk.retry", settings, all=True)
     good = await start(store, "bulk.cancel", settings, all=True)
     with pytest.raises(Unavailable):
         await jobs.run_once()
