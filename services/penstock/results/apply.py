@@ -233,14 +233,11 @@ async def _newest_outcomes(
         claim = report.claim
         if claim is None and isinstance(report, reports.Succeeded | reports.Failed) and report.attempt is not None:
             claim = claims.get((report.task_id, report.attempt))
-        held = newest.get(report.task_id)
-        if claim is None or (held is not None and held[0] >= claim):
-            summary.stale += 1
+        if claim is None or (report.task_id in newest and newest[report.task_id][0] >= claim):
             log.info("stale_result", task_id=report.task_id, claim=claim)
-            continue
-        if held is not None:
-            summary.stale += 1
-        newest[report.task_id] = (claim, report)
+        else:
+            newest[report.task_id] = (claim, report)
+    summary.stale += len(given) - len(newest)
     return newest
 
 
@@ -248,15 +245,10 @@ async def _note_heartbeats(
     session: Session, heartbeats: Sequence[reports.Progress], outcomes: Mapping[int, tuple[int, Outcome]]
 ) -> int:
     """Record the last heartbeat of each task's newest claim, unless its outcome came with it."""
-    newest: dict[int, reports.Progress] = {}
-    for beat in heartbeats:
-        settled = outcomes.get(beat.task_id)
-        held = newest.get(beat.task_id)
-        if settled is not None and settled[0] == beat.claim:
-            continue
-        if held is not None and (held.claim > beat.claim or (held.claim == beat.claim and beat.detail is None)):
-            continue
-        newest[beat.task_id] = beat
+    settled = {(task_id, claim) for task_id, (claim, _) in outcomes.items()}
+    # The last one stays: of the newest claim, and with a detail where any of its has one.
+    ordered = sorted(heartbeats, key=lambda beat: (beat.claim, beat.detail is not None))
+    newest = {beat.task_id: beat for beat in ordered if (beat.task_id, beat.claim) not in settled}
     codec = session.codec
     return await settle.note_heartbeats(
         session,
@@ -334,8 +326,7 @@ def _without_room(report: reports.Suspended) -> reports.Failed:
     """Instead of a sleep or an event that the journal has no room for, which would begin again and again."""
     why = "its journal has no room for the sleep or the event that ended"
     why += " (PENSTOCK_STEPS_LIMIT, PENSTOCK_STEPS_LIMIT_BYTES)"
-    error = reports.error_text(TOO_LARGE, why, type="JournalTooLarge", message=why)
-    return reports.Failed(report.task_id, report.claim, None, error, reports.Hints(final=True), worker=report.worker)
+    return _as_failed(report, TOO_LARGE, why, _FINAL, type="JournalTooLarge", message=why)
 
 
 async def _suspend(
@@ -363,9 +354,8 @@ async def _suspend(
             if not excused.get(pair, True):
                 del resumed[pair]
                 why = "its worker stopped before it finished a step"
-                error = reports.error_text(HANDLER_ERROR, why, type="Interrupted", message=why)
                 hints = reports.Hints(retry_after=delay)
-                failed[pair] = reports.Failed(*pair, None, error, hints, worker=report.worker)
+                failed[pair] = _as_failed(report, HANDLER_ERROR, why, hints, type="Interrupted", message=why)
     return await journal.suspend(session, resumed)
 
 
@@ -422,11 +412,10 @@ def _bad_children(report: reports.Succeeded, exc: RpcError) -> reports.Failed:
     return _as_failed(report, exc.code, exc.message, _FINAL, type="BadChildren", message=exc.message)
 
 
-def _as_failed(
-    report: reports.Succeeded | reports.Failed, code: int, message: str, hints: reports.Hints, /, **data: object
-) -> reports.Failed:
+def _as_failed(report: Outcome, code: int, message: str, hints: reports.Hints, /, **data: object) -> reports.Failed:
     error = reports.error_text(code, message, **data)
-    return reports.Failed(report.task_id, report.claim, report.attempt, error, hints, report.trace, report.worker)
+    attempt, trace = getattr(report, "attempt", None), getattr(report, "trace", None)
+    return reports.Failed(report.task_id, report.claim, attempt, error, hints, trace, report.worker)
 
 
 def delay_after(attempt: int, max_attempts: int, hints: reports.Hints, backoff: Backoff) -> float | None:

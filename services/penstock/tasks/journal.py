@@ -1,6 +1,7 @@
 """The journals of tasks in Postgres, and suspensions that spend no attempt."""
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import asyncpg
@@ -26,10 +27,8 @@ async def record(session: Session, steps: Sequence[Stepped], *, most: int, most_
     A step of an older claim is kept too, as it has run; the newest claim's counts where there are two.
     """
     newest: dict[tuple[int, StepKey], Stepped] = {}
-    for step in steps:
-        held = newest.get((step.task_id, step.entry.key))
-        if held is None or held.claim < step.claim:
-            newest[step.task_id, step.entry.key] = step
+    for step in sorted(steps, key=attrgetter("claim"), reverse=True):
+        newest.setdefault((step.task_id, step.entry.key), step)
     stolen = await name_others_objects(session, {key: step.entry.value for key, step in newest.items()})
     # In the order of the index, so that no two resulters deadlock.
     given = [newest[key] for key in sorted(newest) if key not in stolen]
