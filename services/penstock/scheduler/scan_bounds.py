@@ -31,13 +31,10 @@ class ScanBounds:
         self._swept_at = float("-inf")
         self._rest_until = float("-inf")
 
-    def may_sweep(self, now: float) -> bool:
-        """Whether no sweep is running, and the last one was long enough ago for its cost."""
-        return self._sweeping_since is None and now >= self._rest_until
-
     def sweep_is_due(self, now: float) -> bool:
-        """Whether the next claim should begin at the front."""
-        return self.may_sweep(now) and (self._wanted or now - self._swept_at >= _SWEEP_SECONDS)
+        """Whether the next claim should begin at the front; not soon after a costly sweep."""
+        may_sweep = self._sweeping_since is None and now >= self._rest_until
+        return may_sweep and (self._wanted or now - self._swept_at >= _SWEEP_SECONDS)
 
     def levels_are_old(self, now: float) -> bool:
         """Whether the priorities in use should be read again."""

@@ -46,8 +46,6 @@ class Window:
         self._limit = limit
         self._seconds = seconds  # of throughput that it holds
         self._rate = 0.0
-        self._pace = 0.0
-        self._run_seconds = 0.0
         self._counted_at: float | None = None
         self._begun_at = float("inf")  # the first count
         self._rest_until = float("-inf")
@@ -56,6 +54,8 @@ class Window:
         self._whole_at = float("-inf")
         self._whole_rest_until = float("-inf")
         self._is_whole = True
+        self.pace = 0.0  # attempts that end per second
+        self.run_seconds = 0.0  # their mean run time
         self.size = self._floor
         self.in_flight = 0  # as counted, plus claims since
         self.reserved = 0  # room set aside for a running claim
@@ -107,7 +107,7 @@ class Window:
         self._counted_at = ended
         self._begun_at = min(self._begun_at, ended)
         self.in_flight = in_flight
-        rate = max(self._rate, self._pace)
+        rate = max(self._rate, self.pace)
         self.size = round(min(self._limit, max(self._floor, rate * self._span_seconds)))
         # Little is free before a share of the window has settled; counting must stay cheap, also if nothing does.
         until_share = _SHARE * self.size / rate if rate else ended - self._begun_at
@@ -119,16 +119,8 @@ class Window:
 
     @property
     def _span_seconds(self) -> float:
-        """Of throughput that the window holds, run times included."""
-        return self._seconds + 2 * self._run_seconds
-
-    def claimed(self, tasks: int) -> None:
-        self.in_flight += tasks
-
-    def learn_throughput(self, ended_per_second: float, run_seconds: float) -> None:
-        """Twice the work of a mean run time is kept in flight: that fills a fleet of unknown size in a few rounds."""
-        self._pace = ended_per_second
-        self._run_seconds = run_seconds
+        """Of throughput that the window holds: twice a run time fills a fleet of unknown size in a few rounds."""
+        return self._seconds + 2 * self.run_seconds
 
 
 class Throughput:
@@ -191,7 +183,7 @@ class ClaimWindow(Window):
             self.reserved -= limit
 
     def note_claim(self, tasks: list[Claimed]) -> None:
-        self.claimed(len(tasks))
+        self.in_flight += len(tasks)
         self._throughput.saw(tasks)
 
     async def _read_room(self) -> int:
@@ -200,7 +192,7 @@ class ClaimWindow(Window):
         if self.full_for_seconds(now):
             return 0
         await self._throughput.refresh()
-        self.learn_throughput(*self._throughput.of(self._route))
+        self.pace, self.run_seconds = self._throughput.of(self._route)
         if self.wants_count(now):
             async with self._store.session() as session:
                 started = monotonic()

@@ -131,7 +131,7 @@ def test_a_sweep_is_due_at_once_when_a_bounded_claim_found_less_than_it_had_room
 def test_a_costly_sweep_is_followed_by_a_rest_of_nine_times_its_duration() -> None:
     bounds = ScanBounds()
     bounds.sweep_begins(10)
-    assert not bounds.may_sweep(10.5)  # it is under way
+    assert not bounds.sweep_is_due(10.5)  # it is under way
     bounds.swept({0: at(5)}, True, 11.06)
     assert not bounds.sweep_is_due(11.06 + 8.9)
     assert bounds.sweep_is_due(11.06 + 9.1)
@@ -205,7 +205,7 @@ class Pipeline:
 
     def sweep_begins(self, scheduler: int, limit: int) -> None:
         bounds = self.bounds[scheduler]
-        if not bounds.may_sweep(self.now):
+        if not bounds.sweep_is_due(self.now):
             return
         bounds.sweep_begins(self.now)
         if bounds.levels_are_old(self.now):

@@ -47,9 +47,9 @@ def test_what_is_claimed_or_set_aside_takes_room() -> None:
     used.reserved += 400
     assert used.room == FLOOR - 400
     used.reserved -= 400
-    used.claimed(400)
+    used.in_flight += 400
     assert used.room == FLOOR - 400
-    used.claimed(5 * FLOOR)  # other schedulers, other windows
+    used.in_flight += 5 * FLOOR  # other schedulers, other windows
     assert used.room == 0
 
 
@@ -68,7 +68,7 @@ def test_the_window_follows_what_is_settled_up_and_down() -> None:
     for rate in (20_000, 200, 1_000_000):
         for _ in range(25):
             now += 0.1
-            adaptive.claimed(rate // 10)
+            adaptive.in_flight += rate // 10
             count(adaptive, 0, now)
         sizes[rate] = adaptive.size
     assert sizes[20_000] == pytest.approx(20_000, rel=0.01)
@@ -79,14 +79,14 @@ def test_the_window_follows_what_is_settled_up_and_down() -> None:
 def test_the_seconds_of_throughput_are_a_setting() -> None:
     patient = window(seconds=3)
     count(patient, 0, 0)
-    patient.learn_throughput(5000, 0.0)
+    patient.pace, patient.run_seconds = 5000, 0.0
     count(patient, 0, 1)
     assert patient.size == 15_000
 
 
 def test_tasks_that_run_long_are_kept_in_flight_twice_over() -> None:
     long = window()
-    long.learn_throughput(500, 10)
+    long.pace, long.run_seconds = 500, 10
     count(long, 5000, 0)
     assert long.size == 500 * (1 + 2 * 10)
 
@@ -94,10 +94,10 @@ def test_tasks_that_run_long_are_kept_in_flight_twice_over() -> None:
 def test_tasks_found_gone_by_a_whole_count_are_no_burst_of_throughput() -> None:
     """They were carried over for a while; taken for what was settled since the last count, they would blow it up."""
     steady = window()
-    steady.learn_throughput(1000, 1)
+    steady.pace, steady.run_seconds = 1000, 1
     count(steady, 3000, 0, aged=3000)
     for now in (0.2, 0.4, 0.6, 0.8):
-        steady.claimed(200)
+        steady.in_flight += 200
         steady.count_since(now)
         steady.counted(found(200, aged=200, now=now), now, now)  # none of these is gone, as far as it looked
     assert steady.in_flight == 3000 + 4 * 200
@@ -139,7 +139,7 @@ def test_with_room_left_a_count_is_good_for_a_second() -> None:
 
 def test_a_full_window_waits_until_a_share_of_it_can_have_become_free() -> None:
     full = window()
-    full.learn_throughput(10_000, 0)
+    full.pace, full.run_seconds = 10_000, 0
     count(full, 10_000, 0)
     assert full.size == full.in_flight
     assert full.full_for_seconds(0) == pytest.approx(0.05)
@@ -158,7 +158,7 @@ def test_a_full_window_with_nothing_settled_is_counted_again_at_once() -> None:
 def test_counting_takes_a_twentieth_of_the_time_at_the_most() -> None:
     slow = window()
     count(slow, 0, 0)
-    slow.claimed(FLOOR)
+    slow.in_flight += FLOOR
     slow.count_since(0.1)
     slow.counted(found(FLOOR, now=0.5), 0.1, 0.5)
     assert not slow.wants_count(0.5 + 7.9)
@@ -167,9 +167,9 @@ def test_counting_takes_a_twentieth_of_the_time_at_the_most() -> None:
 
 def test_a_slow_count_is_repeated_before_a_quarter_can_have_settled() -> None:
     busy = window()
-    busy.learn_throughput(10_000, 0)
+    busy.pace, busy.run_seconds = 10_000, 0
     count(busy, 0, 0)
-    busy.claimed(10_000)
+    busy.in_flight += 10_000
     busy.count_since(0.1)
     busy.counted(found(10_000, now=0.5), 0.1, 0.5)
     assert not busy.wants_count(0.5 + 0.24)
@@ -181,13 +181,13 @@ def test_a_window_that_has_run_low_grows_at_once_to_what_was_settled_but_tenfold
     count(low, 0, 0)
     sizes = []
     for now, left in ((0.1, 200), (0.2, 1600)):
-        low.claimed(low.size)
+        low.in_flight += low.size
         count(low, left, now)
         sizes.append(low.size)
     assert sizes == [8 * FLOOR, 66 * FLOOR]
     burst = window()
     count(burst, 0, 0)
-    burst.claimed(5 * FLOOR)
+    burst.in_flight += 5 * FLOOR
     count(burst, 0, 0.1)
     assert burst.size == 10 * FLOOR
 
@@ -231,7 +231,7 @@ def run_pipeline(*, slots: int, run_seconds: float, seconds: float, count_second
             paced_at = now
             while ended and ended[0] < now - pace_seconds:
                 ended.popleft()
-            tested.learn_throughput(len(ended) / pace_seconds, run_seconds if ended else 0.0)
+            tested.pace, tested.run_seconds = len(ended) / pace_seconds, run_seconds if ended else 0.0
         if not tested.full_for_seconds(now):
             if tested.wants_count(now):
                 since = (tested.count_since(now) - EPOCH).total_seconds()
@@ -244,7 +244,7 @@ def run_pipeline(*, slots: int, run_seconds: float, seconds: float, count_second
                 claimed_at[number] = now
                 queue.append((now + way_seconds, number))
                 number += 1
-            tested.claimed(room)
+            tested.in_flight += room
         if now > seconds / 2:
             busy.append(len(running))
             most = max(most, len(claimed_at))
