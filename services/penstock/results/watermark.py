@@ -1,9 +1,7 @@
-"""How far behind the results are that resulters record.
+"""How far behind the results are that resulters record. See docs/decisions/004-three-kinds-of-silence.md, point 5.
 
-A heartbeat may wait in the results queue, or in a resulter. So each resulter notes once a second how old the oldest
-result is that it holds or has recorded lately. A task is silent only after more time than that, plus the time for which
-a dead resulter keeps its messages, and once they have read without interruption for that long: their outage costs no
-attempt. Counts of the queue are approximate, and a busy queue is never seen empty.
+Each resulter notes once a second how old the oldest result is that it holds or has recorded lately. A task is silent
+only after more time than that, plus the time for which a dead resulter keeps its messages.
 """
 
 import math

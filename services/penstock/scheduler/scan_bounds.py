@@ -1,10 +1,7 @@
-"""Where in the order of due tasks the next claim begins.
+"""Where in the order of due tasks the next claim begins. See docs/decisions/011-bounded-claim.md.
 
-A claim that began at the front of the index would pass the dead entries of earlier claims each time; while any old
-transaction is open they cannot be removed, and there are millions within a minute. So a claim begins behind the last
-position claimed, in each priority. Tasks before a bound (a retry, a released claim, a late commit, a run_at in the
-past) are found by a sweep from the front: once a second, and whenever a bounded claim finds less than it has room for,
-yet for no more than about a tenth of the time. A new priority lies between the bounds and is found at once.
+Tasks before a bound (a retry, a released claim, a late commit, a run_at in the past) are found by a sweep from the
+front. A new priority lies between the bounds and is found at once.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,4 @@
-"""How many tasks may be claimed and unsettled.
-
-SQS has no priority, so the shorter the queue, the sooner an urgent task runs; but workers must never wait for the
-scheduler. The window is about a second of what is being settled, plus what the run time of the tasks keeps busy
-(Little's law), and follows both. Each route has a window of its own.
-"""
+"""How many tasks may be claimed and unsettled, in each route. See docs/decisions/012-window-and-packing.md."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -35,10 +30,8 @@ _ROUTES_KEPT = 10_000  # of as many actions, whose names callers choose
 class Window:
     """The window of one scheduler; times are monotonic seconds.
 
-    A count covers only recent claims, because dead entries of older ones cost as much as live ones; the older tasks in
-    flight, usually few, are carried over and counted again now and then. Only a whole count sees which of these have
-    settled, so the rate is also taken from the attempts that ended. Each scheduler counts the tasks of all and adds its
-    own claims since, so the claims of others since then may exceed the bound.
+    Each scheduler counts the tasks of all and adds its own claims since, so the claims of others since then may exceed
+    the bound.
     """
 
     def __init__(self, *, floor: int, limit: int, seconds: float) -> None:

@@ -1,17 +1,8 @@
 """Repair claims whose scheduler or worker stopped responding; docs/operations.md draws the cases.
 
-A claim whose sending was never confirmed is released, attempt included, unless a worker has sent a heartbeat. A task
-that a worker has reported and that is silent since is a failed attempt. One that no worker has reported may still be
-in its queue: while that holds anything, waiting costs no attempt, and later the task is sent again. Once the queue was
-seen empty for a while, the message is gone without an answer: a failed attempt. Of a queue that does not count what
-receivers hold (RabbitMQ) that is believed once no receiver can hold it any longer.
-
-A task may crash its worker, and all tasks of its message are then silent too. So a task that was silent once is a
-suspect and sent alone from then on. Only a suspect fails permanently at its last attempt; another task at its last
-attempt has it refunded, with the failure recorded, and is tried once more, alone.
-
-Silence also has to outlast the lag of the resulters (:mod:`penstock.results.watermark`). A killed process exports no
-span, so a span made here stands for the lost attempt, and the next one links to it.
+See docs/decisions/004-three-kinds-of-silence.md. A queue that does not count what receivers hold (RabbitMQ) counts as
+empty once no receiver can hold a message any longer. A killed process exports no span, so a span made here stands for
+the lost attempt, and the next one links to it.
 """
 
 import json

@@ -2,11 +2,8 @@
 
 The history has one partition per final state and day (UTC), dropped once its end is older than the state's retention;
 so a record is kept at least its retention and at most a day longer. For a retention under two days rows are deleted in
-batches as well, as are rows in the default partitions, which fill only while no supervisor runs for days.
-
-While a default partition has records, their days cannot have partitions, and each other new day reads all of it under
-a lock. So its records are copied to tables of their days, some blocks at a time, while a trigger notes changes; then
-one short transaction copies the last changes, attaches those tables and replaces the default by an empty one.
+batches as well, as are rows in the default partitions, which fill only while no supervisor runs for days, and are
+copied by day then (docs/decisions/033-full-default-partitions.md).
 
 A partition is dropped in transactions that do not grow with a day: detach, delete unique keys by blocks, drop.
 """
