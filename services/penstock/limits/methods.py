@@ -5,26 +5,20 @@ then, or in a claim that began before, count and are not recalled.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.db.session import Session
-from penstock.limits import model
+from penstock.limits import announced, model
 from penstock.limits.explain import Explanation, explain
 from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import narrow_tenant
 from penstock.protocol.checks import like_pattern
 from penstock.protocol.errors import InvalidParams, RouteNotFound, TaskNotFound
 from penstock.protocol.method import NoParams, Scope, method
-from penstock.protocol.reports import Announced
-from penstock.protocol.task import ANNOUNCED_SECONDS, MAX_ACTIONS_SHOWN
 from penstock.protocol.tenant import EVERY_TENANT
-from penstock.protocol.views import raw, view_of
-from penstock.tasks.records import columns_of
-
-LONGEST_HOLD_SECONDS = 86_400.0  # that a handler may ask for; an operator ends one by any change of the limits
-_COUNTED = 10_000  # waiting tasks of one announced action
+from penstock.protocol.views import view_of
 
 _OF_TENANT = ("max_in_flight", "rate", "burst")
 _look = partial(method, permission=Permission.READ, scope=Scope.CLOSED)
@@ -35,23 +29,6 @@ async def lock_rules(session: Session) -> None:
     """Lock limits and routes against other changes and against claims, inside a transaction."""
     await session.fetch("limit_lock_wait")
     await session.fetch("lock_rules")
-
-
-class Hold(NamedTuple):
-    """What the handler of a claim asks to be held. key: None for the task's own. whole: the action with all keys."""
-
-    task_id: int
-    claim: int
-    seconds: float
-    key: str | None
-    whole: bool
-
-
-async def hold(session: Session, holds: Sequence[Hold]) -> None:
-    """Send no task of these actions or limit keys for a while; first of all in a transaction, as ``lock_rules``."""
-    given = [list(column) for column in zip(*holds, strict=True)]
-    await session.fetch("hold_actions", *given)
-    await session.fetch("hold_gates", *given)
 
 
 # Actions
@@ -97,24 +74,10 @@ async def list_actions(session: Session, _given: NoParams) -> model.Actions:
     return model.Actions([view_of(model.Action, row) for row in await session.fetch("read_actions", None)])
 
 
-async def note_announced(session: Session, announcements: Sequence[Announced]) -> None:
-    """Record which workers run which actions, as they announce it."""
-    given = columns_of(announcements, "action", "worker", "version", "description", "params", "result")
-    await session.fetch("note_announced", *given, ANNOUNCED_SECONDS)
-
-
-async def read_announced(session: Session) -> list[model.AnnouncedAction]:
-    """Announced actions by name, those that no worker runs any more included."""
-    return [
-        view_of(model.AnnouncedAction, row, params=raw(row["params"]), result=raw(row["result"]))
-        for row in await session.fetch("list_announced", ANNOUNCED_SECONDS, MAX_ACTIONS_SHOWN, _COUNTED)
-    ]
-
-
 @_look("action.announced")
 async def list_announced(session: Session, _given: NoParams) -> model.AnnouncedActions:
     """List the actions that workers run, how many of them, their parameters, and the tasks that wait for one."""
-    return model.AnnouncedActions(await read_announced(session))
+    return model.AnnouncedActions(await announced.list_announced(session))
 
 
 @_change("action.pause")

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import msgspec
 
 from penstock.db.session import Session
-from penstock.limits import methods as limits
+from penstock.limits import announced, holds
 from penstock.payloads.codec import aad_of
 from penstock.payloads.records import encrypt_error, encrypt_note, encrypt_progress
 from penstock.protocol import reports
@@ -106,7 +106,7 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
             steps += [reports.Stepped(outcome.task_id, outcome.claim, one, outcome.worker) for one in outcome.steps]
     held = [hold for outcome in given if type(outcome) is reports.Failed and (hold := hold_of(outcome)) is not None]
     if held:  # before anything else is locked: a change of limits locks them first, and then tasks
-        await limits.hold(session, held)
+        await holds.hold(session, held)
     full = await _record_steps(session, steps, summary, settings)  # also of old claims: the steps have run
     if parts := kinds[reports.Output]:
         summary.output = await output.record(session, parts, limit_bytes=settings.output_limit_bytes)
@@ -130,7 +130,7 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
         summary.alive = await _note_heartbeats(session, heartbeats, outcomes)
     await settle.note_run_times(session, *(report.actions for report in kinds[reports.RunTimes]))
     if announcements := kinds[reports.Announced]:
-        await limits.note_announced(session, announcements)
+        await announced.record(session, announcements)
     if summary.stale:
         metrics.STALE_RESULTS.inc(summary.stale)
     return summary
@@ -257,13 +257,13 @@ async def _note_heartbeats(
     )
 
 
-def hold_of(report: reports.Failed) -> limits.Hold | None:
+def hold_of(report: reports.Failed) -> holds.Hold | None:
     """What the handler of a failed attempt asks to be held; nothing for a time that makes no sense."""
     hints, seconds = report.hints, report.hints.retry_after
     if hints.hold not in ("action", "key") or report.claim is None or seconds is None or not seconds > 0:
         return None
-    bounded = min(seconds, limits.LONGEST_HOLD_SECONDS)
-    return limits.Hold(report.task_id, report.claim, bounded, hints.hold_key, hints.hold == "action")
+    bounded = min(seconds, holds.LONGEST_HOLD_SECONDS)
+    return holds.Hold(report.task_id, report.claim, bounded, hints.hold_key, hints.hold == "action")
 
 
 async def _postpone(

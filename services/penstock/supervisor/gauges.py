@@ -9,7 +9,7 @@ from prometheus_client import Gauge
 
 from penstock.brokers.base import Queue
 from penstock.db.pool import Store
-from penstock.limits.methods import read_announced
+from penstock.limits.announced import list_announced
 from penstock.limits.scaling import read_route_loads
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import State
@@ -101,7 +101,7 @@ class Gauges:
             lag = (await session.fetch("read_lag"))[0]
             rejected = await session.value("count_rejected")
             loads = await read_route_loads(session)
-            announced = await read_announced(session)
+            announced = await list_announced(session)
         for state in State:
             if not state.final:
                 metrics.BACKLOG.labels(state.value).set(live[state.value])

@@ -18,7 +18,7 @@ from penstock.cli.doctor.findings import Report
 from penstock.client.async_client import AsyncClient
 from penstock.client.client import Client
 from penstock.db.pool import Store
-from penstock.limits.methods import read_announced
+from penstock.limits.announced import list_announced
 from penstock.limits.model import AnnouncedAction
 from penstock.methods.payload_check import check_fits
 from penstock.protocol.errors import RpcError
@@ -75,7 +75,7 @@ def announcement(name: str = "resize", worker: str = "new:1", **more: Any) -> st
 
 async def announced(store: Store) -> dict[str, AnnouncedAction]:
     async with store.session() as session:
-        return {one.action: one for one in await read_announced(session)}
+        return {one.action: one for one in await list_announced(session)}
 
 
 async def give_back(pump: Pump, *ids: int) -> None:

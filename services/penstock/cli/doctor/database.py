@@ -16,7 +16,7 @@ from penstock.db.pool import Store
 from penstock.db.pooler import is_direct
 from penstock.db.replica import Replica
 from penstock.db.session import Session
-from penstock.limits.methods import read_announced
+from penstock.limits.announced import list_announced
 from penstock.protocol.errors import PenstockError
 from penstock.runtime.periodic import is_set_within
 from penstock.settings.model import Settings
@@ -77,7 +77,7 @@ async def examine_database(settings: Settings, report: Report) -> None:
 async def _examine_announced(session: Session, report: Report) -> None:
     """Whether tasks wait for a worker; nothing where the schema is older, or may not be read."""
     try:
-        found = await read_announced(session)
+        found = await list_announced(session)
     except PenstockError:
         return
     for action in [action for action in found if action.waiting and not action.workers]:
