@@ -143,7 +143,9 @@ async def clockwork(
                 if number in cancelled:
                     body = {"clientId": "bench", "scheduleKey": str(number)}
                     answer = await http.request("DELETE", "/schedule", json=body)
-                    assert (answer.status_code, answer.text) == (200, str(number)), answer.text
+                    # One that was due by then may have been sent; the report says that creating took too long.
+                    is_late = time.time() * 1000 >= due[number]
+                    assert is_late or (answer.status_code, answer.text) == (200, str(number)), answer.text
 
         await asyncio.gather(*(create() for _ in range(16)))
         await writing
