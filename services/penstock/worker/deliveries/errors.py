@@ -24,18 +24,20 @@ class Base64(msgspec.Struct, forbid_unknown_fields=True):
     base64: bytes
 
 
-def content_of(text: str | None, raw: bytes | None, value: Any) -> tuple[bytes, str] | None:
+def content_of(body: str | None, raw: bytes | None, json: Any, raw_name: str = "base64") -> tuple[bytes, str] | None:
     """The content that a payload gives as a text, as bytes or as any value, and its type; None without one.
 
-    Raises Undeliverable.
+    raw_name: of the member with the bytes. Raises Undeliverable.
     """
-    if [text is None, raw is None, value is msgspec.UNSET].count(False) > 1:
-        raise Undeliverable("the payload has more than one of a text, bytes and json: give one of them")
-    if text is not None:
-        return text.encode("utf-8", "replace"), "text/plain; charset=utf-8"
+    members = {"body": body is not None, raw_name: raw is not None, "json": json is not msgspec.UNSET}
+    given = [name for name, is_given in members.items() if is_given]
+    if len(given) > 1:
+        raise Undeliverable(f"the payload has {' and '.join(given)}: give one of them")
+    if body is not None:
+        return body.encode("utf-8", "replace"), "text/plain; charset=utf-8"
     if raw is not None:
         return raw, "application/octet-stream"
-    return None if value is msgspec.UNSET else (msgspec.json.encode(value), "application/json")
+    return None if json is msgspec.UNSET else (msgspec.json.encode(json), "application/json")
 
 
 def short_text(exc: BaseException) -> str:

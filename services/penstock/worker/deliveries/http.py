@@ -72,7 +72,7 @@ class Requests:
         """Make the request; its answer is the result. docs/deliveries.md describes the parameters."""
         largest = self._settings.http_response_limit_bytes
         limit_bytes = largest if keep_bytes is None else min(keep_bytes, largest)
-        content, content_type = content_of(body, body_base64, json) or (None, None)
+        content, content_type = content_of(body, body_base64, json, "body_base64") or (None, None)
         expected = statuses("expected_status", DEFAULT_EXPECTED if expected_status is None else expected_status)
         final = statuses("final_status", DEFAULT_FINAL if final_status is None else final_status)
         sent = dict(headers or {})
