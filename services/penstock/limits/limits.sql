@@ -9,8 +9,8 @@ select exists (select from penstock.action) or exists (select from penstock.tena
            as routes;
 
 -- name: find_open_gates
--- Actions with a gate that is worth a look, and how long until the next gate is, in seconds (null: never). Two looks into
--- gate_by_action for each action, however many gates it has.
+-- Actions with a gate that is worth a look, when the limits of each were changed last (null: it has none), and how long until the
+-- next gate is, in seconds (null: never). Two looks into gate_by_action for each action, however many gates it has.
 with recursive earliest as (
     (select action, next_at from penstock.gate order by action, next_at limit 1)
     union all
@@ -18,6 +18,8 @@ with recursive earliest as (
         select action, next_at from penstock.gate where action > e.action order by action, next_at limit 1) g
 )
 select coalesce(array_agg(e.action) filter (where e.next_at <= now()), '{}') as actions,
+       coalesce(array_agg((select a.updated_at from penstock.action a where a.name = e.action))
+                filter (where e.next_at <= now()), '{}') as changed_at,
        date_part('epoch', min(coming.next_at) - now()) as seconds
 from earliest e left join lateral (
     select next_at from penstock.gate

@@ -11,6 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from time import monotonic
 from typing import Any
 
@@ -32,6 +33,9 @@ _PAUSE_SECONDS = 2.0  # after tasks could not be claimed or sent
 _IDLE_SECONDS = 60.0
 _UNLIMITED = UNLIMITED | {"held_until": None}  # as a row of ``lock_action``
 
+Rule = tuple[str, datetime | None]
+"""An action, and when its limits were changed last."""
+
 
 @dataclass(kw_only=True)
 class Gates:
@@ -43,7 +47,7 @@ class Gates:
     _admitting: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     _admitted_at: dict[str, float] = field(init=False, default_factory=dict)  # actions with limits as a whole
     flowing: Sequence[str] = ()  # the actions of the last claim, if no task in it was of another
-    _rest_until: dict[str, float] = field(init=False, default_factory=dict)
+    _rest_until: dict[Rule, float] = field(init=False, default_factory=dict)  # a change ends a rest
     _next_at: float = field(init=False, default=float("-inf"))
 
     def idle_seconds(self) -> float:
@@ -57,15 +61,16 @@ class Gates:
         async with self._looking:
             (found,) = await self.store.fetch("find_open_gates")
             now = monotonic()
-            self._rest_until = {action: until for action, until in self._rest_until.items() if until > now}
+            self._rest_until = {rule: until for rule, until in self._rest_until.items() if until > now}
             self._next_at = now + (_IDLE_SECONDS if found["seconds"] is None else found["seconds"])
             went = 0
-            for action in [action for action in found["actions"] if action not in self._rest_until]:
+            rules = zip(found["actions"], found["changed_at"], strict=True)
+            for rule in [rule for rule in rules if rule not in self._rest_until]:
                 try:
-                    went += await self._let_through(action)
+                    went += await self._let_through(rule)
                 except Refused as exc:  # other gates and routes must not wait for this action
-                    log.error("gate_refused", action=action, reason=str(exc), retry_in_seconds=_PAUSE_SECONDS)
-                    self._rest(action, _PAUSE_SECONDS)
+                    log.error("gate_refused", action=rule[0], reason=str(exc), retry_in_seconds=_PAUSE_SECONDS)
+                    self._rest(rule, _PAUSE_SECONDS)
             self._next_at = now if went else min([self._next_at, *self._rest_until.values()])
             return went
 
@@ -112,12 +117,12 @@ class Gates:
         while len(self._admitted_at) > _ADMITTED_AT_ONCE:
             del self._admitted_at[next(iter(self._admitted_at))]
 
-    async def _let_through(self, action: str) -> int:
-        batch = None
+    async def _let_through(self, rule: Rule) -> int:
+        action, batch = rule[0], None
         async with self.store.transaction() as session:
             rows = await session.fetch("lock_action", action)
             if not rows and await session.value("action_is_limited", action):
-                self._rest(action, BUSY_SECONDS)  # another scheduler holds it
+                self._rest(rule, BUSY_SECONDS)  # another scheduler holds it
                 return 0
             limits: Any = rows[0] if rows else _UNLIMITED
             if limits["paused"]:
@@ -133,7 +138,7 @@ class Gates:
                 in_flight = await session.value("count_gated", action, limits["max_in_flight"])
             whole = allowance(limits, in_flight, self.at_once)
             if not whole.tasks:
-                self._rest(action, whole.retry_seconds)
+                self._rest(rule, whole.retry_seconds)
                 return 0
             gates, tenants = await self._of_gates(session, action, limits, whole.tasks)
             shares = tenants.share_out(whole.tasks, gates)
@@ -153,7 +158,7 @@ class Gates:
             return await self.sender.send_batch(batch)
         except Unavailable as exc:
             log.warning("gate_not_passed", action=action, reason=str(exc), retry_in_seconds=_PAUSE_SECONDS)
-            self._rest(action, _PAUSE_SECONDS)
+            self._rest(rule, _PAUSE_SECONDS)
             return 0
 
     async def _of_gates(
@@ -183,8 +188,8 @@ class Gates:
         if emptied:
             await session.fetch("rest_gates", emptied)
 
-    def _rest(self, action: str, seconds: float) -> None:
-        self._rest_until[action] = monotonic() + seconds
+    def _rest(self, rule: Rule, seconds: float) -> None:
+        self._rest_until[rule] = monotonic() + seconds
 
 
 @dataclass(slots=True)

@@ -512,6 +512,20 @@ async def test_a_rate_lets_its_burst_go_and_then_so_many_a_second(
         assert len(sent.pairs) <= 5 + 20 * (time.monotonic() - started) + 1
 
 
+@pytest.mark.parametrize("change", [{"rate": 1000.0, "burst": 10}, {"rate": None}], ids=["raised", "removed"])
+async def test_a_changed_rate_holds_at_once_though_the_old_one_is_used_up(
+    scheduler: Scheduler, store: Store, sent: Outbound, change: dict[str, Any]
+) -> None:
+    await limit(store, "mail", rate=1 / 3600)
+    await enqueue(store, *(NewTask("mail") for _ in range(3)))
+    await run_until_idle(scheduler)
+    assert len(sent.pairs) == 1
+    await limit(store, "mail", **change)
+    await asyncio.sleep(0.1)
+    await run_until_idle(scheduler)
+    assert len(sent.pairs) == 3
+
+
 async def test_a_rate_by_key_is_each_keys_own(scheduler: Scheduler, store: Store, sent: Outbound) -> None:
     await limit(store, "mail", key_rate=0.01, key_burst=2)
     ids = await enqueue(store, *(NewTask("mail") for _ in range(12)))
