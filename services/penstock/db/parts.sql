@@ -58,3 +58,12 @@ notified as (
 -- part: due_again
 -- When a task t that is given back is due: a step of a workflow only when that has had the time to take note of it.
 case when t.workflow is null then t.run_at else greatest(t.run_at, now() + interval '2 seconds') end
+
+-- part: renoted
+-- Of the tasks in `changed`: what is noted of a return by a worker without their action. It ends where a task has `moved` to
+-- another time; else it stays, as of the task's `updated_at`, by which a later change is seen.
+renoted as (
+    update penstock.postponed p
+    set returned_at = now(), unknown_since = case when not c.moved then p.unknown_since end
+    from changed c where p.task_id = any(array[c.id])
+)

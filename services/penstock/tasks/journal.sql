@@ -75,6 +75,7 @@ from {pairs} join penstock.task t on {held};
 -- $6 whether the worker of each may have died. ACQUIRED back to the state that the claim came from, its attempt given back:
 -- the task goes on at that time, or now if it is in the past: no claim begins before the second day of year 1. One whose worker died is known to have steps from then on, and is a suspect the next time,
 -- unless its journal has grown: a worker that dies leaves many tasks that it has not even begun.
+-- The worker has its action: what is noted of workers without it ends.
 with changed as (
     update penstock.task t
     set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
@@ -87,8 +88,8 @@ with changed as (
     from (select * from unnest($1::bigint[], $2::bigint[], $3::float8[], $4::timestamptz[], $5::text[], $6::bool[])
               r (id, claim, delay, until, worker, suspect) order by id) r
     where {held}
-    returning t.id, t.action, t.workflow, t.state::text as state
-), {notified}
+    returning t.id, t.action, t.workflow, t.state::text as state, true as moved
+), {notified}, {renoted}
 select id, action, state from changed;
 
 -- name: rewind_journal

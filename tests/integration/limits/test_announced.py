@@ -19,10 +19,11 @@ from penstock.client.async_client import AsyncClient
 from penstock.client.client import Client
 from penstock.db.pool import Store
 from penstock.limits.announced import list_announced
+from penstock.limits.explain import Cause
 from penstock.limits.model import AnnouncedAction
 from penstock.methods.payload_check import check_fits
 from penstock.protocol.errors import RpcError
-from penstock.protocol.reports import Announced, Unreadable, decode_report
+from penstock.protocol.reports import Announced, Unreadable, decode_report, encode_notification
 from penstock.protocol.task import NewTask
 from penstock.runtime import metrics
 from penstock.settings.model import Settings
@@ -144,6 +145,34 @@ async def test_a_task_that_failed_meanwhile_keeps_its_backoff(pump: Pump) -> Non
     await pump.upkeep.run_once()
     assert (await pump.task(task_id))["run_at"] > datetime.now(UTC) + timedelta(minutes=9)
     assert "attempt 1 of 10 failed" in (await why(pump.store, task_id)).reason
+
+
+async def sleep(pump: Pump, task_id: int, seconds: float) -> None:
+    """A worker that has the action suspends the task."""
+    await pump.due(task_id)
+    ((_, claim),) = await pump.send()
+    text = encode_notification("suspend", id=f"{task_id}:{claim}", seconds=seconds)
+    assert (await pump.world.report(text)).suspended == 1
+
+
+async def test_an_announcement_ends_no_sleep_of_a_task_that_was_given_back_before(pump: Pump) -> None:
+    (task_id,) = await enqueue(pump.store, NewTask("resize"))
+    await pump.world.report(announcement())
+    await give_back(pump, task_id)
+    await sleep(pump, task_id, 86_400)
+    assert (await why(pump.store, task_id)).cause is Cause.NOT_DUE
+    assert (await announced(pump.store))["resize"].waiting == 0
+    await pump.world.report(announcement(worker="new:2"))
+    assert await pump.upkeep.run_once() == 0
+    assert (await pump.task(task_id))["run_at"] > datetime.now(UTC) + timedelta(hours=23)
+
+
+async def test_the_wait_for_a_worker_starts_again_after_one_has_run_the_task_up_to_a_sleep(pump: Pump) -> None:
+    (task_id,) = await enqueue(pump.store, NewTask("resize"))
+    await give_back(pump, task_id)
+    await pump.sql("update penstock.postponed set unknown_since = now() - interval '25 hours'")
+    await sleep(pump, task_id, 0)
+    await give_back(pump, task_id)
 
 
 async def test_a_worker_announces_its_actions_with_their_schemas(
