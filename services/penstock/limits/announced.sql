@@ -46,19 +46,21 @@ order by seen_at desc;
 
 -- name: release_announced
 -- $1 how many, $2 seconds for which an announcement holds. Tasks that workers without their action gave back before another one
--- announced it are due now; those that ran meanwhile are no longer noted. What another transaction holds keeps its time.
+-- announced it are due now; those that ran or were changed meanwhile, as by a user who gave them a time, are no longer
+-- noted. What another transaction holds keeps its time.
 with found as materialized (
-    select p.task_id, p.attempts from (
+    select p.task_id, p.attempts, p.returned_at from (
         select action, max(since) as since from penstock.announced
         where seen_at > now() - make_interval(secs => $2) group by action) a
     join penstock.postponed p on p.action = a.action and p.returned_at < a.since
-    where p.unknown_since is not null limit $1
+    where p.unknown_since is not null limit $1 for update of p skip locked
 ), noted as (
     update penstock.postponed set unknown_since = null where task_id = any(array(select task_id from found))
 )
 update penstock.task t set run_at = now(), updated_at = now(), route = null, gate = null
 from (select w.id from found f join penstock.task w on w.id = any(array[f.task_id])
-      where w.attempts = any(array[f.attempts]) and w.state::text in ('SCHEDULED', 'ERROR') and w.run_at > now()
+      where w.attempts = any(array[f.attempts]) and w.updated_at = any(array[f.returned_at])
+        and w.state::text in ('SCHEDULED', 'ERROR') and w.run_at > now()
       for update of w skip locked) free
 where t.id = any(array[free.id])
   and t.state::text in ('SCHEDULED', 'ERROR')

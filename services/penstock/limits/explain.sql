@@ -19,7 +19,7 @@ select t.id, t.state::text as state, t.action, t.tenant, t.priority, t.run_at, t
        case when p.max_in_flight is not null then (
            select count(*) from (select from penstock.task o where o.state = 'ACQUIRED' and o.gate is not null
                                    and o.tenant = t.tenant limit greatest($2, p.max_in_flight)) held) end as tenant_in_flight,
-       case when y.attempts = t.attempts then y.unknown_since end as unknown_since,
+       case when (y.attempts, y.returned_at) = (t.attempts, t.updated_at) then y.unknown_since end as unknown_since,
        case when y.unknown_since is not null then
            (select max(n.seen_at) from penstock.announced n where n.action = t.action) end as announced_at
 from penstock.task t

@@ -97,12 +97,15 @@ cross join lateral (
 -- name: spread_tasks
 -- $1 ids, $2 how many seconds each comes later than $3, an instant, or null where run_at stays; $4 priority, or null
 -- where it stays. Tasks that wait, in whichever state: it stays too.
-update penstock.task t
-set run_at = coalesce($3::timestamptz + make_interval(secs => s.later), t.run_at),
-    priority = coalesce($4::int2, t.priority), updated_at = now(), route = null, gate = null
-from (select * from unnest($1::bigint[], $2::float8[]) s (id, later) order by id) s
-where t.id = any(array[s.id]) and t.state::text in ('WAITING', 'SCHEDULED', 'ERROR') and t.claimed_at is null
-returning t.id;
+with changed as (
+    update penstock.task t
+    set run_at = coalesce($3::timestamptz + make_interval(secs => s.later), t.run_at),
+        priority = coalesce($4::int2, t.priority), updated_at = now(), route = null, gate = null
+    from (select * from unnest($1::bigint[], $2::float8[]) s (id, later) order by id) s
+    where t.id = any(array[s.id]) and t.state::text in ('WAITING', 'SCHEDULED', 'ERROR') and t.claimed_at is null
+    returning t.id, $3::timestamptz is not null as moved
+), {renoted}
+select id from changed;
 
 -- name: delete_settled_tasks
 -- $1 ids. As delete_expired: their unique keys are free again and the counts fall.

@@ -316,12 +316,15 @@ where t.id = $1 and k.task_id <> t.id;
 -- name: reschedule_tasks
 -- $1 ids, $2 run_at or null, $3 delay in seconds or null, $4 priority or null; what is null stays. A task that is
 -- claimed, which it also is while it waits for an event, or settled is left alone. A bounded claim finds what has come to stand before its bounds by its next sweep.
-update penstock.task t
-set run_at = coalesce($2::timestamptz, now() + make_interval(secs => $3::float8), t.run_at),
-    priority = coalesce($4::int2, t.priority), updated_at = now(), route = null, gate = null
-from {asked}
-where t.id = any(array[u.id]) and t.state::text in ('WAITING', 'SCHEDULED', 'ERROR') and t.claimed_at is null
-returning t.id, t.state::text as state;
+with changed as (
+    update penstock.task t
+    set run_at = coalesce($2::timestamptz, now() + make_interval(secs => $3::float8), t.run_at),
+        priority = coalesce($4::int2, t.priority), updated_at = now(), route = null, gate = null
+    from {asked}
+    where t.id = any(array[u.id]) and t.state::text in ('WAITING', 'SCHEDULED', 'ERROR') and t.claimed_at is null
+    returning t.id, t.state::text as state, num_nonnulls($2::timestamptz, $3::float8) > 0 as moved
+), {renoted}
+select id, state from changed;
 
 -- name: lock_ordering_heads
 -- $1 ordering keys. An enqueuer holds the head of its key until its task can be seen, so who holds it cannot miss one.

@@ -29,6 +29,8 @@ from penstock.runtime import metrics
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.supervisor.gauges import Gauges
+from penstock.tasks import enqueue as enqueuing
+from penstock.tasks.reschedule import reschedule
 from penstock.worker.announcing import announcements, schemas
 from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.context import Call, Context
@@ -173,6 +175,66 @@ async def test_the_wait_for_a_worker_starts_again_after_one_has_run_the_task_up_
     await pump.sql("update penstock.postponed set unknown_since = now() - interval '25 hours'")
     await sleep(pump, task_id, 0)
     await give_back(pump, task_id)
+
+
+async def move(store: Store, way: str, task_id: int, seconds: float) -> None:
+    later = NewTask("resize", unique_key="k", on_duplicate="replace", delay_seconds=seconds)
+    async with store.transaction() as session:
+        match way:
+            case "reschedule":
+                await reschedule(session, [task_id], delay_seconds=seconds)
+            case "bulk":
+                await session.fetch("spread_tasks", [task_id], [seconds], datetime.now(UTC), None)
+            case "replace":
+                await enqueuing.enqueue(session, [later])
+
+
+@pytest.mark.parametrize("way", ["reschedule", "bulk", "replace"])
+async def test_a_time_that_a_task_was_given_after_its_return_outlasts_an_announcement(pump: Pump, way: str) -> None:
+    (task_id,) = await enqueue(pump.store, NewTask("resize", unique_key="k"))
+    await give_back(pump, task_id)
+    await move(pump.store, way, task_id, 86_400)
+    assert (await why(pump.store, task_id)).cause is Cause.NOT_DUE
+    await pump.world.report(announcement())
+    assert await pump.upkeep.run_once() == 0
+    assert (await pump.task(task_id))["run_at"] > datetime.now(UTC) + timedelta(hours=23)
+
+
+@pytest.mark.parametrize("way", ["reschedule", "bulk"])
+async def test_the_wait_for_a_worker_starts_again_at_the_time_that_a_task_was_given(pump: Pump, way: str) -> None:
+    (task_id,) = await enqueue(pump.store, NewTask("resize"))
+    await give_back(pump, task_id)
+    await pump.sql("update penstock.postponed set unknown_since = now() - interval '25 hours'")
+    await move(pump.store, way, task_id, 0)
+    await give_back(pump, task_id)
+
+
+@pytest.mark.parametrize("way", ["reschedule", "bulk"])
+async def test_a_task_with_another_priority_still_waits_for_a_worker(pump: Pump, way: str) -> None:
+    (task_id,) = await enqueue(pump.store, NewTask("resize"))
+    await give_back(pump, task_id)
+    await pump.sql("update penstock.postponed set unknown_since = now() - interval '2 hours'")
+    await give_back(pump, task_id)
+    async with pump.store.transaction() as session:
+        if way == "bulk":
+            await session.fetch("spread_tasks", [task_id], [0.0], None, 5)
+        else:
+            await reschedule(session, [task_id], priority=5)
+    assert (await why(pump.store, task_id)).cause is Cause.UNKNOWN_ACTION
+    await pump.world.report(announcement())
+    assert await pump.upkeep.run_once() == 1
+
+
+async def test_an_announcement_waits_for_no_transaction_that_moves_tasks(pump: Pump) -> None:
+    ids = await enqueue(pump.store, NewTask("resize"), NewTask("resize"))
+    await give_back(pump, *ids)
+    await pump.sql("update penstock.postponed set unknown_since = now() - interval '2 hours'")
+    await give_back(pump, *ids)
+    await pump.world.report(announcement())
+    async with pump.store.transaction() as session:
+        await reschedule(session, ids[:1], delay_seconds=86_400)
+        async with asyncio.timeout(20):
+            assert await pump.upkeep.run_once() == 1
 
 
 async def test_a_worker_announces_its_actions_with_their_schemas(
