@@ -403,6 +403,7 @@ async def give_back(store: Store, way: str, task: Claimed) -> None:
         "sleep": Suspended(task.id, task.claim, 86_400.0),
         "event": Waiting(task.id, task.claim, "token", None, WaitPolicy()),
         "snooze": Failed(task.id, task.claim, None, error, Hints(retry_after=60.0, snooze=True)),
+        "unknown": Failed(task.id, task.claim, None, error, Hints(unknown_action=True)),
     }
     async with store.transaction() as session:
         match way:
@@ -535,6 +536,29 @@ async def test_retry_runs_what_failed_and_what_came_after_and_nothing_that_succe
     await lives.live(lambda action, _: action)
     assert lives.ran[before:] == [("b", {"own": 1, "r": {"a": "a"}}), ("c", {"r": {"b": "b"}})]
     assert (await lives.look(flow)).state == "SUCCESS"
+
+
+async def test_a_step_that_had_not_started_keeps_its_time_in_a_retry(lives: Lives, sql: Any) -> None:
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    flow = await lives.create(chain=[{"action": "a"}, {"action": "b", "run_at": tomorrow.isoformat()}])
+    await lives.live(_break)
+    await lives.ask("workflow.retry", id=flow)
+    await lives.live()
+    assert [action for action, _ in lives.ran] == ["a", "a"]
+    assert await sql.fetchval("select run_at from penstock.task") == tomorrow
+
+
+@pytest.mark.parametrize("way", ["sleep", "unknown"])
+async def test_a_retry_goes_on_with_a_sleep_and_not_with_a_wait_for_a_worker(
+    lives: Lives, store: Store, sql: Any, way: str
+) -> None:
+    flow = await lives.create(steps=[{"action": "a"}])
+    (a,) = await lives.claim()
+    await give_back(store, way, a)
+    await lives.ask("workflow.cancel", id=flow)
+    await lives.ask("workflow.retry", id=flow)
+    left = await sql.fetchval("select run_at - now() from penstock.task")
+    assert left > timedelta(hours=23) if way == "sleep" else left <= timedelta(0)
 
 
 async def test_a_step_cancelled_with_its_workflow_begins_again_though_its_policy_is_continue(lives: Lives) -> None:
