@@ -48,7 +48,8 @@ left join penstock.wait w on w.task_id = t.id and w.deadline is not null
 left join lateral (
     select (select string_agg(b.name, ', ' order by b.number) from (
                 select b.number, b.name from penstock.workflow_step b
-                where b.workflow_id = s.workflow_id and b.number = any(s.after) and not b.passed
+                where b.workflow_id = s.workflow_id and b.number = any(s.after)
+                  and not (b.passed or b.done and b.state = 'SUCCESS')  -- as the workflow failed
                 order by b.number limit 3) b) as after
     from penstock.workflow_step s where s.task_id = t.id limit 1) s on true
 left join penstock.gate g on g.name = t.gate

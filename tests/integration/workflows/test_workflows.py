@@ -561,6 +561,19 @@ async def test_a_retry_goes_on_with_a_sleep_and_not_with_a_wait_for_a_worker(
     assert left > timedelta(hours=23) if way == "sleep" else left <= timedelta(0)
 
 
+async def test_a_step_that_waits_in_a_retry_names_no_step_that_had_succeeded(lives: Lives, store: Store) -> None:
+    flow = await lives.create(steps=[{"action": "a"}, {"action": "b"}, {"action": "c", "after": ["a", "b"]}])
+    a, b = await lives.claim()
+    for task, handler in ((b, _break), (a, lambda *_: None)):
+        await lives.work([task], handler)
+        await lives.advance()
+    await lives.ask("workflow.retry", id=flow)
+    waiting = (await lives.steps(flow))["c"].task_id
+    assert waiting is not None
+    async with store.session() as session:
+        assert (await explain(session, waiting)).reason == f"Waits for earlier steps of workflow {flow}: b."
+
+
 async def test_a_step_cancelled_with_its_workflow_begins_again_though_its_policy_is_continue(lives: Lives) -> None:
     flow = await lives.create(chain=[{"action": "a", "on_failure": "continue"}, {"action": "b"}])
     await lives.ask("workflow.cancel", id=flow)
