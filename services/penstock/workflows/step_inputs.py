@@ -204,7 +204,7 @@ def _write(one: StepInputs, outcomes: dict[int, Any]) -> None:
                 texts.append(row["result"])
                 continue
             texts.append("null")
-            reason = source["reason"] if row is None else row["reason"]
+            reason = source["reason"] or (row and row["reason"])
             error = json.dumps({"state": source["state"]} | ({} if reason is None else {"reason": reason}))
             if row is not None and row["error"] is not None:
                 error = f'{error[:-1]}, "error": {row["error"]}}}'

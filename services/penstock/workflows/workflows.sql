@@ -218,9 +218,9 @@ join penstock.workflow_step s on s.workflow_id = i.workflow_id and s.parent = i.
 order by s.workflow_id, s.number;
 
 -- name: read_results
--- $1 ids of settled tasks. What they came to; no result where it was emptied.
-select id, case when result_gone is null then result::text end as result, (failures -> -1 -> 'error')::text as error,
-       reason
+-- $1 ids of settled tasks. What they came to; no result where it was emptied, and no error where it was overcome.
+select id, case when result_gone is null then result::text end as result,
+       case when state <> 'SUCCESS' then (failures -> -1 -> 'error')::text end as error, reason
 from penstock.task_history where id = any($1::bigint[]);
 
 -- name: read_outcomes

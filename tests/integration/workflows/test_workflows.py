@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -493,6 +494,28 @@ async def test_children_that_were_refused_are_made_by_a_retry_and_their_step_is_
     assert (await lives.look(flow)).state == "SUCCESS"
     assert [action for action, _ in lives.ran] == ["a", "child", "end"]
     assert lives.ran[-1][1] == {"r": {"a": 1, "a/0": {"text": "x" * 30}}}
+
+
+async def test_the_reason_why_children_were_refused_is_handed_on(lives: Lives, sql: Any) -> None:
+    small = Lives(lives.store, lives.settings.model_copy(update={"payload_limit_bytes": 500}))
+    flow = await small.create(
+        chain=[{"action": "a", "on_failure": "continue"}, {"action": "end", "results_as": "r", "errors_as": "e"}]
+    )
+
+    def fail(*_: Any) -> None:
+        raise ArithmeticError("overcome")
+
+    def spawn(*_: Any) -> None:
+        raise Spawned(1, [{"action": "child", "payload": {"text": "x" * 600}}])
+
+    for handler in (fail, spawn):
+        await lives.work(await lives.claim(), handler)
+        await sql.execute("update penstock.task set run_at = now() where action = 'a'")
+    await small.advance()
+    reason = (await lives.steps(flow))["a"].reason
+    assert "its children were refused" in (reason or "")
+    (end,) = await lives.claim()
+    assert json.loads(end.payload) == {"r": {}, "e": {"a": {"state": "CRITICAL_ERROR", "reason": reason}}}
 
 
 async def test_a_step_that_is_cancelled_or_expires_tells_why(lives: Lives, store: Store, sql: Any) -> None:
