@@ -88,7 +88,8 @@ def _span(row: Mapping[str, Any], since: str) -> str:
 
 def _waiting(row: Mapping[str, Any]) -> _Found:
     if row["token"] is not None:
-        return _Found(Cause.EVENT, f"Waits for the event of token {row['token']}, until {timestamp(row['deadline'])}.")
+        token = own_key(row["token"])
+        return _Found(Cause.EVENT, f"Waits for the event of token {token}, until {timestamp(row['deadline'])}.")
     if row["workflow"] is not None and row["steps_before"]:
         return _Found(Cause.STEPS, f"Waits for earlier steps of workflow {row['workflow']}: {row['steps_before']}.")
     if row["workflow"] is not None and row["ordering_key"] is None:  # a step has its key from its start on

@@ -175,10 +175,11 @@ async def test_a_claimed_task_is_followed_from_the_scheduler_to_its_worker(
     assert running_now.reason.startswith("Runs since 1 min; last heartbeat ")
 
 
+@pytest.mark.parametrize("tenant", [None, "acme"])
 async def test_a_suspended_task_names_its_token(
-    store: Store, scheduler: Scheduler, sent: Outbound, settings: Settings
+    store: Store, scheduler: Scheduler, sent: Outbound, settings: Settings, tenant: str | None
 ) -> None:
-    (task,) = await enqueue(store, NewTask("ask"))
+    (task,) = await enqueue(store, NewTask("ask", tenant=tenant))
     assert await scheduler.run_once() == 1
     text = encode_notification("wait", id="{}:{}".format(*sent.pairs[0]), token="order-7", timeout=60)
     async with store.transaction() as session:
