@@ -108,6 +108,17 @@ async def test_what_no_queue_takes_is_tried_again_and_what_cannot_be_is_final(
     assert (await channel.basic_get(QUEUE, no_ack=True)).body == b"good"
 
 
+async def test_messages_with_one_id_keep_their_own_outcomes(channel: Any, publisher: Publisher) -> None:
+    same = {"body": "x", "message_id": "event-1"}
+    dropped, *others = await publisher.publish(
+        calls({"routing_key": f"{QUEUE}-none", **same}, *[{"routing_key": QUEUE, **same}] * 5)
+    )
+    assert isinstance(dropped, NotDelivered)
+    assert f"{QUEUE}-none" in str(dropped)
+    assert others == [{"message_id": "event-1"}] * 5
+    assert [(await channel.basic_get(QUEUE, no_ack=True)).body for _ in range(6)] == [b"x"] * 5 + [b""]
+
+
 async def test_a_message_that_is_too_large_is_final_and_its_neighbours_are_tried_again(
     rabbitmq: RabbitMq, channel: Any, publisher: Publisher
 ) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import aiormq
 from aiormq import exceptions, spec
@@ -59,6 +60,7 @@ class Link:
         self._known: set[str] = set()
         self._declaring = asyncio.Lock()
         self._publishing: dict[str, Any] = {}  # by exchange, the one that was used last at the end
+        self._turns: WeakValueDictionary[tuple[str, str | None], asyncio.Lock] = WeakValueDictionary()
         self._asking: Any = None
         self._opening = asyncio.Lock()
 
@@ -167,11 +169,13 @@ class Link:
         """Publish to a queue, or by an exchange, and wait for the confirmation; returns why there is none."""
         what = f"a message for exchange {exchange!r}" if exchange else f"a message for queue {name!r}"
         try:
-            channel = await self._publisher(exchange)
-            published = channel.basic_publish(
-                body, exchange=exchange, routing_key=name, properties=properties, mandatory=mandatory
-            )
-            await self.call(published, what)
+            # The library knows a message that comes back by its id alone, and of several with one id takes the last.
+            async with self._turns.setdefault((exchange, properties.message_id), asyncio.Lock()):
+                channel = await self._publisher(exchange)
+                published = channel.basic_publish(
+                    body, exchange=exchange, routing_key=name, properties=properties, mandatory=mandatory
+                )
+                await self.call(published, what)
         except Unavailable as exc:
             if isinstance(exc, QueueMissing):
                 self.unknown(name)
