@@ -173,21 +173,28 @@ async def _read(session: Session, inputs: Sequence[StepInputs], limit_bytes: int
             for stored in rows:
                 taken = takers[stored["id"]]
                 reference = reference_of(stored["result"])
-                size = reference.size if reference is not None else utf8_size(stored["result"] or stored["error"] or "")
-                for one in taken:
-                    one.size += size
-                    if one.size > limit_bytes and one.problem is None:
-                        one.problem = f"the results of its predecessors are more than the {limit_bytes} bytes allowed"
+                if reference is not None:
+                    _count(taken, reference.size, limit_bytes)  # before it is fetched
                 if all(one.problem for one in taken):
                     continue  # no longer needed
                 try:
-                    outcomes[stored["id"]] = await load_outcome(session.codec, stored)
+                    outcomes[stored["id"]] = opened = await load_outcome(session.codec, stored)
                 except PayloadLost as exc:
                     for one in taken:
                         one.problem = one.problem or f"the result of a predecessor, task {stored['id']}, is lost: {exc}"
+                    continue
+                if reference is None:  # an encrypted text is a third longer
+                    _count(taken, utf8_size(opened["result"] or opened["error"] or ""), limit_bytes)
     for one in inputs:
         if one.problem is None:
             _write(one, outcomes)
+
+
+def _count(taken: Iterable[StepInputs], size: int, limit_bytes: int) -> None:
+    for one in taken:
+        one.size += size
+        if one.size > limit_bytes and one.problem is None:
+            one.problem = f"the results of its predecessors are more than the {limit_bytes} bytes allowed"
 
 
 def _write(one: StepInputs, outcomes: dict[int, Any]) -> None:

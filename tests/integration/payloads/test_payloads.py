@@ -1113,6 +1113,35 @@ async def test_workflows_of_tenants_hand_results_over_encrypted(settings: Settin
         assert shown["result"] == ["acme", "t", {"first": 4}]
 
 
+async def test_results_errors_and_lists_of_steps_count_as_long_as_they_are_in_clear(
+    settings: Settings, registry: Registry
+) -> None:
+    @action("give", registry=registry)
+    def give(ctx: Context, fails: bool = False) -> list[str]:
+        if fails:
+            raise Fail("Q" * 800)
+        return ["Q" * 1600]
+
+    @action("take", registry=registry)
+    def take(ctx: Context, given: Any) -> int:
+        return json.dumps(given).count("Q")
+
+    limits = {"payload_limit_bytes": 2000, "result_limit_bytes": 2000}
+    async with plant(load_settings(**settings.model_dump() | limits | {"payload_keys": new_key()}), registry) as pipe:
+        await pipe.call("workflow.create", steps=[
+            {"name": "result", "action": "give"},
+            {"name": "error", "action": "give", "payload": {"fails": True}, "on_failure": "continue"},
+            {"name": "a", "action": "take", "after": ["result"], "results_as": "given"},
+            {"name": "b", "action": "take", "after": ["result"], "over": "result", "item_as": "given"},
+            {"name": "c", "action": "take", "after": ["error"], "errors_as": "given"},
+        ])  # fmt: skip
+        for messages in (2, 3):
+            await pipe.work(messages)
+            await pipe.advance()
+        tasks = (await pipe.call("list", action="take"))["tasks"]
+        assert [task["result"] or task["reason"] for task in tasks] == [1600] * 3
+
+
 async def test_an_s3_that_does_not_answer_holds_up_no_workflow_without_objects(
     settings: Settings, s3: S3Bucket, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
