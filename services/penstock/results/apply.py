@@ -6,6 +6,7 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
@@ -16,11 +17,11 @@ import msgspec
 from penstock.db.session import Session
 from penstock.limits import announced, holds
 from penstock.payloads.codec import aad_of
-from penstock.payloads.records import encrypt_error, encrypt_note, encrypt_progress
+from penstock.payloads.records import decrypt_error, encrypt_error, encrypt_note, encrypt_progress
 from penstock.protocol import reports
 from penstock.protocol.errors import HANDLER_ERROR, TOO_LARGE, PayloadLost, PayloadUnavailable, RpcError, SettingsError
 from penstock.protocol.journal import StepKey, carried, encode_step
-from penstock.protocol.json_text import utf8_size
+from penstock.protocol.json_text import replace_unstorable, utf8_size
 from penstock.protocol.retry import Backoff
 from penstock.protocol.sealed import MARK, SEALED_ENCODING, is_sealed, reference_of
 from penstock.protocol.task import Failure
@@ -274,7 +275,10 @@ async def _postpone(
     again: dict[Pair, settle.Postponement] = {}
     for pair, before in (await settle.read_postponed(session, postponed)).items():
         report = postponed[pair]
-        message = _decode_head(report.error).message[:_NOTE_CHARS].replace("\0", "\ufffd")
+        head = _decode_head(report.error)
+        with suppress(PayloadUnavailable, PayloadLost, ValueError, RecursionError):  # else it says "encrypted"
+            head = _decode_head(replace_unstorable(decrypt_error(session.codec, pair[0], report.error)))
+        message = head.message[:_NOTE_CHARS].replace("\0", "\ufffd")
         put_off = postponement(report.hints, before, settings)
         if isinstance(put_off, str):
             kind = "UnknownAction" if report.hints.unknown_action else "PutOffTooOften"

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from moto.s3.responses import S3Response
 
-from penstock import AsyncClient, Call, Client, Context, Fail, InboundClient, action
+from penstock import AsyncClient, Call, Client, Context, Fail, InboundClient, Snooze, action
 from penstock.compat.scheduler0 import store as credentials
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
@@ -1215,6 +1215,26 @@ async def test_half_a_surrogate_pair_in_an_error_or_a_note_is_replaced_before_it
         await put(pipe.queues["results"], encode_progress(claim_id(task["id"], claim), 50, note))
         await until(pipe.resulter.run_once, "progress")
         assert (await pipe.status(task["id"]))["progress"]["note"] == "reads caf\ufffd.txt"
+
+
+async def test_why_a_task_was_put_off_is_read_and_stored_encrypted(
+    settings: Settings, registry: Registry, sql: asyncpg.Connection
+) -> None:
+    @action("later", registry=registry)
+    def later(ctx: Context) -> None:
+        raise Snooze(0, MARKER)
+
+    changed = load_settings(**settings.model_dump() | {"payload_keys": new_key(), "snooze_limit": 1})
+    async with plant(changed, registry) as pipe:
+        task = await pipe.call("enqueue", action="later")
+        await pipe.work()
+        assert (await pipe.status(task["id"]))["progress"]["note"].endswith(f": Snooze: {MARKER}")
+        assert MARKER not in await everything(sql)
+        await pipe.work()
+        error = (await pipe.status(task["id"]))["error"]
+        assert error["data"]["type"] == "PutOffTooOften"
+        assert error["message"].endswith(f"(PENSTOCK_SNOOZE_LIMIT): Snooze: {MARKER}")
+        assert MARKER not in await everything(sql)
 
 
 async def test_the_same_tasks_are_the_same_although_they_are_encrypted(settings: Settings, registry: Registry) -> None:
