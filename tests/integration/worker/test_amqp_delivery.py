@@ -134,6 +134,21 @@ async def test_a_message_that_is_too_large_is_final_and_its_neighbours_are_tried
                 await asyncio.sleep(0.05)  # the loss of the connection has not been heard of yet
 
 
+async def test_headers_that_do_not_fit_in_one_frame_are_final_and_harm_no_neighbour(
+    channel: Any, publisher: Publisher
+) -> None:
+    """The broker would close the connection, on which all others are under way."""
+    small: list[dict[str, Any]] = [{"routing_key": QUEUE, "body": str(n)} for n in range(20)]
+    wide = {"routing_key": QUEUE, "body": "x", "message_id": "m", "content_type": "t", "headers": {"h": "x" * 140_000}}
+    refused, *neighbours = await publisher.publish(calls(wide, *small))
+    assert isinstance(refused, Undeliverable)
+    assert "RabbitMQ takes headers in one frame of up to 131072 bytes, not of 140038" in str(refused)
+    assert neighbours == [{"message_id": f"penstock-{number}"} for number in range(2, 22)]
+    room = 131_072 - 38
+    fits, too_wide = await publisher.publish(calls(*[wide | {"headers": {"h": "x" * n}} for n in (room, room + 1)]))
+    assert (fits, type(too_wide)) == ({"message_id": "m"}, Undeliverable)
+
+
 async def test_a_broker_that_is_away_is_tried_again_and_shows_no_password() -> None:
     links = Links("amqp://u:s3cr3t@127.0.0.1:1/", setting="X", heartbeat_seconds=30)
     (outcome,) = await Publisher(links, load_settings()).publish(calls({"routing_key": "q", "body": "x"}))

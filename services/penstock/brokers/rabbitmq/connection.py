@@ -25,6 +25,7 @@ _AWAY = (exceptions.AMQPError, RuntimeError, OSError, TimeoutError, EOFError)  #
 _MOST_PUBLISHERS = 32
 _NO_LIMIT = 1_000_000_000  # deliveries of a dead letter, which is received often; newer brokers have a default
 _REST_SECONDS = 0.5  # after a connection that failed, before the next try
+_FRAME_BYTES = 20  # of the frame with a message's properties, beside them
 _SIZE_LIMIT = re.compile(r"message size \d+ is larger than (?:configured )?max size (\d+)")
 
 logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # it logs what it raises, and so do we
@@ -167,6 +168,10 @@ class Link:
         self, name: str, body: bytes, properties: spec.Basic.Properties, *, exchange: str = "", mandatory: bool = True
     ) -> Unavailable | None:
         """Publish to a queue, or by an exchange, and wait for the confirmation; returns why there is none."""
+        # The broker closes the connection over a larger frame.
+        size, most = _FRAME_BYTES + len(properties.marshal()), self._connection.connection_tune.frame_max
+        if 0 < most < size:
+            return TooLargeForBroker(f"RabbitMQ takes headers in one frame of up to {most} bytes, not of {size}")
         what = f"a message for exchange {exchange!r}" if exchange else f"a message for queue {name!r}"
         try:
             # The library knows a message that comes back by its id alone, and of several with one id takes the last.
