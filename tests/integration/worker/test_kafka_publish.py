@@ -92,8 +92,9 @@ async def test_what_cannot_be_published_is_given_up_at_once_and_told(
 @pytest.mark.parametrize(
     "given",
     [{"topic": 1}, {"topic": "t", "value": 1}, {"topic": "t", "value_base64": "?"}, {"topic": "t", "partition": -1},
+     {"topic": "t", "value": "a", "due_at": 10**400}, {"records": [{"topic": "t", "value": "a", "due_at": 10**400}]},
      {"records": [{"topic": "t", "vlaue": "a"}]}, {"topic": "t", "valeu": "a"}, {"topic": "t", "headers": {"a": None}}],
-    ids=["topic", "value", "base64", "partition", "member", "parameter", "header"],
+    ids=["topic", "value", "base64", "partition", "due", "due-record", "member", "parameter", "header"],
 )  # fmt: skip
 async def test_parameters_of_a_wrong_kind_are_refused(publish: Any, given: dict[str, Any]) -> None:
     with pytest.raises(InvalidParams):

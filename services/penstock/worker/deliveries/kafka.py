@@ -20,6 +20,7 @@ _SHOWN_CHARS = 300
 
 Value = str | None | msgspec.UnsetType
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+EpochMs = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # as in clockwork's requests and the schedules of topics
 
 
 class RecordParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -34,7 +35,7 @@ class RecordParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     headers: dict[str, str] = {}
     headers_base64: dict[str, bytes] = {}
     partition: Number | None = None
-    due_at: int | None = None
+    due_at: EpochMs | None = None
 
 
 def add_to(deliveries: Deliveries) -> None:
@@ -66,7 +67,7 @@ class Publisher:
         headers: dict[str, str] | None = None,
         headers_base64: dict[str, bytes] | None = None,
         partition: Number | None = None,
-        due_at: int | None = None,
+        due_at: EpochMs | None = None,
         records: list[RecordParams] | None = None,
         then: list[RecordParams] | None = None,
     ) -> dict[str, Any]:
