@@ -90,6 +90,7 @@ async def test_what_no_queue_takes_is_tried_again_and_what_cannot_be_is_final(
             {"routing_key": "k" * 256, "body": "x"},
             {"routing_key": "nul\0", "body": "x"},
             {"routing_key": QUEUE, "body": "x", "headers": {"nul": "\0"}},
+            {"routing_key": QUEUE, "body": "x", "headers": {"k" * 129: 1}},
             {"routing_key": "penstock-results", "body": "x"},
             {"routing_key": "penstock-outbound-dlq", "body": "x"},
             {"routing_key": "penstock-outbound-mail", "body": "x"},
@@ -103,7 +104,7 @@ async def test_what_no_queue_takes_is_tried_again_and_what_cannot_be_is_final(
     assert isinstance(unbound, NotDelivered)
     assert "deleted.eu" in str(unbound)
     assert unwanted == {"message_id": "penstock-3"}
-    assert wrong.pop() == {"message_id": "penstock-14"}
+    assert wrong.pop() == {"message_id": "penstock-15"}
     assert {type(outcome) for outcome in wrong} == {Undeliverable}
     assert (await channel.basic_get(QUEUE, no_ack=True)).body == b"good"
 
@@ -161,8 +162,11 @@ async def test_a_broker_that_is_away_is_tried_again_and_shows_no_password() -> N
     ("given", "told"),
     [({"base64": "no base64"}, "base64"), ({"body": "x", "headers": {"list": [1]}}, "headers"),
      ({"body": "x", "headers": {"large": 2**63}}, "headers"),
+     ({"body": "x", "headers": {"large": 3.5e38}}, "headers"),
+     ({"body": "x", "exchange": "orders(eu)"}, "exchange"), ({"body": "x", "exchange": "orders\n"}, "exchange"),
+     ({"body": "x", "exchange": "x" * 128}, "exchange"),
      ({"body": "x", "headers": {"h": {"base64": 1}}}, "headers")],
-    ids=["base64", "list", "large", "bytes"],
+    ids=["base64", "list", "large", "double", "exchange", "line", "long", "bytes"],
 )  # fmt: skip
 async def test_a_message_that_does_not_fit_is_refused_at_once(given: dict[str, Any], told: str) -> None:
     registry = Registry()

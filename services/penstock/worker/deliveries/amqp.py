@@ -19,17 +19,26 @@ ACTION = "amqp.publish"
 _BATCH = 200
 _LINGER_SECONDS = 0.01
 _ROUTING_HEADERS = ("CC", "BCC")
-_LONGEST_NAME_BYTES = 255  # of exchanges, routing keys and ids, in AMQP
+_LONGEST_NAME_BYTES = 255  # of routing keys, ids and types, in AMQP
+_LONGEST_HEADER_BYTES = 128  # of a header's name; the library cuts a longer one
 
 Outcome = dict[str, str] | Undeliverable | NotDelivered
-Header = str | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | float | bool | Base64 | None
+Exchange = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.:@#,/+ -]{0,127}(?!\n)$")]  # as the library takes it
+Header = (
+    str
+    | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+    | Annotated[float, msgspec.Meta(ge=-3.4e38, le=3.4e38)]  # the library sends it with 32 bits
+    | bool
+    | Base64
+    | None
+)
 
 
 class AmqpMessage(msgspec.Struct, forbid_unknown_fields=True):
     """The payload of one task; docs/deliveries.md describes each member."""
 
     routing_key: str
-    exchange: str = ""
+    exchange: Exchange = ""
     body: str | None = None
     json: Any = msgspec.UNSET
     base64: bytes | None = None
@@ -100,7 +109,7 @@ class Publisher:
 
     def _check(self, given: AmqpMessage) -> None:
         """Raises Undeliverable."""
-        for name in ("exchange", "routing_key", "message_id", "content_type"):
+        for name in ("routing_key", "message_id", "content_type"):
             value = getattr(given, name) or ""
             if len(value.encode("utf-8", "surrogatepass")) > _LONGEST_NAME_BYTES or not _is_plain(value):
                 raise Undeliverable(f"{name} must be up to {_LONGEST_NAME_BYTES} bytes of text, not {value[:100]!r}")
@@ -116,7 +125,7 @@ def _is_plain(text: str) -> bool:
 
 def _header(name: str, value: Header) -> Any:
     """Raises Undeliverable."""
-    if not _is_plain(name) or not 1 <= len(name.encode()) <= _LONGEST_NAME_BYTES:
+    if not _is_plain(name) or not 1 <= len(name.encode()) <= _LONGEST_HEADER_BYTES:
         raise Undeliverable(f"{name[:100]!r} is no name of a header")
     if name in _ROUTING_HEADERS:
         raise Undeliverable(f"the header {name} has RabbitMQ route the message to other queues too: leave it out")
