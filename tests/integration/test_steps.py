@@ -7,6 +7,7 @@ import asyncio
 import json
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -750,6 +751,27 @@ async def test_no_step_begins_once_the_lease_has_ended(line: Line, task_of: Any,
     ends = "not"
     (again,) = await line.send()
     assert again.journal is not None
+
+
+async def test_a_thread_that_goes_on_after_its_time_limit_begins_no_further_step(line: Line) -> None:
+    go_on, is_over = threading.Event(), threading.Event()
+
+    def order(ctx: Context) -> None:
+        try:
+            go_on.wait(60)
+            ctx.step_sync("charge", line.does("charge"))
+        finally:
+            is_over.set()
+
+    await line.enqueue()
+    await line.send()
+    worker = line.worker(order, task_timeout_seconds=0.2)
+    async with running(worker):
+        await take(worker, 1)
+        await asyncio.wait_for(worker.settle(), 60)
+        go_on.set()
+        assert await asyncio.to_thread(is_over.wait, 60)
+    assert line.ran_now() == []
 
 
 async def test_a_worker_that_stops_gives_the_task_back_with_its_steps(line: Line, task_of: Any, sql: Any) -> None:

@@ -35,7 +35,7 @@ class AttemptSteps:
         attempt, limit = self.attempt, self.settings.steps_limit
         if attempt.handler.batch is not None:
             raise RuntimeError("durable steps need a handler of single tasks; this one is batched")
-        if attempt.is_lost:
+        if attempt.answered or attempt.is_lost:  # a thread goes on behind its time limit
             raise TaskCancelled("the task's claim has ended: another attempt goes on with it")
         # Another worker may have the message now, or have had it: what is begun here only now could run twice.
         if not attempt.lease.is_unbroken() or (attempt.lease.message.receive_count > 1 and not attempt.reported):
