@@ -332,6 +332,23 @@ async def test_output_is_encrypted_where_payloads_are(
     await keyless.close()
 
 
+async def test_a_chunk_that_cannot_be_stored_can_be_read_where_it_is_encrypted(
+    database_url: str, outbound: SqsQueue, results: SqsQueue, settings: Settings
+) -> None:
+    settings = load_settings(**settings.model_dump() | {"payload_keys": new_key(), "task_output": "chunks"})
+    sealed = Store(database_url, application_name="penstock-test", codec=PayloadCodec(settings))
+
+    async def order(ctx: Context) -> None:
+        await ctx.emit({"name": "caf\udce9\0"})
+
+    line = Line(sealed, outbound, results, settings)
+    (task_id,) = await line.enqueue()
+    await line.attempt(order)
+    assert [one.unread for one in await parts_of(sealed, task_id)] == [None]
+    assert await texts_of(sealed, task_id) == [{"name": "caf\ufffd\ufffd"}]
+    await sealed.close()
+
+
 # Events
 
 

@@ -513,6 +513,37 @@ async def test_a_result_that_json_cannot_hold_ends_the_task(line: Line, task_of:
     assert "the step returned object, which is not JSON-serialisable" in seen["error"]
 
 
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_a_text_that_cannot_be_stored_is_the_same_in_each_attempt(
+    database_url: str, outbound: SqsQueue, results: SqsQueue, settings: Settings, is_encrypted: bool
+) -> None:
+    if is_encrypted:
+        settings = load_settings(**settings.model_dump() | {"payload_keys": new_key()})
+    store = Store(database_url, application_name="penstock-test", codec=PayloadCodec(settings))
+    line = Line(store, outbound, results, settings)
+    seen: list[Any] = []
+
+    def refuse() -> None:
+        raise Fail("no file caf\udce9\0.txt")
+
+    async def order(ctx: Context) -> None:
+        title = await ctx.step("title", line.does("title", "nul \0"))
+        try:
+            await ctx.step("open", refuse)
+        except StepFailed as exc:
+            seen.append((title, exc.kind, exc.message))
+        if len(seen) == 1:
+            raise RuntimeError("once more")
+
+    try:
+        await line.enqueue()
+        await line.attempt(order)
+        await line.attempt(order)
+    finally:
+        await store.close()
+    assert seen == [("nul \ufffd", "Fail", "no file caf\ufffd\ufffd.txt")] * 2
+
+
 # Bounds
 
 
@@ -1048,6 +1079,12 @@ async def test_a_context_of_a_test_runs_steps_without_a_worker() -> None:
 
     with pytest.raises(StepFailed, match="step mail: Fail: declined"):
         await ctx.step(Step("mail", retries=3), broken)
+
+    def missing() -> None:
+        raise Fail("no file caf\udce9.txt")
+
+    with pytest.raises(StepFailed, match="no file caf\ufffd"):
+        await ctx.step("open", missing)
 
 
 def test_reports_of_steps_are_read() -> None:

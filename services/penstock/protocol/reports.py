@@ -617,7 +617,7 @@ def encode_shared_result(pack_id: str, places: Sequence[int], result: str) -> st
 
 def error_text(code: int, message: str, /, **data: Any) -> str:
     """The error of an attempt as JSON text, as it is stored."""
-    return json.dumps({"code": code, "message": message, "data": data})
+    return replace_unstorable(json.dumps({"code": code, "message": message, "data": data}))
 
 
 def encode_error(claim_id: str, code: int, message: str, data: Mapping[str, Any]) -> str:

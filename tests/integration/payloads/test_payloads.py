@@ -1237,6 +1237,23 @@ async def test_why_a_task_was_put_off_is_read_and_stored_encrypted(
         assert MARKER not in await everything(sql)
 
 
+async def test_what_cannot_be_stored_of_a_result_or_a_spawned_task_is_replaced_before_it_is_encrypted(
+    settings: Settings, registry: Registry, sql: asyncpg.Connection
+) -> None:
+    @action("split", registry=registry)
+    async def split(ctx: Context) -> str:
+        ctx.spawn("echo", {"text": "caf\udce9\0"})
+        return "nul \0"
+
+    async with plant(load_settings(**settings.model_dump() | {"payload_keys": new_key()}), registry) as pipe:
+        task = await pipe.call("enqueue", action="split")
+        await pipe.work()
+        assert (await pipe.status(task["id"]))["state"] == "SUCCESS"
+        assert (await pipe.status(task["id"]))["result"] == "nul \ufffd"
+        child = await sql.fetchval("select id from penstock.task where action = 'echo'")
+        assert (await pipe.status(child))["payload"] == {"text": "caf\ufffd\ufffd"}
+
+
 async def test_the_same_tasks_are_the_same_although_they_are_encrypted(settings: Settings, registry: Registry) -> None:
     async with plant(load_settings(**settings.model_dump() | {"payload_keys": new_key()}), registry) as pipe:
         task = {"action": "echo", "payload": {"text": "a"}, "unique_key": "k", "delay": 3600}

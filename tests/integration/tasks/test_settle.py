@@ -182,6 +182,12 @@ async def test_encrypted_results_are_those_of_the_api(settings: Settings, open_s
     assert (await sql.fetchval("select result::text from penstock.task_history")).startswith('"penstock+sealed:')
 
 
+async def test_what_postgres_cannot_store_is_replaced(open_store: Store, sql: Any) -> None:
+    task = await claimed(open_store)
+    assert await penstock.settle(sql, context_of(task), {"name": "caf\udce9\0"})
+    assert await sql.fetchval("select result::jsonb from penstock.task_history") == '{"name": "caf\ufffd\ufffd"}'
+
+
 async def test_a_result_within_the_limit_is_taken_when_it_is_encrypted_and_when_the_limit_is_raised(
     settings: Settings, open_store: Store, sql: Any
 ) -> None:

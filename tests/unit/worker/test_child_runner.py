@@ -8,10 +8,12 @@ from typing import Any, cast
 
 import pytest
 
+from penstock.protocol.journal import decode_entry, read_error
 from penstock.settings.model import load_settings
 from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.context import Call, Context
 from penstock.worker.handlers.lifespan import Resources
+from penstock.worker.handlers.outcomes import Fail
 from penstock.worker.processes.channel import Channel, read
 from penstock.worker.processes.child import _ChildRunner
 
@@ -108,3 +110,25 @@ async def test_an_error_and_a_note_that_are_no_characters_are_reported() -> None
     runner.close()
     writer.close()
     theirs.close()
+
+
+async def test_the_report_of_a_failed_step_can_be_read_though_its_error_holds_no_characters() -> None:
+    registry = Registry()
+
+    @action("a", registry=registry, process=True)
+    async def act(ctx: Context) -> None:
+        await ctx.step("open", refuse)
+
+    def refuse() -> None:
+        raise Fail("no file caf\udce9.txt")
+
+    sent = Sent()
+    runner = _ChildRunner(load_settings(), cast(Channel, sent), Resources(in_child=True), registry)
+    runner.call("a", 30.0, [["1:1", "{}", None, False, "", float("inf")]], None)
+    async with asyncio.timeout(10):
+        while not (steps := [message for message in sent.messages if message[0] == "step"]):
+            await asyncio.sleep(0.01)
+    assert read_error(decode_entry(steps[0][3]).error)[:2] == ("Fail", "no file caf\ufffd.txt")
+    runner.recorded("1:1", 1, None)
+    await sent.done()
+    runner.close()

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from penstock.protocol.journal import EVENT, LONGEST_SLEEP_SECONDS, SLEEP, decode_entries
-from penstock.protocol.json_text import dumps
+from penstock.protocol.json_text import dumps, replace_unstorable
 from penstock.protocol.reports import LONGEST_WAIT_SECONDS, check_token, check_wait_seconds, make_token
 from penstock.protocol.requests import prepared
 from penstock.protocol.task import ACTION_MAX_CHARS
@@ -184,7 +184,7 @@ class Context:
             raise ValueError(f"spawn() of {name!r}: what it is given cannot be written as JSON: {exc}") from None
         if text[0] not in "{[":
             raise ValueError(f"spawn() takes an object or an array as payload, not {type(payload).__name__}")
-        self.spawned.append(f'{more[:-1]},"payload":{text}}}')
+        self.spawned.append(replace_unstorable(f'{more[:-1]},"payload":{text}}}'))
 
     def wait_token(self) -> str:
         """A token that cannot be guessed, to hand out before :meth:`wait`; each attempt has its own."""
@@ -298,7 +298,7 @@ class Context:
         """
         if self.emitter is not None:
             try:
-                encoded = dumps(chunk).encode()
+                encoded = replace_unstorable(dumps(chunk)).encode()
             except (TypeError, ValueError, RecursionError) as exc:
                 raise ValueError(f"the chunk, {type(chunk).__name__}, cannot be written as JSON: {exc}") from None
             self.emitter(encoded)

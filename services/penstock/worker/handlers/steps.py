@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from penstock.protocol.errors import RateLimited
+from penstock.protocol.errors import HANDLER_ERROR, RateLimited
 from penstock.protocol.journal import Entry, StepKey, StepPlace, check_step_name, read_error
+from penstock.protocol.reports import error_text
 from penstock.protocol.retry import Backoff
 from penstock.runtime.loop_thread import DaemonThreads
 from penstock.worker.handlers.outcomes import Fail, Retry, Snooze
@@ -202,11 +203,13 @@ class Steps:
     def _record(self, place: StepPlace, trial: Trial) -> Future[Entry]:
         if self._port is not None:
             return self._port.record(place, trial)
-        value, error = trial.result, trial.error
-        if error is not None:
-            value = {"data": {"type": type(error).__name__, "message": str(error)}}
+        error = trial.error
+        if error is None:
+            text = msgspec.json.encode(trial.result).decode()
+        else:
+            text = error_text(HANDLER_ERROR, str(error), type=type(error).__name__, message=str(error))
         recorded: Future[Entry] = Future()
-        recorded.set_result(Entry.of(place, msgspec.json.encode(value).decode(), is_error=error is not None))
+        recorded.set_result(Entry.of(place, text, is_error=error is not None))
         return recorded
 
     async def run(self, step: Step, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
