@@ -493,9 +493,10 @@ class Runner:
         try:
             await processes.call(child, unit.handler.name, limit, unit.attempts, trace and trace.headers, receive)
         except ProcessDied as exc:
-            if not (isinstance(unit, Batch) and len(unit.attempts) > 1):
-                raise
-            self._run_alone(unit, answers, exc)
+            if len(answers) < len(attempts):  # else it has died behind its answers, which count
+                if not (isinstance(unit, Batch) and len(unit.attempts) > 1):
+                    raise
+                self._run_alone(unit, answers, exc)
         return [answers[attempt.claim_id] for attempt in unit.attempts]
 
     async def _keep_step(self, child: Child, attempt: Attempt, number: int, report: str) -> None:

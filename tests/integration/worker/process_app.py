@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock import Call, Context, Fail, Retry, Wait, action, inject, lifespan
 from penstock.protocol import trace_context
+from penstock.worker.processes import child
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,13 @@ def record(ctx: Context, holds: bool) -> str:
 @action(process=True)
 def segfault(ctx: Context) -> None:
     ctypes.string_at(0)
+
+
+@action(process=True)
+def die_behind_answer(ctx: Context) -> str:
+    """As of a destructor that runs once the answer is sent."""
+    vars(child).update(resident_bytes=lambda: os.kill(os.getpid(), signal.SIGSEGV))  # what the end of a call asks for
+    return "done"
 
 
 @action(process=True)
