@@ -84,7 +84,7 @@ async def run_what_is_due(store: Store, settings: Settings) -> None:
         attempt: Any = SimpleNamespace(
             claim_id=name, claim=(task.id, task.claim), handler=handler, spawned=[], is_settled=False
         )
-        text = answer_of(attempt, returned, limit_bytes=1000)
+        text = answer_of(attempt, returned, settings)
         async with store.transaction() as session:
             assert (await apply_reports(session, decode_reports(text, batch_limit=10), settings)).waiting == 1
 

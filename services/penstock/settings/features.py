@@ -167,6 +167,11 @@ class FeatureSettings(Group):
         return self.result_limit_bytes if self.payload_bucket is None else self.payload_max_bytes
 
     @property
+    def largest_result_setting(self) -> str:
+        """The name of that limit."""
+        return "PENSTOCK_RESULT_LIMIT_BYTES" if self.payload_bucket is None else "PENSTOCK_PAYLOAD_MAX_BYTES"
+
+    @property
     def largest_request_bytes(self) -> int:
         """The limit of a request's body: one payload of the greatest size has room in it."""
         if self.payload_bucket is None:

@@ -16,6 +16,7 @@ from penstock.protocol.reports import decode_response, encode_error, encode_noti
 from penstock.protocol.requests import Invalid, Request, TaskRequest, given
 from penstock.protocol.spelling import nearest
 from penstock.protocol.task import BUILT_IN_ACTIONS
+from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.actions import Handler, Registry
 from penstock.worker.handlers.context import Wait
@@ -63,7 +64,7 @@ class Problem(NamedTuple):
     is_asked: bool = False
 
 
-def answer_of(attempt: Attempt, result: Any, *, limit_bytes: int, compress_bytes: int | None = None) -> str:
+def answer_of(attempt: Attempt, result: Any, settings: Settings, *, compress_bytes: int | None = None) -> str:
     """The response to what a handler returned, packed over ``compress_bytes``; empty if settled. Raises Refusal."""
     if attempt.is_settled:
         return ""
@@ -77,14 +78,16 @@ def answer_of(attempt: Attempt, result: Any, *, limit_bytes: int, compress_bytes
         return _wait(claim_id, attempt.handler, result.token, result.timeout, on_timeout=result.on_timeout)
     if spawned:
         size = sum(map(len, spawned)) + len(spawned) + 1  # it is ASCII
-        if size > limit_bytes:
-            raise _too_large("TooManyChildren", "the spawned tasks are", size, limit_bytes)
+        limit = settings.result_limit_bytes  # also with a bucket: they travel in the message
+        if size > limit:
+            raise too_large("TooManyChildren", "the spawned tasks are", size, limit, "PENSTOCK_RESULT_LIMIT_BYTES")
     if result is None:
         return encode_result(claim_id, "null", spawned)
     text = encoded_result(result)
     size = len(text) if text.isascii() else len(text.encode())
-    if size > limit_bytes:
-        raise _too_large("BadResult", "the result is", size, limit_bytes)
+    limit = settings.largest_result_bytes
+    if size > limit:
+        raise too_large("BadResult", "the result is", size, limit, settings.largest_result_setting)
     if compress_bytes is not None and size > compress_bytes:
         packed = pack_result(text)
         if len(packed) < size:
@@ -109,8 +112,8 @@ def _wait(
     )
 
 
-def _too_large(kind: str, what: str, size: int, limit_bytes: int) -> Unfit:
-    text = f"{what} {size} bytes; the limit is {limit_bytes} (PENSTOCK_RESULT_LIMIT_BYTES)"
+def too_large(kind: str, what: str, size: int, limit_bytes: int, setting: str) -> Unfit:
+    text = f"{what} {size} bytes; the limit is {limit_bytes} ({setting})"
     return Unfit(kind, text, code=TOO_LARGE, data={"size": size, "limit": limit_bytes})
 
 

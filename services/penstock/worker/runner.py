@@ -70,7 +70,7 @@ class Runner:
             self.processes.on_idle = self._use_child
         self._answer_of = partial(
             responses.answer_of,
-            limit_bytes=settings.largest_result_bytes,
+            settings=settings,
             compress_bytes=None if codec.is_on else settings.result_compress_bytes,
         )
         self._outputs = Outputs(settings, self.send_output, self._on_loop)

@@ -18,7 +18,7 @@ from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.context import TaskCancelled
 from penstock.worker.handlers.steps import Suspend, Trial
 from penstock.worker.payload_io import kept_object, needed
-from penstock.worker.responses import Unfit, encoded_error, encoded_result
+from penstock.worker.responses import Unfit, encoded_error, encoded_result, too_large
 
 
 @dataclass(slots=True, eq=False)  # frozen takes four times as long to make, once an attempt
@@ -58,8 +58,8 @@ class AttemptSteps:
         text = entry.value
         size, limit = utf8_size(text), settings.largest_result_bytes
         if size > limit:
-            problem = f"the result of step {entry.label!r} is {size} bytes; the limit is {limit}"
-            raise Unfit("BadResult", f"{problem} (PENSTOCK_RESULT_LIMIT_BYTES)", code=TOO_LARGE)
+            what = f"the result of step {entry.label!r} is"
+            raise too_large("BadResult", what, size, limit, settings.largest_result_setting)
         if codec.is_on:
             aad = aad_of("step", attempt.claim.task_id, *entry.key)
             sealed = await kept_object(codec, attempt.claim, escape_plain(text), aad)

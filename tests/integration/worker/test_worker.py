@@ -630,6 +630,23 @@ async def test_result_over_the_limit_is_an_error_with_size_and_limit(bench: Benc
         assert outcome.hints.final
 
 
+async def test_with_a_bucket_too_spawned_tasks_have_the_limit_of_a_message(bench: Bench, registry: Registry) -> None:
+    @action("split", registry=registry)
+    async def split(ctx: Context) -> None:
+        for _ in range(3):
+            ctx.spawn("child", {"text": "x" * 500_000})
+
+    action("large", registry=registry)(lambda ctx: "x" * 6000)
+    await bench.send(encode_call(1, 1, "split", "{}"))
+    await bench.work(payload_bucket="s3://bucket")
+    await bench.send(encode_call(2, 1, "large", "{}"))
+    await bench.work(payload_bucket="s3://bucket", payload_max_bytes=5000)
+    errors = [json.loads(one.error)["data"] for one in (await bench.outcomes(2)).values() if isinstance(one, Failed)]
+    assert [error["type"] for error in errors] == ["TooManyChildren", "BadResult"]
+    assert "the limit is 262144 (PENSTOCK_RESULT_LIMIT_BYTES)" in errors[0]["message"]
+    assert "the limit is 5000 (PENSTOCK_PAYLOAD_MAX_BYTES)" in errors[1]["message"]
+
+
 async def test_results_of_more_bytes_than_a_message_holds_all_arrive(bench: Bench, registry: Registry) -> None:
     action("big", registry=registry)(lambda ctx: "\uffff" * 60_000)  # grows to twice its size on its way
     await bench.send(*(encode_call(i, 1, "big", "{}") for i in range(8)))
