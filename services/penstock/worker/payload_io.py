@@ -17,7 +17,7 @@ from penstock.protocol.sealed import SEALED_ENCODING, escape_plain
 from penstock.runtime.logs import log
 from penstock.runtime.periodic import Pauses
 from penstock.worker.attempt import Attempt
-from penstock.worker.responses import Refusal
+from penstock.worker.responses import Refusal, failure_answer
 
 _QUOTE = ord('"')
 _FIRST_PAUSE_SECONDS = 0.5
@@ -75,9 +75,14 @@ async def kept_object(codec: PayloadCodec, claim: ClaimId, result: str, aad: str
 
 
 def final_answer(codec: PayloadCodec, attempt: Attempt, answer: str) -> str:
-    """The response, encrypted where that is on, with the steps that the attempt has reported."""
+    """The response, encrypted where that is on, with the steps that the attempt has reported. Raises nothing."""
     if codec.encrypts:
-        answer = _encrypted(codec, attempt.claim, answer)
+        try:
+            answer = _encrypted(codec, attempt.claim, answer)
+        except Exception as exc:  # without an answer, its message and its slot would stay taken
+            problem = f"the worker could not encrypt the answer: {type(exc).__name__}"
+            log.error("answer_not_encrypted", **attempt.log_fields(), reason=type(exc).__name__)
+            answer = failure_answer(attempt.claim_id, attempt.handler, Refusal("AnswerNotEncrypted", problem))[0]
     # Once more with the outcome, which may be recorded before the reports are: queues do not keep order.
     return add_entries(answer, attempt.entries) if attempt.entries else answer
 

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 import penstock.worker.runner
 from penstock.brokers.base import Message, Outgoing, Queue, SendReport
 from penstock.brokers.sqs import LIMITS, SqsQueue, SqsTransport
+from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.batching import join_batch
 from penstock.protocol.compression import PACKED_PER_MESSAGE
 from penstock.protocol.message_attributes import encode_tenants
@@ -44,7 +45,8 @@ from penstock.protocol.requests import encode_call
 from penstock.protocol.retry import Backoff
 from penstock.runtime import metrics
 from penstock.runtime.logs import TaskLogFilter
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
+from penstock.settings.payload_texts import new_key
 from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.context import Call, Context
 from penstock.worker.handlers.outcomes import Fail, Retry
@@ -688,6 +690,31 @@ async def test_a_large_result_is_sent_packed_and_a_small_one_as_it_is(bench: Ben
 
 def _entries(body: Any) -> list[dict[str, Any]]:
     return body if isinstance(body, list) else [body]
+
+
+async def test_an_answer_that_cannot_be_encrypted_is_a_failed_attempt_and_harms_no_other(
+    bench: Bench, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = PayloadCodec.encode
+
+    def broken(codec: PayloadCodec, text: str, aad: Any) -> str:
+        if text == '"broken"':
+            raise MemoryError
+        return encode(codec, text, aad)
+
+    @action("many", registry=registry, batch=2)
+    async def many(calls: list[Call[Any]]) -> list[str]:
+        return ["broken" if call.ctx.task_id == 1 else "fine" for call in calls]
+
+    monkeypatch.setattr(PayloadCodec, "encode", broken)
+    await bench.send(*(encode_call(n, 1, "many", "{}") for n in (1, 2)))
+    await bench.work(payload_keys=load_settings(payload_keys=[new_key()]).payload_keys)
+    outcomes = await bench.outcomes(2)
+    failed = outcomes[1]
+    assert isinstance(failed, Failed)
+    assert json.loads(failed.error)["data"]["type"] == "AnswerNotEncrypted"
+    assert not failed.hints.final
+    assert isinstance(outcomes[2], Succeeded)
 
 
 async def test_results_queue_that_takes_small_messages_only_gets_small_ones(
