@@ -9,8 +9,9 @@ from penstock.brokers.base import Outgoing, SendReport
 from penstock.brokers.sqs import LIMITS
 from penstock.protocol.batching import join_batch
 from penstock.protocol.json_text import entry_text
-from penstock.protocol.reports import Failed, Stepped, Succeeded, Waiting, decode_report
+from penstock.protocol.reports import SharedResult, Stepped, decode_report
 from penstock.protocol.requests import split_body
+from penstock.results.apply import Outcome
 from penstock.settings.model import Settings
 from penstock.testing.faults import Faults
 from penstock.testing.queue import MemoryQueue
@@ -56,9 +57,10 @@ class _Results(MemoryQueue):
                 report = decode_report(entry)
                 if isinstance(report, Stepped):
                     is_sent, dies = 1, self._faults.dies_after(report.task_id, report.entry.label)
-                elif isinstance(report, Succeeded | Failed | Waiting):
-                    is_sent, dies = 0, report.task_id in self._faults.dying
-                    self._faults.dying.discard(report.task_id)
+                elif isinstance(report, SharedResult | Outcome):
+                    ids = {*report.task_ids} if isinstance(report, SharedResult) else {report.task_id}
+                    is_sent, dies = 0, not ids.isdisjoint(self._faults.dying)
+                    self._faults.dying -= ids
                 else:
                     continue
                 if dies:

@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 import penstock
-from penstock import AsyncClient, Client, Context
+from penstock import AsyncClient, Call, Client, Context
 from penstock.testing.pipeline import Pipeline
 from penstock.worker.handlers.actions import Registry, action
 
@@ -151,3 +151,17 @@ async def test_a_worker_that_dies_behind_a_step_runs_it_once(pipeline: Pipeline,
     assert ran == ["charge", "ship"]
     (task,) = pipeline.enqueued("order")
     assert task.attempts == 1
+
+
+async def test_a_worker_dies_with_a_result_that_its_tasks_share(pipeline: Pipeline, ran: list[Any]) -> None:
+    @action("all", registry=pipeline._registry, batch=8)
+    async def handle_all(calls: list[Call[Any]]) -> list[None]:
+        ran.append((len(calls), calls[0].ctx.redelivered))
+        return [None] * len(calls)
+
+    async with AsyncClient() as client:
+        await client.enqueue_many([{"action": "all"}] * 80)  # so many that messages of 8 are sent
+    pipeline.crash("all")
+    await pipeline.drain()
+    assert ran == [(8, False), (8, True), *[(8, False)] * 9]
+    assert not pipeline.faults.dying

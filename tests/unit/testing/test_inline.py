@@ -487,3 +487,19 @@ async def test_the_longest_of_several_holds_counts(monkeypatch: pytest.MonkeyPat
         await client.enqueue("call", {"seconds": 1e15})
         await inline.drain()  # held for a day, as in production
     assert inline.tasks[3].state == "SCHEDULED"
+
+
+async def test_a_worker_dies_before_it_reports_that_its_task_sleeps(inline: Inline, ran: Ran) -> None:
+    @action("nap", registry=inline._registry)
+    async def nap(ctx: Context) -> str:
+        ran.append((ctx.claim, ctx.redelivered))
+        await ctx.sleep(60)
+        return "slept"
+
+    await penstock.enqueue(None, "nap")
+    inline.crash("nap")
+    (task,) = await inline.drain()
+    assert (ran, inline.faults.dying) == ([(1, False), (1, True), (2, False)], set())
+    inline.clock.advance(seconds=60)
+    await inline.drain()
+    assert (task.result, ran[3:]) == ("slept", [(3, False)])
