@@ -31,6 +31,10 @@ class Spawner:
     tasks: list[NewTask]
     compensations: Sequence[str] = ()
 
+    def tasks_of(self, tenant: str | None) -> list[NewTask]:
+        """The tasks, which are for their parent's tenant."""
+        return [replace(task, tenant=tenant) for task in self.tasks]
+
 
 def read_spawner(text: str, settings: Settings, trace: TraceContext | None = None) -> Spawner:
     """Check what comes with a result, of an attempt of that trace. Raises InvalidParams, TooLarge."""
@@ -80,7 +84,7 @@ async def refuse_strays(
 
 
 async def spawn_children(session: Session, spawners: Mapping[Pair, Spawner], held: Mapping[Pair, Record]) -> None:
-    """Make the tasks of results that were accepted in this transaction; they are for their parent's tenant."""
+    """Make the tasks of results that were accepted in this transaction."""
     steps = {pair: row["workflow"] for pair, row in held.items() if row["workflow"] is not None}
     if steps:
         await session.fetch(
@@ -88,10 +92,7 @@ async def spawn_children(session: Session, spawners: Mapping[Pair, Spawner], hel
             [session.codec.encode(spawners[pair].text, aad_of("spawn", pair[0])) for pair in steps],
         )  # fmt: skip
     plain = [
-        replace(task, tenant=parent["tenant"])
-        for pair, parent in held.items()
-        if pair not in steps
-        for task in spawners[pair].tasks
+        task for pair, parent in held.items() if pair not in steps for task in spawners[pair].tasks_of(parent["tenant"])
     ]
     await enqueue.enqueue(session, plain)
     for task in plain:

@@ -231,7 +231,7 @@ class Inline:
             task.state, task.attempts = State.SCHEDULED, task.attempts - 1
             task.due_at = report.until or self.clock.now() + timedelta(seconds=report.seconds)
         else:
-            for new in read_spawner(report.spawn, self._settings).tasks if report.spawn else ():
+            for new in read_spawner(report.spawn, self._settings).tasks_of(task.new.tenant) if report.spawn else ():
                 self._insert(new)
             task.state, task.result_text = State.SUCCESS, report.result
 

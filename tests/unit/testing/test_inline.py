@@ -503,3 +503,9 @@ async def test_a_worker_dies_before_it_reports_that_its_task_sleeps(inline: Inli
     inline.clock.advance(seconds=60)
     await inline.drain()
     assert (task.result, ran[3:]) == ("slept", [(3, False)])
+
+
+async def test_a_spawned_task_is_of_its_parents_tenant(inline: Inline, ran: Ran) -> None:
+    await penstock.enqueue(None, "parent", {"count": 1}, tenant="acme")
+    await inline.drain()
+    assert (ran, inline.tasks[1].new.tenant) == ([(0, 1, False, "acme")], "acme")
