@@ -162,7 +162,7 @@ async def _settle(
                 opened = session.codec.decode_inline(report.spawn, aad_of("spawn", task_id))
                 spawners[pair] = read_spawner(opened, settings, report.trace)
         except RpcError as exc:
-            problem = _bad_children(report, exc)
+            problem = bad_children(report, exc)
         except (PayloadUnavailable, PayloadLost) as exc:
             # The result is kept, and its task runs again unless it is replayed.
             name = session.fence.name(task_id, claim)
@@ -184,7 +184,7 @@ async def _settle(
     if held:
         for pair, reason in (await refuse_strays(session, spawners, held, settings.spawn_actions)).items():
             del held[pair]
-            failed[pair] = _bad_children(succeeded.pop(pair), reason)
+            failed[pair] = bad_children(succeeded.pop(pair), reason)
     codec = session.codec
     results = {pair: report.result for pair, report in succeeded.items()}
     if codec.encrypts:
@@ -412,7 +412,8 @@ def _check_size(report: reports.Succeeded, settings: Settings) -> reports.Failed
     return _as_failed(report, TOO_LARGE, message, _FINAL, type="ResultTooLarge", size=size, limit=limit)
 
 
-def _bad_children(report: reports.Succeeded, exc: RpcError) -> reports.Failed:
+def bad_children(report: reports.Succeeded, exc: RpcError) -> reports.Failed:
+    """The failure of a result whose spawned tasks make no sense."""
     return _as_failed(report, exc.code, exc.message, _FINAL, type="BadChildren", message=exc.message)
 
 

@@ -31,7 +31,7 @@ from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.protocol.task import Claimed, NewTask, State
 from penstock.protocol.tenant import stored_key
 from penstock.protocol.views import timestamp
-from penstock.results.apply import Outcome, delay_after, hold_of, postponement
+from penstock.results.apply import Outcome, bad_children, delay_after, hold_of, postponement
 from penstock.results.spawn import read_spawner
 from penstock.results.wait_answers import Answered, AnswerWait
 from penstock.results.waits import read_answer, resumed
@@ -231,7 +231,12 @@ class Inline:
             task.state, task.attempts = State.SCHEDULED, task.attempts - 1
             task.due_at = report.until or self.clock.now() + timedelta(seconds=report.seconds)
         else:
-            for new in read_spawner(report.spawn, self._settings).tasks_of(task.new.tenant) if report.spawn else ():
+            try:
+                spawner = read_spawner(report.spawn or "[]", self._settings)
+            except RpcError as exc:
+                self._fail(task, bad_children(report, exc))
+                return
+            for new in spawner.tasks_of(task.new.tenant):
                 self._insert(new)
             task.state, task.result_text = State.SUCCESS, report.result
 

@@ -509,3 +509,14 @@ async def test_a_spawned_task_is_of_its_parents_tenant(inline: Inline, ran: Ran)
     await penstock.enqueue(None, "parent", {"count": 1}, tenant="acme")
     await inline.drain()
     assert (ran, inline.tasks[1].new.tenant) == ([(0, 1, False, "acme")], "acme")
+
+
+async def test_spawned_tasks_that_make_no_sense_fail_their_parent(inline: Inline) -> None:
+    @action("spawn", registry=inline._registry)
+    async def spawn(ctx: Context) -> None:
+        ctx.spawn("note", {"n": 1}, priority=10**6)
+
+    await penstock.enqueue(None, "spawn")
+    await inline.drain()
+    (task,) = inline.tasks
+    assert (task.state, task.attempts, task.error["data"]["type"]) == ("CRITICAL_ERROR", 1, "BadChildren")
