@@ -105,9 +105,9 @@ class InlineTask:
         return [json.loads(bytes(entry.chunk)) for entry in self.output if entry.is_chunk]
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether it may still be changed: it is neither running nor settled."""
-        return not self.state.final and self.state is not State.ACQUIRED
+    def is_pending(self) -> bool:
+        """Whether it is neither running, nor waiting for an event, nor settled."""
+        return self.state in (State.SCHEDULED, State.ERROR)
 
 
 class Inline:
@@ -174,7 +174,7 @@ class Inline:
                 continue
             if key is not None:
                 heads.add(key)
-            if task.state in (State.SCHEDULED, State.ERROR) and max(task.due_at, self._held_until(task)) <= now:
+            if task.is_pending and max(task.due_at, self._held_until(task)) <= now:
                 due.append(task)
         for task in due:
             if task.action not in self._registry:
@@ -287,8 +287,7 @@ class Inline:
                 else:
                     self._apply(resumed((task.id, task.claim), task.policy.step, error=error))
             expires = task.new.expires_at
-            is_waiting = task.state in (State.SCHEDULED, State.ERROR) and not task.steps
-            if expires is not None and expires <= now and is_waiting:
+            if expires is not None and expires <= now and task.is_pending and not task.steps:
                 task.state, task.reason = State.CANCELLED, "expired"
 
     # Enqueueing
@@ -304,13 +303,14 @@ class Inline:
             return views.Accepted(task.id, task.state, False)
         if new.on_duplicate != "replace":
             return views.Accepted(holder.id, holder.state, True)
-        if holder.is_waiting:
+        takes = holder.is_pending and not holder.steps  # finished steps belong to the payload that they ran with
+        if takes:
             holder.new = changed(holder.new, payload=new.payload)
             if new.replaces_priority:
                 holder.new = changed(holder.new, priority=new.priority)
             if new.run_at is not None or new.delay_seconds is not None:
                 holder.due_at = due_at
-        return views.Accepted(holder.id, holder.state, True, holder.is_waiting)
+        return views.Accepted(holder.id, holder.state, True, takes)
 
     def _holder(self, new: NewTask, now: datetime) -> InlineTask | None:
         """The task that keeps its unique key from a new one."""
@@ -466,7 +466,7 @@ class Inline:
 
     def _reschedule(self, command: params.RescheduleParams) -> views.Changed:
         task = self._find(int(command.id))
-        if not task.is_waiting:
+        if not task.is_pending:
             raise StateConflict(task.id, task.state, "rescheduled")
         if command.run_at is not None or command.delay is not None:
             task.due_at = read_instant(command.run_at) or self.clock.now() + timedelta(seconds=command.delay or 0)

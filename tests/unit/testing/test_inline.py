@@ -520,3 +520,26 @@ async def test_spawned_tasks_that_make_no_sense_fail_their_parent(inline: Inline
     await inline.drain()
     (task,) = inline.tasks
     assert (task.state, task.attempts, task.error["data"]["type"]) == ("CRITICAL_ERROR", 1, "BadChildren")
+
+
+async def test_a_task_that_waits_or_has_begun_its_steps_keeps_what_it_was_asked(inline: Inline) -> None:
+    @action("order", registry=inline._registry)
+    async def order(ctx: Context, n: int) -> None:
+        await ctx.step("charge", lambda: n)
+        await ctx.sleep(3600)
+
+    async with AsyncClient() as client:
+        waiting = (await client.enqueue("wait", {"token": "t"}, unique_key="k"))["id"]
+        begun = (await client.enqueue("order", {"n": 1}, unique_key="k"))["id"]
+        await inline.drain()
+        given: dict[str, Any] = {"unique_key": "k", "on_duplicate": "replace", "delay": 0, "priority": 1}
+        again = await client.enqueue("wait", {"token": "u"}, **given)
+        assert again == {"id": waiting, "state": "WAITING", "duplicate": True, "replaced": False}
+        again = await client.enqueue("order", {"n": 2}, **given)
+        assert again == {"id": begun, "state": "SCHEDULED", "duplicate": True, "replaced": False}
+        assert [(task.payload, task.new.priority) for task in inline.tasks] == [({"token": "t"}, 0), ({"n": 1}, 0)]
+        with pytest.raises(penstock.StateConflict, match="WAITING; it cannot be rescheduled"):
+            await client.reschedule(waiting, delay=0)
+        await client.reschedule(begun, delay=0)  # ends its sleep
+        await inline.drain()
+        assert await client.result(begun) is None
