@@ -298,10 +298,11 @@ class Inline:
             new = changed(new, expires_at=now + timedelta(seconds=new.expires_in_seconds))
         due_at = new.run_at or now + timedelta(seconds=new.delay_seconds or 0)
         holder = self._holder(new, now)
+        replaces = new.on_duplicate == "replace"
         if holder is None:
             task = self._tasks[len(self._tasks) + 1] = InlineTask(len(self._tasks) + 1, new, now, due_at)
-            return views.Accepted(task.id, task.state, False)
-        if new.on_duplicate != "replace":
+            return views.Accepted(task.id, task.state, False, False if replaces else None)
+        if not replaces:
             return views.Accepted(holder.id, holder.state, True)
         takes = holder.is_pending and not holder.steps  # finished steps belong to the payload that they ran with
         if takes:

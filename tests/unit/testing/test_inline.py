@@ -100,6 +100,8 @@ async def test_a_unique_key_decides_as_in_production(inline: Inline) -> None:
     assert await penstock.enqueue(None, "note", {"n": 2}, **key) == {"id": 1, "state": "SCHEDULED", "duplicate": True}
     replaced = await penstock.enqueue(None, "note", {"n": 3}, on_duplicate="replace", **key)
     assert (replaced["id"], replaced["replaced"], inline.tasks[0].payload) == (1, True, {"n": 3})
+    fresh = await penstock.enqueue(None, "note", {"n": 3}, unique_key="b", on_duplicate="replace")
+    assert (fresh["duplicate"], fresh["replaced"]) == (False, False)
     with pytest.raises(penstock.DuplicateTask):
         await penstock.enqueue(None, "note", {"n": 4}, on_duplicate="error", **key)
     with Client() as client, pytest.raises(penstock.DuplicateTask):
