@@ -53,7 +53,7 @@ class InlineTask:
     """A task that was enqueued. new: as it was asked for, checked. due_at: of the next attempt.
 
     claimed_at: when the last attempt began.
-    errors: error objects of the failed attempts. result_text: JSON. token: what it waits for, until ``wait_until``.
+    failures: its failed attempts. result_text: JSON. token: what it waits for, until ``wait_until``.
     steps: its finished durable steps. snoozes: how often its handler put it off. output: what its handler logged and
     emitted, in all attempts.
     """
@@ -66,7 +66,7 @@ class InlineTask:
     attempts: int = 0
     claim: int = 0
     claimed_at: datetime | None = None
-    errors: list[Any] = field(default_factory=list)
+    failures: list[views.Failure] = field(default_factory=list)
     result_text: str = "null"
     progress: Any = None
     reason: str | None = None
@@ -90,6 +90,11 @@ class InlineTask:
         return json.loads(self.result_text)
 
     @property
+    def errors(self) -> list[Any]:
+        """The error objects of its failed attempts."""
+        return [failure.error for failure in self.failures]
+
+    @property
     def error(self) -> Any:
         """The error object of the last failed attempt; None after a success."""
         return self.errors[-1] if self.errors and self.state is not State.SUCCESS else None
@@ -108,6 +113,11 @@ class InlineTask:
     def is_pending(self) -> bool:
         """Whether it is neither running, nor waiting for an event, nor settled."""
         return self.state in (State.SCHEDULED, State.ERROR)
+
+    def give_back(self, due_at: datetime) -> None:
+        """Its attempt is not spent: it is again in the state that the claim came from, until the next one."""
+        self.attempts -= 1
+        self.state, self.due_at = State.ERROR if self.attempts else State.SCHEDULED, due_at
 
 
 class Inline:
@@ -155,7 +165,8 @@ class Inline:
                 with self._lock:
                     self._record()
                 continue
-            again = [max(one.due_at, self._held_until(one)) for one in self.tasks if one.state is State.ERROR]
+            failed = [one for one in self.tasks if one.state is State.ERROR and one.failures[-1].claim == one.claim]
+            again = [max(one.due_at, self._held_until(one)) for one in failed]  # not those that sleep or were put off
             later = [instant for instant in again if instant > self.clock.now()]  # else it waits for something else
             if not (later and retries):
                 return list(ran.values())
@@ -228,8 +239,7 @@ class Inline:
         elif isinstance(report, reports.Failed):
             self._fail(task, report)
         elif isinstance(report, reports.Suspended):
-            task.state, task.attempts = State.SCHEDULED, task.attempts - 1
-            task.due_at = report.until or self.clock.now() + timedelta(seconds=report.seconds)
+            task.give_back(report.until or self.clock.now() + timedelta(seconds=report.seconds))
         else:
             try:
                 spawner = read_spawner(report.spawn or "[]", self._settings)
@@ -252,11 +262,11 @@ class Inline:
             put_off = postponement(hints, PutOff(task.snoozes), self._settings)
             if not isinstance(put_off, str):
                 task.snoozes += hints.snooze
-                task.state, task.attempts = State.SCHEDULED, task.attempts - 1
-                task.due_at = self.clock.now() + timedelta(seconds=put_off[0])
+                task.give_back(self.clock.now() + timedelta(seconds=put_off[0]))
                 return
             error, hints = reports.error_text(HANDLER_ERROR, put_off, type="PutOffTooOften"), reports.Hints(final=True)
-        task.errors.append(json.loads(error))
+        at = timestamp(self.clock.now())
+        task.failures.append(views.Failure(task.attempts, task.claim, at, json.loads(error), None))
         delay = delay_after(task.attempts, task.new.max_attempts, hints, self._settings.backoff)
         if delay is None:
             task.state = State.CRITICAL_ERROR
@@ -411,7 +421,7 @@ class Inline:
             unique_key=new.unique_key, ordering_key=new.ordering_key, limit_key=new.limit_key,
             labels=json.loads(new.labels or "null"), timeout=new.timeout_seconds, claim=task.claim, worker=None,
             expires_at=None if new.expires_at is None else timestamp(new.expires_at), waits_for=waits_for,
-            failures=[views.Failure(place, place, at, error, None) for place, error in enumerate(task.errors, 1)],
+            failures=task.failures,
             claimed_at=None if task.claimed_at is None else timestamp(task.claimed_at), snoozes=task.snoozes,
         )  # fmt: skip
         return found if detail else msgspec.convert(found, views.Task, from_attributes=True)

@@ -545,3 +545,31 @@ async def test_a_task_that_waits_or_has_begun_its_steps_keeps_what_it_was_asked(
         await client.reschedule(begun, delay=0)  # ends its sleep
         await inline.drain()
         assert await client.result(begun) is None
+
+
+async def test_a_sleep_or_a_snooze_after_a_failed_attempt_leaves_its_task_in_error(inline: Inline) -> None:
+    runs: list[str] = []
+
+    @action("sleeps", registry=inline._registry)
+    async def sleeps(ctx: Context) -> None:
+        runs.append("sleeps")
+        if runs.count("sleeps") == 1:
+            raise ValueError("once")
+        await ctx.sleep(86_400)
+
+    @action("snoozes", registry=inline._registry)
+    async def snoozes() -> None:
+        runs.append("snoozes")
+        if runs.count("snoozes") == 1:
+            raise ValueError("once")
+        if runs.count("snoozes") == 2:
+            raise penstock.Snooze(86_400)
+
+    for name in ("sleeps", "snoozes"):
+        await penstock.enqueue(None, name)
+    await inline.drain()
+    assert [(task.state, task.attempts) for task in inline.tasks] == [("ERROR", 1), ("ERROR", 1)]
+    assert sorted(runs) == ["sleeps", "sleeps", "snoozes", "snoozes"]  # they end by the clock alone
+    inline.clock.advance(days=1)
+    await inline.drain()
+    assert [task.state for task in inline.tasks] == ["SUCCESS", "SUCCESS"]
