@@ -5,8 +5,8 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace as changed
@@ -30,7 +30,7 @@ from penstock.protocol.output import OutputEntry, decode_entries
 from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.protocol.task import Claimed, NewTask, State
 from penstock.protocol.tenant import stored_key
-from penstock.protocol.views import timestamp
+from penstock.protocol.views import raw, timestamp, view_of
 from penstock.results.apply import Outcome, bad_children, delay_after, hold_of, postponement
 from penstock.results.spawn import read_spawner
 from penstock.results.wait_answers import Answered, AnswerWait
@@ -46,6 +46,14 @@ from penstock.testing.worker import ALONE, ONE_AT_A_TIME, matches, run_worker
 from penstock.worker.handlers.actions import REGISTRY, Registry
 
 _LOST = "its worker died each time that it ran"
+
+
+class _Step(NamedTuple):
+    """A finished durable step. claim: whose attempt ran it."""
+
+    entry: Entry
+    claim: int
+    recorded_at: datetime
 
 
 @dataclass(eq=False)
@@ -73,7 +81,7 @@ class InlineTask:
     token: str | None = None
     wait_until: datetime | None = None
     policy: reports.WaitPolicy = field(default_factory=reports.WaitPolicy)
-    steps: dict[StepKey, Entry] = field(default_factory=dict)
+    steps: dict[StepKey, _Step] = field(default_factory=dict)
     snoozes: int = 0
     output: list[OutputEntry] = field(default_factory=list)
 
@@ -209,7 +217,7 @@ class Inline:
         for stored in self._results.take(list(self._results.messages), 0):
             for report in reports.decode_reports(stored.body, batch_limit=len(stored.body)):
                 if isinstance(report, reports.Stepped):
-                    self._tasks[report.task_id].steps[report.entry.key] = report.entry
+                    self._note_steps(report.task_id, report.claim, (report.entry,))
                 elif isinstance(report, reports.Output):
                     self._tasks[report.task_id].output += decode_entries(report.entries)
                 elif isinstance(report, reports.SharedResult):
@@ -226,10 +234,17 @@ class Inline:
                 self._apply(reports.Failed(task_id, claim, None, error, reports.NO_HINTS))
         self._outbound.dead.clear()
 
+    def _note_steps(self, task_id: int, claim: int, entries: Sequence[Entry]) -> None:
+        """Keep what has finished; of a step that ran twice, that of the newest claim."""
+        steps = self._tasks[task_id].steps
+        for entry in entries:
+            if entry.key not in steps or steps[entry.key].claim < claim:
+                steps[entry.key] = _Step(entry, claim, self.clock.now())
+
     def _apply(self, report: Outcome | reports.Progress) -> None:
         task = self._tasks[report.task_id]
         if not isinstance(report, reports.Progress):
-            task.steps |= {entry.key: entry for entry in report.steps}
+            self._note_steps(task.id, report.claim or 0, report.steps)
         if report.claim != task.claim or task.state is not State.ACQUIRED:
             return  # of an attempt that is over
         if isinstance(report, reports.Progress):
@@ -414,6 +429,7 @@ class Inline:
         waits_for = None
         if task.token is not None and task.wait_until is not None:
             waits_for = views.WaitsFor(task.token, timestamp(task.wait_until))
+        steps = sorted(task.steps.values(), key=lambda step: (step.entry.position, step.entry.key))
         found = views.TaskDetail(
             id=task.id, action=task.action, state=task.state, attempts=task.attempts, max_attempts=new.max_attempts,
             priority=new.priority, run_at=timestamp(task.due_at), created_at=at, updated_at=at, progress=task.progress,
@@ -421,7 +437,7 @@ class Inline:
             unique_key=new.unique_key, ordering_key=new.ordering_key, limit_key=new.limit_key,
             labels=json.loads(new.labels or "null"), timeout=new.timeout_seconds, claim=task.claim, worker=None,
             expires_at=None if new.expires_at is None else timestamp(new.expires_at), waits_for=waits_for,
-            failures=task.failures,
+            failures=task.failures, steps=[*map(_shown_step, steps)] or None,
             claimed_at=None if task.claimed_at is None else timestamp(task.claimed_at), snoozes=task.snoozes,
         )  # fmt: skip
         return found if detail else msgspec.convert(found, views.Task, from_attributes=True)
@@ -461,7 +477,8 @@ class Inline:
         task = self._find(int(command.id))
         if task.state not in (State.CRITICAL_ERROR, State.CANCELLED):
             raise StateConflict(task.id, task.state, "retried")
-        first = next((one.position for one in task.steps.values() if one.label == command.from_step), None)
+        entries = [step.entry for step in task.steps.values()]
+        first = next((entry.position for entry in entries if entry.label == command.from_step), None)
         if command.from_step is not None and first is None:
             raise InvalidParams("from_step", f"names no durable step of task {task.id}")
         task.state, task.attempts, task.due_at, task.reason = State.SCHEDULED, 0, self.clock.now(), None
@@ -469,9 +486,9 @@ class Inline:
         if task.new.expires_at is not None and task.new.expires_at <= self.clock.now():
             task.new = changed(task.new, expires_at=None)
         task.steps = {
-            key: entry
-            for key, entry in task.steps.items()
-            if not entry.has_failed and (first is None or entry.position < first)
+            key: step
+            for key, step in task.steps.items()
+            if not step.entry.has_failed and (first is None or step.entry.position < first)
         }
         return views.Changed(task.id, task.state)
 
@@ -488,5 +505,13 @@ class Inline:
 
 def _claimed(task: InlineTask) -> Claimed:
     name, new = (task.id, task.claim, task.action), task.new
-    steps = journal_text(task.steps.values())
+    steps = journal_text(step.entry for step in task.steps.values())
     return Claimed(*name, new.payload, new.timeout_seconds, 0.0, suspect=False, tenant=new.tenant, journal=steps)
+
+
+def _shown_step(step: _Step) -> views.FinishedStep:
+    entry, text = step.entry, raw(step.entry.value)
+    began_at = None if entry.at is None else datetime.fromtimestamp(entry.at, UTC)
+    row = {**msgspec.structs.asdict(entry), **step._asdict(), "began_at": began_at, "worker": None, "unread": None}
+    result, error = (None, text) if entry.has_failed else (text, None)
+    return view_of(views.FinishedStep, row, result=result, error=error)

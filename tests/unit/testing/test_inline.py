@@ -573,3 +573,26 @@ async def test_a_sleep_or_a_snooze_after_a_failed_attempt_leaves_its_task_in_err
     inline.clock.advance(days=1)
     await inline.drain()
     assert [task.state for task in inline.tasks] == ["SUCCESS", "SUCCESS"]
+
+
+async def test_a_full_answer_has_the_steps_and_the_failed_attempts(inline: Inline) -> None:
+    @action("order", registry=inline._registry)
+    async def order(ctx: Context) -> None:
+        await ctx.step("charge", lambda: {"id": 7})
+        await ctx.sleep(60)
+        await ctx.step(penstock.Step("ship", retries=0), int, "no number")
+
+    async with AsyncClient() as client:
+        plain = (await client.enqueue("note", {"n": 1}))["id"]
+        task = (await client.enqueue("order"))["id"]
+        await inline.drain()
+        inline.clock.advance(seconds=60)
+        await inline.drain(retries=False)
+        assert "steps" not in await client.status(plain, detail=True)
+        shown = await client.status(task, detail=True)
+    assert [(step["name"], step["result"], step["claim"]) for step in shown["steps"]] == [
+        ("charge", {"id": 7}, 1), ("ctx.sleep", None, 1), ("ship", None, 2),
+    ]  # fmt: skip
+    assert shown["steps"][2]["error"]["data"]["type"] == "ValueError"
+    assert shown["steps"][0]["began_at"] <= shown["steps"][0]["recorded_at"] < shown["steps"][2]["recorded_at"]
+    assert [(failure["attempt"], failure["claim"]) for failure in shown["failures"]] == [(1, 2)]
