@@ -357,10 +357,14 @@ async def _suspend(
             resumed[pair] = msgspec.structs.replace(report, seconds=delay, until=None)
             if not excused.get(pair, True):
                 del resumed[pair]
-                why = "its worker stopped before it finished a step"
-                hints = reports.Hints(retry_after=delay)
-                failed[pair] = _as_failed(report, HANDLER_ERROR, why, hints, type="Interrupted", message=why)
+                failed[pair] = interrupted(report, delay)
     return await journal.suspend(session, resumed)
+
+
+def interrupted(report: reports.Suspended, delay: float) -> reports.Failed:
+    """The failure of a suspect whose message came again before a step of its claim. delay: in seconds."""
+    why = "its worker stopped before it finished a step"
+    return _as_failed(report, HANDLER_ERROR, why, reports.Hints(retry_after=delay), type="Interrupted", message=why)
 
 
 async def _fail(session: Session, failed: dict[Pair, reports.Failed], settings: Settings) -> int:

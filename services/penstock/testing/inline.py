@@ -31,7 +31,7 @@ from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.protocol.task import Claimed, NewTask, State
 from penstock.protocol.tenant import stored_key
 from penstock.protocol.views import raw, timestamp, view_of
-from penstock.results.apply import Outcome, bad_children, delay_after, hold_of, postponement
+from penstock.results.apply import Outcome, bad_children, delay_after, hold_of, interrupted, postponement
 from penstock.results.spawn import read_spawner
 from penstock.results.wait_answers import Answered, AnswerWait
 from penstock.results.waits import read_answer, resumed
@@ -60,9 +60,9 @@ class _Step(NamedTuple):
 class InlineTask:
     """A task that was enqueued. new: as it was asked for, checked. due_at: of the next attempt.
 
-    claimed_at: when the last attempt began.
-    failures: its failed attempts. result_text: JSON. token: what it waits for, until ``wait_until``.
-    steps: its finished durable steps. snoozes: how often its handler put it off. output: what its handler logged and
+    claimed_at: when the last attempt began. failures: its failed attempts. result_text: JSON. token: what it waits for,
+    until ``wait_until``. steps: its finished durable steps. has_journal: it has some, or its worker died before one.
+    is_suspect: its worker died again. snoozes: how often its handler put it off. output: what its handler logged and
     emitted, in all attempts.
     """
 
@@ -82,6 +82,8 @@ class InlineTask:
     wait_until: datetime | None = None
     policy: reports.WaitPolicy = field(default_factory=reports.WaitPolicy)
     steps: dict[StepKey, _Step] = field(default_factory=dict)
+    has_journal: bool = False
+    is_suspect: bool = False
     snoozes: int = 0
     output: list[OutputEntry] = field(default_factory=list)
 
@@ -236,10 +238,11 @@ class Inline:
 
     def _note_steps(self, task_id: int, claim: int, entries: Sequence[Entry]) -> None:
         """Keep what has finished; of a step that ran twice, that of the newest claim."""
-        steps = self._tasks[task_id].steps
+        task = self._tasks[task_id]
+        task.has_journal |= bool(entries)
         for entry in entries:
-            if entry.key not in steps or steps[entry.key].claim < claim:
-                steps[entry.key] = _Step(entry, claim, self.clock.now())
+            if entry.key not in task.steps or task.steps[entry.key].claim < claim:
+                task.steps[entry.key] = _Step(entry, claim, self.clock.now())
 
     def _apply(self, report: Outcome | reports.Progress) -> None:
         task = self._tasks[report.task_id]
@@ -254,7 +257,7 @@ class Inline:
         elif isinstance(report, reports.Failed):
             self._fail(task, report)
         elif isinstance(report, reports.Suspended):
-            task.give_back(report.until or self.clock.now() + timedelta(seconds=report.seconds))
+            self._suspend(task, report)
         else:
             try:
                 spawner = read_spawner(report.spawn or "[]", self._settings)
@@ -264,6 +267,16 @@ class Inline:
             for new in spawner.tasks_of(task.new.tenant):
                 self._insert(new)
             task.state, task.result_text = State.SUCCESS, report.result
+
+    def _suspend(self, task: InlineTask, report: reports.Suspended) -> None:
+        """As of production, but the next attempt need not wait: what the dead worker reported is recorded."""
+        if report.is_redelivered and not any(step.claim == task.claim for step in task.steps.values()):
+            if task.is_suspect:
+                self._fail(task, interrupted(report, self._settings.visibility_timeout_seconds))
+                return
+            task.is_suspect = task.has_journal
+        task.has_journal |= report.is_redelivered
+        task.give_back(report.until or self.clock.now() + timedelta(seconds=report.seconds))
 
     def _fail(self, task: InlineTask, report: reports.Failed) -> None:
         error, hints = report.error, report.hints
@@ -329,7 +342,7 @@ class Inline:
             return views.Accepted(task.id, task.state, False, False if replaces else None)
         if not replaces:
             return views.Accepted(holder.id, holder.state, True)
-        takes = holder.is_pending and not holder.steps  # finished steps belong to the payload that they ran with
+        takes = holder.is_pending and not holder.has_journal  # finished steps belong to the payload that they ran with
         if takes:
             holder.new = changed(holder.new, payload=new.payload)
             if new.replaces_priority:
@@ -482,7 +495,7 @@ class Inline:
         if command.from_step is not None and first is None:
             raise InvalidParams("from_step", f"names no durable step of task {task.id}")
         task.state, task.attempts, task.due_at, task.reason = State.SCHEDULED, 0, self.clock.now(), None
-        task.snoozes = 0
+        task.snoozes, task.is_suspect = 0, False
         if task.new.expires_at is not None and task.new.expires_at <= self.clock.now():
             task.new = changed(task.new, expires_at=None)
         task.steps = {
@@ -490,6 +503,7 @@ class Inline:
             for key, step in task.steps.items()
             if not step.entry.has_failed and (first is None or step.entry.position < first)
         }
+        task.has_journal = bool(task.steps) or first is not None
         return views.Changed(task.id, task.state)
 
     def _reschedule(self, command: params.RescheduleParams) -> views.Changed:
@@ -506,7 +520,7 @@ class Inline:
 def _claimed(task: InlineTask) -> Claimed:
     name, new = (task.id, task.claim, task.action), task.new
     steps = journal_text(step.entry for step in task.steps.values())
-    return Claimed(*name, new.payload, new.timeout_seconds, 0.0, suspect=False, tenant=new.tenant, journal=steps)
+    return Claimed(*name, new.payload, new.timeout_seconds, 0.0, task.is_suspect, tenant=new.tenant, journal=steps)
 
 
 def _shown_step(step: _Step) -> views.FinishedStep:

@@ -596,3 +596,23 @@ async def test_a_full_answer_has_the_steps_and_the_failed_attempts(inline: Inlin
     assert shown["steps"][2]["error"]["data"]["type"] == "ValueError"
     assert shown["steps"][0]["began_at"] <= shown["steps"][0]["recorded_at"] < shown["steps"][2]["recorded_at"]
     assert [(failure["attempt"], failure["claim"]) for failure in shown["failures"]] == [(1, 2)]
+
+
+async def test_a_task_whose_worker_always_dies_in_its_first_step_fails(inline: Inline, ran: Ran) -> None:
+    async def die() -> None:
+        raise WorkerCrash
+
+    @action("order", registry=inline._registry)
+    async def order(ctx: Context) -> None:
+        ran.append(ctx.redelivered)
+        await ctx.step("charge", die)
+
+    await penstock.enqueue(None, "order", max_attempts=2)
+    await asyncio.wait_for(inline.drain(), 20)
+    (task,) = inline.tasks
+    assert (task.state, [error["data"]["type"] for error in task.errors]) == ("CRITICAL_ERROR", ["Interrupted"] * 2)
+    assert (task.claim, ran) == (4, [False, True] * 4)  # twice is free: perhaps no worker had begun it
+    with Client() as client:
+        client.retry(task.id)
+    await asyncio.wait_for(inline.drain(), 20)
+    assert (task.state, task.claim) == ("CRITICAL_ERROR", 8)
