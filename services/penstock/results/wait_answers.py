@@ -11,7 +11,6 @@ import msgspec
 from penstock.db.session import Session
 from penstock.payloads.codec import aad_of
 from penstock.protocol.errors import (
-    TASK_TIMEOUT,
     AnsweredAlready,
     InvalidParams,
     PenstockError,
@@ -19,7 +18,7 @@ from penstock.protocol.errors import (
     StateConflict,
     TaskNotFound,
 )
-from penstock.protocol.reports import Failed, claim_of_token, error_text, stored_token
+from penstock.protocol.reports import claim_of_token, stored_token
 from penstock.protocol.task import State
 from penstock.protocol.views import about
 from penstock.results import waits
@@ -46,7 +45,7 @@ class Answered(msgspec.Struct, frozen=True):
     duplicate: Annotated[bool, about("True: the same answer came before, and this one changed nothing.")]
 
 
-_KEPT = Answered(None, None, kept=True, duplicate=False)
+KEPT = Answered(None, None, kept=True, duplicate=False)
 
 
 async def answer_wait(session: Session, command: AnswerWait, settings: Settings) -> Answered:
@@ -79,7 +78,7 @@ async def _answer(session: Session, command: AnswerWait, settings: Settings) -> 
             if state is None:
                 raise TaskNotFound(made_for[0])
             raise StateConflict(made_for[0], state, "answered by a token of that attempt")
-        return _KEPT
+        return KEPT
     if token["active"] and pair is not None and await waits.resume_waits(session, [pair]):
         policy = waits.read_policy(token["policy"])
         applied = await apply_reports(session, [waits.read_answer(command.answer, pair, policy)], settings)
@@ -88,26 +87,30 @@ async def _answer(session: Session, command: AnswerWait, settings: Settings) -> 
             raise InvalidParams(next(iter(member)), f"cannot be kept: {applied.unreadable[0].reason}")
         await waits.note_answers(session, [(kept, pair, command.digest)])
         return Answered(pair[0], await _state_of(session, pair[0]), kept=False, duplicate=False)
-    is_same = token["digest"] == command.digest
-    if pair is None:
-        if is_same:
-            return Answered(None, None, kept=True, duplicate=True)
-        raise AnsweredAlready(None, None)
     if token["active"]:
         await session.fetch("end_waits", [kept])  # its task was cancelled at this very moment
-    task_id = pair[0]
-    state = await _state_of(session, task_id)
-    if is_same:
-        return Answered(task_id, state, kept=False, duplicate=True)
+    waited = None if pair is None else (pair[0], await _state_of(session, pair[0]))
+    told = answer_again(command, token["digest"], waited)
+    if not told.duplicate:
+        await session.fetch("keep_next_answers", [kept], [answer], [command.digest])
+    return told
+
+
+def answer_again(command: AnswerWait, digest: bytes | None, waited: tuple[int, State | None] | None) -> Answered:
+    """What a known token for which no task waits now says to an answer; KEPT: it is to be kept.
+
+    digest: of the answer that the token has. waited: id and state of the task that did. Raises as `answer_wait`.
+    """
+    task_id, state = waited or (None, None)
+    if digest == command.digest:
+        return Answered(task_id, state, kept=task_id is None, duplicate=True)
+    if task_id is None:
+        raise AnsweredAlready(None, None)
     if state is None:
         raise TaskNotFound(task_id)
-    if state.final or made_for is not None:
-        if token["digest"] is not None:
-            raise AnsweredAlready(task_id, state)
-        raise StateConflict(task_id, state, "answered")
-    # The attempt that waited is over and another is to come, which may wait for the same token.
-    await session.fetch("keep_next_answers", [kept], [answer], [command.digest])
-    return _KEPT
+    if state.final or claim_of_token(command.token) is not None:
+        raise StateConflict(task_id, state, "answered") if digest is None else AnsweredAlready(task_id, state)
+    return KEPT  # the attempt that waited is over, and another is to come, which may wait for the same token
 
 
 async def _state_of(session: Session, task_id: int) -> State | None:
@@ -136,13 +139,7 @@ async def give_up_overdue(session: Session, limit: int, settings: Settings, *, n
 async def _give_up(session: Session, overdue: Sequence[asyncpg.Record], settings: Settings) -> int:
     policies = {(row["task_id"], row["claim"]): waits.read_policy(row["policy"]) for row in overdue}
     resumed = await waits.resume_waits(session, policies)
-    problem = "no answer came before its wait timed out"
-    error = error_text(TASK_TIMEOUT, problem, type="WaitTimeout", message=problem)
-    ended = [
-        Failed(*pair, None, error, policy) if policy.step is None else waits.resumed(pair, policy.step, error=error)
-        for pair, policy in policies.items()
-        if pair in resumed
-    ]
+    ended = [waits.timed_out(pair, policy) for pair, policy in policies.items() if pair in resumed]
     await apply_reports(session, ended, settings)
     await session.fetch("end_waits", [row["token"] for row in overdue])
     await session.fetch("end_waits_of", [pair[0] for pair in resumed])

@@ -8,7 +8,7 @@ import msgspec
 from penstock.db.session import Session
 from penstock.payloads.codec import aad_of
 from penstock.protocol import reports
-from penstock.protocol.errors import STATE_CONFLICT, PayloadLost, PayloadUnavailable
+from penstock.protocol.errors import STATE_CONFLICT, TASK_TIMEOUT, PayloadLost, PayloadUnavailable
 from penstock.protocol.journal import Entry, StepPlace
 from penstock.protocol.reports import Failed, Hints, Succeeded, Suspended, Waiting, WaitPolicy
 from penstock.protocol.task import State
@@ -90,9 +90,7 @@ async def _settle_others(
                 problem = f"the answer that came before it waited cannot be read: {exc}"
                 settled.append(_failed(pair, policy, problem, type="AnswerNotRead"))
         elif pair_of(token) not in (None, pair):
-            holder = token["task_id"]
-            problem = f"task {holder} waits for the same token; a token is one task's at a time"
-            settled.append(_failed(pair, policy, problem, type="TokenTaken", holder=holder))
+            settled.append(token_taken(pair, policy, token["task_id"]))
     held = await _suspend(session, {pair: others[pair] for pair in answers}, by_pair)
     answered: list[tuple[str, Pair, bytes]] = []
     for pair in held:  # an answer is not spent on a claim that holds no more
@@ -103,6 +101,12 @@ async def _settle_others(
         await resume_waits(session, held)
         await note_answers(session, answered)
     return settled
+
+
+def token_taken(pair: Pair, policy: Hints, holder: int) -> Failed:
+    """The failure of a wait for a token that another task waits for."""
+    problem = f"task {holder} waits for the same token; a token is one task's at a time"
+    return _failed(pair, policy, problem, type="TokenTaken", holder=holder)
 
 
 def _failed(pair: Pair, policy: Hints, problem: str, **data: object) -> Failed:
@@ -125,6 +129,13 @@ def read_answer(answer: str, pair: Pair, policy: WaitPolicy) -> Ended:
 def resumed(pair: Pair, step: StepPlace, result: str = "", *, error: str = "") -> Suspended:
     """The end of an event that a durable step waits for: its task goes on in its handler at once."""
     return Suspended(*pair, steps=(Entry.of(step, error or result, is_error=bool(error)),))
+
+
+def timed_out(pair: Pair, policy: WaitPolicy) -> Ended:
+    """The outcome of a wait for which no answer came in time."""
+    problem = "no answer came before its wait timed out"
+    error = reports.error_text(TASK_TIMEOUT, problem, type="WaitTimeout", message=problem)
+    return Failed(*pair, None, error, policy) if policy.step is None else resumed(pair, policy.step, error=error)
 
 
 async def resume_waits(session: Session, pairs: Iterable[Pair]) -> set[Pair]:

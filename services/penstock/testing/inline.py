@@ -17,8 +17,6 @@ from penstock.protocol import reports
 from penstock.protocol.checks import read_instant
 from penstock.protocol.errors import (
     HANDLER_ERROR,
-    TASK_TIMEOUT,
-    AnsweredAlready,
     InvalidParams,
     MethodNotFound,
     RpcError,
@@ -29,12 +27,12 @@ from penstock.protocol.journal import Entry, StepKey, journal_text
 from penstock.protocol.output import OutputEntry, decode_entries
 from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.protocol.task import Claimed, NewTask, State
-from penstock.protocol.tenant import stored_key
+from penstock.protocol.tenant import own_key, stored_key
 from penstock.protocol.views import raw, timestamp, view_of
 from penstock.results.apply import Outcome, bad_children, delay_after, hold_of, interrupted, postponement
 from penstock.results.spawn import read_spawner
-from penstock.results.wait_answers import Answered, AnswerWait
-from penstock.results.waits import read_answer, resumed
+from penstock.results.wait_answers import KEPT, Answered, AnswerWait, answer_again
+from penstock.results.waits import Ended, read_answer, timed_out, token_taken
 from penstock.scheduler.packing import message_of
 from penstock.settings.model import load_settings
 from penstock.tasks import params, views
@@ -125,9 +123,18 @@ class InlineTask:
         return self.state in (State.SCHEDULED, State.ERROR)
 
     def give_back(self, due_at: datetime) -> None:
-        """Its attempt is not spent: it is again in the state that the claim came from, until the next one."""
+        """Back to the state that the claim came from, without spending the attempt."""
         self.attempts -= 1
         self.state, self.due_at = State.ERROR if self.attempts else State.SCHEDULED, due_at
+
+
+@dataclass(slots=True)
+class _Token:
+    """task: that waits for it, or waited last. early: an answer that is kept until one waits. digest: of its answer."""
+
+    task: InlineTask | None = None
+    early: AnswerWait | None = None
+    digest: bytes | None = None
 
 
 class Inline:
@@ -141,7 +148,7 @@ class Inline:
         self._registry = registry
         self._settings = load_settings(**ALONE)
         self._tasks: dict[int, InlineTask] = {}
-        self._answers: dict[str, AnswerWait] = {}  # that came before their task waits, by token
+        self._tokens: dict[str, _Token] = {}
         self._outbound = MemoryQueue("outbound", self.clock.seconds, limits=ONE_AT_A_TIME)
         self._results = MemoryQueue("results", self.clock.seconds)
         self._held: dict[tuple[str, str | None], datetime] = {}  # by action and limit key, until when
@@ -302,28 +309,32 @@ class Inline:
             task.state, task.due_at = State.ERROR, self.clock.now() + timedelta(seconds=delay)
 
     def _wait(self, task: InlineTask, wait: reports.Waiting) -> None:
-        task.token = reports.stored_token(wait.token, task.new.tenant)
+        name = reports.stored_token(wait.token, task.new.tenant)
+        token = self._tokens.setdefault(name, _Token())
+        if token.task is not None and token.task.token == name:
+            self._fail(task, token_taken((task.id, task.claim), wait.policy, token.task.id))
+            return
         seconds = self._settings.wait_timeout_seconds if wait.timeout is None else wait.timeout
-        task.state, task.policy = State.WAITING, wait.policy
+        task.state, task.token, task.policy = State.WAITING, name, wait.policy
         task.wait_until = self.clock.now() + timedelta(seconds=seconds)
-        if (answer := self._answers.pop(task.token, None)) is not None:
-            self._resume(task, answer)
+        early, token.task, token.early, token.digest = token.early, task, None, None
+        if early is not None:
+            self._resume(task, token, early)
 
-    def _resume(self, task: InlineTask, answer: AnswerWait) -> None:
+    def _resume(self, task: InlineTask, token: _Token, answer: AnswerWait) -> None:
+        token.digest = answer.digest
+        self._end_wait(task, read_answer(answer.answer, (task.id, task.claim), task.policy))
+
+    def _end_wait(self, task: InlineTask, outcome: Ended) -> None:
         task.state, task.token = State.ACQUIRED, None
-        self._apply(read_answer(answer.answer, (task.id, task.claim), task.policy))
+        self._apply(outcome)
 
     def _end_overdue(self) -> None:
         """Waits that have timed out, and tasks that have expired."""
         now = self.clock.now()
         for task in self.tasks:
             if task.token is not None and task.wait_until is not None and task.wait_until <= now:
-                task.state, task.token = State.ACQUIRED, None
-                error = reports.error_text(TASK_TIMEOUT, "no answer came before its wait timed out", type="WaitTimeout")
-                if task.policy.step is None:
-                    self._apply(reports.Failed(task.id, task.claim, None, error, task.policy))
-                else:
-                    self._apply(resumed((task.id, task.claim), task.policy.step, error=error))
+                self._end_wait(task, timed_out((task.id, task.claim), task.policy))
             expires = task.new.expires_at
             if expires is not None and expires <= now and task.is_pending and not task.steps:
                 task.state, task.reason = State.CANCELLED, "expired"
@@ -441,7 +452,7 @@ class Inline:
         new, at = task.new, timestamp(task.created_at)
         waits_for = None
         if task.token is not None and task.wait_until is not None:
-            waits_for = views.WaitsFor(task.token, timestamp(task.wait_until))
+            waits_for = views.WaitsFor(own_key(task.token), timestamp(task.wait_until))
         steps = sorted(task.steps.values(), key=lambda step: (step.entry.position, step.entry.key))
         found = views.TaskDetail(
             id=task.id, action=task.action, state=task.state, attempts=task.attempts, max_attempts=new.max_attempts,
@@ -469,15 +480,23 @@ class Inline:
         return told[0] if command.ids is None else told
 
     def _answer_wait(self, command: AnswerWait) -> Answered:
-        token = reports.stored_token(command.token, command.tenant)
-        for task in self.tasks:
-            if task.token == token:
-                self._resume(task, command)
-                return Answered(task.id, task.state, kept=False, duplicate=False)
-        kept = self._answers.setdefault(token, command)
-        if kept.digest != command.digest:
-            raise AnsweredAlready(None, None)
-        return Answered(None, None, kept=True, duplicate=kept is not command)
+        name, made_for = reports.stored_token(command.token, command.tenant), reports.claim_of_token(command.token)
+        token = self._tokens.get(name) or _Token()
+        task = token.task
+        if task is not None and task.token == name:
+            self._resume(task, token, command)
+            return Answered(task.id, task.state, kept=False, duplicate=False)
+        if name in self._tokens:
+            waited = None if task is None else (task.id, task.state)
+            told = answer_again(command, token.digest, waited)
+            if told.duplicate:
+                return told
+        elif made_for is not None:
+            task = self._find(made_for.task_id)
+            if (task.claim, task.state) != (made_for.claim, State.ACQUIRED):
+                raise StateConflict(task.id, task.state, "answered by a token of that attempt")
+        self._tokens[name] = _Token(None, command, command.digest)
+        return KEPT
 
     def _cancel(self, command: params.CancelParams) -> views.Changed:
         task = self._find(int(command.id))

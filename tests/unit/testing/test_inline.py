@@ -14,6 +14,7 @@ import pytest
 import penstock
 from penstock import AsyncClient, Call, Client, Context
 from penstock.protocol import in_process
+from penstock.protocol.reports import make_token
 from penstock.settings.model import load_settings
 from penstock.testing.faults import WorkerCrash
 from penstock.testing.inline import Inline, InlineTask
@@ -616,3 +617,65 @@ async def test_a_task_whose_worker_always_dies_in_its_first_step_fails(inline: I
         client.retry(task.id)
     await asyncio.wait_for(inline.drain(), 20)
     assert (task.state, task.claim) == ("CRITICAL_ERROR", 8)
+
+
+async def test_the_first_answer_of_a_token_counts(inline: Inline) -> None:
+    async with AsyncClient() as client:
+        tasks = [(await client.enqueue("wait", {"token": token}))["id"] for token in ("asked", "cancelled", "late")]
+        await inline.drain()
+        await client.complete("asked", {"a": 1, "b": 2})
+        again = await client.complete("asked", {"b": 2, "a": 1})
+        assert again == {"id": tasks[0], "state": "SUCCESS", "kept": False, "duplicate": True}
+        with pytest.raises(penstock.StateConflict, match="different answer"):
+            await client.fail("asked", "no")
+        await client.cancel(tasks[1])
+        inline.clock.advance(hours=2)
+        await inline.drain()
+        for token, state in (("cancelled", "CANCELLED"), ("late", "CRITICAL_ERROR")):
+            with pytest.raises(penstock.StateConflict, match=f"{state}; it cannot be answered"):
+                await client.complete(token, 1)
+        assert await client.complete("early", 1) == {"id": None, "state": None, "kept": True, "duplicate": False}
+        assert (await client.complete("early", 1))["duplicate"]
+        with pytest.raises(penstock.StateConflict, match="different answer"):
+            await client.complete("early", 2)
+
+
+async def test_an_answer_between_two_attempts_is_for_a_token_of_the_handlers_own(inline: Inline) -> None:
+    made: list[str] = []
+
+    @action("ask", registry=inline._registry)
+    async def ask(ctx: Context, token: str | None) -> Any:
+        made.append(ctx.wait_token())
+        return ctx.wait(token, timeout=60)
+
+    async with AsyncClient() as client:
+        own, other = [(await client.enqueue("ask", {"token": token}))["id"] for token in ("own", None)]
+        for task_id, problem in ((other, "by a token of that attempt"), (99, "No such task")):
+            with pytest.raises(penstock.RpcError, match=problem):
+                await client.complete(make_token(task_id, 1), 1)
+        await inline.drain()
+        inline.clock.advance(seconds=60)
+        await inline.drain(retries=False)
+        assert (await client.complete("own", "late"))["kept"]
+        with pytest.raises(penstock.StateConflict, match="ERROR; it cannot be answered"):
+            await client.complete(made[1], "late")
+        await inline.drain()
+        assert await client.result(own) == "late"
+        assert inline.tasks[1].state == "WAITING"
+
+
+async def test_a_token_is_one_tasks_at_a_time(inline: Inline) -> None:
+    async with AsyncClient() as client:
+        first, second = [(await client.enqueue("wait", {"token": "t"}, max_attempts=1))["id"] for _ in range(2)]
+        of_tenant = (await client.enqueue("wait", {"token": "t"}, tenant="acme"))["id"]
+        await inline.drain()
+        error = inline.tasks[1].error
+        assert (inline.tasks[1].state, error["data"]["type"], error["data"]["holder"]) == (
+            "CRITICAL_ERROR", "TokenTaken", first,
+        )  # fmt: skip
+        assert (await client.status(of_tenant, detail=True))["waits_for"]["token"] == "t"
+        assert (await client.complete("t", 1))["id"] == first
+        await client.retry(second)
+        await inline.drain()
+        assert (await client.complete("t", 2))["id"] == second
+        assert (await client.complete("t", 3, tenant="acme"))["id"] == of_tenant
