@@ -83,17 +83,18 @@ class InboundClient(WaitAnswers[AsyncNothing]):
         PayloadUnavailable when the bucket is unavailable; Unfinished, with the tasks that were not sent, when the queue
         rejects them after several tries.
         """
-        encoded = []
+        given, texts = list[Mapping[str, Any]](), list[str]()
         for task in tasks:
+            given.append(params := {**task})
             text = dumps(task.get("payload", {})) if self._codec.is_on else ""
             if self._codec.encrypts or self._codec.is_large(text):
                 sealed = await self._codec.offer(text, offered_aad(task["action"], task.get("tenant")))
                 others = {name: value for name, value in task.items() if name != "payload"}
-                encoded.append(others | {"sealed_payload": json.loads(sealed)})
-            else:
-                encoded.append({**task})
-        await self._send_all([request_text("enqueue", prepared(task), None) for task in encoded], encoded)
-        return len(encoded)
+                params = others | {"sealed_payload": json.loads(sealed)}
+            texts.append(request_text("enqueue", prepared(params), None))
+        # Unfinished has them with their payloads, which are sealed again when they are sent again.
+        await self._send_all(texts, given)
+        return len(given)
 
     async def send(self, method: str, params: Params) -> None:
         """Send a request of any method that changes something, such as ``cancel``. Raises TooLarge, Unfinished."""

@@ -10,19 +10,23 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
 
+from penstock.brokers.base import Outgoing, SendReport
+from penstock.brokers.sqs import LIMITS
 from penstock.client.async_client import AsyncClient
 from penstock.client.client import Client
 from penstock.client.exchanges import Unfinished, answer_of, downloaded, enqueueing, error_of
 from penstock.client.inbound import InboundClient
 from penstock.client.results import AsyncResults
+from penstock.payloads.codec import offered_aad
 from penstock.protocol.errors import (
     InvalidParams,
     MethodNotFound,
@@ -35,6 +39,8 @@ from penstock.protocol.errors import (
     TooManyWaits,
     Unavailable,
 )
+from penstock.settings.model import load_settings
+from penstock.settings.payload_texts import new_key
 
 
 @pytest.fixture
@@ -177,6 +183,31 @@ async def test_task_that_no_message_can_hold_is_refused_before_any_is_sent() -> 
     async with InboundClient("http://127.0.0.1:1/queue", endpoint_url="http://127.0.0.1:1") as client:
         with pytest.raises(TooLarge, match="1048576"):
             await client.enqueue_many([{"action": "a"}, {"action": "a", "payload": ["x" * 2**20]}])
+
+
+async def test_unsent_tasks_are_sent_again_with_their_payloads_although_they_are_encrypted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.client.inbound._FIRST_PAUSE_SECONDS", 0.001)
+    bodies: list[str] = []
+    refused = SendReport([0], "not now")
+
+    async def send(messages: Sequence[Outgoing]) -> SendReport:
+        bodies.extend(message.body for message in messages)
+        return refused
+
+    settings = load_settings(payload_keys=new_key())
+    async with InboundClient("http://127.0.0.1:1/queue", "http://127.0.0.1:1", payloads=settings) as client:
+        monkeypatch.setattr(client, "_queue", SimpleNamespace(limits=LIMITS, send=send))
+        with pytest.raises(Unfinished) as caught:
+            await client.enqueue("a", {"n": 1})
+        refused = SendReport([], None)
+        assert await client.enqueue_many(caught.value.unsent) == 1
+        params = json.loads(bodies[-1])["params"]
+        sealed = json.dumps(params["sealed_payload"])
+        assert json.loads(client._codec.decode_inline(sealed, offered_aad("a", None))) == {"n": 1}
+    assert params.keys() == {"action", "sealed_payload"}
+    assert caught.value.unsent == [{"action": "a", "payload": {"n": 1}}]
 
 
 def test_client_loads_no_database_driver() -> None:
