@@ -31,6 +31,7 @@ from penstock.db.pool import PLANNING, Store
 from penstock.db.statements import SQL
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.local.service import free_port
+from penstock.payloads.codec import PayloadCodec, payload_aad
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import TooManyWaits
 from penstock.protocol.reports import decode_reports
@@ -38,7 +39,8 @@ from penstock.protocol.task import Failure, NewTask
 from penstock.results.apply import apply_reports
 from penstock.runtime.health import Health, serve_health
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
+from penstock.settings.payload_texts import new_key
 from penstock.supervisor.retention import Retention
 from penstock.tasks import bulk, claim, settle
 from penstock.tasks import enqueue as enqueuing
@@ -615,6 +617,19 @@ async def test_an_edited_task_is_a_new_one_and_takes_over_the_key(store: Store, 
     task = await browser.call("status", id=made, detail=True)
     assert (bytes(task.payload), task.unique_key, task.priority) == (b'{"n":18446744073709551617}', "k", 3)
     assert (await browser.call("status", id=one)).state == "CANCELLED"
+
+
+async def test_a_task_whose_payload_cannot_be_shown_is_not_edited(store: Store, sql: Any, browser: Browser) -> None:
+    gone, unread = await enqueue(store, NewTask("a", payload='{"n":1}'), NewTask("a"))
+    await browser.call("cancel", id=gone)
+    await sql.execute("update penstock.task_history set payload = '{}', payload_gone = true where id = $1", gone)
+    sealed = PayloadCodec(load_settings(payload_keys=new_key())).encode('{"n":1}', payload_aad("a", None))
+    await sql.execute("update penstock.task set payload = $2 where id = $1", unread, sealed)
+    for task, why in ((gone, "gone (PENSTOCK_PAYLOAD_RETENTION_SECONDS)"), (unread, "unavailable (not shown: ")):
+        assert "/edit" not in await browser.get(f"/tasks/{task}")
+        page = await browser.get(f"/tasks/{task}/edit", 409)
+        assert f"it cannot be edited, as its payload is {why}" in unescape(page)
+        assert "<textarea" not in page
 
 
 @pytest.mark.parametrize(("field", "value", "said"), [

@@ -11,7 +11,7 @@ from penstock.api.dashboard.form_actions import EDIT_FIELDS
 from penstock.api.dashboard.formats import indented, plain, segment
 from penstock.api.dashboard.page_request import PAGE_ROWS, Page, PageRequest, labels_of, params_of
 from penstock.api.dashboard.timeline import timeline, waterfall
-from penstock.protocol.errors import InvalidParams, NotFound, QueueAway
+from penstock.protocol.errors import InvalidParams, NotFound, QueueAway, StateConflict
 from penstock.protocol.task import KEY_MAX_CHARS
 from penstock.protocol.tenant import EVERY_TENANT
 from penstock.tasks import output
@@ -135,9 +135,13 @@ async def load_task(request: PageRequest) -> dict[str, Any]:
 
 async def load_edit(request: PageRequest) -> dict[str, Any]:
     task = await request.call("status", id=request.path["id"], detail=True)
+    if task.payload is None:  # the copy would get an empty one
+        gone = "gone (PENSTOCK_PAYLOAD_RETENTION_SECONDS): enqueue it again"
+        why = gone if task.payload_gone else f"unavailable ({task.payload_unread})"
+        raise StateConflict(task.id, task.state, "edited", f", as its payload is {why}")
     values = {name: getattr(task, name, None) for name in EDIT_FIELDS} | {
         "labels": msgspec.json.encode(plain(task.labels) or {}).decode("utf-8"),
-        "payload": "" if task.payload is None else indented(task.payload),
+        "payload": indented(task.payload),
         "cancel": not task.state.final,
     }
     return {"values": values, "problem": None}
