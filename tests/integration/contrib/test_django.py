@@ -26,7 +26,7 @@ import pytest
 
 import penstock
 from penstock.client import default
-from penstock.protocol.errors import SettingsError
+from penstock.protocol.errors import PayloadLost, SettingsError
 from penstock.testing.inline import Inline
 from penstock.testing.pipeline import Pipeline
 from penstock.worker.handlers.actions import REGISTRY
@@ -306,6 +306,30 @@ def test_coroutines_and_arguments_of_every_kind(
         with pytest.raises(problem):
             more.add.enqueue(**arguments)
     assert len(penstock_pipeline.enqueued()) == 3
+
+
+def test_a_result_that_status_does_not_show_is_fetched(
+    more: ModuleType, penstock_pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task_id = more.add.enqueue(1).id
+    penstock_pipeline.drain_sync()
+    client = default.client()
+    whole = client.status(int(task_id), detail=True)
+    hidden = {"payload": None, "payload_unread": "large", "result": None, "result_unread": "large"}
+    monkeypatch.setattr(client, "status", lambda task_id, detail: type(whole)(whole | hidden))
+    monkeypatch.setattr(client, "download", lambda task_id, what: whole[what])
+    result = more.add.get_result(task_id)
+    assert (result.return_value, result.kwargs) == ([1, 2, 0], {"a": 1})
+
+    def lost(task_id: int, what: str) -> Any:
+        raise PayloadLost(what)
+
+    monkeypatch.setattr(client, "download", lost)
+    with pytest.raises(PayloadLost, match="result"):
+        more.add.get_result(task_id)
+    hidden["result_unread"] = None
+    result = more.add.get_result(task_id)
+    assert (result.status, result.kwargs) == ("SUCCESSFUL", {})
 
 
 def test_a_worker_closes_old_connections_around_each_attempt(

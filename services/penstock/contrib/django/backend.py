@@ -5,6 +5,7 @@ from __future__ import annotations  # older releases of Django cannot subscript 
 import builtins
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -29,7 +30,7 @@ from penstock.contrib.django.framework import (
     task_enqueued,
 )
 from penstock.contrib.django.tasks import OPTIONS, PenstockTask, register
-from penstock.protocol.errors import InvalidParams, TaskFailed, TaskNotFound
+from penstock.protocol.errors import InvalidParams, PayloadLost, PayloadUnavailable, TaskFailed, TaskNotFound
 from penstock.protocol.spelling import did_you_mean
 from penstock.protocol.task import State
 from penstock.tasks.transactional import enqueue_sync
@@ -98,9 +99,18 @@ class PenstockBackend(BaseTaskBackend):
         return options
 
     def get_result(self, result_id: str) -> TaskResult[Any, Any]:
-        """Ask the api that `penstock.connect` or the environment names. Raises TaskResultDoesNotExist."""
+        """Ask the api that `penstock.connect` or the environment names.
+
+        Raises TaskResultDoesNotExist; PayloadUnavailable, PayloadLost for a result that cannot be read.
+        """
+        client = default.client()
         try:
-            detail = default.client().status(int(result_id), detail=True)
+            detail = client.status(int(result_id), detail=True)
+            if detail.payload_unread:
+                with suppress(PayloadUnavailable, PayloadLost):  # why the task failed is shown all the same
+                    detail["payload"] = client.download(detail.id, "payload")
+            if detail.result_unread:
+                detail["result"] = client.download(detail.id, "result")
         except (ValueError, TaskNotFound, InvalidParams):
             raise TaskResultDoesNotExist(f"there is no task {result_id}") from None
         try:
