@@ -257,6 +257,61 @@ async def test_a_server_of_a_provider_without_superuser(settings: Settings, post
         postgres.execute("drop role provided_scheduler")
 
 
+async def privileges_of(settings: Settings) -> Finding:
+    report = Report()
+    await examine_database(settings, report)
+    (found,) = [finding for finding in report.findings if finding.what == "privileges"]
+    return found
+
+
+async def test_a_role_of_some_processes_keeps_the_rights_of_all_of_them(
+    settings: Settings, postgres: EmbeddedPostgres
+) -> None:
+    parts = urlsplit(settings.require_database_url)
+    name = parts.path.removeprefix("/")
+    url = parts._replace(netloc=f"shared:p@127.0.0.1:{postgres.port}").geturl()
+    shared = settings.model_copy(update={"database_url": SecretStr(url)})
+    stores = [Store(url, application_name=f"penstock-{process}") for process in ("submitter", "resulter")]
+    postgres.execute("create role shared login password 'p'")
+
+    def give(*processes: str) -> None:
+        postgres.execute(";".join(grants("shared", processes)), name)
+
+    try:
+        give(*PROCESSES)
+        found = await privileges_of(shared)
+        assert (found.level, found.seen) == ("ok", f"this role may run {', '.join(PROCESSES)}")
+        for source in ("kafka-source", "clockwork-source"):
+            give(source)
+            found = await privileges_of(shared)
+            assert found.level == "note"
+            assert found.seen.startswith("this role may run kafka-source, clockwork-source; as ")
+        give("submitter", "resulter")
+        postgres.execute("revoke update on penstock.resulter from shared", name)
+        async with stores[0].session(), stores[1].session():
+            found = await privileges_of(shared)
+            assert (found.level, found.seen) == ("error", "as resulter this role lacks UPDATE on resulter")
+            advised = re.search(r"`penstock grants --role shared ([^`]*)`", found.fix)
+            assert advised is not None
+            give(*advised[1].replace("--process", "").split())
+            assert (await privileges_of(shared)).level == "note"
+    finally:
+        for store in stores:
+            await store.close()
+        postgres.execute("drop owned by shared", name)
+        postgres.execute("drop role shared")
+
+
+async def test_a_look_that_fails_hides_no_other(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def examine_database(*_: Any) -> None:
+        raise ValueError("s3cr3t")
+
+    monkeypatch.setattr("penstock.cli.doctor.checks.examine_database", examine_database)
+    found = await complaint(settings, "database")
+    assert (found.level, "ValueError in line " in found.seen, "s3cr3t" in found.seen) == ("error", True, False)
+    assert "inbound queue" in {finding.what for finding in await findings(settings)}
+
+
 @pytest.mark.parametrize(
     ("assignment", "what", "level"),
     [

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
+from traceback import extract_tb
 
 from penstock.api.dashboard.overview import ProcessProbe
 from penstock.cli.doctor.database import examine_database
@@ -15,7 +16,14 @@ from penstock.client.client import Client
 from penstock.compat.actions import MODULES
 from penstock.payloads.bucket import Bucket, folder_of, new_name
 from penstock.payloads.codec import PayloadCodec
-from penstock.protocol.errors import PayloadLost, PayloadUnavailable, RpcError, SettingsError, Unavailable
+from penstock.protocol.errors import (
+    PayloadLost,
+    PayloadUnavailable,
+    PenstockError,
+    RpcError,
+    SettingsError,
+    Unavailable,
+)
 from penstock.runtime.health import SATURATED
 from penstock.settings.broker_urls import parse_broker_url
 from penstock.settings.model import Settings, misspelt_variables
@@ -32,12 +40,20 @@ _POLICY = (
 
 async def examine(settings: Settings, report: Report, *, invariants: bool = False) -> None:
     """Check everything, one part after the other. invariants: what is stored too."""
-    _examine_settings(settings, report)
-    examine_deliveries(settings, report)
-    for examine_part in (examine_payloads, examine_database, examine_queues, _examine_api, _examine_processes):
-        await examine_part(settings, report)
-    if invariants:
-        await examine_stored(settings, report)
+    parts: list[Callable[[Settings, Report], Awaitable[None] | None]] = [
+        _examine_settings, examine_deliveries, examine_payloads, examine_database, examine_queues, _examine_api,
+        _examine_processes,
+    ]  # fmt: skip
+    for examine_part in (*parts, examine_stored) if invariants else parts:
+        try:
+            if (examining := examine_part(settings, report)) is not None:
+                await examining
+        except Exception as exc:
+            what, place = examine_part.__name__.rpartition("_")[2], extract_tb(exc.__traceback__)[-1]
+            # The text of a foreign exception may hold a secret.
+            raised = f"{type(exc).__name__} in line {place.lineno} of {place.filename}"
+            seen = str(exc) if isinstance(exc, PenstockError) else raised
+            report("error", what, f"could not be examined: {seen}", "unless that says what to do, report it as a bug")
 
 
 def _examine_settings(settings: Settings, report: Report) -> None:

@@ -9,7 +9,7 @@ import asyncpg
 from penstock.cli.doctor.findings import Report
 from penstock.cli.run import PROCESSES
 from penstock.db.driver_errors import Translated
-from penstock.db.grants import is_needed
+from penstock.db.grants import RIGHTS, is_needed
 from penstock.db.migrate import head_revision, revisions
 from penstock.db.opening import open_replica, open_store
 from penstock.db.pool import Store
@@ -200,26 +200,29 @@ async def _examine_schema(session: Session, report: Report) -> None:
 
 
 async def _examine_privileges(session: Session, report: Report) -> None:
-    """An error if a process that runs as this role lacks a right, or if no process could run as it."""
+    """An error if a process that connects as this role lacks a right, or if no process could run as it."""
     missing = [(row["name"], row["privilege"]) for row in await session.fetch("list_missing_privileges")]
-    if not missing:
-        report("ok", "privileges", "this role may read and write every table, and call the functions of upkeep")
-        return
-    lacking = {process: [right for right in missing if is_needed(process, *right)] for process in PROCESSES}
+    lacking = {process: [right for right in missing if is_needed(process, *right)] for process in RIGHTS}
     able = [process for process, rights in lacking.items() if not rights]
     connections = await session.fetch("list_penstock_connections")
-    own = [row["name"].removeprefix("penstock-") for row in connections if row["is_own"]]
-    broken = [process for process in own if lacking.get(process)]
-    # Of those that lack anything, the one that runs as this role, else the one that lacks least.
-    process = min(broken or set(PROCESSES) - set(able), key=lambda name: len(lacking[name]))
+    own = {row["name"].removeprefix("penstock-") for row in connections if row["is_own"]}
+    broken = [process for process in RIGHTS if process in own and lacking[process]]
+    wanting = broken or [process for process in PROCESSES if lacking[process]]
+    if not wanting:
+        report("ok", "privileges", f"this role may run {', '.join(able)}")
+        return
+    # Of those that lack anything, one that runs as this role, else the one that lacks least.
+    process = min(wanting, key=lambda name: len(lacking[name]))
     seen = f"as {process} this role lacks " + _first([f"{privilege} on {name}" for name, privilege in lacking[process]])
     if able and not broken:
         seen = f"this role may run {', '.join(able)}; {seen}"
     role = await session.value("read_role")
-    fix = f"run as the owner of the schema what `penstock grants --role {role} --process {process}` prints, or"
+    # The printed grants take all other rights from the role.
+    served = " ".join(f"--process {name}" for name in RIGHTS if name in own or name in able or name == process)
     report(
         "note" if able and not broken else "error", "privileges", seen,
-        f"{fix} `penstock migrate --grant {role}` if all processes share the role",
+        f"run as the owner of the schema what `penstock grants --role {role} {served}` prints, naming every process "
+        f"that runs as this role, or `penstock migrate --grant {role}` if all processes share the role",
     )  # fmt: skip
 
 
