@@ -156,7 +156,13 @@ def forking_place(data_path: Path) -> Iterator[Place]:
 def shared(module_data_path: Path) -> Iterator[Place]:
     """A running stack in a long path with spaces, for tests that leave it running."""
     for place in make_place(module_data_path / "with space" / ("long" * 40)):
-        place.up("--app", "greeting", "--workers", "2")
+        credentials = place.path / "credentials"
+        credentials.write_text("[default]\naws_access_key_id = AKIDREAL\naws_secret_access_key = real-secret\n")
+        with pytest.MonkeyPatch.context() as user:
+            user.delenv("AWS_ACCESS_KEY_ID")
+            user.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
+            user.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+            place.up("--app", "greeting", "--workers", "2")
         yield place
 
 
@@ -305,6 +311,12 @@ def test_processes_are_given_the_secrets_that_they_need_and_no_others(place: Pla
             connection.execute("select pg_read_file('/etc/passwd')")
     with psycopg.connect(state["database_url"]) as connection:
         assert connection.execute("select current_schema()").fetchone() == ("public",)
+
+
+def test_credentials_of_a_file_and_the_region_of_the_user_stay(shared: Place) -> None:
+    worker = environment_of(shared.state(), "worker-1")
+    assert "AWS_ACCESS_KEY_ID" not in worker, "it would hide the file"
+    assert worker["PENSTOCK_AWS_REGION"] == shared.state()["env"]["PENSTOCK_AWS_REGION"] == "eu-central-1"
 
 
 def test_ps_for_people_shows_no_password(shared: Place) -> None:

@@ -24,7 +24,7 @@ _BACKLOG = 1024  # calls that may wait while the child is down
 
 
 class EmbeddedSqs(Service):
-    """SQS protocol on 127.0.0.1, region us-east-1 (queues of other regions are other queues).
+    """SQS protocol on 127.0.0.1, with one set of queues for all regions that requests are signed for.
 
     data_dir: holds `state` (queues and messages) and `sqs.log`.
     access_key_id: requests must be signed with it, by any secret; None makes a random one.

@@ -20,7 +20,7 @@ import msgspec
 import uvicorn
 from starlette.responses import JSONResponse
 
-from penstock.local.sqs import ACCESS_KEY_ID, HEALTH
+from penstock.local.sqs import ACCESS_KEY_ID, HEALTH, REGION
 from penstock.runtime.loop_thread import new_loop
 
 # Browsers send at least one of these with what a page asks for; no SDK sends any.
@@ -128,7 +128,7 @@ def _write_json(value: Any) -> str:
 
 async def run(listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT; the app then saves everything in its own shutdown."""
-    from ministack.app import app
+    import ministack.app as served
     from ministack.services import sqs as service
 
     from penstock.local.sqs_journal import Journal
@@ -140,7 +140,8 @@ async def run(listener: socket.socket) -> None:
     sys.modules[gateway.__name__] = gateway
     # At its end the app imports this service only to stop it, which costs a second; it takes a failed import lightly.
     sys.modules["ministack.services.transfer"] = None  # type: ignore[assignment]
-    sqs = SqsApp(app)
+    served.extract_region = lambda *_: REGION  # calls are signed for the one of the user's S3 and RDS
+    sqs = SqsApp(served.app)
     # ministack looks for messages every 100 ms.
     service.asyncio = SimpleNamespace(iscoroutine=asyncio.iscoroutine, sleep=sqs.until_sent)
     # A call has up to 1 MiB of JSON, in which the standard library and a search spend a third of its time.

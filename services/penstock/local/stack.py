@@ -47,6 +47,14 @@ _WITHHELD = (
     "CONTROL_API_KEY",
     "SCHEDULER0_AUTH_PASSWORD",
 )
+_CREDENTIAL_VARIABLES = (
+    "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)  # fmt: skip
+_CREDENTIAL_OPTIONS = frozenset({
+    "aws_access_key_id", "credential_process", "role_arn", "web_identity_token_file", "sso_session", "sso_start_url",
+    "login_session",
+})  # fmt: skip
 EXAMPLE_APP = "examples.export"
 
 
@@ -283,11 +291,12 @@ class Stack:
         env["PENSTOCK_TRANSPORT_URL"] = self.transport_url
         env["PENSTOCK_SQS_ENDPOINT_URL"] = sqs_url
         if not access_key and urlsplit(sqs_url).hostname in (HOST, "localhost", "::1"):
-            # Another SQS on this machine takes any, unless the caller has credentials.
-            access_key = "" if _has_credentials() or user.sqs_access_key else "penstock:penstock"
+            # Another SQS on this machine takes any, unless the caller names credentials.
+            access_key = "" if _names_credentials() or user.sqs_access_key else "penstock:penstock"
         if access_key:
             env["PENSTOCK_SQS_ACCESS_KEY"] = access_key
-        env["PENSTOCK_AWS_REGION"] = (self.sqs_endpoint_url and user.aws_region) or REGION
+        if sqs_url:  # the user's region is that of S3 and RDS too, and the embedded SQS takes any
+            env["PENSTOCK_AWS_REGION"] = user.aws_region or _sdk_region() or REGION
         return env
 
     async def _find_suggestion(self, env: Mapping[str, str]) -> None:
@@ -413,8 +422,29 @@ def _reachable(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def _names_credentials() -> bool:
+    return any(os.environ.get(name) for name in _CREDENTIAL_VARIABLES)
+
+
 def _has_credentials() -> bool:
-    return bool({"AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"} & os.environ.keys())
+    """Whether variables or files lead the SDK to credentials; those of an instance are not looked for."""
+    return _names_credentials() or not _CREDENTIAL_OPTIONS.isdisjoint(_sdk_profile())
+
+
+def _sdk_region() -> str | None:
+    return os.environ.get("AWS_DEFAULT_REGION") or _sdk_profile().get("region")
+
+
+def _sdk_profile() -> Mapping[str, str]:
+    """The profile in use of the user's AWS files; empty where there is none, or they cannot be read."""
+    from botocore.exceptions import BotoCoreError
+    from botocore.session import Session
+
+    try:
+        profile: Mapping[str, str] = Session().get_scoped_config()
+    except BotoCoreError:
+        return {}
+    return profile
 
 
 def _of_sdks(places: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What the workers of `penstock up` know of the api, so that they learn of cancelled tasks."""
+"""What the workers of `penstock up` are given: how to reach the api, and the credentials and region of the user."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from penstock.local.children import Child
 from penstock.local.service import HOST, free_port
-from penstock.local.stack import Stack
+from penstock.local.stack import Stack, _has_credentials
 from penstock.protocol.api_key import Permission, digest_of, parse_entries
 from penstock.settings.model import load_settings
 
@@ -77,3 +77,37 @@ def test_a_port_that_was_lost_is_not_replaced_by_that_of_another_process_of_the_
             with suppress(OSError):  # then it is another program's
                 taken.enter_context(socket.create_server((HOST, port)))
         assert int(stack._api_environment()["PENSTOCK_HTTP_PORT"]) != promised
+
+
+@pytest.mark.parametrize(
+    ("files", "variables", "found"),
+    [
+        ({"credentials": "[default]\naws_access_key_id = a\naws_secret_access_key = b\n"}, {}, True),
+        ({"config": "[default]\nsso_session = work\n"}, {}, True),
+        ({"config": "[default]\nregion = eu-central-1\n"}, {}, False),
+        ({"credentials": "[other]\naws_access_key_id = a\naws_secret_access_key = b\n"}, {}, False),
+        ({"config": "no file of AWS"}, {}, False),
+        ({}, {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1/"}, True),
+        ({}, {}, False),
+    ],
+    ids=["credentials", "sso", "region", "other-profile", "junk", "container", "none"],
+)
+def test_credentials_of_the_user_are_found_where_the_sdk_finds_them(
+    files: dict[str, str], variables: dict[str, str], found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, variable in (("credentials", "AWS_SHARED_CREDENTIALS_FILE"), ("config", "AWS_CONFIG_FILE")):
+        monkeypatch.setenv(variable, str(tmp_path / name))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, "utf-8")
+    assert _has_credentials() is found
+    places = Stack(tmp_path)._places_of(load_settings(), "http://127.0.0.1:1", "key:secret")
+    assert places["PENSTOCK_AWS_REGION"] == ("eu-central-1" if "eu-central-1" in str(files) else "us-east-1")
+
+
+def test_without_sqs_no_region_is_set(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, transport_url="amqp://127.0.0.1/")
+    assert "PENSTOCK_AWS_REGION" not in stack._places_of(load_settings(), "", "")

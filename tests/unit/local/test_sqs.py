@@ -45,12 +45,12 @@ def make(tmp_path: Path) -> Iterator[Make]:
         server.stop()
 
 
-def client(server: EmbeddedSqs, key_id: str | None = None) -> Any:
+def client(server: EmbeddedSqs, key_id: str | None = None, *, region: str = REGION) -> Any:
     session = botocore.session.get_session()
     return session.create_client(
         "sqs",
         endpoint_url=server.url,
-        region_name=REGION,
+        region_name=region,
         config=Config(retries={"total_max_attempts": 1}),
         aws_access_key_id=server.access_key_id if key_id is None else key_id,
         aws_secret_access_key="any",
@@ -68,7 +68,7 @@ def test_messages_survive_a_stop_and_are_found_under_the_new_port(make: Make) ->
     url = client(server).create_queue(QueueName="q")["QueueUrl"]
     assert url.startswith(server.url)
     for number in range(3):
-        client(server).send_message(QueueUrl=url, MessageBody=f"zß水 {number}")
+        client(server, region="eu-central-1").send_message(QueueUrl=url, MessageBody=f"zß水 {number}")
     server.stop()
     assert server.returncode == 0
 
