@@ -22,6 +22,7 @@ from penstock.cli.app import app
 from penstock.cli.doctor.checks import _examine_processes, examine, examine_deliveries, examine_payloads
 from penstock.cli.doctor.database import PROCESSES, examine_database
 from penstock.cli.doctor.findings import Finding, Report
+from penstock.cli.doctor.queues import examine_queues
 from penstock.db.grants import grants
 from penstock.db.migrate import grant, head_revision, upgrade
 from penstock.db.pool import Store
@@ -418,6 +419,29 @@ async def test_a_misspelt_variable(settings: Settings, monkeypatch: pytest.Monke
     found = await complaint(settings, "settings")
     assert "PENSTOCK_DATABSE_URL" in found.seen
     assert found.fix == "did you mean PENSTOCK_DATABASE_URL?"
+
+
+@pytest.mark.parametrize(
+    ("given", "unused"),
+    [
+        ({}, ["PENSTOCK_SQS_ENDPOINT_URL", "PENSTOCK_AWS_REGION"]),
+        ({"payload_bucket": "s3://large"}, ["PENSTOCK_SQS_ENDPOINT_URL"]),
+        ({"database_iam": True, "database_ssl_mode": "verify-full"}, ["PENSTOCK_SQS_ENDPOINT_URL"]),
+        ({"deliveries": "sqs.send"}, []),
+    ],
+    ids=["nothing", "bucket", "iam", "delivery"],
+)
+async def test_settings_of_sqs_are_left_over_where_nothing_else_needs_them(
+    given: dict[str, Any], unused: list[str]
+) -> None:
+    settings = load_settings(
+        transport_url="amqp://u:p@127.0.0.1:1/", sqs_endpoint_url="http://127.0.0.1:1", aws_region="eu-central-1",
+        database_url="postgresql://u@db.example.org/x", **given,
+    )  # fmt: skip
+    report = Report()
+    await examine_queues(settings, report)
+    found = [finding.seen.split(" ")[0] for finding in report.findings if finding.what == "settings"]
+    assert found == unused
 
 
 async def test_two_settings_of_one_queue(settings: Settings) -> None:

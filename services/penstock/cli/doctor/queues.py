@@ -37,8 +37,10 @@ async def examine_queues(settings: Settings, report: Report) -> None:
 
 async def _examine_broker(settings: Settings, report: Report) -> None:
     """What brokers other than SQS show; their limits and redrives are declared when queues are created."""
-    for name in ("sqs_endpoint_url", "aws_region"):
-        if getattr(settings, name):
+    sends = "sqs.send" in settings.deliveries
+    used = {"sqs_endpoint_url": sends, "aws_region": sends or settings.payload_bucket or settings.database_iam}
+    for name, is_used in used.items():
+        if getattr(settings, name) and not is_used:
             seen = f"PENSTOCK_{name.upper()} is set, and PENSTOCK_TRANSPORT_URL is {settings.transport.shown}"
             report("note", "settings", seen, "unset one of them: there is no SQS here")
     try:
