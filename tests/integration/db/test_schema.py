@@ -11,6 +11,7 @@ import pytest
 
 from penstock.cli.doctor.database import examine_database
 from penstock.cli.doctor.findings import Report
+from penstock.cli.doctor.invariants import examine_stored
 from penstock.db.migrate import downgrade, grant, upgrade
 from penstock.db.notify import Listener, Notifier
 from penstock.db.opening import open_store
@@ -158,6 +159,21 @@ async def test_doctor_looks_at_the_schema_that_is_set(both: str) -> None:
     report = Report()
     await examine_database(load_settings(database_url=both, database_schema="missing"), report)
     assert {finding.what: finding.fix for finding in report.findings}["schema"] == "run `penstock migrate`"
+
+
+async def test_the_fix_of_a_broken_invariant_names_the_schema_that_is_set(both: str) -> None:
+    settings = load_settings(database_url=both, database_schema="orders")
+    async with open_store(settings, "x") as store, store.session() as session:
+        await enqueue.enqueue(session, [NewTask("a")])
+    connection = await asyncpg.connect(both)
+    await connection.execute("update orders.task set claim = 1000")
+    await connection.close()
+    report = Report()
+    await examine_stored(settings, report)
+    (found,) = [finding for finding in report.findings if finding.what == "every claim has a token of its own"]
+    assert found.level == "error"
+    assert "setval('orders.claim_seq'" in found.fix
+    assert "penstock." not in found.fix
 
 
 def test_one_is_dropped_without_the_other_and_granted_apart(both: str, postgres: EmbeddedPostgres) -> None:

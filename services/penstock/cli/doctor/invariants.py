@@ -8,6 +8,7 @@ from penstock.db.opening import open_store
 from penstock.db.session import Session
 from penstock.db.statements import SQL
 from penstock.protocol.errors import PenstockError
+from penstock.protocol.schema import DEFAULT, renamed
 from penstock.runtime.logs import printable
 from penstock.settings.model import Settings
 
@@ -38,15 +39,16 @@ async def examine_stored(settings: Settings, report: Report) -> None:
         async with open_store(settings, "penstock-doctor", pool_size=1) as store, store.session() as session:
             await examine_invariants(
                 session, report, stale_after_seconds=settings.stale_after_seconds,
-                untaken_after_seconds=settings.untaken_after_seconds,
+                untaken_after_seconds=settings.untaken_after_seconds, schema=settings.database_schema,
             )  # fmt: skip
     except PenstockError as exc:
         report("error", "invariants", str(exc).splitlines()[0], "see the findings about the database")
 
 
 async def examine_invariants(
-    session: Session, report: Report, *, stale_after_seconds: float, untaken_after_seconds: float = 0.0
-) -> None:
+    session: Session, report: Report, *, stale_after_seconds: float, untaken_after_seconds: float = 0.0,
+    schema: str = DEFAULT,
+) -> None:  # fmt: skip
     """One finding for each invariant. untaken_after_seconds: for which a task may wait for a worker in its queue."""
     overdue = LOOKED_AT, stale_after_seconds, untaken_after_seconds
     for statement, holds, fix, level in INVARIANTS:
@@ -54,7 +56,7 @@ async def examine_invariants(
         seen = [printable(row["seen"], one_line=True) for row in await session.fetch(statement, *args)]
         if seen:
             more = f" and {len(seen) - _SHOWN} more" if len(seen) > _SHOWN else ""
-            report(level, holds, f"not so: {'; '.join(seen[:_SHOWN])}{more}", fix)
+            report(level, holds, f"not so: {'; '.join(seen[:_SHOWN])}{more}", renamed(fix, schema))
         else:
             report("ok", holds, "so it is")
     if await session.value("count_live_up_to", LOOKED_AT) == LOOKED_AT:
