@@ -338,10 +338,13 @@ class Stage:
         """What is sent to a queue is taken by the submitter."""
         assert words[:2] == ["sqs", "send-message"]
         options = dict(zip(words[2::2], words[3::2], strict=True))
-        assert options.keys() == {"--queue-url", "--message-body"}
-        assert options["--queue-url"] == "$PENSTOCK_INBOUND_QUEUE"
+        body = options.pop("--message-body")
+        assert options == {
+            "--endpoint-url": "$PENSTOCK_SQS_ENDPOINT_URL", "--region": "$PENSTOCK_AWS_REGION",
+            "--queue-url": "$(penstock ps --json | jq -r .queues.inbound)",
+        }  # fmt: skip
         inbound = self.transport.queue(self.settings.inbound_queue, label="inbound")
-        assert (await inbound.send([Outgoing(options["--message-body"])])).failed == []
+        assert (await inbound.send([Outgoing(body)])).failed == []
         submitter = Submitter(store=self.store, inbound=inbound, settings=self.settings)
         while not await submitter.run_once():
             pass
