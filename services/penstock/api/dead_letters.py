@@ -50,12 +50,17 @@ _KINDS = {
 @dataclass(slots=True)
 class Entry:
     what: str  # action, method or kind of report
-    task_id: int | None = None
+    task_ids: Sequence[int] = ()  # several of a shared result
     claim: int | None = None
     attempt: int | None = None  # instead of the claim, in the legacy result id
     key: tuple[str, str] | None = None  # action and unique key of a task to be added
     problem: str | None = None  # why it is of no use
-    current: bool | None = None  # whether its claim or attempt holds its task now; None if it names none
+    current: bool | None = None  # whether its claim or attempt holds a task of it now; None if it names none
+
+    @property
+    def task_id(self) -> int | None:
+        """Its task, if it has one."""
+        return self.task_ids[0] if len(self.task_ids) == 1 else None
 
     @property
     def shown(self) -> str:
@@ -95,8 +100,11 @@ class Contents:
             report = reports.decode_report(text, bare_ids=True, worker=worker_of(self.message.attributes))
             if isinstance(report, reports.Unreadable):
                 return Entry("", problem=report.reason)
-            task_id, claim = getattr(report, "task_id", None), getattr(report, "claim", None)
-            return Entry(_KINDS[type(report)], task_id, claim, getattr(report, "attempt", None))
+            kind = _KINDS[type(report)]
+            if isinstance(report, reports.RunTimes | reports.Announced):
+                return Entry(kind)
+            task_ids = report.task_ids if isinstance(report, reports.SharedResult) else [report.task_id]
+            return Entry(kind, task_ids, report.claim, getattr(report, "attempt", None))
         request = decode_request(text, may_be_sealed=self.queue == "outbound")
         if isinstance(request, Invalid):
             return Entry("", problem=request.error.message)
@@ -109,7 +117,7 @@ class Contents:
             claim_id = None
         if claim_id is None:
             return Entry(action, problem="its id is not <task id>:<claim>")
-        return Entry(action, claim_id.task_id, claim_id.claim)
+        return Entry(action, [claim_id.task_id], claim_id.claim)
 
 
 def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
@@ -126,7 +134,7 @@ def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
             key = None if unique is None else (command.action, stored_key(command.tenant, unique))
             return Entry(command.action, key=key)
         case CancelParams() | RetryParams() | RescheduleParams():
-            return Entry(method, task_id=int(command.id))
+            return Entry(method, [int(command.id)])
     return Entry(method, problem=None if is_change(method, command) else _ONLY_ANSWERS)
 
 
@@ -149,17 +157,17 @@ async def _read_contents(
         return contents
     async with context.session() as session:
         claims = await settle.read_attempts(
-            session, {(one.task_id, one.claim) for one in entries if one.task_id is not None and one.claim is not None}
+            session, {(one, entry.claim) for entry in entries if entry.claim is not None for one in entry.task_ids}
         )
         attempts = await settle.find_claims(
             session,
-            {(one.task_id, one.attempt) for one in entries if one.task_id is not None and one.attempt is not None},
+            {(one, entry.attempt) for entry in entries if entry.attempt is not None for one in entry.task_ids},
         )
     for entry in entries:
         if entry.claim is not None:
-            entry.current = (entry.task_id, entry.claim) in claims
+            entry.current = any((one, entry.claim) in claims for one in entry.task_ids)
         elif entry.attempt is not None:
-            entry.current = (entry.task_id, entry.attempt) in attempts
+            entry.current = any((one, entry.attempt) in attempts for one in entry.task_ids)
     return contents
 
 
@@ -183,10 +191,11 @@ class DeadMessage(msgspec.Struct, frozen=True, kw_only=True):
     entries: Annotated[int, about("Requests or responses in it; 0 when it cannot be read.")]
     first: Annotated[list[str], about("The first few of them: action or kind, then task id and claim.")]
     current: Annotated[
-        int | None, about("Entries whose claim holds its task now; null for the inbound queue, which has no claims.")
+        int | None, about("Entries whose claim holds a task now; null for the inbound queue, which has no claims.")
     ]
     stale: Annotated[
-        int | None, about("Entries whose claim holds no task any more: whatever comes of them is ignored.")
+        int | None,
+        about("Entries whose claim holds no task any more: ignored, except steps and output, which are kept."),
     ]
     accepted: Annotated[
         bool | None,
@@ -204,10 +213,15 @@ class DeadMessages(msgspec.Struct, frozen=True):
 
 class DeadEntry(msgspec.Struct, frozen=True):
     what: Annotated[str, about("The action, the method, or result, error, progress.")]
-    task_id: Annotated[int | None, about("Its task; of a new one with a unique key, the task that has the key.")]
+    task_id: Annotated[
+        int | None,
+        about(
+            "Its task; of a new one with a unique key, the task that has the key; null for a result of several tasks."
+        ),
+    ]
     claim: int | None
-    state: Annotated[State | None, about("The task's state now; null when there is no such task.")]
-    current: Annotated[bool | None, about("Whether its claim holds the task now.")]
+    state: Annotated[State | None, about("The task's state now; null when there is no such task, or several.")]
+    current: Annotated[bool | None, about("Whether its claim holds the task now, or one of several.")]
     problem: str | None
 
 

@@ -20,7 +20,13 @@ from penstock.protocol.batching import join_batch
 from penstock.protocol.journal import Entry, encode_entry, encode_step
 from penstock.protocol.message_attributes import TIMEOUT_ATTRIBUTE, WORKER_ATTRIBUTE
 from penstock.protocol.output import encode_output
-from penstock.protocol.reports import encode_error, encode_notification, encode_progress, encode_result
+from penstock.protocol.reports import (
+    encode_error,
+    encode_notification,
+    encode_progress,
+    encode_result,
+    encode_shared_result,
+)
 from penstock.protocol.requests import encode_call
 from penstock.protocol.task import Claimed, Failure, NewTask, State
 from penstock.resulter import Resulter
@@ -28,7 +34,7 @@ from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.tasks import claim, enqueue, settle
-from tests.claims import claim_id
+from tests.claims import claim_id, pack_id
 from tests.integration.apis import JSON, running
 from tests.integration.doors import put, rejected, request, sample, sqs_proxy, take
 
@@ -242,6 +248,22 @@ async def test_show_tells_of_each_entry_what_its_task_is_now(
     ]  # fmt: skip
     assert [entry["claim"] for entry in shown["contents"]] == [*(task.claim for task in tasks), 1]
     assert len(await take(dead["outbound"])) == 1
+
+
+@pytest.mark.parametrize("held", [8, 1, 0])
+async def test_a_shared_result_is_current_while_its_claim_holds_one_of_its_tasks(
+    call: Call, results: SqsQueue, store: Store, held: int
+) -> None:
+    tasks = await claimed(store, *(NewTask("a") for _ in range(8)))
+    async with store.transaction() as session:
+        await claim.release(session, [(task.id, task.claim) for task in tasks[held:]])
+    name = pack_id(tasks[0].claim, [task.id for task in tasks])
+    message_id = await die(results, encode_shared_result(name, range(8), '"done"'))
+    (listed,) = (await call("dlq.list", queue="results"))["messages"]
+    assert (listed["current"], listed["stale"]) == (min(held, 1), 1 - min(held, 1))
+    assert listed["first"] == ["shared_result"]
+    (shown,) = (await call("dlq.show", queue="results", id=message_id))["contents"]
+    assert (shown["task_id"], shown["claim"], shown["current"]) == (None, tasks[0].claim, held > 0)
 
 
 async def test_show_of_an_inbound_message_tells_the_tasks_that_its_keys_have_now(
