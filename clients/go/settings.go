@@ -51,7 +51,7 @@ func OptionsFromEnvironment() (Options, error) {
 		Concurrency:   int(read.number("PENSTOCK_WORKER_CONCURRENCY")),
 		Visibility:    read.seconds("PENSTOCK_VISIBILITY_TIMEOUT_SECONDS"),
 		Heartbeat:     read.seconds("PENSTOCK_HEARTBEAT_SECONDS"),
-		Grace:         read.seconds("PENSTOCK_GRACE_SECONDS"),
+		Grace:         read.grace(),
 		TaskTimeout:   read.seconds("PENSTOCK_TASK_TIMEOUT_SECONDS"),
 		ResultLimit:   int(read.number("PENSTOCK_RESULT_LIMIT_BYTES")),
 		StepsLimit:    int(read.number("PENSTOCK_STEPS_LIMIT_BYTES")),
@@ -171,6 +171,15 @@ func (r *reader) number(name string) float64 {
 
 func (r *reader) seconds(name string) time.Duration {
 	return secondsOf(r.number(name))
+}
+
+// grace may be 0, as for Penstock's own worker; as an option 0 stands for the default.
+func (r *reader) grace() time.Duration {
+	const name = "PENSTOCK_GRACE_SECONDS"
+	if value, err := strconv.ParseFloat(os.Getenv(name), 64); err == nil && value == 0 {
+		return time.Nanosecond
+	}
+	return r.seconds(name)
 }
 
 func logToStderr(level, event string, fields map[string]any) {
