@@ -11,6 +11,7 @@ const OBJECT = /^penstock\+object:([A-Za-z0-9._~%/-]{1,900}):([0-9a-f]{16}|-):([
 const PLAIN = "penstock+plain:";
 const HEAD_BYTES = 32; // "PSK1" or "PSK2", and the salt
 const TAG_BYTES = 16;
+const GONE = "NoSuchKey"; // S3's name of the error for an object that is not there
 
 export interface PayloadOptions {
   /** Keys in base64, as of `penstock payload-key`; any of them decrypts. */
@@ -96,7 +97,7 @@ export class Payloads {
     try {
       return await this.fetchObject(name);
     } catch (error) {
-      if (error instanceof Error && error.name === "NoSuchKey") throw lost(`there is no object ${name}`);
+      if (error instanceof Error && error.name === GONE) throw lost(`there is no object ${name}`);
       throw unavailable(String(error));
     }
   }
@@ -117,8 +118,17 @@ export class Payloads {
       ...(region ? { region } : {}),
     });
     return async (name) => {
-      const found = await client.send(new s3.GetObjectCommand({ Bucket: hostname, Key: prefix ? `${prefix}/${name}` : name }));
-      return found.Body!.transformToByteArray();
+      const [Bucket, Key] = [hostname, prefix ? `${prefix}/${name}` : name];
+      try {
+        const found = await client.send(new s3.GetObjectCommand({ Bucket, Key }));
+        return await found.Body!.transformToByteArray();
+      } catch (error) {
+        // S3 calls a missing object forbidden to those who may list a folder and not the bucket.
+        if (!(error instanceof s3.S3ServiceException && error.$metadata.httpStatusCode === 403)) throw error;
+        const listed = await client.send(new s3.ListObjectsV2Command({ Bucket, Prefix: Key, MaxKeys: 1 }));
+        if (!listed.Contents?.length) error.name = GONE;
+        throw error;
+      }
     };
   }
 }
