@@ -437,6 +437,12 @@ def expressions() -> Iterator[tuple[str, str]]:
             yield variable["name"], variable["query"]["query"]
 
 
+def test_what_each_supervisor_counts_alike_is_not_added_up() -> None:
+    alike = "backlog|due|oldest_due_seconds|queue_depth|scaling_\\w+|rejected_kept|delayed_records|action_waiting|action_workers"
+    for where, expression in expressions():
+        assert not re.search(rf"\bsum\b(?: by \([^)]*\))? ?\(penstock_(?:{alike})\b", expression), where
+
+
 def complaints(expression: str) -> list[str]:
     """Series that are not exported, and labels that the series of an expression do not have."""
     bare = re.sub(r'"[^"]*"', '""', expression)

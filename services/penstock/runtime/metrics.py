@@ -122,8 +122,8 @@ DUTIES_FAILED = _counter("duties_failed_total", "Failed rounds of the supervisor
 
 # Scheduler
 QUEUE_WAIT_SECONDS = _histogram("queue_wait_seconds", "Time from due to claimed", ["action"])
-IN_FLIGHT = _gauge("in_flight", "Tasks claimed and not settled, as last counted")
-WINDOW = _gauge("window", "Tasks that may be claimed and not settled")
+IN_FLIGHT = _gauge("in_flight", "Tasks without a route claimed and not settled, as last counted")
+WINDOW = _gauge("window", "Tasks without a route that may be claimed and not settled")
 
 # Worker
 RUN_SECONDS = _histogram("run_seconds", "Run time of a handler", ["action", "outcome"], buckets=_RUN_SECONDS)
