@@ -27,6 +27,7 @@ from penstock.methods.inbound import read_inbound
 from penstock.methods.table import METHODS, read_command
 from penstock.protocol.api_key import ALL_PERMISSIONS
 from penstock.protocol.errors import RpcError
+from penstock.protocol.fence import ClaimKey, Fence
 from penstock.protocol.reports import Failed, Succeeded, decode_reports
 from penstock.protocol.requests import Invalid, decode_body
 from penstock.schedules import cron
@@ -36,6 +37,7 @@ LONGEST_BYTES = 20_000
 SLOW_SECONDS = 2.0  # of processor time, for an input of that size
 _NOW = datetime(2030, 1, 1, tzinfo=UTC)
 _SETTINGS = load_settings(database_url="postgresql://fuzz", inbound_methods="*")
+_FENCE = Fence([ClaimKey(b"key")])
 _ALL_METHODS = {**METHODS, **API_METHODS}
 _MCP = McpServer(Dispatcher({}, batch_limit=1), _SETTINGS)
 _read_avro = topics.avro_reader()
@@ -86,8 +88,8 @@ def inbound(data: bytes) -> None:
 
 def results(data: bytes) -> None:
     """A body of the results queue."""
-    for bare_ids in (False, True):
-        for report in decode_reports(data, batch_limit=_SETTINGS.batch_limit, bare_ids=bare_ids):
+    for fence, bare_ids in ((None, False), (None, True), (_FENCE, False)):
+        for report in decode_reports(data, batch_limit=_SETTINGS.batch_limit, fence=fence, bare_ids=bare_ids):
             if isinstance(report, Succeeded):
                 _decode(report.result)
             elif isinstance(report, Failed):
@@ -175,6 +177,7 @@ _OUTCOMES = (
     },
     {"jsonrpc": "2.0", "method": "progress", "params": {"id": "1:2", "percent": 3, "note": "n"}},
     {"jsonrpc": "2.0", "method": "wait", "params": {"id": "1:2", "token": "t", "timeout": 3}},
+    {"jsonrpc": "2.0", "method": "shared_result", "params": {"pack": "pack:2:1-3:0a", "places": "0", "result": 1}},
     {"jsonrpc": "2.0", "result": "x", "id": 7, "attempt": 1},
 )
 

@@ -735,6 +735,7 @@ REFUSED = {
     "progress without id": ('{"jsonrpc":"2.0","method":"progress","params":{"percent":4}}', "id"),
     "progress of a strange id": ('{"jsonrpc":"2.0","method":"progress","params":{"id":"7"}}', "is not <task id>"),
     "NaN": ('{"jsonrpc":"2.0","result":NaN,"id":"%s"}', "not a JSON-RPC response"),
+    "a token that is not ASCII": (encode_shared_result("pack:1:1:é", [0], "null"), "the token of id pack:1:1 is of no"),
 }  # fmt: skip
 
 

@@ -48,11 +48,11 @@ class Fence:
             return (
                 f"id {name[:_SHOWN_CHARS]} lacks the token that its request carried: a worker returns the id unchanged"
             )
-        encoded = plain.encode()
+        encoded, given = plain.encode(), token.encode()  # compare_digest takes text of ASCII alone
         for checker, until in self._checkers:
             digest = checker.copy()
             digest.update(encoded)
-            if compare_digest(digest.hexdigest(), token):
+            if compare_digest(digest.hexdigest().encode(), given):
                 return None if monotonic() < until else f"the token of id {plain[:_SHOWN_CHARS]} has expired"
         shown = plain[:_SHOWN_CHARS]
         return f"the token of id {shown} is of no key in use: it is forged, or older than the last change of the key"

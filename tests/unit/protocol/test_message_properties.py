@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.errors import InvalidParams, InvalidRequest, ParseError
+from penstock.protocol.fence import ClaimKey, Fence
 from penstock.protocol.json_text import (
     check_payload,
     decode_any,
@@ -21,6 +22,7 @@ from penstock.protocol.json_text import (
     utf8_size,
 )
 from penstock.protocol.reports import (
+    Announced,
     Failed,
     Progress,
     RunTimes,
@@ -77,11 +79,19 @@ anything = st.recursive(
     ),
     max_leaves=15,
 )
+names = st.builds("{}:{}:{}".format, any_text, any_text, any_text)
+shared_results = st.fixed_dictionaries(
+    {
+        "method": st.just("shared_result"),
+        "params": st.fixed_dictionaries({"pack": names, "places": st.just("0"), "result": anything}),
+    }
+)
 bodies = st.one_of(
     any_text,
     st.binary(),
     dumped(anything),
     dumped(st.lists(anything, max_size=4)),
+    dumped(shared_results),
     st.builds(lambda text, cut: text[:cut], dumped(anything), st.integers(0, 200)),
     st.builds(lambda depth, mark: mark * depth, st.integers(0, 3000), st.sampled_from(["[", '{"a":', "[{"])),
 )
@@ -223,6 +233,8 @@ def test_an_entry_nested_too_deeply_is_split_as_json_is(text: str, ends: bool) -
 def test_any_body_of_results_gives_reports_and_raises_nothing(body: bytes | str) -> None:
     reports = decode_reports(body, batch_limit=BATCH_LIMIT)
     assert 1 <= len(reports) <= BATCH_LIMIT
+    fenced = decode_reports(body, batch_limit=BATCH_LIMIT, fence=Fence([ClaimKey(b"key")]))
+    assert {type(entry) for entry in fenced} <= {Unreadable, RunTimes, Announced}
     for entry in reports:
         if isinstance(entry, Unreadable):
             assert entry.reason

@@ -714,7 +714,8 @@ def test_a_pack_id_counts_with_the_token_that_a_scheduler_made() -> None:
     (report,) = decode_reports(shared("0", pack=signed), batch_limit=10, fence=fence)
     assert isinstance(report, SharedResult)
     token = signed.rpartition(":")[2]
-    for forged in ("pack:7:41-44,50", f"pack:7:41-45,50:{token}", f"pack:8:41-44,50:{token}", "pack:7:1:" + "0" * 20):
+    others = ("pack:7:1:" + "0" * 20, "pack:7:1:é", r"pack:7:1:\ud800", "pack:é:1:0")
+    for forged in ("pack:7:41-44,50", f"pack:7:41-45,50:{token}", f"pack:8:41-44,50:{token}", *others):
         (refused,) = decode_reports(shared("0", pack=forged), batch_limit=10, fence=fence)
         assert isinstance(refused, Unreadable)
         assert refused.is_foreign
