@@ -621,6 +621,16 @@ async def test_the_examples_of_the_page_run(line: Line) -> None:
     assert (await texts_of(line.store, task_id))[0] == ("info", "asking about 4 characters")
 
 
+async def test_parts_without_room_are_counted_in_bytes(line: Line) -> None:
+    (task_id,) = await line.enqueue()
+    (task,) = await line.claim()
+    entries = json.dumps([{"at": 1.5, "level": "info", "text": "я" * 500}], ensure_ascii=False)
+    await line.apply(*(encode_output(name(task), number, entries, 0) for number in (1, 2, 3)))
+    async with line.store.session() as session:
+        parts, is_full = await output.read(session, task_id, Seen(""), room_bytes=1000)
+    assert (len(parts), is_full) == (1, True)
+
+
 async def test_a_running_worker_reports_before_its_handler_ends(line: Line) -> None:
     go_on = asyncio.Event()
 

@@ -6,6 +6,7 @@ from typing import Any
 from penstock.db.session import Session
 from penstock.payloads.codec import aad_of
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
+from penstock.protocol.json_text import utf8_size
 from penstock.protocol.output import Seen, Shown, decode_entries
 from penstock.protocol.reports import Output
 
@@ -31,7 +32,7 @@ async def read(session: Session, task_id: int, seen: Seen, *, room_bytes: int) -
     """The parts of a task that its reader does not have, oldest first, and whether more have no room."""
     ranges = [[one[place] for one in seen.ranges] for place in range(3)]
     rows = await session.fetch("read_output", task_id, *ranges, room_bytes)
-    return _shown(session, task_id, rows), sum(len(row["entries"]) for row in rows) >= room_bytes
+    return _shown(session, task_id, rows), sum(utf8_size(row["entries"]) for row in rows) >= room_bytes
 
 
 async def read_newest(session: Session, task_id: int, *, room_bytes: int) -> list[Shown]:
