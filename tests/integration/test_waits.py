@@ -240,6 +240,34 @@ async def test_either_token_settles_a_task_whose_message_was_delivered_twice(wor
     assert not any(active for _, active, _ in await rows(sql))
 
 
+async def test_both_tokens_count_when_their_reports_come_together(world: World, sql: Any) -> None:
+    (task,) = await claimed(world.store, NewTask("a"))
+    tokens = "first run", "second run", "first run"
+    waits = [encode_notification("wait", id=name(task), token=token, timeout=60) for token in tokens]
+    applied = await world.report(*waits)
+    assert (applied.waiting, applied.stale) == (1, 1)
+    assert await rows(sql) == [("first run", True, False), ("second run", True, False)]
+    assert await world.answer(token="second run", result=2) == (task.id, "SUCCESS", False, False)
+    assert (await world.refused(token="first run", result=1)).data == {"id": task.id, "state": "SUCCESS"}
+    assert not any(active for _, active, _ in await rows(sql))
+
+
+@pytest.mark.parametrize("token", ["first run", "second run"])
+@pytest.mark.parametrize("waits_before", [False, True])
+async def test_an_event_kept_for_one_of_two_tokens_settles_the_task(
+    world: World, sql: Any, token: str, waits_before: bool
+) -> None:
+    (task,) = await claimed(world.store, NewTask("a"))
+    if waits_before:
+        await world.wait(task, "second run" if token == "first run" else "first run")
+    assert await world.answer(token=token, result=2) == (None, None, True, False)
+    waits = [encode_notification("wait", id=name(task), token=f"{one} run", timeout=60) for one in ("first", "second")]
+    applied = await world.report(*waits)
+    assert (applied.waiting, applied.succeeded, applied.stale) == (0, 1, 0)
+    assert await world.answer(token=token, result=2) == (task.id, "SUCCESS", False, True)
+    assert await rows(sql) == [("first run", False, False), ("second run", False, False)]
+
+
 async def test_a_token_made_for_one_attempt_answers_no_other(world: World, task_of: TaskOf) -> None:
     (task,) = await claimed(world.store, NewTask("a"))
     old = make_token(task.id, task.claim)

@@ -113,7 +113,8 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
         summary.output = await output.record(session, parts, limit_bytes=settings.output_limit_bytes)
     shared, sharing = _as_sent(session, kinds[reports.SharedResult], given, settings)
     outcomes = await _newest_outcomes(session, given, summary)
-    if waits := [report for _, report in outcomes.values() if type(report) is reports.Waiting]:
+    if waits := _waits_of(outcomes, given):
+        summary.stale -= len(waits) - len({wait.task_id for wait in waits})
         summary.waiting, answered = await begin_waits(session, waits, settings.wait_timeout_seconds)
         outcomes |= {report.task_id: (report.claim or 0, report) for report in answered}
         resumed = [report for report in answered if type(report) is reports.Suspended]
@@ -240,6 +241,17 @@ async def _newest_outcomes(
             newest[report.task_id] = (claim, report)
     summary.stale += len(given) - len(newest)
     return newest
+
+
+def _waits_of(outcomes: Mapping[int, tuple[int, Outcome]], given: Sequence[Outcome]) -> list[reports.Waiting]:
+    """Waits of the newest claims, one for each token: a message delivered twice may have two."""
+    waits: dict[tuple[int, str], reports.Waiting] = {}
+    for report in given:
+        if type(report) is reports.Waiting:
+            claim, newest = outcomes[report.task_id]
+            if claim == report.claim and type(newest) is reports.Waiting:
+                waits.setdefault((report.task_id, report.token), report)
+    return [*waits.values()]
 
 
 async def _note_heartbeats(

@@ -25,14 +25,13 @@ _decode_policy = msgspec.json.Decoder(WaitPolicy).decode
 
 
 async def begin_waits(session: Session, waits: Sequence[Waiting], default_seconds: float) -> tuple[int, list[Ended]]:
-    """Suspend tasks whose claim holds, inside a transaction; the others are ignored. Ids are distinct.
+    """Suspend tasks whose claim holds, inside a transaction; the others are ignored. Of a task, all are of one claim.
 
     A task whose answer came first is settled by it; one whose token another task waits for has failed.
     default_seconds: the timeout of a wait that gives none. Returns how many are suspended, and the outcomes of others.
     """
-    count = 0
-    settled: list[Ended] = []
-    by_pair = {(wait.task_id, wait.claim): wait for wait in waits}
+    suspended: set[int] = set()
+    settled: dict[int, Ended] = {}
     todo = list(waits)
     while todo:
         part: dict[str, Waiting] = {}  # one of each token: a statement takes no row twice
@@ -46,24 +45,24 @@ async def begin_waits(session: Session, waits: Sequence[Waiting], default_second
             [msgspec.json.encode(w.policy).decode() for w in part.values()],
             [reports.claim_of_token(token) is None for token in part],
         )  # fmt: skip
-        waiting = {(row["id"], row["claim"]): row for row in rows if row["noted"]}
-        held = await _suspend(session, waiting, by_pair)
-        count += len(held)
-        if len(held) < len(waiting):  # cancelled or repaired since it was looked at
-            await session.fetch("end_waits", [row["token"] for pair, row in waiting.items() if pair not in held])
-        others = {(row["id"], row["claim"]): row for row in rows if not row["noted"]}
-        if others:
-            settled += await _settle_others(session, others, by_pair)
-    return count, settled
+        if others := [row for row in rows if not row["noted"]]:
+            settled |= {one.task_id: one for one in await _settle_others(session, others, part)}
+        noted = [row for row in rows if row["noted"]]
+        waiting = {(row["id"], row["claim"]): row for row in noted if row["id"] not in settled}
+        held = await _suspend(session, waiting, part)
+        suspended |= {task_id for task_id, _ in held}
+        # Cancelled or repaired since it was looked at, or settled by another token.
+        if ended := [row["token"] for row in noted if (row["id"], row["claim"]) not in held]:
+            await session.fetch("end_waits", ended)
+    return len(suspended - settled.keys()), [*settled.values()]
 
 
-async def _suspend(
-    session: Session, noted: Mapping[Pair, asyncpg.Record], by_pair: Mapping[Pair, Waiting]
-) -> set[Pair]:
-    """ACQUIRED to WAITING where it is not yet; returns those whose claim holds."""
+async def _suspend(session: Session, noted: Mapping[Pair, asyncpg.Record], waits: Mapping[str, Waiting]) -> set[Pair]:
+    """ACQUIRED to WAITING where it is not yet; returns those whose claim holds. waits: by token."""
     if not noted:
         return set()
-    rows = await session.fetch("suspend_tasks", *columns(noted), [by_pair[pair].worker for pair in noted])
+    workers = [waits[row["given"]].worker for row in noted.values()]
+    rows = await session.fetch("suspend_tasks", *columns(noted), workers)
     held = {(row["id"], row["claim"]) for row in rows}
     for pair in held:
         if noted[pair]["state"] == State.ACQUIRED:
@@ -72,30 +71,33 @@ async def _suspend(
 
 
 async def _settle_others(
-    session: Session, others: Mapping[Pair, asyncpg.Record], by_pair: Mapping[Pair, Waiting]
+    session: Session, others: Sequence[asyncpg.Record], waits: Mapping[str, Waiting]
 ) -> list[Ended]:
-    """The outcomes of waits whose token has an answer or a task already."""
-    tokens = {pair: row["token"] for pair, row in others.items()}
-    rows = await session.fetch("read_tokens", list(tokens.values()))
+    """The outcomes of waits whose token has an answer or a task already. Of a task, one answer counts."""
+    rows = await session.fetch("read_tokens", [row["token"] for row in others])
     known = {row["token"]: row for row in rows}  # they are locked, so all are there
-    settled: list[Ended] = []
-    answers: dict[Pair, str] = {}
-    for pair, name in tokens.items():
-        token, policy = known[name], by_pair[pair].policy
+    failed: dict[Pair, Ended] = {}
+    answers: dict[Pair, tuple[asyncpg.Record, str]] = {}
+    for row in others:
+        pair, name, policy = (row["id"], row["claim"]), row["token"], waits[row["given"]].policy
+        token = known[name]
         if token["answer"] is not None:
             try:
-                answers[pair] = session.codec.decode_inline(token["answer"], aad_of("answer", name))
+                answer = session.codec.decode_inline(token["answer"], aad_of("answer", name))
+                answers.setdefault(pair, (row, answer))
             except (PayloadUnavailable, PayloadLost) as exc:
                 # The answer stays, for the next attempt that waits for its token.
                 problem = f"the answer that came before it waited cannot be read: {exc}"
-                settled.append(_failed(pair, policy, problem, type="AnswerNotRead"))
+                failed[pair] = _failed(pair, policy, problem, type="AnswerNotRead")
         elif pair_of(token) not in (None, pair):
-            settled.append(token_taken(pair, policy, token["task_id"]))
-    held = await _suspend(session, {pair: others[pair] for pair in answers}, by_pair)
+            failed[pair] = token_taken(pair, policy, token["task_id"])
+    settled = [one for pair, one in failed.items() if pair not in answers]
+    held = await _suspend(session, {pair: row for pair, (row, _) in answers.items()}, waits)
     answered: list[tuple[str, Pair, bytes]] = []
     for pair in held:  # an answer is not spent on a claim that holds no more
-        settled.append(read_answer(answers[pair], pair, by_pair[pair].policy))
-        answered.append((tokens[pair], pair, known[tokens[pair]]["digest"]))
+        row, answer = answers[pair]
+        settled.append(read_answer(answer, pair, waits[row["given"]].policy))
+        answered.append((row["token"], pair, known[row["token"]]["digest"]))
         log.info("wait_answered_before", task_id=pair[0], claim=pair[1])
     if answered:
         await resume_waits(session, held)

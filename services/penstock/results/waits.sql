@@ -5,13 +5,16 @@
 -- a task waits (deadline), an answer is kept (answer), it is over (neither; digest: of the answer, if there was one).
 
 -- name: note_waits
--- $1 ids (distinct), $2 claims, $3 tokens (distinct), $4 seconds, $5 policies as JSON text, $6 whether each token stands
--- behind the tenant of its task. Tokens of claims that hold their task; one that waits already has another token when its message was delivered twice, and any of them will do.
+-- $1 ids, $2 claims, $3 tokens (distinct), $4 seconds, $5 policies as JSON text, $6 whether each token stands
+-- behind the tenant of its task. Tokens of claims that hold their task; one whose message was delivered twice has
+-- several, here or from an earlier report, and any of them will do. All of a task are noted before it is suspended.
 -- A token whose wait is over is free, as is one of an older claim of the same task. Returns (id, claim, action, state,
--- token, noted); not noted: an answer is kept for it, or a task waits for it. The claims are made sure of by suspend_tasks.
+-- token, given, noted): the token as it is stored, and as it is in $3; not noted: an answer is kept for it, or a task
+-- waits for it. The claims are made sure of by suspend_tasks.
 with waiting as materialized (
     select t.id, t.claim, t.action, t.state::text as state,
-           case when r.is_own and t.tenant is not null then t.tenant || e'\x1f' else '' end || r.token as token, r.seconds, r.policy
+           case when r.is_own and t.tenant is not null then t.tenant || e'\x1f' else '' end || r.token as token,
+           r.token as given, r.seconds, r.policy
     from unnest($1::bigint[], $2::bigint[], $3::text[], $4::float8[], $5::text[], $6::bool[])
              r (id, claim, token, seconds, policy, is_own)
     join penstock.task t on t.id = any(array[r.id]) and t.claim = any(array[r.claim])
@@ -26,7 +29,7 @@ with waiting as materialized (
       and (w.deadline is null or (w.task_id = excluded.task_id and w.claim < excluded.claim))
     returning token
 )
-select a.id, a.claim, a.action, a.state, a.token, n.token is not null as noted
+select a.id, a.claim, a.action, a.state, a.token, a.given, n.token is not null as noted
 from waiting a left join noted n on n.token = a.token;
 
 -- name: suspend_tasks
