@@ -502,6 +502,49 @@ async def test_a_final_failure_that_is_not_caught_ends_the_task_and_a_retry_runs
     assert json.loads((await task_of(task_id))["result"]) == ["reserve", "paid"]
 
 
+@pytest.mark.parametrize("reserves", [True, False])
+async def test_reports_that_come_again_after_a_retry_bring_no_failed_step_back(
+    line: Line, task_of: Any, sql: Any, reserves: bool
+) -> None:
+    is_broken = True
+
+    def charge() -> str:
+        if is_broken:
+            raise Fail("declined")
+        return "paid"
+
+    async def order(ctx: Context) -> Any:
+        return [await ctx.step("reserve", line.does("reserve")) if reserves else "", await ctx.step("charge", charge)]
+
+    (task_id,) = await line.enqueue()
+    (first,) = await line.send()
+    await line.work(order)
+    texts = [
+        json.dumps(one)
+        for message in await line.take_reports()
+        for body in [json.loads(message.body)]
+        for one in (body if isinstance(body, list) else [body])
+    ]
+    await line.apply(*texts)
+    finished = [("reserve", 0, "reserve")] if reserves else []
+    assert await journal(sql) == [*finished, ("charge", 0, "Fail")]
+    async with line.store.transaction() as session:
+        await World(line.store, line.settings).change(session, "retry", id=task_id)
+    await line.apply(*texts)  # as after a resulter that died before it deleted the message
+    assert await journal(sql) == finished
+    if reserves:  # one that has finished stays so, however late its report
+        await sql.execute("delete from penstock.journal_entry")
+        await line.apply(encode_step(name(first), entry("reserve", "reserve")))
+        assert await journal(sql) == finished
+    is_broken = False
+    await line.send()
+    await line.apply(*texts)
+    assert await journal(sql) == finished
+    await line.work(order)
+    await drained(line.resulter)
+    assert json.loads((await task_of(task_id))["result"])[1] == "paid"
+
+
 async def test_a_result_that_json_cannot_hold_ends_the_task(line: Line, task_of: Any) -> None:
     async def order(ctx: Context) -> None:
         await ctx.step("charge", object)

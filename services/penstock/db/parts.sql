@@ -25,8 +25,10 @@ case when o.own then o.rate else d.rate end as rate,
 case when o.own then o.burst else d.burst end as burst
 
 -- part: journal_left
--- Of a task in `gone` (g) that starts again: whether it has finished steps, which need not run again; those that failed may.
-(select 0 from penstock.journal_entry j where j.task_id = g.id and not j.failed limit 1)
+-- Of a task in `gone` (g) that starts again: null without a journal. Finished steps need not run again, those that failed
+-- may; minus its claim where there are such, for a report that comes again would bring them back. See journal.sql.
+(select case when bool_or(j.failed) then -g.claim else 0 end from penstock.journal_entry j where j.task_id = g.id
+ having count(*) > 0)
 
 -- part: failed_forgotten
 failed_forgotten as (

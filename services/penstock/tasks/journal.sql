@@ -1,5 +1,6 @@
 -- Journals: the finished durable steps of tasks, and suspensions that spend no attempt. task.journal is null for a task without
--- any, so that plain tasks cost nothing; else it is the claim up to which reports of steps count no more.
+-- any, so that plain tasks cost nothing; else it is the claim up to which reports of steps count no more, or minus the claim
+-- up to which those of failed steps count no more.
 
 -- name: record_entries
 -- $1 ids, $2 claims, $3 names, $4 repetitions (distinct with the ids), $5 positions, $6 entries as JSON text, $7 whether each
@@ -34,7 +35,7 @@ with given as materialized (
            case when (g.task_id, g.name, g.repetition) in (select task_id, name, repetition from known) then true else false end
                as is_known
     from given g join held h on h.id = g.task_id
-    where g.claim > h.floor and g.claim <= h.claim
+    where g.claim > case when g.failed then abs(h.floor) else h.floor end and g.claim <= h.claim
 ), accepted as materialized (
     select c.*, (coalesce(s.entries, 0) + count(*) filter (where not c.is_known) over so_far > $12::int
                  or coalesce(s.bytes, 0) + sum(octet_length(c.entry)) filter (where not c.is_known) over so_far > $13::int)
