@@ -631,6 +631,28 @@ async def test_parts_without_room_are_counted_in_bytes(line: Line) -> None:
     assert (len(parts), is_full) == (1, True)
 
 
+async def test_a_slow_reader_gets_the_last_lines_and_the_outcome(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    (task_id,) = await line.enqueue()
+    (task,) = await line.claim()
+    await line.apply(part(task, 1, "first"))
+    again = TaskRoutes._admit_again
+
+    async def settled_meanwhile(self: Any, request: Any, stream: Any) -> None:
+        monkeypatch.setattr(TaskRoutes, "_admit_again", again)
+        await line.apply(part(task, 2, "last"), encode_result(name(task), '"done"'))
+        await asyncio.sleep(4)  # as a send to a reader that takes nothing
+        await again(self, request, stream)
+
+    monkeypatch.setattr(TaskRoutes, "_admit_again", settled_meanwhile)
+    seen: list[tuple[str, Any]] = [("", None)]
+    async with serving(line.store, line.settings) as api, reading(api.url, task_id) as event:
+        while seen[-1][0] not in ("end", "closed"):
+            seen.append((await asyncio.wait_for(event(), 20))[1:])
+    assert [data["text"] for kind, data in seen if kind == "log"] == ["first", "last"]
+    kind, outcome = seen[-1]
+    assert (kind, outcome["state"], outcome["result"]) == ("end", "SUCCESS", "done")
+
+
 async def test_a_running_worker_reports_before_its_handler_ends(line: Line) -> None:
     go_on = asyncio.Event()
 

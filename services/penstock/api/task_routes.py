@@ -222,8 +222,8 @@ class TaskRoutes(Part):
                 async for event in self._news(stream, task):
                     await self._admit_again(request, stream)
                     yield event
-                if not follows or stream.is_over:
-                    break
+                if not follows or (stream.is_over and not stream.is_task_new and not stream.is_output_new):
+                    break  # else it has settled while the reader was slow
                 if not await is_set_within(stream.changed, _ADMITTED_SECONDS):
                     yield PING
                 stream.changed.clear()
