@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.db.session import OpenSession, Session
 from penstock.protocol.task import NewTask
+from penstock.runtime.budget import in_hand
 from penstock.settings.model import Settings
 
 KEPT_SECONDS = 1.0
@@ -31,19 +32,21 @@ class Recent:
 
     def __init__(self) -> None:
         self._making: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._kept: defaultdict[str, dict[str, tuple[float, Any]]] = defaultdict(dict)
+        self._kept: defaultdict[str, dict[str, tuple[float, Any, float | None]]] = defaultdict(dict)
 
     async def get(self, kind: str, key: str, make: Callable[[], Awaitable[Any]], seconds: float = KEPT_SECONDS) -> Any:
-        """The kept answer, or a new one if that is so many seconds old."""
+        """The kept answer, or a new one if that is so many seconds old; notes how old what a replica gave is."""
         async with self._making[kind]:
             kept = self._kept[kind]
-            at, answer = kept.get(key, (float("-inf"), None))
+            at, answer, age = kept.get(key, (float("-inf"), None, None))
             if monotonic() - at >= seconds:
                 answer = await make()
                 kept.pop(key, None)
-                kept[key] = monotonic(), answer
+                kept[key] = monotonic(), answer, in_hand().age_seconds
                 if len(kept) > _KEPT:
                     del kept[next(iter(kept))]
+            elif age is not None:
+                in_hand().aged(age + monotonic() - at)
             return answer
 
 

@@ -142,6 +142,12 @@ async def test_lists_and_counts_are_as_old_as_the_replica_and_a_status_is_not(
         await until_listed(http, second)
 
 
+async def test_counts_that_are_kept_for_other_callers_have_their_age_too(store: Store, settings: Settings) -> None:
+    async with serving(store, settings) as (_, http):
+        ages = [(await call(http, "stats"))[1] for _ in range(5)]
+        assert None not in ages
+
+
 async def test_a_position_behind_the_header_of_a_page_is_one_before_it(application_url: str) -> None:
     connection = await asyncpg.connect(application_url)
     noted: dict[int, int] = {}

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.db import context
 from penstock.db.context import Recent
+from penstock.runtime.budget import Budget, in_hand
 
 
 class Made:
@@ -55,3 +56,24 @@ async def test_a_failure_is_not_kept() -> None:
     with pytest.raises(OSError, match="away"):
         await answers.get("stats", "", fail)
     assert await answers.get("stats", "", make) == 1
+
+
+async def test_a_kept_answer_has_the_age_of_its_data() -> None:
+    answers, ages = Recent(), []
+
+    async def make() -> int:
+        in_hand().aged(2.0)
+        await asyncio.sleep(0)
+        return 1
+
+    async def app(*_: object) -> None:
+        await answers.get("stats", "", make)
+        ages.append(in_hand().age_seconds or 0)
+        await asyncio.sleep(0.01)
+
+    request = Budget(1024).counting(app)
+    for _ in range(2):
+        await request(None, None, None)
+    first, second = ages
+    assert first == 2.0
+    assert 2.01 <= second < 3
