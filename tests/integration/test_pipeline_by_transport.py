@@ -189,6 +189,19 @@ async def test_tasks_live_their_whole_life(
     assert by_action["long"][0]["attempts"] == 1
 
 
+@asynccontextmanager
+async def calling(store: Store, settings: Settings) -> AsyncIterator[tuple[Any, httpx.AsyncClient]]:
+    """A function that calls methods of a running api, and a client of its pages."""
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, timeout=60, headers=JSON) as http:
+
+        async def call(method: str, **params: Any) -> Any:
+            answer = (await http.post("/rpc", content=rpc_request(method, params, id=1))).json()
+            assert "result" in answer, answer
+            return answer["result"]
+
+        yield call, http
+
+
 async def test_dead_letters_are_listed_shown_sent_again_and_purged(
     store: Store, settings: Settings, transport: Transport, queues: dict[str, Queue]
 ) -> None:
@@ -204,12 +217,7 @@ async def test_dead_letters_are_listed_shown_sent_again_and_purged(
     for label, body in bodies.items():
         assert (await dead[label].send([Outgoing(body), Outgoing("{ no json")])).failed == []
 
-    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, timeout=60, headers=JSON) as http:
-
-        async def call(method: str, **params: Any) -> Any:
-            answer = (await http.post("/rpc", content=rpc_request(method, params, id=1))).json()
-            assert "result" in answer, answer
-            return answer["result"]
+    async with calling(store, settings) as (call, _):
 
         async def counted() -> bool:
             found = await call("dlq.stats")
@@ -233,3 +241,44 @@ async def test_dead_letters_are_listed_shown_sent_again_and_purged(
         came = await queues["inbound"].receive(wait_seconds=1, visibility_seconds=30)
     assert [message.body for message in came] == [bodies["inbound"]]
     assert came[0].original_id != came[0].id
+
+
+@pytest.mark.parametrize("settings", ["amqp", "kafka"], indirect=True)
+@pytest.mark.parametrize(
+    ("label", "body", "shown"),
+    [
+        ("inbound", '{"method":"a\udcff', r'{"method":"a\xff'),
+        ("outbound", '[{"jsonrpc":"2.0","method":"a\udcff","id":"7:1"}]', r'"method":"a\xff"'),
+        ("results", "\udcc3", r"\xc3"),
+    ],
+    ids=["inbound", "outbound", "results"],
+)
+async def test_a_dead_letter_that_is_not_utf8_is_shown_and_sent_again_as_it_came(
+    store: Store, settings: Settings, transport: Transport, queues: dict[str, Queue], label: str, body: str, shown: str
+) -> None:
+    name = queue_names(settings)[label] + DEAD_LETTER_SUFFIX
+    assert (await transport.queue(name, label=label + DEAD_LETTER_SUFFIX).send([Outgoing(body)])).failed == []
+    async with calling(store, settings) as (call, http):
+
+        async def listed() -> Any:
+            return (await call("dlq.list", queue=label))["messages"]
+
+        (dead,) = await until("the dead letter", listed)
+        assert shown in (await call("dlq.show", queue=label, id=dead["id"]))["body"]
+        page = await http.get(f"/queues/{label}/dead/{dead['id']}", headers={"Accept": "text/html"})
+        assert r"\x" in page.text
+        assert dead["bytes"] == len(body)
+        replayed = await call("dlq.replay", queue=label, ids=[dead["id"]])
+        if label == "outbound":
+            assert "it holds what no worker understands" in replayed["left"][0]["reason"]
+            return
+        consumer = (
+            Submitter(store=store, inbound=queues["inbound"], settings=settings)
+            if label == "inbound"
+            else Resulter(store=store, results=queues["results"], settings=settings)
+        )
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not await consumer.run_once():
+                pass
+        (rejected,) = (await call("rejected.list"))["rejected"]
+        assert rejected["body"] == shown  # so it came as it was

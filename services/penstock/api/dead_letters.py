@@ -22,7 +22,7 @@ from penstock.methods.table import API_ONLY, read_command
 from penstock.protocol import reports
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import MessageNotFound, QueueAway, Refused, RpcError, Unavailable
-from penstock.protocol.json_text import entry_text, utf8_size
+from penstock.protocol.json_text import body_bytes, entry_text
 from penstock.protocol.message_attributes import worker_of
 from penstock.protocol.method import NoParams, Scope, method
 from penstock.protocol.requests import Invalid, decode_request, parse_claim_id, split_body
@@ -226,7 +226,7 @@ class DeadEntry(msgspec.Struct, frozen=True):
 
 
 class DeadMessageDetail(DeadMessage, frozen=True, kw_only=True):
-    body: str
+    body: Annotated[str, about("As it came; bytes that are not UTF-8 are written as \\xNN.")]
     attributes: dict[str, str]
     contents: list[DeadEntry]
 
@@ -368,7 +368,7 @@ def _describe(content: Contents) -> DeadMessage:
         id=message.id,
         sent_at=instant_of(message.sent_at),
         receives=message.receive_count,
-        bytes=utf8_size(message.body),
+        bytes=len(body_bytes(message.body)),
         entries=len(content.texts),
         first=[entry.shown for entry in content.entries[:_FIRST_SHOWN]],
         current=standing.count(True) if names_claims else None,
@@ -390,7 +390,8 @@ async def _describe_whole(context: ApiContext, label: str, message: Message) -> 
         for entry, (task_id, state) in zip(content.entries, tasks, strict=True)
     ]
     summary = msgspec.structs.asdict(_describe(content))
-    return DeadMessageDetail(**summary, body=message.body, attributes=dict(message.attributes), contents=contents)
+    body = body_bytes(message.body).decode("utf-8", "backslashreplace")
+    return DeadMessageDetail(**summary, body=body, attributes=dict(message.attributes), contents=contents)
 
 
 @dataclass(slots=True)

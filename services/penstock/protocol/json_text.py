@@ -52,6 +52,14 @@ def text_of(body: bytes | str) -> str:
     return body.removeprefix("\ufeff")
 
 
+def body_bytes(body: str) -> bytes:
+    """A body as it came. A byte that is not UTF-8, which RabbitMQ and Kafka take, is half a surrogate pair in it."""
+    try:
+        return body.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # other halves
+        return body.encode("utf-8", "surrogatepass")
+
+
 def utf8_size(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 

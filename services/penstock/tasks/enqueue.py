@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from penstock.db.session import Session
 from penstock.payloads.codec import payload_aad
+from penstock.protocol.json_text import body_bytes
 from penstock.protocol.sealed import reference_of
 from penstock.protocol.task import NewTask, State
 from penstock.runtime import metrics
@@ -155,7 +156,7 @@ async def record_receipts(session: Session, message_ids: Sequence[str]) -> set[s
 async def insert_rejected(session: Session, source: str, bodies: Sequence[tuple[str | bytes, str]]) -> None:
     """Store rejected messages, as (body, reason) pairs."""
     if bodies:
-        texts = [b if isinstance(b, bytes) else b.encode("utf-8", "surrogatepass") for b, _ in bodies]
+        texts = [b if isinstance(b, bytes) else body_bytes(b) for b, _ in bodies]
         reasons = [reason.replace("\0", "\ufffd") for _, reason in bodies]
         await session.fetch("insert_rejected", [source] * len(bodies), texts, reasons)
         metrics.REJECTED.labels(source).inc(len(bodies))

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from penstock.brokers.base import MESSAGE_ID, Message, Outgoing
+from penstock.protocol.json_text import body_bytes
 from penstock.settings.model import Settings
 
 ID_HEADER = "penstock_id"
@@ -78,7 +79,7 @@ class Received:
 def record_of(topic: str, message: Outgoing) -> Record:
     headers = [(name, value.encode()) for name, value in message.attributes.items() if name not in _OURS]
     headers += [(ID_HEADER, secrets.token_hex(16).encode()), (SENT_HEADER, str(round(time.time() * 1000)).encode())]
-    return Record(topic, message.body.encode("utf-8", "surrogatepass"), headers=headers)
+    return Record(topic, body_bytes(message.body), headers=headers)
 
 
 def record_again(topic: str, received: Received, receives: int) -> Record:

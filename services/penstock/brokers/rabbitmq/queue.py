@@ -21,6 +21,7 @@ from penstock.brokers.base import MESSAGE_ID, Limits, Message, Outgoing, QueueMi
 from penstock.brokers.leases import LeasingTransport, Reader
 from penstock.brokers.rabbitmq.connection import Link, Links, TooLargeForBroker
 from penstock.protocol.errors import Unavailable
+from penstock.protocol.json_text import body_bytes
 from penstock.runtime.logs import log
 from penstock.runtime.periodic import is_set_within
 from penstock.settings.model import Settings
@@ -205,7 +206,7 @@ def _publish(link: Link, name: str, message: Outgoing) -> Awaitable[Unavailable 
         message_id=secrets.token_hex(16),
         headers={**message.attributes, SENT_HEADER: round(time.time() * 1000)},
     )
-    return link.publish(name, message.body.encode("utf-8", "surrogatepass"), properties)
+    return link.publish(name, body_bytes(message.body), properties)
 
 
 def _message(receipt: str, delivered: DeliveredMessage) -> Message:
