@@ -27,7 +27,9 @@ from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.journal import Entry, add_entries, encode_entry, encode_step
-from penstock.protocol.reports import Stepped, decode_reports, encode_error, encode_notification, encode_result
+from penstock.protocol.reports import (
+    Stepped, decode_reports, encode_error, encode_notification, encode_progress, encode_result,
+)  # fmt: skip
 from penstock.protocol.retry import Backoff
 from penstock.protocol.sealed import SEALED_ENCODING, Reference, encode_reference
 from penstock.protocol.task import Claimed, NewTask
@@ -1098,6 +1100,21 @@ async def test_a_task_that_has_begun_its_journal_neither_expires_nor_is_replaced
     assert (found.id, found.replaced) == (task_id, False)
     seen = await task_of(task_id)
     assert (seen["payload"], seen["expires_at"], seen["state"]) == ("{}", None, "SCHEDULED")
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_task_that_was_given_back_before_its_first_step_does_not_expire_after_it(
+    line: Line, task_of: Any, late: bool
+) -> None:
+    (task_id,) = await line.enqueue(NewTask("order", expires_at=datetime.now(UTC) + LATER * 2))
+    (task,) = await line.claim()
+    await line.apply(encode_notification("suspend", id=name(task), redelivered=True))
+    assert (await task_of(task_id))["expires_at"] is not None
+    if not late:
+        (task,) = await line.claim()
+        await line.apply(encode_progress(name(task)))
+    await line.apply(encode_step(name(task), entry("charge")))
+    assert (await task_of(task_id))["expires_at"] is None
 
 
 async def test_a_step_is_reported_before_it_returns(line: Line) -> None:

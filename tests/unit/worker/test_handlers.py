@@ -605,5 +605,13 @@ def test_spawn_takes_what_enqueue_takes() -> None:
             ctx.spawn("child", payload)
 
 
+def test_spawn_is_refused_once_the_attempt_is_settled() -> None:
+    ctx = Context(1, 1, "act")
+    ctx.note_settled(holds=True)
+    with pytest.raises(ValueError, match="the attempt is settled: enqueue in your transaction instead"):
+        ctx.spawn("child")
+    assert ctx.spawned == []
+
+
 def test_retry_takes_a_timedelta() -> None:
     assert Retry(datetime.timedelta(minutes=2)).delay == 120

@@ -166,9 +166,11 @@ class Context:
         An action is given by its name, with a payload and options: those of ``enqueue`` but unique_key, unique,
         on_duplicate and tenant; and name, on_failure, compensate. Or as its handler, with arguments that are checked,
         ``ctx.spawn(resize, url="a.png")``, and the options of ``resize.with_options(priority=5)``.
-        Raises InvalidParams for arguments that do not fit, ValueError for an unknown option, an empty action, or a
-        payload that is no JSON object or array.
+        Raises InvalidParams for arguments that do not fit, ValueError for an unknown option, an empty action, a
+        payload that is no JSON object or array, or behind `penstock.settle`.
         """
+        if self.cancellation.is_settled:
+            raise ValueError("the attempt is settled: enqueue in your transaction instead of ctx.spawn()")
         if args and isinstance(args[0], Action):
             given, args = args[0].bind(*args[1:], **given), ()
         name, payload, options = _call_of(*args, **given)
