@@ -28,8 +28,13 @@ from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.journal import Entry, add_entries, encode_entry, encode_step
 from penstock.protocol.reports import (
-    Stepped, decode_reports, encode_error, encode_notification, encode_progress, encode_result,
-)  # fmt: skip
+    Stepped,
+    decode_reports,
+    encode_error,
+    encode_notification,
+    encode_progress,
+    encode_result,
+)
 from penstock.protocol.retry import Backoff
 from penstock.protocol.sealed import SEALED_ENCODING, Reference, encode_reference
 from penstock.protocol.task import Claimed, NewTask

@@ -16,7 +16,7 @@ with given as materialized (
     select t.id, claim, coalesce(journal, 0) as floor,
            state::text = 'ACQUIRED' and case when (t.id, claim) in (select task_id, claim from given) then true else false end
                as is_taken,
-           journal is null as is_new, heartbeat_at is null as is_unseen
+           journal is null as is_new, expires_at is not null as may_expire, heartbeat_at is null as is_unseen
     from {asked} join penstock.task t on t.id = any(array[u.id])
 ), marked as (
     update penstock.task t
@@ -24,7 +24,7 @@ with given as materialized (
         heartbeat_at = case when h.is_taken and t.claim = h.claim and t.state::text = 'ACQUIRED'  -- still, behind a lock
                             then coalesce(t.heartbeat_at, now()) else t.heartbeat_at end
     from held h
-    where t.id = any(array[h.id]) and (h.is_new or h.is_taken and h.is_unseen)
+    where t.id = any(array[h.id]) and (h.is_new or h.may_expire or h.is_taken and h.is_unseen)
 ), known as materialized (
     select task_id, name, repetition, octet_length(entry) as bytes from penstock.journal_entry
     where task_id = any($1::bigint[])
