@@ -1,4 +1,4 @@
-"""Bytes: names and keys within the limits of the api."""
+"""Bytes: names and keys within the limits of the api, and room for an encrypted result of the highest limit."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ _CHECKED = {
 }
 _CHANGES = [  # of functions: a text of each, and what it becomes
     *(("penstock.enqueue_tasks", known, known + _BYTES.format(most)) for known, most in _CHECKED.items()),
+    # 900,000 bytes, encrypted and as Base64.
+    ("public.penstock_settle", "262144')::int, 2), 900000)", "262144')::int, 2), 1201000)"),
 ]
 
 

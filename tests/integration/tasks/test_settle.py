@@ -192,7 +192,11 @@ async def test_a_result_within_the_limit_is_taken_when_it_is_encrypted_and_when_
     settings: Settings, open_store: Store, sql: Any
 ) -> None:
     keys = penstock.load_settings(payload_keys=["A" * 43 + "="]).payload_keys
-    for changes, size in (({"payload_keys": keys}, 250_000), ({"result_limit_bytes": 500_000}, 300_000)):
+    highest = {"result_limit_bytes": 900_000}
+    for changes, size in (
+        ({"payload_keys": keys}, 250_000), ({"result_limit_bytes": 500_000}, 300_000),
+        ({"payload_keys": keys} | highest, 899_998),
+    ):  # fmt: skip
         task = await claimed(open_store)
         given = settings.model_copy(update=changes)
         assert await penstock.settle(sql, context_of(task), "x" * size, settings=given)
