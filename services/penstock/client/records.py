@@ -14,6 +14,7 @@ Cause = Literal[
     "steps",
     "ordering_key",
     "not_due",
+    "expired",
     "unknown_action",
     "paused",
     "limit",

@@ -25,6 +25,7 @@ class Cause(StrEnum):
     STEPS = "steps"
     ORDERING_KEY = "ordering_key"
     NOT_DUE = "not_due"
+    EXPIRED = "expired"
     UNKNOWN_ACTION = "unknown_action"
     PAUSED = "paused"
     LIMIT = "limit"
@@ -60,6 +61,11 @@ async def explain(session: Session, task_id: int) -> Explanation:
         raise TaskNotFound(task_id)
     row = rows[0]
     match State(row["state"]):
+        case _ if row["expired_at"] is not None:
+            ago = _span(row, "expired_at")
+            found = _Found(
+                Cause.EXPIRED, f"Expired {ago} ago, so it is not started any more; the supervisor cancels it."
+            )
         case State.WAITING:
             found = _waiting(row)
         case State.ACQUIRED:

@@ -6,6 +6,7 @@ select t.id, t.state::text as state, t.action, t.tenant, t.priority, t.run_at, t
        t.heartbeat_at, t.worker, t.ordering_key, t.workflow, t.route, t.gate is not null as is_gated, now() as at,
        null::timestamptz as finished_at,
        exists (select from penstock.dispatch d where d.id = t.claim) as is_unsent,
+       case when t.claimed_at is null and t.expires_at <= now() then t.expires_at end as expired_at,  -- see find_expired
        b.id as head, h.held, b.state::text as head_state,
        w.token, w.deadline, s.after as steps_before,
        greatest(a.held_until, g.held_until) as held_until, a.held_until as action_held_until, a.paused, a.max_in_flight, a.rate, a.key_max_in_flight, a.key_rate, t.limit_key,
@@ -60,7 +61,7 @@ left join lateral (
 where t.id = $1
 union all
 select t.id, t.state::text, t.action, t.tenant, t.priority, t.run_at, t.attempts, t.max_attempts, t.claimed_at, null, t.worker, null, null,
-       null, false, now(), t.finished_at, false, null, null, null, null, null, null, null, null, null, null, null, null, null,
+       null, false, now(), t.finished_at, false, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
        null, null, null, null, null, null, null, null, null
 from penstock.task_history t where t.id = $1;
 

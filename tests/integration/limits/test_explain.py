@@ -154,6 +154,28 @@ async def test_a_task_in_line_says_how_many_go_first_and_that_no_scheduler_takes
     assert late.reason.startswith("Due since 1 min, and nothing is in flight: check that a scheduler runs")
 
 
+async def test_a_task_that_has_expired_says_so_also_behind_another_of_its_ordering_key(
+    store: Store, scheduler: Scheduler
+) -> None:
+    late, _, behind = ids = await enqueue(
+        store,
+        NewTask("mail", expires_in_seconds=3600),
+        *(NewTask("mail", ordering_key="k", expires_in_seconds=3600) for _ in range(2)),
+    )
+    assert (await why(store, late)).cause is Cause.BACKLOG
+    assert (await why(store, behind)).cause is Cause.ORDERING_KEY
+    async with store.session() as session:
+        await session._connection.execute(
+            "update penstock.task set expires_at = now() - interval '1 min' where id = any($1)", ids
+        )
+    assert await scheduler.run_once() == 0
+    for task_id in ids:
+        found = await why(store, task_id)
+        assert (found.cause, found.reason, found.task) == (
+            "expired", "Expired 1 min ago, so it is not started any more; the supervisor cancels it.", None,
+        )  # fmt: skip
+
+
 async def test_a_claimed_task_is_followed_from_the_scheduler_to_its_worker(
     store: Store, scheduler: Scheduler, sent: Outbound
 ) -> None:
