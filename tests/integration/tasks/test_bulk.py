@@ -564,11 +564,10 @@ async def test_the_runner_does_a_job_by_itself_and_promptly(store: Store, sql: A
     )
     job = await start(store, "bulk.retry", settings, all=True)
     async with asyncio.timeout(20):
-        while (await look(store, job)).state is JobState.RUNNING:
+        while (await look(store, job)).state is JobState.RUNNING or not changed:  # it says so behind its commit
             await asyncio.sleep(0.02)
     running.cancel()
     assert (await look(store, job)).changed == 700
-    assert changed
 
 
 async def test_jobs_that_ended_are_cleaned_after_their_retention(store: Store, sql: Any, settings: Settings) -> None:
