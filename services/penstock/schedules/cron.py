@@ -178,8 +178,13 @@ def read_zone(timezone: str) -> ZoneInfo:
             raise ValueError
         return ZoneInfo(timezone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        hint = did_you_mean(timezone, available_timezones()) or ", such as Europe/Berlin or UTC"
+        hint = _nearest_zone(timezone[:_ZONE_MAX_CHARS])
         raise CronError("timezone", f"{_shown(timezone)} is no IANA zone{hint}") from None
+
+
+@lru_cache(maxsize=_SHARED)  # all files of the zones are read, and thousands of schedules may have one that is wrong
+def _nearest_zone(timezone: str) -> str:
+    return did_you_mean(timezone, available_timezones()) or ", such as Europe/Berlin or UTC"
 
 
 def elapsed(when: Timing, first: datetime, until: datetime, keep: int, counted: int = COUNTED) -> Elapsed:

@@ -108,6 +108,7 @@ class Imports:
         outcomes: dict[int, bool | InvalidParams] = {}
         wanted: dict[int, NewSchedule] = {}
         for number, entry in enumerate(entries):
+            await asyncio.sleep(0)  # fires go on: to find that a date never comes takes long
             try:
                 wanted[number] = self._read(entry)
                 check_not_a_jobs(wanted[number].name)

@@ -715,6 +715,20 @@ async def test_an_entry_that_postgres_cannot_show_holds_up_no_import(store: Stor
     assert (row["created"], row["refused"], len(json.loads(row["errors"]))) == (1, 3, 3)
 
 
+async def test_fires_go_on_while_an_import_is_read_that_is_wrong_throughout(store: Store, limits: Settings) -> None:
+    """Fifty years are searched for each date that never comes."""
+    entry = {"name": "x", "expression": "0 0 LW * */6", "action": "a"}
+    await start(store, limits, [entry] * 100)
+    importing = asyncio.create_task(Imports(store=store, settings=limits).run_once())
+    longest = 0.0
+    while not importing.done():
+        began = thread_time()
+        await asyncio.sleep(0)
+        longest = max(longest, thread_time() - began)
+    assert await importing == 100
+    assert longest < 0.5  # of processor time; all of them take seconds
+
+
 async def test_an_import_that_replaces_is_the_same_twice(store: Store, limits: Settings, sql: Any) -> None:
     entries = [{"name": f"s{n}", "expression": "0 * * * *", "action": "a"} for n in range(10)]
     imports = Imports(store=store, settings=limits)

@@ -309,6 +309,16 @@ def test_the_nearest_zone_is_named() -> None:
         timing("@every 5s", "Europe/Berlim", ANCHOR)
 
 
+def test_the_files_of_the_zones_are_read_once_for_thousands_of_wrong_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import, or schedules whose zone is gone, would hold up all fires: each reading takes 30 ms."""
+    looks: list[str] = []
+    monkeypatch.setattr(cron, "available_timezones", lambda: looks.append("all") or {"Europe/Rome"})
+    for _ in range(1000):
+        with pytest.raises(CronError, match=r"did you mean Europe/Rome\?"):
+            read_zone("Europe/Romee")
+    assert len(looks) == 1
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("@every 90s", 90), ("@every 1h30m", 5400), ("@every 2d", 172_800)])
 def test_every_is_read(text: str, seconds: int) -> None:
     assert every_seconds(text) == seconds
