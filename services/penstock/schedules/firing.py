@@ -5,7 +5,8 @@ an instant once.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ from penstock.schedules.store import add_tasks
 from penstock.settings.model import Settings
 
 DECIDING_SECONDS = 2.0  # of a round at most: Postgres ends a transaction that is idle for a minute
+ROUND_BYTES = 16 * 1024 * 1024  # of payloads, which are in memory several times
+_READ_AT_ONCE = 250
 _AT_A_STRETCH_SECONDS = 0.02
 _MISSED = {policy.value: policy for policy in Missed}
 PUT_OFF_SECONDS = 5.0  # a schedule whose keys another transaction holds; each look costs the others its wait
@@ -54,30 +57,38 @@ async def fire_due(session: Session, settings: Settings, sweeps: Sweeps | None =
         held = [row[0] for row in await session.fetch("claim_due_schedules", limit, since)]
     if not held:
         return FiringSummary()
-    rows = await session.fetch("read_due_schedules", held)
-    sweeps.found(max((row["now"] - row["due_at"]).total_seconds() for row in rows))
     due: list[_Due] = []
     lateness: list[float] = []
-    tasks = 0
+    tasks = size = 0
     began = paused = monotonic()
-    for row in rows:
-        now = monotonic()
-        if tasks >= limit or now - began > DECIDING_SECONDS:
-            break  # many instants were missed: the other schedules follow in the next round
-        if now - paused > _AT_A_STRETCH_SECONDS:
-            await asyncio.sleep(0)  # the other duties of the process
-            paused = monotonic()
-        try:
-            one = _decide(row, settings)
-        except CronError as exc:
-            await _stop(session, row["id"], row["name"], str(exc))
-            continue
-        lateness.append((row["now"] - row["due_at"]).total_seconds())
-        due.append(one)
-        tasks += len(one.tasks)
+    async with aclosing(_read(session, held)) as rows:
+        async for row in rows:
+            sweeps.found((row["now"] - row["due_at"]).total_seconds())
+            now = monotonic()
+            if tasks >= limit or size >= ROUND_BYTES or now - began > DECIDING_SECONDS:
+                break  # many instants were missed, or payloads are large: the other schedules follow in the next round
+            if now - paused > _AT_A_STRETCH_SECONDS:
+                await asyncio.sleep(0)  # the other duties of the process
+                paused = monotonic()
+            try:
+                one = _decide(row, settings)
+            except CronError as exc:
+                await _stop(session, row["id"], row["name"], str(exc))
+                continue
+            lateness.append((row["now"] - row["due_at"]).total_seconds())
+            due.append(one)
+            tasks += len(one.tasks)
+            size += sum(len(task.payload) for task in one.tasks)
     fired = await _carry_out(session, due)
     metrics.SCHEDULE_LATENESS_SECONDS.observe_many(lateness)
     return fired
+
+
+async def _read(session: Session, held: Sequence[int]) -> AsyncGenerator[Any, None]:
+    """The due schedules, as they were claimed; not all at once, for their payloads may be large."""
+    for start in range(0, len(held), _READ_AT_ONCE):
+        for row in await session.fetch("read_due_schedules", held[start : start + _READ_AT_ONCE]):
+            yield row
 
 
 def _decide(row: Any, settings: Settings) -> _Due:
@@ -87,7 +98,8 @@ def _decide(row: Any, settings: Settings) -> _Due:
      now, busy) = row  # fmt: skip
     when = timing(expression, timezone, start_at or created_at.replace(microsecond=0))
     rule = Rule(name, when, start_at, end_at, jitter_seconds, _MISSED[missed], max_missed, max_lateness)
-    decided = plan(rule, next_at, now, settings.schedule_grace_seconds)
+    most = None if overlap == Overlap.SKIP else max(1, ROUND_BYTES // len(payload))
+    decided = plan(rule, next_at, now, settings.schedule_grace_seconds, most)
     instants = decided.run
     if overlap == Overlap.SKIP:
         instants = [] if busy else instants[:1]

@@ -16,7 +16,7 @@ MAX_MISSED_LIMIT = 1000
 FEW_COUNTED = 500  # misfires of a cron expression are counted up to this where at most one of them runs
 _KEPT = MAX_MISSED_LIMIT + 1  # of the elapsed instants: all that can run, and one that does not
 _PLACE = re.compile(r"\{\{\s*(scheduled_time|schedule|run)\s*\}\}")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"(\s*:)?')  # of JSON text; with the colon it is a name and no value
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"(\s*:)?')  # of JSON text; with the colon it is a name and no value
 
 
 class Missed(StrEnum):
@@ -89,8 +89,11 @@ class Plan(NamedTuple):
     next: Next
 
 
-def plan(rule: Rule, next_at: datetime, now: datetime, grace_seconds: float) -> Plan:
-    """Decide about a schedule whose ``next_at`` is due by ``now``. grace_seconds: what is no later is not missed."""
+def plan(rule: Rule, next_at: datetime, now: datetime, grace_seconds: float, most: int | None = None) -> Plan:
+    """Decide about a schedule whose ``next_at`` is due by ``now``. grace_seconds: what is no later is not missed.
+
+    most: how many instants this round may run; those behind them have a round of their own. None: all.
+    """
     tolerance = grace_seconds
     if rule.max_lateness_seconds is not None:
         tolerance = min(grace_seconds, rule.max_lateness_seconds)
@@ -115,6 +118,10 @@ def plan(rule: Rule, next_at: datetime, now: datetime, grace_seconds: float) -> 
         run = [instant for instant in seen if lateness[instant] <= longest][-1:]
     else:
         run = on_time
+    if most is not None and len(run) > most:
+        run = run[:most]
+        behind = sum(instant > run[-1] for instant in seen)
+        total, seen = total - behind, seen[:-behind]
     chosen = set(run)
     left = [instant for instant in seen if instant not in chosen]
     misfires = Misfires(total - len(run), next_at, left[-1] if left else next_at) if total > len(run) else None

@@ -499,6 +499,22 @@ async def test_a_backlog_that_takes_long_to_decide_on_goes_over_rounds_and_lets_
     assert await sql.fetchval("select count(distinct schedule_id) from penstock.schedule_run") == len(names)
 
 
+async def test_a_round_takes_so_many_bytes_of_payloads(
+    do: Change, firing: ScheduleFiring, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fires, "ROUND_BYTES", 100_000)
+    payload = {"text": "x" * 40_000}
+    await make(do, "behind", payload=payload, missed="all")
+    for n in range(5):
+        await make(do, f"n{n}", payload=payload)
+    await set_clock(sql, await hour_ago(sql), name=None)
+    await set_clock(sql, await hour_ago(sql, 9), name="behind")
+    assert (await firing.run_once()).tasks == 3
+    assert 3 + await fire_all(firing) == 9 + 5
+    outcomes = await sql.fetch("select outcome, count(*) from penstock.schedule_run group by outcome")
+    assert [tuple(row) for row in outcomes] == [("FIRED", 14)]
+
+
 # Overlap
 
 

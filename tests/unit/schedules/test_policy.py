@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -161,7 +162,36 @@ def test_every_instant_that_has_passed_is_run_or_lost_once(
     assert decided.next.at == all_passed[-1] + MINUTE
 
 
+@given(st.sampled_from(list(Missed)), st.integers(1, 50), st.integers(0, 300), st.integers(1, 7), st.floats(0, 90))
+def test_rounds_of_a_few_instants_run_and_lose_what_one_round_would(
+    missed: Missed, max_missed: int, later: int, most: int, jitter: float
+) -> None:
+    now = BASE + later * MINUTE
+    given = rule(missed=missed, max_missed=max_missed, jitter_seconds=jitter, max_lateness_seconds=7200.0)
+    whole = plan(given, BASE, now, 600)
+    run: list[datetime] = []
+    lost, last = 0, BASE - MINUTE
+    while last < whole.last:
+        decided = plan(given, last + MINUTE, now, 600, most)
+        assert 0 <= len(decided.run) <= most
+        run += decided.run
+        lost += decided.misfires.instants if decided.misfires else 0
+        last = decided.last
+    assert (run, lost, last) == (whole.run, whole.misfires.instants if whole.misfires else 0, whole.last)
+
+
 # Templates
+
+
+def test_a_large_payload_is_filled_in_fast() -> None:
+    """A round may have to fill in hundreds."""
+    payload, seconds = json.dumps({"at": "{{scheduled_time}}", "text": "x" * 250_000}), []
+    for _ in range(5):
+        began = thread_time()
+        assert render(payload, "n", 7, BASE).startswith('{"at": "2026-05-01T12:00:00.000000Z"')
+        seconds.append(thread_time() - began)
+    assert min(seconds) < 0.008
+
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.sampled_from(["{{run}}", "{{schedule}}", "a{{run}}b"]),
