@@ -615,6 +615,18 @@ async def test_a_job_whose_schedule_is_still_being_made_cannot_be_lost_to_it(doo
     assert await sql.fetchval("select count(*) from penstock.schedule") == 500
 
 
+async def test_a_job_is_changed_and_deleted_while_a_round_of_fires_is_stored(door: Door, store: Store) -> None:
+    (made,) = await door.jobs(job(await door.project()))
+    for method, body, status in (("PUT", {"data": "later"}, 200), ("DELETE", None, 204)):
+        async with store.transaction() as session:
+            clocks = await session._connection.fetch("select from penstock.schedule_clock for update")
+            assert len(clocks) == 1
+            changing = asyncio.create_task(door.call(method, f"/jobs/{made['id']}", body))
+            await asyncio.sleep(1)
+            assert not changing.done()
+        assert (await changing).status_code == status
+
+
 async def test_members_of_a_job_may_be_written_in_snake_case(door: Door) -> None:
     project = await door.project()
     given = {

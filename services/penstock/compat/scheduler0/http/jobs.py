@@ -30,7 +30,7 @@ from penstock.compat.scheduler0.http.records import (
     required_text,
 )  # fmt: skip
 from penstock.compat.scheduler0.jobs import BadJob, Job, JobGiven
-from penstock.db.pool import Store
+from penstock.db.pool import PATIENT_SECONDS, Store
 from penstock.db.session import Session
 from penstock.protocol.errors import Refused, ScheduleNotFound
 from penstock.protocol.task import State
@@ -111,7 +111,7 @@ class Jobs(Records[Job]):
     async def update(self, request: Request, body: bytes) -> Response:
         """Change data, callbackUrl and executionType, unless empty; the rest of the body is ignored."""
         job_id, given = path_id(request), decode(body, JobGiven, status=400, read=jobs.read)
-        async with self._store.transaction() as session:
+        async with self._store.transaction(lock_wait_seconds=PATIENT_SECONDS) as session:
             before, is_importing = await self._lock(session, job_id)
             changeable = ("data", "callback_url", "execution_type")
             job = replace(before, **{name: value for name in changeable if (value := getattr(given, name))})
@@ -139,7 +139,7 @@ class Jobs(Records[Job]):
 
     async def delete(self, request: Request, body: bytes) -> Response:
         job_id = path_id(request)
-        async with self._store.transaction() as session:
+        async with self._store.transaction(lock_wait_seconds=PATIENT_SECONDS) as session:
             # The state of the import is read first: what it has finished by then, the next statements see.
             _, is_importing = await self._lock(session, job_id)
             deleted = await session.fetch("delete_schedules", [jobs.schedule_name(job_id)])
