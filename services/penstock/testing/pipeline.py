@@ -24,8 +24,9 @@ from penstock.resulter import Resulter
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings, load_settings
 from penstock.submitter import Submitter
+from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.process import Supervisor
-from penstock.supervisor.schedules import ScheduleFiring
+from penstock.supervisor.schedules import Imports, ScheduleFiring
 from penstock.tasks.promotion import Promotions
 from penstock.tasks.views import TaskDetail
 from penstock.testing.clock import Clock
@@ -103,7 +104,9 @@ class Pipeline:
         notifier = Notifier(store)
         done = await submitter.run_once()
         await supervisor.run_once()
+        done += await Imports(store=store, settings=settings).run_once()
         done += (await ScheduleFiring(store=store, notifier=notifier, settings=settings).run_once()).schedules
+        done += await BulkJobs(store=store, changed=notifier.wake).run_once()
         advanced = await WorkflowAdvancer(store=store, notifier=notifier, settings=settings).run_once()
         done += 0 if advanced is None else advanced.events
         promotions = Promotions(store=store, notifier=notifier)

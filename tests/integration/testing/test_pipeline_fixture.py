@@ -129,6 +129,22 @@ def test_schedules_workflows_waits_and_limits_follow_the_clock(pipeline: Pipelin
         assert client.status(waiting)["error"]["data"]["type"] == "WaitTimeout"
 
 
+def test_a_drain_carries_out_imports_and_jobs(pipeline: Pipeline, ran: list[Any]) -> None:
+    with Client() as client:
+        names = [f"s{n}" for n in range(600)]
+        started = client.schedules.create_many(
+            {"name": name, "expression": "@yearly", "action": "note", "payload": {"n": 1}} for name in names
+        )
+        client.enqueue("note", {"n": 2}, delay=3600)
+        job = client.bulk_cancel(action="note")
+        pipeline.drain_sync()
+        assert client.schedules.import_status(started["id"])["created"] == 600
+        assert client.job(job["job"])["state"] == "DONE"
+        pipeline.clock.advance(hours=2)
+        pipeline.drain_sync()
+        assert ran == []
+
+
 def test_each_test_has_its_own_database_and_clock(pipeline: Pipeline) -> None:
     assert pipeline.enqueued() == []
     assert not pipeline.clock.offset
