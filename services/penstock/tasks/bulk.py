@@ -107,8 +107,7 @@ class BulkPreview(msgspec.Struct, frozen=True):
 
 
 async def count_matches(session: Session, work: BulkWork, *, now: datetime) -> BulkPreview:
-    """Count the matching tasks in bounded time, inside a transaction."""
-    await session.fetch("plan_jobs")
+    """Count the matching tasks in bounded time, inside a transaction; behind ``plan_jobs``."""
     after, last_id = _ids(work)
     statement = "count_settled_matches" if work.is_settled else "count_live_matches"
     (row,) = await session.fetch(statement, after, last_id, COUNTED, *_filters(work, now))
@@ -121,12 +120,14 @@ async def count_matches(session: Session, work: BulkWork, *, now: datetime) -> B
 
 async def preview(session: Session, work: BulkWork) -> BulkPreview:
     """Count the tasks of a job if it were made now, inside a transaction."""
+    await session.fetch("plan_jobs")
     top, now = await session.value("read_last_id"), await session.value("read_clock")
     return await count_matches(session, msgspec.structs.replace(work, top=top), now=now)
 
 
 async def run_batch(session: Session, job: BulkJob) -> BatchResult:
     """Do one batch of a bulk job, inside a transaction; the first one counts, the last one finds nothing left."""
+    await session.fetch("plan_jobs")
     work = msgspec.convert(job.params, BulkWork)
     first, top = _ids(work)
     if job.cursor is None:

@@ -499,6 +499,22 @@ async def test_a_batch_reads_no_more_than_it_looks_at_whatever_the_statistics_sa
     assert 300 <= sum(scan["Actual Rows"] for scan in found) < 300 + len(found)  # a merge holds the next of each
 
 
+async def test_no_batch_of_a_job_reads_more_than_it_looks_at(
+    store: Store, sql: Any, settings: Settings, jobs: BulkJobs, small: None
+) -> None:
+    await sql.execute("vacuum analyze penstock.task")  # while it is empty
+    async with store.transaction() as session:
+        await enqueue.enqueue(session, [NewTask("a")] * 5000 + [NewTask("b")])
+    job = await start(store, "bulk.cancel", settings, action="b")
+    await jobs.run_once()  # counts
+    fetched = "select sum(idx_tup_fetch) from pg_stat_xact_user_tables where relname ~ '^task(_from.*)?$'"
+    async with store.transaction() as session:
+        before = await session._connection.fetchval(fetched)
+        assert (await bulk.run_batch(session, await look(store, job))).seen == 150
+        read = await session._connection.fetchval(fetched) - before
+    assert 150 <= read < 200  # a merge of partitions holds the next of each
+
+
 # Jobs
 
 
