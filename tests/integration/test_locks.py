@@ -20,8 +20,10 @@ from penstock.brokers.base import MAX_RECEIVES, Depth
 from penstock.brokers.sqs import SqsQueue, SqsTransport
 from penstock.compat import delayed_records
 from penstock.compat.delayed_records import DelayedRecord
+from penstock.db.context import within
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
+from penstock.methods.table import METHODS, read_command
 from penstock.protocol.errors import Locked, TooSlow, Unavailable
 from penstock.protocol.reports import Waiting, WaitPolicy, encode_result
 from penstock.protocol.task import Claimed, NewTask
@@ -30,10 +32,11 @@ from penstock.results.apply import apply_reports
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
+from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.duties import expire, time_out_waits
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.schedules import ScheduleFiring
-from penstock.tasks import claim, ordering
+from penstock.tasks import bulk, claim, ordering
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import settle as settling
 from penstock.tasks.promotion import Promotions
@@ -389,6 +392,33 @@ async def test_one_overdue_wait_whose_key_is_held_does_not_keep_the_others(
         assert await states(sql, "action = 'a'") == {"CRITICAL_ERROR": 9, "WAITING": 1}
     assert await time_out_waits(short, given) == 1
     assert await states(sql, "action = 'a'") == {"CRITICAL_ERROR": 10}
+
+
+@pytest.mark.parametrize("method", ["bulk.retry", "bulk.delete"])
+async def test_a_bulk_job_passes_over_a_task_whose_key_a_program_holds(
+    short: Store, settings: Settings, database_url: str, sql: Any, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(bulk, "HELD_TRIES", 4)
+    monkeypatch.setattr(bulk, "HELD_REST_SECONDS", 0.001)
+    tasks = [NewTask("a") for _ in range(20)]
+    tasks[7] = NewTask("a", ordering_key="K") if method == "bulk.retry" else NewTask("a", unique_key="x")
+    ids = await enqueue(short, *tasks)
+    async with short.transaction() as session:
+        await settling.cancel(session, ids)
+        command = read_command(method, b'{"action":"a"}', settings)
+        job = (await METHODS[method].carry_out(within(session, settings), command)).job
+    jobs = BulkJobs(store=short, changed=lambda: None)
+    async with program(database_url, HOLDS_K if method == "bulk.retry" else HOLDS_X):
+        for _ in range(3):
+            await jobs.run_once()
+        assert await sql.fetchval("select changed from penstock.job") == 7
+        while await sql.fetchval("select state = 'RUNNING' from penstock.job"):
+            await jobs.run_once()
+    async with short.session() as session:
+        ended = await bulk.read_job(session, job)
+    assert (ended.state, ended.changed, ended.refused) == ("DONE", 19, 1)
+    assert ended.errors == [{"id": ids[7], "reason": "another transaction held it, or a key of it, for too long"}]
+    assert await states(sql, "action = 'a'") == {"CANCELLED": 1} | ({"SCHEDULED": 19} if method == "bulk.retry" else {})
 
 
 async def test_armed_schedules_behind_a_held_key_wait_in_their_order(short: Store, database_url: str, sql: Any) -> None:

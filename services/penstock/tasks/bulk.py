@@ -2,7 +2,7 @@
 
 A batch walks ids from the job's cursor up to the highest one when the job was made. It reads and changes a bounded
 number of records, so filters need no index and no lock is held for long. A record that another transaction holds, such
-as a claim, is not waited for: the batch ends before it, and the next one begins there.
+as a claim, or whose key it holds, is not waited for: the batch ends before it, and the next one begins there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.db.session import Session
 from penstock.protocol.checks import like_pattern, read_instant
-from penstock.protocol.errors import JobNotFound, TaskNotFound
+from penstock.protocol.errors import JobNotFound, Locked, TaskNotFound
 from penstock.protocol.task import FINAL_STATES, State
 from penstock.protocol.views import about
 from penstock.tasks import reschedule, settle
@@ -29,6 +29,7 @@ COUNTED = 50_000  # records looked at to count; beyond, the number is estimated
 SAMPLE = 10
 HELD_TRIES = 100  # of a record that another transaction holds, before it is skipped
 HELD_REST_SECONDS = 0.05
+_LOCK_WAIT_MS = 20  # for a key
 _GOLDEN = 0.6180339887498949
 
 
@@ -136,17 +137,20 @@ async def run_batch(session: Session, job: BulkJob) -> BatchResult:
         return BatchResult({"after": first, "exact": count.exact}, total=count.estimate, done=is_done)
     look = job.cursor.get("look", PICKED)
     statement = "find_settled_matches" if work.is_settled else "find_live_matches"
-    limits = job.cursor["after"], top, look, PICKED, PICKED_BYTES
+    # A record that was held is tried alone.
+    limits = job.cursor["after"], top, look, 1 if "tries" in job.cursor else PICKED, PICKED_BYTES
     (found,) = await session.fetch(statement, *limits, *_filters(work, job.created_at))
     ids: list[int] = found["ids"]
     locked, busy = await _hold(session, work, ids)
-    cut = next((place for place, task_id in enumerate(ids) if task_id in busy), None)
-    if cut == 0:
-        return _wait(job.cursor, ids[0], look)
+    cut = next((place for place, task_id in enumerate(ids) if task_id in busy), len(ids))
     mine = [task_id for task_id in ids[:cut] if task_id in locked]
-    changed = await _change(session, job, work, mine) if mine else set()
+    changed, held = await _change_some(session, job, work, mine)
+    if held is not None:
+        cut, mine = ids.index(held), mine[: mine.index(held)]
+    if ids and not cut:
+        return _wait(job.cursor, ids[0], look)
     refused = [task_id for task_id in mine if task_id not in changed]
-    if cut is not None:
+    if cut < len(ids):
         after, seen, done = ids[cut] - 1, found["places"][cut] - 1, False
     elif len(ids) < found["matching"]:
         after, seen, done = ids[-1], found["places"][-1], False
@@ -189,8 +193,28 @@ def _wait(cursor: Mapping[str, Any], task_id: int, look: int) -> BatchResult:
     tries = cursor.get("tries", 0) + 1
     if tries < HELD_TRIES:
         return BatchResult({**cursor, "tries": tries}, rest_seconds=HELD_REST_SECONDS)
-    error = {"id": task_id, "reason": "another transaction held it for too long"}
+    error = {"id": task_id, "reason": "another transaction held it, or a key of it, for too long"}
     return BatchResult({"after": task_id, "exact": cursor["exact"], "look": look}, seen=1, refused=1, errors=[error])
+
+
+async def _change_some(
+    session: Session, job: BulkJob, work: BulkWork, ids: Sequence[int]
+) -> tuple[set[int], int | None]:
+    """Change records up to the first whose key another transaction holds; returns the changed ones, and that one."""
+    changed: set[int] = set()
+    parts = [ids] if ids else []
+    while parts:
+        part = parts.pop()
+        try:
+            async with session.savepoint():
+                await session.fetch("limit_lock_wait_to", _LOCK_WAIT_MS)
+                changed |= await _change(session, job, work, part)
+        except Locked:
+            if len(part) == 1:
+                return changed, part[0]
+            middle = len(part) // 2
+            parts += [part[middle:], part[:middle]]
+    return changed, None
 
 
 async def _change(session: Session, job: BulkJob, work: BulkWork, ids: Sequence[int]) -> set[int]:

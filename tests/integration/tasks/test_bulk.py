@@ -456,7 +456,7 @@ async def test_a_record_that_somebody_holds_is_waited_for_without_a_lock_and_the
         assert (held.changed, held.cursor and held.cursor["after"], held.state) == (4, ids[4] - 1, JobState.RUNNING)
         ended = await finish(store, jobs, job)
     assert (ended.changed, ended.refused) == (9, 1)
-    assert ended.errors == [{"id": ids[4], "reason": "another transaction held it for too long"}]
+    assert ended.errors == [{"id": ids[4], "reason": "another transaction held it, or a key of it, for too long"}]
     assert (await states(sql))[ids[4]] == "SCHEDULED"
 
 
