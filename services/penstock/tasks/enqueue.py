@@ -43,13 +43,14 @@ async def _enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Accepted]
     if not session.codec.is_on:
         return await insert(session, tasks)
     sealed = [replace(t, payload=session.codec.encode(t.payload, payload_aad(t.action, t.tenant))) for t in tasks]
-    offered = [t.offered for t in tasks if t.offered is not None]
-    if not offered and all(reference_of(t.payload) is None for t in sealed):
+    if all(t.offered is None and reference_of(t.payload) is None for t in sealed):
         return await insert(session, sealed)
     async with session.savepoint():
         enqueued = await insert(session, sealed)
         await reference_objects(session, ((t.payload, one.id) for t, one in zip(sealed, enqueued, strict=True)))
-        await delete_objects_later(session, offered)
+        # What a refused task names may be offered again, as by a retry of its rejected message.
+        taken = [t for t, one in zip(tasks, enqueued, strict=True) if not (one.duplicate and t.on_duplicate == "error")]
+        await delete_objects_later(session, [t.offered for t in taken if t.offered is not None])
     return enqueued
 
 

@@ -29,6 +29,7 @@ from penstock.protocol.sealed import Reference, encode_reference, reference_of
 from penstock.protocol.task import NewTask
 from penstock.settings.model import Settings, load_settings
 from penstock.settings.payload_texts import fingerprint, new_key, read_key
+from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.payload_objects import PayloadObjects
 from penstock.supervisor.payload_retention import PayloadRetention
 from penstock.supervisor.retention import Retention
@@ -467,6 +468,31 @@ async def test_only_an_object_that_a_client_put_there_is_taken(
         await put(pipe.queues["inbound"], request("enqueue", {"action": "echo", "sealed_payload": given}))
         await until(pipe.submitter.run_once, "the message")
         assert problem in (await pipe.call("rejected.list"))["rejected"][0]["reason"]
+
+
+async def test_what_a_client_put_there_for_a_refused_task_is_there_when_it_is_read_again(
+    settings: Settings, s3: S3Bucket, registry: Registry
+) -> None:
+    changed = with_bucket(settings, s3)
+    async with plant(changed, registry) as pipe:
+        first = await pipe.call("enqueue", action="echo", unique_key="k", delay=3600)
+        offer = InboundClient(
+            settings.inbound_queue, settings.sqs_endpoint_url, settings.aws_region, payloads=changed
+        )  # fmt: skip
+        async with offer as client:
+            await client.enqueue("echo", {"text": "h" * 2_000_000}, unique_key="k", on_duplicate="error")
+        await until(pipe.submitter.run_once, "the message")
+        (kept,) = (await pipe.call("rejected.list"))["rejected"]
+        assert await pipe.objects.run_once() == 1  # the copy
+        await pipe.call("cancel", id=first["id"])
+        await pipe.call("bulk.delete", all=True)
+        jobs = BulkJobs(store=pipe.store, changed=lambda: None)
+        while await jobs.run_once():
+            pass
+        assert (await pipe.call("rejected.retry", ids=[kept["id"]]))["retried"] == 1
+        await pipe.objects.run_once()
+        assert len(s3.objects()) == 1
+        assert not any("/offered/" in key for key in s3.objects())
 
 
 async def test_of_many_objects_few_are_held_at_once(
