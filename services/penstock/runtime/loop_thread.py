@@ -1,6 +1,7 @@
 """Event loops: with an executor whose threads no process waits for at its end, and in a thread of their own."""
 
 import asyncio
+import contextvars
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -87,6 +88,15 @@ def _call(future: Future[Any], function: Callable[[], Any]) -> None:
     except BaseException as exc:
         future.set_exception(exc)
         del future, function  # the traceback holds this frame
+
+
+def in_own_thread(function: Callable[[], T]) -> Future[T]:
+    """A call in a thread of its own, which does not hold up the end of the process, in the caller's context."""
+    threads = DaemonThreads()
+    try:
+        return threads.submit(contextvars.copy_context().run, function)
+    finally:
+        threads.shutdown(wait=False)  # its thread ends after the call
 
 
 class LoopThread(threading.Thread):

@@ -12,6 +12,7 @@ import math
 import os
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -479,6 +480,31 @@ async def test_a_name_that_leads_elsewhere_at_the_next_look_up_gains_nothing() -
             await client.request("GET", url)
         await client.close()
         assert server.connections == 0
+
+
+async def test_names_whose_servers_do_not_answer_hold_up_no_other(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    look_up = socket.getaddrinfo
+
+    def slow(host: str, *where: Any, **how: Any) -> Any:
+        if host.endswith(".dead.test"):
+            answers.wait(60)
+            raise socket.gaierror("no server of it answers")
+        return look_up(host, *where, **how)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    dead = [asyncio.create_task(ask(url=f"http://{number}.dead.test/")) for number in range(40)]
+    await asyncio.sleep(0.1)
+    try:
+        async with serving([answer(200, b"hello")]) as server:
+            assert (await ask(url=f"http://localhost:{server.port}/", timeout=20))["body"] == "hello"
+            connecting = asyncio.get_running_loop().create_connection(asyncio.Protocol, "localhost", server.port)
+            transport, _ = await asyncio.wait_for(connecting, 20)
+            transport.close()
+    finally:
+        answers.set()
+        outcomes = await asyncio.gather(*dead, return_exceptions=True)
+    assert all(isinstance(outcome, NotDelivered) for outcome in outcomes)
 
 
 async def test_of_several_addresses_only_public_ones_are_connected_to() -> None:

@@ -13,6 +13,8 @@ import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 import aiohttp  # the SQS client has loaded it already
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -21,6 +23,7 @@ from yarl import URL
 
 from penstock.protocol.version import __version__
 from penstock.runtime.logs import log
+from penstock.runtime.loop_thread import in_own_thread
 from penstock.settings.address_policy import AddressPolicy, address_of
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
@@ -67,7 +70,7 @@ class HttpClient:
     def __init__(self, settings: Settings, resolver: AbstractResolver | None = None) -> None:
         self._settings = settings
         self._policy = AddressPolicy(settings.http_allow)
-        self._resolver = _Resolver(self._policy, resolver)
+        self._resolver = _Resolver(self._policy, resolver or aiohttp.ThreadedResolver(cast(Any, _LookUps())))
         self._session: aiohttp.ClientSession | None = None
 
     async def request(
@@ -191,10 +194,23 @@ class HttpClient:
             await session.close()
 
 
+class _LookUps:
+    """What the library's resolver asks of an event loop, each look-up in a thread of its own.
+
+    uvloop has two for the whole process, SQS included: names whose servers do not answer would hold up all others.
+    """
+
+    async def getaddrinfo(self, *where: Any, **how: Any) -> Any:
+        return await asyncio.wrap_future(in_own_thread(partial(socket.getaddrinfo, *where, **how)))
+
+    async def getnameinfo(self, *where: Any) -> Any:
+        return socket.getnameinfo(*where)  # of numbers alone
+
+
 class _Resolver(AbstractResolver):
     """Resolves names to addresses that may be reached. trusted: refused addresses of hosts that are allowed by name."""
 
-    def __init__(self, policy: AddressPolicy, names: AbstractResolver | None) -> None:
+    def __init__(self, policy: AddressPolicy, names: AbstractResolver) -> None:
         self._policy = policy
         self._names = names
         self.trusted: set[str] = set()
@@ -203,7 +219,7 @@ class _Resolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         """Raises AddressRefused when no address is allowed, OSError when there is none."""
-        found = await (self._names or aiohttp.ThreadedResolver()).resolve(host, port, family)
+        found = await self._names.resolve(host, port, family)
         if not found:
             raise OSError(f"{host} has no address")
         refusals = {one["host"]: self._policy.refusal(one["host"]) for one in found}

@@ -1,7 +1,6 @@
 """Durable steps on the handler's side. The worker's is behind a ``StepPort``: a handler may run in a child process."""
 
 import asyncio
-import contextvars
 import inspect
 import time
 from collections import Counter
@@ -19,7 +18,7 @@ from penstock.protocol.errors import HANDLER_ERROR, RateLimited
 from penstock.protocol.journal import Entry, StepKey, StepPlace, check_step_name, read_error
 from penstock.protocol.reports import error_text
 from penstock.protocol.retry import Backoff
-from penstock.runtime.loop_thread import DaemonThreads
+from penstock.runtime.loop_thread import in_own_thread
 from penstock.worker.handlers.outcomes import Fail, Retry, Snooze
 
 _TIMEOUT_TYPE = "WaitTimeout"  # of the error of an event that did not come in time
@@ -108,14 +107,14 @@ class Trial:
         self.tries += 1
         if inspect.iscoroutinefunction(self.function.func):
             return await self.function()
-        result = await asyncio.wrap_future(_in_thread(self.function))
+        result = await asyncio.wrap_future(in_own_thread(self.function))
         return await result if inspect.isawaitable(result) else result
 
     def call_sync(self) -> Any:
         self.tries += 1
         if self.step.timeout is None:
             return self.function()
-        return _in_thread(self.function).result(self.step.timeout)
+        return in_own_thread(self.function).result(self.step.timeout)
 
     def returned(self, result: Any) -> None:
         self.result = result
@@ -250,12 +249,3 @@ class Steps:
             raise RuntimeError(f"{what} suspends the task, and a step still runs: await the step first")
         self._begin()
         raise Suspend(found, **when)
-
-
-def _in_thread(function: Callable[[], Any]) -> Future[Any]:
-    """A call in a thread of its own, which does not hold up the end of the process, in the caller's context."""
-    threads = DaemonThreads()
-    try:
-        return threads.submit(contextvars.copy_context().run, function)
-    finally:
-        threads.shutdown(wait=False)  # its thread ends after the call
