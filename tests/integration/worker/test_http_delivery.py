@@ -407,6 +407,24 @@ async def test_a_redirect_to_what_cannot_be_requested_ends_it(ask: Ask, location
             await ask(url=server.url, redirects=3)
 
 
+@pytest.mark.parametrize("reply", [b"no HTTP at all\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: " + 9000 * b"x" + b"\r\n\r\n"])
+async def test_an_answer_that_is_not_http_shows_no_query_of_the_url(ask: Ask, reply: bytes) -> None:
+    async with serving([reply]) as server:
+        with pytest.raises(NotDelivered, match="cannot be reached: 400") as raised:
+            await ask(url=server.url + "/hook?token=hidden")
+    assert "hidden" not in str(raised.value)
+
+
+@pytest.mark.parametrize("wrong", ["http://127.0.0.1:99999/?a=hidden", "ftp://u:hidden@h/", "http://a b/#hidden"])
+async def test_what_is_no_url_is_shown_without_what_may_be_secret(ask: Ask, wrong: str) -> None:
+    async with serving([answer(302, Location=wrong)]) as server:
+        with pytest.raises(Undeliverable, match="is no URL") as refused:
+            await ask(url=wrong)
+        with pytest.raises(Undeliverable, match="redirects") as redirected:
+            await ask(url=server.url, redirects=1)
+    assert "hidden" not in f"{refused.value} {redirected.value}"
+
+
 # Where requests must not go
 
 

@@ -19,7 +19,7 @@ from penstock.protocol.webhook_signatures import signature_headers
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable, content_of
-from penstock.worker.deliveries.http_client import MAX_REDIRECTS, HttpClient, Response, read_url
+from penstock.worker.deliveries.http_client import MAX_REDIRECTS, HttpClient, Response, read_url, shown_text
 from penstock.worker.deliveries.registry import Deliveries
 from penstock.worker.handlers.context import Context
 from penstock.worker.responses import cut
@@ -122,7 +122,7 @@ class Requests:
         text = f"{reply.url} answered {reply.status}"
         location = reply.headers.get("Location")
         if 300 <= reply.status < 400 and location is not None:
-            text += f", a redirect to {location.partition('?')[0][:200]!r}: give that URL, or redirects to follow it"
+            text += f", a redirect to {shown_text(location)!r}: give that URL, or redirects to follow it"
         elif reply.body:
             text += f": {reply.body[:_SHOWN_CHARS].decode('utf-8', 'replace')}"
         if reply.status in final:

@@ -138,8 +138,8 @@ class HttpClient:
                     method, url, headers=headers, data=body or None, allow_redirects=False,
                     skip_auto_headers=("Content-Type",),
                 )  # fmt: skip
-            except aiohttp.InvalidURL as exc:
-                raise Undeliverable(f"the URL cannot be requested: {short_text(exc)}") from None
+            except aiohttp.InvalidURL:
+                raise Undeliverable(f"{shown(url)} cannot be requested") from None
             except (aiohttp.ClientError, ssl.SSLError, OSError) as exc:
                 # Mostly a connection of the pool that the server has closed meanwhile. In any other case the
                 # pipeline would send the request again too.
@@ -147,7 +147,8 @@ class HttpClient:
                     isinstance(exc, OSError) and exc.errno in (errno.ECONNRESET, errno.EPIPE)
                 )
                 if is_last or not is_closed:
-                    raise NotDelivered(f"{shown(url)} cannot be reached: {short_text(exc)}") from None
+                    reason = short_text(exc).partition(", url=")[0]  # the whole one, of an answer that is not HTTP
+                    raise NotDelivered(f"{shown(url)} cannot be reached: {reason}") from None
             except ValueError as exc:  # what the library refuses to put on the wire
                 raise Undeliverable(f"the request to {shown(url)} cannot be sent: {exc}") from None
         raise AssertionError  # the loop returns or raises
@@ -260,7 +261,7 @@ def read_url(text: str) -> URL:
     except ValueError:
         url, wrong = URL(), True
     if wrong or re.search(r"[\x00-\x20\x7f]", text):
-        raise Undeliverable(f"{text[:200]!r} is no URL that can be requested: write http(s)://host[:port]/path")
+        raise Undeliverable(f"{shown_text(text)!r} is no URL that can be requested: write http(s)://host[:port]/path")
     if url.user is not None or url.password is not None:
         raise Undeliverable("the URL holds a user or a password, which would be shown: send an Authorization header")
     return url.with_fragment(None)
@@ -273,7 +274,7 @@ def _redirected(url: URL, location: str) -> URL:
     except Undeliverable as exc:
         raise Undeliverable(f"{shown(url)} redirects: {exc}") from None
     except ValueError:
-        raise Undeliverable(f"{shown(url)} redirects to {location[:200]!r}, which is no URL") from None
+        raise Undeliverable(f"{shown(url)} redirects to {shown_text(location)!r}, which is no URL") from None
     if url.scheme == "https" and following.scheme == "http":
         raise Undeliverable(f"{shown(url)} redirects to {shown(following)}, out of TLS, which is not followed")
     return following
@@ -298,3 +299,8 @@ def _headers(given: Mapping[str, str]) -> CIMultiDict[str]:
 def shown(url: URL) -> str:
     """A URL for people: without its query, which may hold secrets."""
     return str(url.with_query(None).with_fragment(None))
+
+
+def shown_text(text: str) -> str:
+    """Likewise, of what may be no URL and may have a password."""
+    return re.sub("//[^/]*@", "//", re.split("[?#]", text)[0])[:200]
