@@ -128,14 +128,19 @@ async def test_a_burst_of_tasks_shares_the_producer(kafka: MockKafka, publish: A
     assert len({(one["partition"], one["offset"]) for one in answers}) == 2000
 
 
-async def test_brokers_that_are_away_fail_the_attempt_and_not_the_task() -> None:
+@pytest.mark.parametrize(
+    "more", [[], [{"topic": "t", "value": "x" * 2_000_000}]], ids=["alone", "beside-a-refused-one"]
+)
+async def test_brokers_that_are_away_fail_the_attempt_and_not_the_task(more: list[dict[str, Any]]) -> None:
     registry = Registry()
     settings = load_settings(kafka_brokers="127.0.0.1:1", deliveries="kafka.publish", kafka_delivery_timeout_seconds=1)
     deliveries = Deliveries(settings, registry)
     action = registry.get("kafka.publish")
     assert action is not None
-    with pytest.raises(NotDelivered, match="1 of 1 records were not published"):
-        await action.function(Context(1, 1, "kafka.publish"), topic="t", value="a")
+    given, count = [{"topic": "t", "value": "a"}, *more], 1 + len(more)
+    args, kwargs = action.fit(json.dumps({"records": given}).encode())
+    with pytest.raises(NotDelivered, match=f"{count} of {count} records were not published.* 1 bytes"):
+        await action.function(Context(1, 1, "kafka.publish"), *args, **kwargs)
     await deliveries.close()
 
 

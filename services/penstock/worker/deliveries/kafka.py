@@ -103,13 +103,14 @@ class Publisher:
             return deliveries
         metrics.KAFKA_PUBLISHED.labels("refused").inc(len(refused))
         metrics.KAFKA_PUBLISHED.labels("failed").inc(len(failed) - len(refused))
-        record, delivery = (refused or failed)[0]
+        is_final = len(refused) == len(failed)  # else another attempt may publish those that only failed
+        record, delivery = next((record, one) for record, one in failed if one.refused == is_final)
         size = len(record.value or b"") + len(record.key or b"")
         text = (
             f"{len(failed)} of {len(records)} records were not published; the first, for the topic {record.topic}, "
             f"{size} bytes: {str(delivery.error)[:_SHOWN_CHARS]}"
         )
-        if refused:
+        if is_final:
             raise Undeliverable(f"{text}; Kafka will never take it: enqueue another one")
         raise NotDelivered(text)
 
