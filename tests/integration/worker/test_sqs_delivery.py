@@ -236,6 +236,26 @@ async def test_of_a_call_that_failed_in_part_only_those_that_failed_are_tried_ag
     assert {message["Body"] for message in await ground.received(queue)} == {"1", "2"}
 
 
+async def test_an_endpoint_that_takes_less_in_a_call_than_sqs_gets_one_message_in_each(ground: Ground) -> None:
+    queue = await ground.queue("small")
+
+    def hook(operation: str, request: dict[str, Any], forward: Any) -> tuple[int, dict[str, Any]]:
+        size = sum(len(entry["MessageBody"]) for entry in request.get("Entries", ()))
+        if size > 262_144:
+            told = f"Batch requests cannot be longer than 262144 bytes. You have sent {size} bytes."
+            return 400, {"__type": "com.amazonaws.sqs#BatchRequestTooLong", "message": told}
+        return forward(request)  # type: ignore[no-any-return]
+
+    with sqs_proxy(ground.url) as proxy:
+        proxy.hook = hook
+        outcomes = await ground.sender(queue, url=proxy.url).send(
+            calls(*({"queue": queue, "body": "x" * size} for size in (200_000, 300_000, 100_000)))
+        )
+    assert [type(outcome) for outcome in outcomes] == [dict, Undeliverable, dict]
+    assert "You have sent 300000" in str(outcomes[1])
+    assert len(await ground.received(queue)) == 2
+
+
 async def test_a_message_of_a_fifo_queue_that_failed_alone_is_overtaken_by_none_of_its_group(ground: Ground) -> None:
     queue = await ground.queue("refused.fifo", FifoQueue="true")
 
