@@ -12,7 +12,7 @@ import aiormq
 import msgspec
 import pytest
 
-from penstock.brokers.rabbitmq.connection import Links
+from penstock.brokers.rabbitmq.connection import Link, Links
 from penstock.protocol.errors import InvalidParams, SettingsError
 from penstock.settings.model import load_settings
 from penstock.worker.deliveries.amqp import AmqpMessage, Publisher
@@ -118,6 +118,27 @@ async def test_messages_with_one_id_keep_their_own_outcomes(channel: Any, publis
     assert f"{QUEUE}-none" in str(dropped)
     assert others == [{"message_id": "event-1"}] * 5
     assert [(await channel.basic_get(QUEUE, no_ack=True)).body for _ in range(6)] == [b"x"] * 5 + [b""]
+
+
+async def test_a_queue_that_confirms_nothing_does_not_delay_the_outcomes_of_the_others(
+    channel: Any, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, may_end = Link.publish, asyncio.Event()
+
+    async def slow(link: Link, name: str, *given: Any, **more: Any) -> Any:
+        if name == "stuck":
+            await may_end.wait()
+        return await publish(link, name, *given, **more)
+
+    monkeypatch.setattr(Link, "publish", slow)
+    answered: asyncio.Queue[Any] = asyncio.Queue()
+    stuck, good = calls({"routing_key": "stuck", "body": "x"}, {"routing_key": QUEUE, "body": "x"})
+    good._answer = answered.put_nowait
+    publishing = asyncio.create_task(publisher.publish([stuck, good]))
+    assert await asyncio.wait_for(answered.get(), 30) == {"message_id": "penstock-2"}
+    assert not publishing.done()
+    may_end.set()
+    assert [type(outcome) for outcome in await publishing] == [NotDelivered, dict]
 
 
 async def test_a_message_that_is_too_large_is_final_and_its_neighbours_are_tried_again(

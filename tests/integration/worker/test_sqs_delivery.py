@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import secrets
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -234,6 +236,27 @@ async def test_of_a_call_that_failed_in_part_only_those_that_failed_are_tried_ag
     assert "ServiceUnavailable" in str(outcomes[0])
     assert all(isinstance(outcome, dict) for outcome in outcomes[1:])
     assert {message["Body"] for message in await ground.received(queue)} == {"1", "2"}
+
+
+async def test_a_queue_that_does_not_answer_delays_no_outcome_of_another(ground: Ground) -> None:
+    slow, quick = await ground.queue("slow"), await ground.queue("quick")
+    may_answer = threading.Event()
+
+    def hook(operation: str, request: dict[str, Any], forward: Any) -> tuple[int, dict[str, Any]]:
+        if operation == "SendMessageBatch" and slow in request["QueueUrl"]:
+            may_answer.wait(60)
+        return forward(request)  # type: ignore[no-any-return]
+
+    answered: asyncio.Queue[Any] = asyncio.Queue()
+    late, early = calls({"queue": slow, "body": "a"}, {"queue": quick, "body": "b"})
+    early._answer = answered.put_nowait
+    with sqs_proxy(ground.url) as proxy:
+        proxy.hook = hook
+        sending = asyncio.create_task(ground.sender(slow, quick, url=proxy.url).send([late, early]))
+        assert isinstance(await asyncio.wait_for(answered.get(), 30), dict)
+        assert not sending.done()
+        may_answer.set()
+        assert [type(outcome) for outcome in await sending] == [dict, dict]
 
 
 async def test_an_endpoint_that_takes_less_in_a_call_than_sqs_gets_one_message_in_each(ground: Ground) -> None:

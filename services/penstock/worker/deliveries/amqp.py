@@ -73,7 +73,13 @@ class Publisher:
 
     async def publish(self, calls: list[Call[AmqpMessage]]) -> list[Outcome]:
         """Publish each task's message; its result is the id of the message."""
-        return list(await asyncio.gather(*(self._one(call.ctx.task_id, call.params) for call in calls)))
+
+        async def publish(call: Call[AmqpMessage]) -> Outcome:
+            outcome = await self._one(call.ctx.task_id, call.params)
+            call.answer(outcome)  # a queue that confirms nothing must not delay the others
+            return outcome
+
+        return list(await asyncio.gather(*map(publish, calls)))
 
     async def _one(self, task_id: int, given: AmqpMessage) -> Outcome:
         try:

@@ -89,7 +89,13 @@ class Sender:
                 outcomes[position] = exc
             else:
                 queues.setdefault(entry.queue, []).append(entry)
-        await asyncio.gather(*(self._send_to(queue, entries, outcomes) for queue, entries in queues.items()))
+
+        async def send_to(queue: str, entries: Sequence[_Entry]) -> None:
+            await self._send_to(queue, entries, outcomes)
+            for entry in entries:  # a queue that does not answer must not delay the others
+                calls[entry.position].answer(outcomes[entry.position])
+
+        await asyncio.gather(*(send_to(queue, entries) for queue, entries in queues.items()))
         return outcomes
 
     def _entry(self, position: int, task_id: int, sending: SqsMessage) -> _Entry:
