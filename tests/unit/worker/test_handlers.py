@@ -6,9 +6,9 @@ import datetime
 import enum
 import math
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -27,6 +27,9 @@ from penstock.worker.responses import unknown_action
 
 if TYPE_CHECKING:
     from decimal import Decimal as OnlyForCheckers
+
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -146,6 +149,22 @@ def test_a_handler_may_do_without_the_context() -> None:
     assert misfit(nothing, '{"n":1}') == ("n", "is no parameter of act")
     assert fit(named_alike, '{"ctx":"text"}') == ([], {"ctx": "text"})
     assert fit(only_names, '{"n":1}') == ([], {"n": 1})
+
+
+def test_a_first_parameter_that_holds_anything_is_no_context() -> None:
+    def members(data: dict[str, Any], n: int = 1) -> None: ...
+    def items(data: list[Any]) -> None: ...
+    def mapping(data: Mapping[str, object]) -> None: ...
+    def open_type(data: list[T]) -> None: ...  # type: ignore[valid-type]
+    def optional(ctx: Context | None) -> None: ...
+    def marked(ctx: Annotated[Context, "of the task"]) -> None: ...
+    def anything(ctx: Any | None) -> None: ...
+
+    for function in (members, items, mapping, open_type):
+        assert not Handler("act", function).takes_context
+    assert fit(members, '{"data":{"x":1}}') == ([], {"data": {"x": 1}})
+    for function in (optional, marked, anything):
+        assert Handler("act", function).takes_context
 
 
 def test_a_context_that_is_not_the_first_parameter_is_refused(registry: Registry) -> None:

@@ -225,7 +225,8 @@ def _is_context(annotation: Any, function: Callable[..., Any], *, or_any: bool =
         wanted = resolve(annotation, function)
     except Exception:  # its name may be imported for type checkers only
         return str(annotation).rpartition(".")[2] == Context.__name__
-    kinds = typing.get_args(wanted) or (wanted,)  # of an Optional, of an Annotated
+    is_several = typing.get_origin(wanted) in (typing.Union, types.UnionType, typing.Annotated)
+    kinds = typing.get_args(wanted) if is_several else (wanted,)
     return any(
         kind is Context
         or (or_any and (kind in (Any, object) or isinstance(kind, typing.TypeVar)))
