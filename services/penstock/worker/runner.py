@@ -1,6 +1,7 @@
 """Starts tasks within the concurrency, stops them at their time limit, and gives each exactly one response."""
 
 import asyncio
+import contextvars
 import inspect
 import math
 import threading
@@ -77,6 +78,7 @@ class Runner:
         self._delay_noted_at = float("-inf")
         self._spans = active.active()
         self._loop = asyncio.get_running_loop()
+        self._clean = contextvars.copy_context()
         self._recordings: set[asyncio.Task[None]] = set()
         self._steps = partial(AttemptSteps, settings, codec, self.send_step, self._loop)
         self._thread_id = threading.get_ident()
@@ -240,7 +242,8 @@ class Runner:
             if now >= self._delay_noted_at + _DELAY_NOTED_SECONDS:
                 self._delay_noted_at = now
                 metrics.START_DELAY_SECONDS.observe(now - unit.received_at)
-            unit.task = self._loop.create_task(self._run(unit))
+            # Not in the context of the call that has just ended, where its handler may have set variables.
+            unit.task = self._loop.create_task(self._run(unit), context=self._clean.copy())
             running[unit] = None  # with its task, which other threads look at
         if not (running or waiting or plain or in_child or self._open_batches):
             self._empty.set()

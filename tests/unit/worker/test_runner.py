@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -31,9 +32,9 @@ def lease() -> Lease:
     return Lease(Message("m", "r", "", 1, None, {}), 1, 0.0, 30.0)
 
 
-async def outcomes(handler: Handler, count: int) -> Mapping[int, Report]:
+async def outcomes(handler: Handler, count: int, *, concurrency: int = 10) -> Mapping[int, Report]:
     """Of tasks of the handler, by their number, which is their parameter too."""
-    world = World(concurrency=10)
+    world = World(concurrency)
     world.runner.add([world.attempt(handler, number, lease()) for number in range(count)])
     try:
         await asyncio.wait_for(world.runner.wait_empty(), 10)
@@ -181,3 +182,20 @@ async def test_a_suspension_within_nested_task_groups_is_one() -> None:
             group.create_task(inner())
 
     assert isinstance((await outcomes(Handler("act", act), 1))[0], Suspended)
+
+
+owner: ContextVar[int | None] = ContextVar("owner", default=None)
+
+
+async def test_a_task_that_has_waited_for_its_slot_sees_no_context_variable_of_the_one_before() -> None:
+    async def act(n: int) -> int | None:
+        before = owner.get()
+        owner.set(n)
+        return before
+
+    async def several(calls: list[Call[Any]]) -> list[int | None]:
+        return [await act(call.params["n"]) for call in calls]
+
+    for handler in (Handler("act", act), Handler("act", several, batch=1)):
+        reports = await outcomes(handler, 3, concurrency=1)
+        assert {report.result for report in reports.values()} == {"null"}  # type: ignore[union-attr]
