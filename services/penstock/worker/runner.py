@@ -415,7 +415,7 @@ class Runner:
             if not isinstance(outcome, BaseException):
                 return self._answer_of(attempt, outcome), None
         except Exception as exc:
-            outcome = exc
+            outcome, errors = exc, {}  # it is gone before the next answer is made, and another has its id then
         return responses.failure_answer(attempt.claim_id, attempt.handler, outcome, errors)
 
     def _is_large(self, answer: Answer) -> bool:

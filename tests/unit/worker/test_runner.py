@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 import time
@@ -199,3 +200,17 @@ async def test_a_task_that_has_waited_for_its_slot_sees_no_context_variable_of_t
     for handler in (Handler("act", act), Handler("act", several, batch=1)):
         reports = await outcomes(handler, 3, concurrency=1)
         assert {report.result for report in reports.values()} == {"null"}  # type: ignore[union-attr]
+
+
+async def test_each_task_of_a_batch_whose_result_does_not_fit_has_its_own_reason() -> None:
+    async def several(calls: list[Call[Any]]) -> list[str]:
+        return ["x" * (2000 + call.params["n"]) for call in calls]
+
+    usual = gc.get_threshold()
+    gc.set_threshold(1)  # what the worker raised for one task is gone before the next one
+    try:
+        reports = await outcomes(Handler("act", several, batch=50), 50)
+    finally:
+        gc.set_threshold(*usual)
+    told = {n: error(report)["message"] for n, report in reports.items()}
+    assert told == {n: f"the result is {2002 + n} bytes; the limit is 1024 (PENSTOCK_RESULT_LIMIT_BYTES)" for n in told}
