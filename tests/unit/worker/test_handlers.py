@@ -326,6 +326,21 @@ def test_a_value_that_does_not_fit_is_named_by_its_own_path() -> None:
     assert misfit(handler, '{"sizes":{},"count":"1"}') == ("count", "is wrong: Expected `int | null`, got `str`")
 
 
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+def test_keys_of_an_object_that_are_no_text_are_read_from_it() -> None:
+    def handler(names: dict[int, str], shares: dict[float, int] | None = None) -> dict[Level, dict[UUID, int]]: ...
+
+    assert fit(handler, '{"names":{"7":"a"},"shares":{"0.5":1}}')[1] == {"names": {7: "a"}, "shares": {0.5: 1}}
+    assert misfit(handler, '{"names":{"x":"a"}}') == ("names", "is wrong: Expected `int`, got `str` - at `key` in `$`")
+    assert misfit(handler, '{"names":{"7":1}}')[0] == "names"
+    known = Handler("act", handler)
+    assert known.payload([{7: "a"}], {}) == {"names": {"7": "a"}}
+    assert known.read_result(1, {"1": {str(UUID(int=1)): 2}}) == {Level.LOW: {UUID(int=1): 2}}
+
+
 def test_annotated_parameters_are_converted() -> None:
     def handler(
         ctx: Context,

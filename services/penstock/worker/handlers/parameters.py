@@ -278,9 +278,9 @@ def _by_msgspec(wanted: Any) -> Callable[[Any], Any]:
 
     def convert(value: Any) -> Any:
         try:
-            return msgspec.convert({"value": value}, holder).value
+            return msgspec.convert({"value": value}, holder, str_keys=True).value
         except msgspec.ValidationError:
-            return msgspec.convert(value, wanted)  # says where in the value it does not fit
+            return msgspec.convert(value, wanted, str_keys=True)  # says where in the value it does not fit
 
     return convert
 
