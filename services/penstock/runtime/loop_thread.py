@@ -85,6 +85,10 @@ def _call(future: Future[Any], function: Callable[[], Any]) -> None:
         return
     try:
         future.set_result(function())
+    except StopIteration as exc:  # a coroutine cannot be given one: before Python 3.11.8 its caller waits for ever
+        raised = RuntimeError("a call raised StopIteration")
+        raised.__cause__ = exc
+        future.set_exception(raised)
     except BaseException as exc:
         future.set_exception(exc)
         del future, function  # the traceback holds this frame

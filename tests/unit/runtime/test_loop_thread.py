@@ -88,6 +88,17 @@ def test_calls_run_beside_each_other_in_daemon_threads_that_are_used_again() -> 
         runner.run(main())
 
 
+def test_a_call_that_raises_stop_iteration_ends_for_its_caller() -> None:
+    async def main() -> None:
+        nothing: list[int] = []
+        with pytest.raises(RuntimeError, match="StopIteration") as caught:
+            await asyncio.wait_for(asyncio.to_thread(next, iter(nothing)), 5)
+        assert isinstance(caught.value.__cause__, StopIteration)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
 def test_more_calls_than_threads_wait_and_a_cancelled_one_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_thread, "_MOST", 1)
     ran: list[int] = []
