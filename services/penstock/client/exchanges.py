@@ -220,7 +220,7 @@ class EventReader:
 
     def __init__(self) -> None:
         self.last_id = ""
-        self._kind = self._data = ""
+        self._id = self._kind = self._data = ""
         self._failing_since: float | None = None
 
     @property
@@ -230,7 +230,9 @@ class EventReader:
 
     @contextmanager
     def enduring(self, url: str, seconds: float) -> Iterator[None]:
-        """End the block when the api is unavailable; raises Unavailable once nothing has come for so many seconds."""
+        """End the block, of one stream, when the api is unavailable; raises Unavailable once nothing has come for so
+        many seconds."""
+        self._id, self._kind, self._data = self.last_id, "", ""  # an event that broke off comes again
         try:
             with reaching(url):
                 yield
@@ -244,13 +246,13 @@ class EventReader:
         self._failing_since = None
         name, _, value = line.partition(": ")
         if name == "id":
-            self.last_id = value
+            self._id = value
         elif name == "event":
             self._kind = value
         elif name == "data":
             self._data = value
         elif not line and self._data:
-            kind, data = self._kind, self._data
+            kind, data, self.last_id = self._kind, self._data, self._id
             self._kind = self._data = ""
             return kind, _parsed(data.encode())
         return None

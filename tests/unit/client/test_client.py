@@ -23,7 +23,7 @@ from penstock.brokers.base import Outgoing, SendReport
 from penstock.brokers.sqs import LIMITS
 from penstock.client.async_client import AsyncClient
 from penstock.client.client import Client
-from penstock.client.exchanges import Unfinished, answer_of, downloaded, enqueueing, error_of
+from penstock.client.exchanges import EventReader, Unfinished, answer_of, downloaded, enqueueing, error_of
 from penstock.client.inbound import InboundClient
 from penstock.client.results import AsyncResults
 from penstock.payloads.codec import offered_aad
@@ -312,3 +312,19 @@ async def test_a_wait_outlasts_a_restart_of_the_api_in_its_first_poll() -> None:
     async with Scripted(accepted, None, [done]) as api, AsyncClient(api.url) as client:
         task = await client.enqueue("a")
         assert await client.result(task["id"]) == 7
+
+
+def test_an_event_whose_stream_breaks_off_within_it_is_asked_for_again() -> None:
+    reader = EventReader()
+
+    def read(*lines: str) -> list[tuple[str, Any] | None]:
+        with reader.enduring("http://api", 60):
+            return [event for line in lines if (event := reader.read(line)) is not None]
+
+    whole = ["event: log", "id: 1-1", 'data: "one"', ""]
+    assert read("retry: 2000", "", *whole, "event: log", "id: 1-2", 'data: "two"') == [("log", "one")]
+    assert reader.headers == {"Last-Event-ID": "1-1"}
+    assert read("", "event: state", 'data: "ACQUIRED"', "") == [("state", "ACQUIRED")]
+    assert reader.headers == {"Last-Event-ID": "1-1"}
+    assert read("event: log", "id: 1-2", 'data: "two"', "") == [("log", "two")]
+    assert reader.headers == {"Last-Event-ID": "1-2"}
