@@ -170,7 +170,7 @@ interface Outcome {
 }
 
 interface Answer {
-  id: number;
+  id: number | null;
   result?: unknown;
   error?: { code: number; message: string; data?: unknown };
 }
@@ -294,8 +294,9 @@ export class Client<A extends Actions = Actions> {
     const answers = await this.post(`[${texts.join(",")}]`);
     if (!Array.isArray(answers)) throw this.problemOf(answers);
     const byId = new Map((answers as Answer[]).map((answer) => [answer.id, answer]));
+    const nameless = (answers as Answer[]).filter((answer) => answer.id === null); // of entries that are nested too deeply
     return texts.map((_, at) => {
-      const answer = byId.get(first + at);
+      const answer = byId.get(first + at) ?? nameless.shift();
       if (!answer) throw this.problemOf(answer);
       return answer.error ? errorOf(answer.error) : (answer.result as Enqueued);
     });

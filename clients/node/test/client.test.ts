@@ -201,3 +201,11 @@ test("tasks that an api without its database did not take are unsent", async () 
   });
   server.close();
 });
+
+test("tasks that the api cannot read are refused alone", async () => {
+  const answer = (calls: Call[]): object[] => calls.map(({ id }) => (id === 1 ? accepted([calls[1]!])[0]! : errorOf(-32700)));
+  await withAnswers((calls) => [200, answer(calls)], async (client) => {
+    const found = await client.enqueueMany(tasksOf(3, 10));
+    assert.deepEqual(found.map((one) => (one instanceof RpcError ? one.code : one.id)), [-32700, 1, -32700]);
+  });
+});

@@ -157,7 +157,8 @@ def _batch(requests: Sequence[str], first: int = 0) -> Exchange[list[Any]]:
     if isinstance(answers, dict) and "error" in answers:
         raise error_of(answers["error"])
     by_id = {answer["id"]: answer for answer in answers}
-    ordered = [by_id[number] for number in range(first, first + len(requests))]
+    nameless = iter([answer for answer in answers if answer["id"] is None])  # of entries that are nested too deeply
+    ordered = [by_id[n] if n in by_id else next(nameless) for n in range(first, first + len(requests))]
     return [error_of(answer["error"]) if "error" in answer else answer["result"] for answer in ordered]
 
 

@@ -230,6 +230,18 @@ def test_tasks_that_an_api_without_its_database_did_not_take_are_unsent() -> Non
     assert (caught.value.unsent, caught.value.results[0]) == ([{"action": "b"}], good)
 
 
+def test_tasks_that_the_api_cannot_read_are_refused_alone() -> None:
+    exchange = enqueueing([{"action": "deep"}, {"action": "a"}, {"action": "deep"}])
+    next(exchange)
+    deep = {"code": -32700, "message": "Parse error: nested too deeply"}  # so that their ids are not read either
+    good = {"id": 1, "state": "SCHEDULED", "duplicate": False}
+    answers = [{"id": None, "error": deep}, {"id": 1, "result": good}, {"id": None, "error": deep}]
+    with pytest.raises(StopIteration) as end:
+        exchange.send(answers)
+    first, second, third = end.value.value
+    assert (first.code, second, third.code) == (-32700, good, -32700)
+
+
 async def test_results_come_while_tasks_are_awaited_one_after_the_other() -> None:
     async def answer(exchange: Any) -> Any:
         body, _ = next(exchange)
