@@ -13,11 +13,13 @@ from penstock.cli.common import Api, Printer, calling, listing, print_fields, pr
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import PAYLOAD, Given, ParamsOf
 from penstock.cli.values import read_json
+from penstock.protocol.batching import pack
 from penstock.protocol.errors import PenstockError
 from penstock.schedules import model
 
 LOOK_SECONDS = 0.3
-IMPORT_ENTRIES = 20_000  # a call, well below the largest request that the api accepts
+IMPORT_ENTRIES = 20_000  # a call, well below the largest request that the api accepts, as is the next
+IMPORT_BYTES = 4 * 1024 * 1024
 ERRORS_SHOWN = 20
 
 _ZONE = typer.Option("--timezone", "--tz", show_default=False, help="IANA zone; default UTC.")
@@ -77,10 +79,11 @@ def import_schedules(
     replace: Replace schedules of the same names.
     """
     entries = _entries(path)
+    calls = pack([len(json.dumps(entry)) for entry in entries], max_bytes=IMPORT_BYTES, max_items=IMPORT_ENTRIES)
     statuses = []
     with progress("schedules") as show:
-        for start in range(0, len(entries), IMPORT_ENTRIES):
-            started = api.client.schedules.create_many(entries[start : start + IMPORT_ENTRIES], replace=replace)
+        for start, end in calls:
+            started = api.client.schedules.create_many(entries[start:end], replace=replace)
             while True:
                 status = api.client.schedules.import_status(started["id"])
                 show(start + status["seen"], len(entries))

@@ -248,6 +248,9 @@ async def test_a_file_is_imported_and_what_is_wrong_in_it_is_told(
     (tmp_path / "deep").write_text("[" * 100_000)
     separated = {"name": "separated", "expression": "@daily", "action": "a", "payload": ["a\u2028b\u2029c\x85d"]}
     (tmp_path / "separators").write_text(json.dumps(separated, ensure_ascii=False))
+    # More than one request may hold.
+    large = [lines[0] | {"name": f"large{n}", "payload": {"text": "x" * 200_000}} for n in range(90)]
+    (tmp_path / "large").write_text("\n".join(map(json.dumps, [*large, {"name": "x", "expression": "@dayly"}])))
 
     def use(url: str) -> None:
         good = shell(url, "import", "good.json")
@@ -259,6 +262,9 @@ async def test_a_file_is_imported_and_what_is_wrong_in_it_is_told(
         assert isinstance(bad.exception, PenstockError)
         assert str(bad.exception).startswith("1 of 2 schedules were refused")
         assert "entry 1 (x): action is missing" in bad.output
+        large = shell(url, "import", "large")
+        assert str(large.exception).startswith("1 of 91 schedules were refused")
+        assert "entry 90 (x): action is missing" in large.output
         torn = shell(url, "import", "torn")
         assert "torn, line 2, is not valid JSON" in str(torn.exception)
         assert "number, line 2, holds 5 where a schedule must be" in str(shell(url, "import", "number").exception)
