@@ -680,6 +680,18 @@ async def test_an_edit_that_would_be_refused_leaves_the_old_task_alone(store: St
             await browser.http.aclose()
 
 
+async def test_a_schedule_that_was_stopped_is_started_again(browser: Browser, store: Store) -> None:
+    await browser.call("schedule.create", name="s", expression="@daily", action="a")
+    async with store.session() as session:
+        (row,) = await session.fetch("read_schedules", ["s"])
+        await session.fetch("stop_clock", row["id"], "the zone is gone")
+    for path in ("/schedules", "/schedules/s"):
+        page = await browser.get(path)
+        assert ("schedule.resume" in page, "schedule.pause" in page) == (True, False)
+    assert await browser.do("schedule.resume", name="s") == "done: Schedule s is resumed"
+    assert "schedule.pause" in await browser.get("/schedules/s")
+
+
 async def test_schedules_are_paused_resumed_run_and_deleted(browser: Browser) -> None:
     await browser.call("schedule.create", name="a/b c", expression="@daily", action="a")
     assert await browser.do("schedule.pause", name="a/b c") == "done: Schedule a/b c is paused"
