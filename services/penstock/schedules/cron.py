@@ -41,7 +41,7 @@ _UNIT_SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 _SECOND = timedelta(seconds=1)
 _LONGEST_SEARCH_YEARS = 60
 _ZONE_MAX_CHARS = 100
-_REMEMBERED = 256
+_REMEMBERED = 32  # of each of the expressions, of which a process keeps thousands
 _SHARED = 64
 Read = TypeVar("Read")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
@@ -322,6 +323,20 @@ def test_the_files_of_the_zones_are_read_once_for_thousands_of_wrong_ones(monkey
 @pytest.mark.parametrize(("text", "seconds"), [("@every 90s", 90), ("@every 1h30m", 5400), ("@every 2d", 172_800)])
 def test_every_is_read(text: str, seconds: int) -> None:
     assert every_seconds(text) == seconds
+
+
+def test_a_year_of_fires_leaves_little_of_each_expression_in_memory() -> None:
+    """A process keeps thousands of expressions, each fired once a day."""
+    crons = [timing(f"{n} 7 3 * * *", "UTC", ANCHOR) for n in range(60)]
+    tracemalloc.start()
+    try:
+        for day in range(365):
+            for when in crons:
+                when.next_after(FIRST + timedelta(days=day))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept / len(crons) < 10_000
 
 
 # Properties
