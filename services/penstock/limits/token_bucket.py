@@ -1,6 +1,7 @@
 """Limits on tasks in flight and on starts per second, of an action or a limit key; without I/O."""
 
 import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter
@@ -40,12 +41,12 @@ def allowance(row: Any, in_flight: int, room: int) -> Allowance:
 def share_out(room: int, gates: Mapping[str, Allowance]) -> dict[str, int]:
     """Share ``room`` among the gates, as evenly as their allowances permit; returns the shares above 0 by name."""
     shares: dict[str, int] = {}
-    open_gates = sorted(((name, one.tasks) for name, one in gates.items() if one.tasks), key=itemgetter(1))
+    open_gates = [(name, one.tasks) for name, one in gates.items() if one.tasks]
+    if len(open_gates) > room:
+        open_gates = random.sample(open_gates, room)  # each time others: the same ones would go until they are empty
+    open_gates.sort(key=itemgetter(1))
     for position, (name, most) in enumerate(open_gates):
-        # The smallest allowance first: the others share what it leaves. An even share is rounded up, so that a room
-        # smaller than the number of gates still goes to some of them.
-        share = min(most, math.ceil(room / (len(open_gates) - position)))
-        if share:
-            shares[name] = share
-            room -= share
+        # The smallest allowance first: the others share what it leaves. An even share is rounded up.
+        shares[name] = share = min(most, math.ceil(room / (len(open_gates) - position)))
+        room -= share
     return shares

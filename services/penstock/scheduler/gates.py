@@ -2,7 +2,8 @@
 
 The row of an action or tenant is locked while its gates are read, so one scheduler at a time counts its tasks in flight
 and its rate, and a limit holds for any number of schedulers. Rows of tenants that another scheduler holds are skipped,
-so no two can deadlock. The gate that has waited longest comes first.
+so no two can deadlock. The gates that have waited longest for a look come first; if there is room for some of them
+alone, these are drawn by lot.
 """
 
 from __future__ import annotations

@@ -375,7 +375,8 @@ async def test_the_longest_names_pass_a_gate_and_hold_nobody_up(
     plain = await enqueue(store, *(NewTask("plain") for _ in range(5)))
     await run_until_idle(scheduler)
     # Two keys that differ in their last character are two gates, where the limit is one for each key.
-    assert sorted(task_id for task_id, _ in sent.pairs) == (long if whose == "action" else long[:1]) + plain
+    went = sorted(task_id for task_id, _ in sent.pairs)
+    assert went in ([long + plain] if whose == "action" else [[one, *plain] for one in long])
     gate_of = "select id, gate from penstock.task where state = 'ACQUIRED' order by id"
     by_claim = await sql.fetch(gate_of)
     await sql.execute("update penstock.task set gate = null where state = 'ACQUIRED'")

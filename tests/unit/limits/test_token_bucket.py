@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -70,6 +71,14 @@ def test_room_is_shared_to_the_last_and_nobody_gets_more_than_may_go(room: int, 
         for name, one in gates.items():
             got = shares.get(name, 0)
             assert got == one.tasks or got >= max(shares.values()) - 1
+
+
+@pytest.mark.parametrize("room", [1, 2])
+def test_a_room_smaller_than_the_number_of_gates_goes_to_each_of_them_in_turn(room: int) -> None:
+    gates = {"small": Allowance(1, 0.0, None), "first": Allowance(room, 0.0, None), "last": Allowance(room, 0.0, None)}
+    went = sum((Counter(share_out(room, gates)) for _ in range(300)), Counter[str]())
+    assert went.total() == 300 * room
+    assert min(went[name] for name in gates) > 50 * room
 
 
 @given(
