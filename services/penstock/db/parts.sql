@@ -8,6 +8,11 @@ t.action || coalesce(E'\x1e' || t.tenant, '') || coalesce(E'\x1f' || case
     when octet_length(t.limit_key) <= 200 then t.limit_key
     else E'\x1e' || encode(sha256(convert_to(t.limit_key, 'UTF8')), 'hex') end, '')
 
+-- part: is_free
+-- Of an action a: whether nothing limits it; some of its limit keys may be held.
+not a.paused and num_nonnulls(a.max_in_flight, a.rate, a.key_max_in_flight, a.key_rate) = 0
+and coalesce(a.held_until <= now(), true)
+
 -- part: tenant_is_limited
 -- Of a task t: whether its tenant has a limit or is paused, by a rule of its own or by the default.
 t.tenant is not null

@@ -81,6 +81,17 @@ update penstock.gate g set tokens = n.tokens, refilled_at = now(),
 from unnest($1::text[], $2::float8[], $3::float8[]) n (name, tokens, seconds)
 where g.name = n.name and g.name = any($1::text[]);
 
+-- name: leave_gates
+-- $1 gates of an action that is not limited any more, $2 how many. Tasks at them stand in line again, for they may be a backlog
+-- that the window has to hold and others have to pass; but not those that a limit of their tenant concerns. Returns ids.
+with free as materialized (
+    select w.id from penstock.gate t cross join lateral (
+        select id from penstock.task where state in ('SCHEDULED', 'ERROR') and gate = t.name
+        order by priority desc, run_at, id limit $2::bigint for update skip locked) w
+    where t.name = any($1::text[]) and ({tenant_is_limited}) is not true limit $2::bigint
+)
+update penstock.task t set gate = null from free where t.id = any(array[free.id]) returning t.id;
+
 -- name: rest_gates
 -- $1 gates at which less was due than may go. One at which nothing stands goes, unless what its key has used of a rate
 -- has to be remembered; then it goes when the rate is refilled. What comes later opens it again.

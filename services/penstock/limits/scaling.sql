@@ -39,7 +39,7 @@ with recursive step as (
             where k.action like any(r.actions) and (r.labels = '{}' or k.labels::jsonb @> r.labels)
             order by r.position, r.name limit 1) as route,
            k.action, k.count as waiting, k.oldest, 0 as in_flight
-    from kinds k where not exists (select from penstock.action a where a.name = k.action)
+    from kinds k where not exists (select from penstock.action a where a.name = k.action and not ({is_free}))
     union all
     select r.name, ready.action, count(*), min(ready.run_at), 0
     from penstock.route r cross join lateral (

@@ -7,19 +7,19 @@
 -- The limit stands in a select of its own, which hides its value from the planner: with the statistics of a table that
 -- was empty a moment ago, a limit above the rows expected would have all due tasks sorted for each claim. Each stretch
 -- repeats it: without, they are sorted with the statistics of a full table.
-    select ready.id, ready.action, ready.labels, ready.tenant, ready.priority, ready.run_at
+    select ready.id, ready.action, ready.labels, ready.tenant, ready.limit_key, ready.priority, ready.run_at
     from unnest($3::int2[], $4::int2[], $5::timestamptz[], $6::bigint[]) as stretch (low, high, run_at, id)
     cross join lateral (
-        select id, action, labels, tenant, priority, run_at from (
-            select t.id, t.action, t.labels, t.tenant, t.priority, t.run_at from penstock.task t
+        select id, action, labels, tenant, limit_key, priority, run_at from (
+            select t.id, t.action, t.labels, t.tenant, t.limit_key, t.priority, t.run_at from penstock.task t
             where stretch.low = stretch.high and t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
               and t.priority = stretch.low and (t.run_at, t.id) > (stretch.run_at, stretch.id)
               and t.run_at <= coalesce($2::timestamptz, now()) - make_interval(secs => $7)
               and (t.expires_at is null or t.expires_at > coalesce($2::timestamptz, now()))
             order by t.run_at, t.id limit (select $1::bigint) for update skip locked) one
         union all
-        select id, action, labels, tenant, priority, run_at from (
-            select t.id, t.action, t.labels, t.tenant, t.priority, t.run_at from penstock.task t
+        select id, action, labels, tenant, limit_key, priority, run_at from (
+            select t.id, t.action, t.labels, t.tenant, t.limit_key, t.priority, t.run_at from penstock.task t
             where stretch.low < stretch.high and t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
               and t.priority between stretch.low and stretch.high
               and t.run_at <= coalesce($2::timestamptz, now()) - make_interval(secs => $7)
@@ -117,32 +117,38 @@ case when t.trace is not null then concat_ws(E'\n', t.trace, t.failures -> -1 ->
               end as trace, t.journal
 
 -- part: kinds
--- Of the tasks in `looked`: by which route each kind goes, and whether it is of a limited action. Rules are looked up once for
--- each kind of task; labels make kinds only where a route asks for some. Where no rule concerns any of them (is_concerned), nothing
+-- Of the tasks in `looked`: by which route each kind goes, and whether its action is limited, or has limit keys that may be held.
+-- Rules are looked up once for each kind of task; labels make kinds only where a route asks for some. Where no rule concerns any of them (is_concerned), nothing
 -- is made of them one by one: a CTE is read only by who asks for its rows.
 seen as materialized (
     select distinct action, {kind} as labels from looked
 ), {held_tenants}, kinds as materialized (
-    select k.action, k.labels, a.name is not null as is_limited,
+    select k.action, k.labels, a.name is not null and not ({is_free}) as is_limited,
+           coalesce({is_free}, false) as may_be_held,
            (select r.name from penstock.route r
             where k.action like any(r.actions) and (r.labels = '{}' or nullif(k.labels, '')::jsonb @> r.labels)
             order by r.position, r.name limit 1) as route
     from seen k left join penstock.action a on a.name = k.action
 ), concerned as materialized (
-    select exists (select from kinds where is_limited or route is not null)
+    select exists (select from kinds where is_limited or may_be_held or route is not null)
         or exists (select from held_tenants) as is_concerned
 )
 
 -- part: sorted
--- Of the tasks in `looked`: by which route each goes, and whether it is of a limited action or tenant and not in `admitted`.
+-- Of the tasks in `looked`: by which route each goes, and whether it is of a limited action or tenant or of a held limit key, and not
+-- in `admitted`.
 sorted as materialized (
-    select l.id, k.route,
-           (k.is_limited or coalesce(l.tenant in (select tenant from held_tenants), false))
-               and l.id not in (select id from admitted) as is_limited
-    from (select id, action, {kind} as labels, tenant from looked) l
-    join kinds k on k.action = l.action and k.labels = l.labels
+    select t.id, k.route,
+           (k.is_limited or k.may_be_held and {is_held} or coalesce(t.tenant in (select tenant from held_tenants), false))
+               and t.id not in (select id from admitted) as is_limited
+    from (select id, action, {kind} as labels, tenant, limit_key from looked) t
+    join kinds k on k.action = t.action and k.labels = t.labels
     where (select is_concerned from concerned)
 )
+
+-- part: is_held
+-- Of a task t: whether its gate is held.
+coalesce((select g.held_until > now() from penstock.gate g where g.name = {gate_name}), false)
 
 -- part: kind
 case when exists (select from penstock.route where labels <> '{}') then coalesce(looked.labels::text, '') else '' end
@@ -231,7 +237,7 @@ with behind as materialized (
 -- each action in $8, whose rows the caller has locked: the first of them are claimed through their gates at once.
 -- diverted, on every row: how many were put aside; the columns of the task are null when none was claimed.
 with looked as materialized (
-    select id, action, labels, tenant, priority, run_at from (
+    select id, action, labels, tenant, limit_key, priority, run_at from (
 {candidates}
     ) candidate
     limit (select $1::bigint)
@@ -286,7 +292,7 @@ limit (select $1::bigint);
 -- $1 ids, locked before. Does with them what claim_tasks_by_rules would, for a caller who undoes it: to learn whether
 -- Postgres takes it.
 with looked as materialized (
-    select t.id, t.action, t.labels, t.tenant from {asked} join penstock.task t on t.id = any(array[u.id])
+    select t.id, t.action, t.labels, t.tenant, t.limit_key from {asked} join penstock.task t on t.id = any(array[u.id])
     where t.state::text in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
 ), {kinds}, admitted as (
     select null::bigint as id where false
@@ -309,8 +315,8 @@ select c.id, c.claim, c.action from claimed c;
 -- route, or is of a limited action, is put aside while there is no room to claim anything else: it must not wait behind that. What is not put aside
 -- is not locked, for others may have room for it. Returns how many were looked at, how many put aside, and the last.
 with looked as materialized (
-    select id, action, labels, tenant, run_at from (
-        select t.id, t.action, t.labels, t.tenant, t.run_at from penstock.task t
+    select id, action, labels, tenant, limit_key, run_at from (
+        select t.id, t.action, t.labels, t.tenant, t.limit_key, t.run_at from penstock.task t
         where t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
           and t.priority = $2::int2 and (t.run_at, t.id) > ($3::timestamptz, $4::bigint) and t.run_at <= now()
           and (t.expires_at is null or t.expires_at > now())
@@ -325,14 +331,16 @@ from (select 1) always left join lateral (select run_at, id from looked order by
 -- $1 how many, $2 route. What is of a limited action or tenant by now is not claimed but put aside, at its gate: a pause
 -- or a limit may be younger than the route's backlog. diverted: as claim_tasks_by_rules. Relies on task_ready_by_route.
 with looked as materialized (
-    select t.id, t.action, t.tenant from penstock.task t
+    select t.id, t.action, t.tenant, t.limit_key from penstock.task t
     where t.state in ('SCHEDULED', 'ERROR') and t.route = $2 and t.gate is null and t.run_at <= now()
       and (t.expires_at is null or t.expires_at > now())
     order by t.priority desc, t.run_at, t.id limit (select $1::bigint) for update skip locked
 ), {held_tenants}, limited as materialized (
-    select id from looked
-    where exists (select from penstock.action) and action in (select name from penstock.action)
-       or exists (select from held_tenants) and tenant in (select tenant from held_tenants)
+    select t.id from looked t
+    where exists (select from penstock.action) and (
+              t.action in (select a.name from penstock.action a where not ({is_free}))
+              or t.action in (select name from penstock.action) and {is_held})
+       or exists (select from held_tenants) and t.tenant in (select tenant from held_tenants)
 ), due as (
     select id from looked where not exists (select from limited) or id not in (select id from limited)
 ), diverted as (

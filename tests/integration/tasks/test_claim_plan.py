@@ -563,6 +563,7 @@ _BY_INDEX = {
     "claim_tasks_by_route": {"task_ready_by_route", "task_pkey"},
     "claim_tasks_at_gates": {"task_ready_by_gate", "task_pkey"},
     "read_seconds_to_next": {"task_ready"},
+    "leave_gates": {"task_ready_by_gate", "task_pkey"},
     "rest_gates": {"task_ready_by_gate"},
     "lock_gates": {"task_acquired_by_gate"},
     "count_gated": {"task_acquired_by_gate"},
