@@ -156,9 +156,11 @@ case when exists (select from penstock.route where labels <> '{}') then coalesce
 -- part: diverted
 -- Of the tasks in `sorted`: puts aside what goes by a route, or is of a limited action. From then on it stands in the
 -- index of its route or its gate, and in no other task's way; until it is claimed and given back, fails, or is moved in
--- time, whereupon it begins here again. One that another scheduler has claimed meanwhile is left alone.
+-- time, whereupon it begins here again. One that another scheduler has claimed meanwhile is left alone, or that another
+-- transaction holds.
 aside as materialized (
-    select id, is_limited, route from sorted where is_limited or route is not null order by id
+    select s.id, s.is_limited, s.route from sorted s join penstock.task t on t.id = any(array[s.id])
+    where s.is_limited or s.route is not null order by s.id for update of t skip locked
 ), diverted as (
     update penstock.task t
     set route = case when not a.is_limited then a.route end, gate = case when a.is_limited then {gate_name} end

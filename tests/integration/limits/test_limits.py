@@ -21,7 +21,7 @@ from penstock.limits import holds
 from penstock.limits.model import UNLIMITED, Action, RouteSetParams
 from penstock.methods.table import read_command
 from penstock.protocol.requests import parse_claim_id
-from penstock.protocol.task import NewTask
+from penstock.protocol.task import BEGINNING, NewTask
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.supervisor import limits
@@ -745,6 +745,21 @@ async def test_a_full_outbound_queue_holds_back_neither_routes_nor_limited_actio
             while await in_flight(store) != {"mail": 3, "video": 1, "narrow": 1}:
                 await scheduler.run_once()
         assert len(ids_of(await take(video))) == 1
+
+
+async def test_a_full_window_has_tasks_put_aside_around_one_that_another_transaction_holds(
+    store: Store, sql: Any
+) -> None:
+    async with store.transaction() as session:
+        await set_route(session, RouteSetParams("video", "elsewhere", ["video"], {}))
+    ids = await enqueue(store, *(NewTask("video") for _ in range(5)))
+    async with sql.transaction():  # as of a program that replaces the task
+        await sql.execute("update penstock.task set updated_at = now() where id = $1", ids[2])
+        async with store.session() as session:
+            looked, diverted, _ = await claims.put_aside(session, 100, 0, BEGINNING)
+    assert (looked, diverted) == (5, 4)
+    async with store.session() as session:
+        assert (await claims.put_aside(session, 100, 0, BEGINNING))[:2] == (1, 1)
 
 
 async def in_flight(store: Store) -> dict[str, int]:
