@@ -114,8 +114,12 @@ async def count_matches(session: Session, work: BulkWork, *, now: datetime) -> B
     (row,) = await session.fetch(statement, after, last_id, COUNTED, *_filters(work, now))
     count, seen, first, last = row["matching"], row["seen"], row["first"], row["last"]
     is_exact = seen < COUNTED or last == last_id
-    # The other ids are assumed to be like these.
-    rest = 0 if is_exact else round(count / (last - first + 1) * (last_id - last))
+    rest = 0
+    if not is_exact:
+        # The other ids are assumed to be like these, but where ids were passed over there are no records.
+        rows = await session.value("estimate_rows", "task_history" if work.is_settled else "task")
+        others = (last_id - last) * seen / (last - first + 1)
+        rest = round(count / seen * min(others, rows - seen if rows > seen else others))
     return BulkPreview(count, is_exact, count + rest, row["ids"][:SAMPLE])
 
 

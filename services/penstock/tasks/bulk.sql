@@ -73,6 +73,12 @@ from (
     from penstock.task_history
     where id > $1 and id <= $2 and state = any($5::text[]::penstock.task_state[]) order by id limit $3) seen;
 
+-- name: estimate_rows
+-- $1 a table. How many records it and its partitions have, by their statistics; 0 where there are none yet.
+select coalesce(sum(greatest(reltuples, pg_stat_get_live_tuples(oid), 0)), 0)::bigint from pg_class
+where relkind = 'r' and (oid = ('penstock.' || $1::text)::regclass
+                         or oid in (select relid from pg_partition_tree(('penstock.' || $1::text)::regclass)));
+
 -- name: hold_live_tasks
 -- $1 ids, $2 states. Those in such a state that no other transaction holds; locked until the end of the transaction.
 select t.id from {asked} join penstock.task t on t.id = any(array[u.id]) where t.state::text = any($2::text[])

@@ -343,6 +343,24 @@ async def test_counting_is_bounded_and_then_estimated(
 # Interrupted, shared, in the way
 
 
+async def test_an_estimate_knows_of_no_tasks_where_ids_were_passed_over(
+    store: Store, sql: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "COUNTED", 500)
+    async with store.transaction() as session:
+        await enqueue.enqueue(session, [NewTask("a") for _ in range(800)])
+    await sql.execute(
+        "select setval('penstock.task_id_seq', 2000000000)"
+    )  # as behind a restore, or a bound of partitions
+    async with store.transaction() as session:
+        await enqueue.enqueue(session, [NewTask("a") for _ in range(200)])
+    await sql.execute("analyze penstock.task")
+    command = read_command("bulk.cancel", b'{"all":true,"dry_run":true}', settings)
+    async with store.transaction() as session:
+        seen = await preview(session, command)
+    assert (seen.count, seen.exact, seen.estimate) == (500, False, 1000)
+
+
 async def test_a_batch_that_dies_before_its_commit_is_done_again_and_nothing_twice(
     store: Store, sql: Any, settings: Settings, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
