@@ -37,6 +37,7 @@ class PayloadObjects:
         self._day = date.min  # that is searched
         self._folders: list[str] = []  # of that day, those still to be listed
         self._behind = ""  # the last name listed of the first of these
+        self._tried_upto = ""  # the name of an object that is to be deleted
         self._failures = 0
 
     async def run_once(self, *, now: datetime | None = None) -> int:
@@ -65,17 +66,18 @@ class PayloadObjects:
         return deleted
 
     async def _delete(self, bucket: Bucket) -> int:
-        deleted, behind = 0, ""
+        deleted = 0
         for _ in range(_DELETIONS_PER_ROUND):
-            rows = await self._store.fetch("find_objects_to_delete", behind, _DELETED_AT_ONCE)
+            rows = await self._store.fetch("find_objects_to_delete", self._tried_upto, _DELETED_AT_ONCE)
             if not rows:
+                self._tried_upto = ""
                 break
-            behind = rows[-1]["name"]
             names = [row["name"] for row in rows if not row["needed"]]
             gone = set[str]()
             if names:
                 with counted("delete"):
                     gone = await bucket.delete(names)
+            self._tried_upto = rows[-1]["name"]  # those that S3 does not delete keep no others from it
             kept = {row["name"] for row in rows if row["needed"]}
             await self._store.fetch("forget_objects", [*gone, *kept])
             deleted += len(gone)

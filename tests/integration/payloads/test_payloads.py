@@ -34,6 +34,7 @@ from penstock.supervisor.payload_objects import PayloadObjects
 from penstock.supervisor.payload_retention import PayloadRetention
 from penstock.supervisor.retention import Retention
 from penstock.supervisor.schedules import Imports
+from penstock.tasks.enqueue import delete_objects_later
 from penstock.worker.handlers.actions import Registry
 from penstock.workflows import step_inputs
 from penstock.workflows.advancer import WorkflowAdvancer
@@ -780,6 +781,31 @@ async def test_a_kill_between_any_two_steps_of_a_deletion_loses_and_leaves_nothi
         assert await pipe.objects.run_once() == 1
         assert await sql.fetchval("select count(*) from penstock.payload_object") == 1
         assert (await pipe.status(other["id"]))["payload"] == LARGE
+
+
+async def test_objects_that_s3_does_not_delete_keep_no_others_from_deletion(
+    settings: Settings, s3: S3Bucket, registry: Registry, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Bucket.delete
+
+    async def denied_in_one_folder(self: Bucket, names: Any) -> set[str]:
+        allowed = [name for name in names if "/penstock-a/" not in name]
+        return await whole(self, allowed) if allowed else set()
+
+    monkeypatch.setattr(Bucket, "delete", denied_in_one_folder)
+    monkeypatch.setattr("penstock.supervisor.payload_objects._DELETED_AT_ONCE", 2)
+    monkeypatch.setattr("penstock.supervisor.payload_objects._DELETIONS_PER_ROUND", 1)
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        names = [await pipe.store.codec.store(json.dumps(LARGE), "", queue=f"penstock-{q}") for q in "aaabb"]
+        async with pipe.store.session() as session:
+            await delete_objects_later(session, names)
+        for _ in range(4):
+            await pipe.objects.run_once()
+        assert {key.split("/20")[0] for key in s3.objects()} == {"pipe/queues/penstock-a"}
+        monkeypatch.setattr(Bucket, "delete", whole)
+        for _ in range(4):
+            await pipe.objects.run_once()
+        assert s3.objects() == {}
 
 
 async def test_what_was_uploaded_for_nothing_is_found_by_its_day(
