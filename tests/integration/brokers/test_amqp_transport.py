@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import aiormq
@@ -20,6 +22,8 @@ from penstock.settings.model import Settings, load_settings
 from tests.rabbitmq import RabbitMq
 
 PATIENCE_SECONDS = 60.0
+_THEN = 1_700_000_000
+_THEN_US = struct.pack(">Q", _THEN * 1_000_000)
 
 
 @pytest.fixture
@@ -178,6 +182,40 @@ async def test_a_message_of_others_is_taken_as_it_is(
     assert broken.id != "no/id"
     with pytest.raises(UnicodeEncodeError):
         broken.body.encode()  # so that it is not taken for text
+    assert await queue.delete(messages) == []
+
+
+class Odd(aiormq.spec.Basic.Properties):
+    """Properties that our library neither writes nor reads: text in Latin-1, and a time in microseconds."""
+
+    def marshal(self) -> bytes:
+        return super().marshal().replace(b"M?nchen", b"M\xfcnchen").replace(struct.pack(">Q", _THEN), _THEN_US)
+
+
+async def test_a_message_whose_properties_cannot_be_read_ends_no_connection(
+    settings: Settings, opened: Callable[[Settings], Transport], admin: Any
+) -> None:
+    """Its neighbours would be delivered again and again with it, and be dead letters that cannot be looked at."""
+    await create_queues(settings)
+    channel = await admin.channel()
+    then = datetime.fromtimestamp(_THEN, UTC)
+    for number, properties in enumerate(
+        [
+            Odd(message_id="first"), Odd(headers={"a": "b"}, message_id="M?nchen"),
+            Odd(message_id="timed", timestamp=then), Odd(headers={"M?nchen": 1}), Odd(message_id="last"),
+        ]
+    ):  # fmt: skip
+        await channel.basic_publish(b"%d" % number, routing_key=settings.inbound_queue, properties=properties)
+    queue = opened(settings).queue(settings.inbound_queue, label="inbound")
+    messages: list[Any] = []
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(messages) < 5:
+            messages += await queue.receive(wait_seconds=1, visibility_seconds=30)
+    assert [message.body for message in messages] == ["0", "1", "2", "3", "4"]
+    assert {message.receive_count for message in messages} == {1}
+    first, latin, timed, _, last = messages
+    assert (first.id, timed.id, last.id) == ("first", "timed", "last")
+    assert (latin.attributes, timed.sent_at) == ({"a": "b"}, None)
     assert await queue.delete(messages) == []
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -31,6 +32,16 @@ _SIZE_LIMIT = re.compile(r"message size \d+ is larger than (?:configured )?max s
 logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # it logs what it raises, and so do we
 
 T = TypeVar("T")
+_read_properties = spec.Basic.Properties.unmarshal
+
+
+def _read_what_can_be(properties: spec.Basic.Properties, flags: int, data: bytes) -> None:
+    with suppress(ValueError, OverflowError, OSError, TypeError):
+        _read_properties(properties, flags, data)
+
+
+# The library ends the connection, and with it all leases, over an id that is not UTF-8 or a time that no calendar has.
+spec.Basic.Properties.unmarshal = _read_what_can_be  # type: ignore[assignment]
 
 
 class TooLargeForBroker(Unavailable):
