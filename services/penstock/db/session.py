@@ -18,6 +18,7 @@ from penstock.runtime.chaos import Faults
 
 LOST_REPLY = "the reply of Postgres is lost, after the commit"
 _MANY_ROWS = 50
+_VERY_MANY_ROWS = 20_000
 _LIFTED_SECONDS = 3600.0
 _PARTITION = re.compile(r"task_(success|critical_error|cancelled)(_[0-9]{8}|_default)?")
 
@@ -80,10 +81,13 @@ class Session:
         """Plan the next statements of this transaction for arrays of that size.
 
         A cached plan assumes ten elements and joins by nested loops: over a thousand rows, at ten times the cost. For a
-        few rows the cached plan is right, and planning would cost more than running.
+        few rows the cached plan is right, and planning would cost more than running. Over very many, as of the steps of
+        a workflow, a statement takes the time that it needs: it would time out on every try.
         """
         if rows >= _MANY_ROWS:
             await self._connection.execute("set local plan_cache_mode = force_custom_plan")
+        if rows >= _VERY_MANY_ROWS:
+            await self.lift_timeout()
 
 
 OpenSession = Callable[[], AbstractAsyncContextManager[Session]]

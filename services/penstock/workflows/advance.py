@@ -30,6 +30,7 @@ from penstock.workflows.model import ChildParams, NewStep, StepKind, StepOptions
 from penstock.workflows.step_inputs import StepInputs, compensation_payload, list_result, read_inputs, s3_in_transaction
 
 EVENTS_AT_ONCE = 5000
+CHILDREN_CHARS_AT_ONCE = 2**20  # of the children that they ask for, as JSON
 NO_TASK = 0  # in an event: a step of the workflow waits to run again, and is cancelled if the workflow fails
 _INPUTS_AT_ONCE = 100
 _REASON_CHARS = 500
@@ -91,7 +92,7 @@ class WorkflowRun:
         """Apply all events and their effects."""
         ids = list(self.held)
         while True:
-            events = await self._session.fetch("take_events", ids, EVENTS_AT_ONCE)
+            events = await self._session.fetch("take_events", ids, EVENTS_AT_ONCE, CHILDREN_CHARS_AT_ONCE)
             if events:
                 self.summary.events += len(events)
                 await self._take(events)
@@ -101,7 +102,9 @@ class WorkflowRun:
                     workflow.to_stop = False
                     stopped |= await self._stop(workflow)
             refused, self._refused = self._refused, False
-            if len(events) < EVENTS_AT_ONCE and not (stopped or refused or await self._compensate()):
+            asked = sum(len(event["children"] or "") for event in events)
+            are_all = len(events) < EVENTS_AT_ONCE and asked < CHILDREN_CHARS_AT_ONCE
+            if are_all and not (stopped or refused or await self._compensate()):
                 break
         for workflow in self.held.values():
             if not workflow.open and not workflow.state.final:
@@ -381,8 +384,8 @@ class WorkflowRun:
     async def _stop(self, workflow: HeldWorkflow) -> bool:
         """Cancel unstarted steps, or all of a cancelled workflow; returns whether there were any."""
         everything = workflow.state == WorkflowState.CANCELLED
+        await self._session.plan_for(workflow.open)
         ids = [row["id"] for row in await self._session.fetch("hold_unstarted_steps", workflow.id, everything)]
-        await self._session.plan_for(len(ids))
         why = workflow.reason if everything else f"workflow {workflow.id} has failed: {workflow.reason}"
         reason = (why or f"workflow {workflow.id} was cancelled")[:_REASON_CHARS]
         if ids:

@@ -134,6 +134,7 @@ async def retry(session: Session, given: model.WorkflowRetryParams, settings: Se
             "steps of it still run" if workflow.state == model.WorkflowState.FAILING else "there is nothing left to do"
         )
         raise WorkflowConflict(workflow.id, workflow.state, f"is {workflow.state}; it cannot be retried, for {why}")
+    await session.plan_for(workflow.steps)
     steps = await session.fetch("reopen_steps", workflow.id, workflow.compensated)
     again = [step for step in steps if step["again"]]
     if not again and workflow.compensated:
@@ -143,7 +144,6 @@ async def retry(session: Session, given: model.WorkflowRetryParams, settings: Se
     kept = {step["number"] for step in childless}
     again = [step for step in again if step["number"] not in kept]
     tasks = [step["task_id"] for step in again if step["task_id"] is not None]
-    await session.plan_for(len(tasks))
     restarted = await session.fetch("restart_steps", tasks, workflow.compensated)
     if lost := len(tasks) - len(restarted):
         why = f"cannot be retried: the records or payloads of {lost} of its tasks are no longer kept"

@@ -88,12 +88,16 @@ select id, tenant, state, steps, open, undo, compensated, reason from penstock.w
 where id = any($1::bigint[]) order by id for update skip locked;
 
 -- name: take_events
--- $1 workflows, held before by a statement of its own, whose snapshot may be older than the events; $2 how many. By
--- ctid, as no other process changes them; a join with the ids would be tried for every pair of workflow and event.
-with gone as (
+-- $1 workflows, held before by a statement of its own, whose snapshot may be older than the events; $2 how many, and $3 up
+-- to the one that brings the texts of their children to so many characters. By ctid, as no other process changes them; a join
+-- with the ids would be tried for every pair of workflow and event.
+with next as (
+    select ctid, workflow_id, id, coalesce(length(children), 0) as asked
+    from penstock.workflow_event where workflow_id = any($1::bigint[]) order by workflow_id, id limit $2
+), gone as (
     delete from penstock.workflow_event where ctid = any(array(
-        select ctid from penstock.workflow_event where workflow_id = any($1::bigint[])
-        order by workflow_id, id limit $2))
+        select ctid from (select ctid, sum(asked) over (order by workflow_id, id) - asked as before from next) n
+        where before < $3))
     returning id, workflow_id, task_id, state, children
 )
 select id, workflow_id, task_id, state::text as state, children from gone order by id;

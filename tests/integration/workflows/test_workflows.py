@@ -16,7 +16,7 @@ from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.db.statements import SQL
 from penstock.limits.explain import Cause, explain
-from penstock.protocol.errors import InvalidParams, WorkflowConflict, WorkflowNotFound
+from penstock.protocol.errors import InvalidParams, TooSlow, WorkflowConflict, WorkflowNotFound
 from penstock.protocol.reports import Failed, Hints, Report, Succeeded, Suspended, Waiting, WaitPolicy
 from penstock.protocol.task import EXPIRED, Claimed, Failure, NewTask
 from penstock.results.apply import apply_reports
@@ -861,6 +861,47 @@ async def test_a_workflow_of_ten_thousand_steps_is_made_at_once_and_costs_as_muc
     depth = Counter(asked)["settle_steps"]
     assert depth < 200
     assert Counter(asked)["release_successors"] == depth
+
+
+async def test_a_statement_over_very_many_steps_takes_the_time_that_it_needs(
+    application_url: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, end in (("cancel_tasks", "from gone"), ("restart_steps", "from back")):
+        assert SQL[name].endswith(end)
+        monkeypatch.setitem(SQL, name, f"{SQL[name]}, (select pg_sleep(1.2)) slow")
+    store = Store(application_url, statement_timeout_seconds=1)
+    lives = Lives(store, settings)
+    flow = await lives.create(steps=[{"action": "a", "over": [*range(60)]}])
+    with pytest.raises(TooSlow):
+        await lives.ask("workflow.cancel", id=flow)
+    monkeypatch.setattr("penstock.db.session._VERY_MANY_ROWS", 60)
+    assert (await lives.ask("workflow.cancel", id=flow)).state == "CANCELLED"
+    assert (await lives.ask("workflow.retry", id=flow)).restarted == 60
+    await store.close()
+
+
+async def test_children_of_many_steps_are_made_part_by_part(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them together may be more than the memory of a process, and than one statement stores in time."""
+    monkeypatch.setattr("penstock.workflows.advance.CHILDREN_CHARS_AT_ONCE", 300)
+    stored: list[int] = []
+    fetch = Session.fetch
+
+    async def counted(self: Session, name: str, *args: Any, **options: Any) -> Any:
+        if name == "insert_steps":
+            stored.append(len(args[0]))
+        return await fetch(self, name, *args, **options)
+
+    def spawn(action: str, payload: Any) -> Any:
+        if action == "scan":
+            raise Spawned(payload["item"], [{"action": "index", "payload": {"n": n}} for n in range(5)])
+
+    flow = await lives.create(steps=[{"action": "scan", "over": [*range(10)]}])
+    monkeypatch.setattr(Session, "fetch", counted)
+    await lives.work(await lives.claim(), spawn)
+    assert await lives.advance() == 1
+    assert stored == [10] * 5
+    await lives.live(spawn)
+    assert (await lives.counts(flow), (await lives.look(flow)).state) == ({"SUCCESS": 61}, "SUCCESS")
 
 
 async def test_a_group_and_a_fan_in_of_a_thousand(lives: Lives) -> None:
