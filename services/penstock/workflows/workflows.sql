@@ -308,8 +308,7 @@ with recursive again as materialized (
     update penstock.workflow_step s
     set done = false, passed = false,
         state = case when a.number is null then s.state when w.n is null then 'SCHEDULED' else 'WAITING' end,
-        pending = coalesce(w.n, 0), open_children = coalesce(p.n, 0), reason = null,
-        ended = case when a.number is null then s.ended end
+        pending = coalesce(w.n, 0), open_children = coalesce(p.n, 0), reason = null
     from opened o left join again a on a.number = o.number left join waiting w on w.number = o.number
     left join parents p on p.number = o.number
     where s.workflow_id = $1 and s.number = o.number

@@ -220,6 +220,26 @@ async def test_a_compensation_that_fails_does_not_keep_the_others_from_running_a
     assert (await lives.counts(flow)) == {"SUCCESS": 4, "CRITICAL_ERROR": 1}
 
 
+async def test_a_step_whose_children_came_by_a_retry_is_undone_behind_them(lives: Lives, store: Store) -> None:
+    small = Lives(store, lives.settings.model_copy(update={"payload_limit_bytes": 20}))
+    flow = await small.create(
+        chain=[{"action": "a", "compensate": "undo-a"}, {"action": "b", "on_failure": "compensate"}]
+    )
+    child = {"action": "child", "payload": {"text": "x" * 30}, "compensate": "undo-child"}
+
+    def work(action: str, payload: Any) -> None:
+        if action == "a":
+            raise Spawned(1, [child])
+        if action == "b":
+            _break()
+
+    await lives.work(await lives.claim(), work)
+    await small.advance()
+    await lives.ask("workflow.retry", id=flow)
+    await lives.live(work)
+    assert [action for action, _ in lives.ran] == ["a", "child", "b", "undo-child", "undo-a"]
+
+
 async def test_children_of_a_step_are_waited_for_and_their_results_handed_on(lives: Lives) -> None:
     flow = await lives.create(chain=[{"action": "scan"}, {"action": "end", "results_as": "r"}])
 
