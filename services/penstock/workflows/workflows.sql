@@ -286,9 +286,10 @@ order by s.ended desc, s.number desc;
 
 -- name: reopen_steps
 -- $1 workflow, $2 whether its compensations are meant, or all else. What did not succeed begins again, and waits for
--- what else begins again; a parent of such steps is open again. Returns the steps that begin again.
+-- what else begins again; a parent of such steps is open again. Compensations still go one by one: each waits for the one
+-- before it that begins again, as those between them have succeeded. Returns the steps that begin again.
 with recursive again as materialized (
-    select number, parent from penstock.workflow_step
+    select number, parent, case when $2 then lag(number) over (order by number) end as before from penstock.workflow_step
     where workflow_id = $1 and (kind = 'compensation') = $2 and state <> 'SUCCESS' and ($2 or not passed)
 ), above as (
     select parent as number from again where parent is not null and not $2
@@ -299,7 +300,13 @@ with recursive again as materialized (
     select number from again union select number from above
 ), waiting as materialized (
     select e.successor as number, count(*)::int as n
-    from opened o join penstock.workflow_edge e on e.workflow_id = $1 and e.predecessor = o.number group by e.successor
+    from opened o join penstock.workflow_edge e on e.workflow_id = $1 and e.predecessor = o.number
+    where not $2 group by e.successor
+    union all
+    select number, 1 from again where before is not null
+), linked as (
+    insert into penstock.workflow_edge (workflow_id, predecessor, successor)
+    select $1, before, number from again where before is not null on conflict do nothing
 ), parents as materialized (
     select c.parent as number, count(*)::int as n
     from opened o join penstock.workflow_step c on c.workflow_id = $1 and c.number = o.number
@@ -308,7 +315,8 @@ with recursive again as materialized (
     update penstock.workflow_step s
     set done = false, passed = false,
         state = case when a.number is null then s.state when w.n is null then 'SCHEDULED' else 'WAITING' end,
-        pending = coalesce(w.n, 0), open_children = coalesce(p.n, 0), reason = null
+        pending = coalesce(w.n, 0), open_children = coalesce(p.n, 0), reason = null,
+        after = case when a.before is null then s.after else array[a.before] end
     from opened o left join again a on a.number = o.number left join waiting w on w.number = o.number
     left join parents p on p.number = o.number
     where s.workflow_id = $1 and s.number = o.number

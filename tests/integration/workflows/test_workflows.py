@@ -220,6 +220,24 @@ async def test_a_compensation_that_fails_does_not_keep_the_others_from_running_a
     assert (await lives.counts(flow)) == {"SUCCESS": 4, "CRITICAL_ERROR": 1}
 
 
+async def test_compensations_that_are_retried_still_run_one_by_one(lives: Lives) -> None:
+    steps = [{"action": name, "compensate": f"undo-{name}"} for name in "abc"]
+    flow = await lives.create(chain=[*steps, {"action": "d", "on_failure": "compensate"}])
+    broken = {"d", "undo-c", "undo-a"}
+    await lives.live(lambda action, payload: _break() if action in broken else None)
+    for overcome in (None, "undo-c", "undo-a"):
+        again = sorted(broken - {"d"}, reverse=True)
+        assert (await lives.ask("workflow.retry", id=flow)).restarted == len(again)
+        broken.discard(overcome or "")
+        for action in again:
+            tasks = await lives.claim()
+            assert [task.action for task in tasks] == [action]
+            await lives.work(tasks, lambda action, payload: _break() if action in broken else None)
+            await lives.advance()
+        assert (await lives.look(flow)).state == "FAILED"
+    assert (await lives.steps(flow))["a/undo"].after == ["c/undo"]
+
+
 async def test_a_step_whose_children_came_by_a_retry_is_undone_behind_them(lives: Lives, store: Store) -> None:
     small = Lives(store, lives.settings.model_copy(update={"payload_limit_bytes": 20}))
     flow = await small.create(
