@@ -95,6 +95,12 @@ update penstock.kafka_position p set next_offset = u.next_offset, updated_at = n
 from unnest($2::text[], $3::int[], $4::bigint[]) u (topic, partition, next_offset)
 where p.group_id = $1 and p.topic = u.topic and p.partition = u.partition;
 
+-- name: restart_positions
+-- $1 group, $2 topics, $3 partitions, $4 next offsets; held before. From there on they are read as for the first time.
+update penstock.kafka_position p set next_offset = u.next_offset, complete = false, updated_at = now()
+from unnest($2::text[], $3::int[], $4::bigint[]) u (topic, partition, next_offset)
+where p.group_id = $1 and p.topic = u.topic and p.partition = u.partition;
+
 -- name: complete_position
 -- $1 group, $2 topic, $3 partition; held before.
 update penstock.kafka_position set complete = true, updated_at = now()

@@ -450,9 +450,11 @@ async def test_a_topic_that_was_made_anew_is_read_from_its_start(
             "insert into penstock.kafka_position values ($1, $2, $3, 1000, true)",
             source_settings.kafka_source_group, topics["json"], partition,
         )  # fmt: skip
-    kafka.write(topics["json"], (b"a", in_json(FUTURE_MS)))
+    kafka.write(topics["json"], (b"a", in_json(FUTURE_MS)), (b"published before", in_json(1000)))
+    kafka.write(topics["json"], (b"published before", None), headers=EXPIRED)
     await driver.catch_up(await driver.open(source_settings))
     assert set(await armed(sql)) == {b"a"}
+    assert await sql.fetchval("select bool_and(complete) from penstock.kafka_position")
 
 
 async def test_the_same_key_in_two_topics_is_two_schedules(

@@ -171,10 +171,8 @@ class Source(Service):
             shorter = {one: begins[one] for one, state in states.items() if state.next > bounds[one][1]}
             if shorter:
                 log.warning("source_topic_is_shorter", partitions=",".join(f"{one[0]}/{one[1]}" for one in shorter))
-                await self._positions(session, "move_positions", shorter, list(shorter.values()))
-        for partition, begin in shorter.items():
-            states[partition].next = begin
-        return states
+                await self._positions(session, "restart_positions", shorter, list(shorter.values()))
+        return states | {partition: PartitionState(begin, complete=False) for partition, begin in shorter.items()}
 
     async def _realign(self) -> None:
         """Move the consumer to our positions: in partitions that were just assigned, and after a failure."""
