@@ -71,8 +71,10 @@ def base_url(url: str | None) -> str:
 
 
 def http_headers(api_key: str | None) -> dict[str, str]:
-    """Return the headers of every request. api_key: None for PENSTOCK_API_KEY, "" for no key."""
-    key = os.environ.get("PENSTOCK_API_KEY") if api_key is None else api_key
+    """Return the headers of every request. api_key: None for PENSTOCK_API_KEY, "" for no key. Raises SettingsError."""
+    key = (os.environ.get("PENSTOCK_API_KEY", "") if api_key is None else api_key).strip()  # a file ends with a newline
+    if not (key.isascii() and key.isprintable()):  # the error of the HTTP library would hold the key
+        raise errors.SettingsError("the API key holds a line break, or a character that is not ASCII")
     return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
 

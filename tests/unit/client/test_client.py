@@ -33,6 +33,7 @@ from penstock.protocol.errors import (
     PayloadLost,
     PayloadUnavailable,
     RpcError,
+    SettingsError,
     StateConflict,
     TaskNotFound,
     TooLarge,
@@ -92,6 +93,17 @@ def test_a_client_finds_the_api_and_its_key_in_the_environment(
         monkeypatch.delenv(name)
     assert kind().url == "http://127.0.0.1:8080"
     assert "Authorization" not in kind()._http.headers
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_key_from_a_file_is_read_without_its_newline_and_no_other_one_is_shown(
+    kind: type[Client] | type[AsyncClient],
+) -> None:
+    assert kind(api_key=" k-given\n")._http.headers["Authorization"] == "Bearer k-given"
+    for wrong in ("k-given\nk-older", "k-gïven"):
+        with pytest.raises(SettingsError, match="the API key holds a line break") as raised:
+            kind(api_key=wrong)
+        assert "k-g" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
