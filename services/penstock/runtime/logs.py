@@ -29,6 +29,7 @@ _QUIET = dict.fromkeys(
 _CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _LINES = re.compile(f"[{_CONTROL}]")
 _ONE_LINE = re.compile(f"[\t\n{_CONTROL}]")
+_BLANK = re.compile("[\0- ]")  # no character of a name in logfmt
 
 
 def setup_logging(process: str, *, level: str = "info", form: str = "logfmt") -> None:
@@ -121,7 +122,7 @@ class _Event(dict[str, Any]):
     """The message of a record of ours: an event and its fields, printable text for other handlers."""
 
     def __str__(self) -> str:
-        text = " ".join(str(value) if name == "event" else f"{name}={value}" for name, value in self.items())
+        text = " ".join(_text(value) if name == "event" else f"{name}={_text(value)}" for name, value in self.items())
         return printable(text)
 
 
@@ -152,7 +153,7 @@ class _Lines(logging.Formatter):
         super().__init__()
         self._process = process
         self._form = form
-        self._render: Any = structlog.processors.JSONRenderer(default=str)
+        self._render: Any = structlog.processors.JSONRenderer(default=str, allow_nan=False)
         if form != "json":
             order = ["timestamp", "level", "event", "process"]
             self._render = structlog.processors.LogfmtRenderer(key_order=order, drop_missing=True, bool_as_flag=False)
@@ -175,9 +176,19 @@ class _Lines(logging.Formatter):
             event["traceback"] = self.formatException(record.exc_info)
         if record.stack_info:
             event["stack"] = record.stack_info
-        line: str = self._render(None, "", event)
+        try:
+            line: str = self._render(None, "", event)
+        except Exception:  # a name with a blank, NaN in JSON, a value without text: the line must not be lost for it
+            line = self._render(None, "", {_BLANK.sub("_", name): _text(value) for name, value in event.items()})
         # The renderer changes newlines alone; a value must not be able to forge a line of its own.
         return printable_json(line) if self._form == "json" else printable(line, one_line=True)
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception as exc:
+        return f"{type(value).__name__} without a text: {type(exc).__name__}"
 
 
 def printable(text: str, *, one_line: bool = False) -> str:

@@ -6,6 +6,7 @@ import json
 import logging
 import logging.config
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
@@ -84,6 +85,38 @@ def test_json_lines_are_objects_and_take_any_value(capsys: pytest.CaptureFixture
     assert "\x7f" not in line
     assert entry["text"] == '"\x7f\x1b\n'
     assert (entry["event"], entry["process"], entry["level"], entry["value"]) == ("seen", "worker", "info", "{1}")
+
+
+class _Wordless:
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("form", ["logfmt", "json"])
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"two words": 7}, {"logfmt": "two_words=7", "json": '"two words": 7'}),
+        ({"counts": {(1, 2): 3}}, {"logfmt": 'counts="{(1, 2): 3}"', "json": '"counts": "{(1, 2): 3}"'}),
+        ({"mean": float("nan")}, {"logfmt": "mean=nan", "json": '"mean": "nan"'}),
+        (
+            {"value": _Wordless()},
+            {
+                "logfmt": 'value="_Wordless without a text: ZeroDivisionError"',
+                "json": '"value": "_Wordless without a text: ZeroDivisionError"',
+            },
+        ),
+        ({"digits": 10**5000}, dict.fromkeys(("logfmt", "json"), "int without a text: ValueError")),
+    ],
+)
+def test_no_field_loses_its_line(
+    capsys: pytest.CaptureFixture[str], form: str, fields: dict[str, Any], shown: dict[str, str]
+) -> None:
+    setup_logging("worker", form=form)
+    log.info("seen", **fields, after="here")
+    (line,) = lines(capsys)
+    assert shown[form] in line
+    assert "here" in line
 
 
 def test_a_traceback_is_one_field_of_the_line(capsys: pytest.CaptureFixture[str]) -> None:
