@@ -138,6 +138,7 @@ def test_every_object_is_one_that_kubernetes_takes(case: tuple[str, Objects]) ->
     for key, document in found.items():
         assert complaints(document, VERSIONS) == [], key
         assert document["metadata"]["namespace"] == "jobs"
+        assert "template" not in document.get("spec", ()) or pod(document)["enableServiceLinks"] is False, key
 
 
 def test_each_process_is_that_of_the_plain_manifests(case: tuple[str, Objects]) -> None:

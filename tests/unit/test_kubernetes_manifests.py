@@ -63,6 +63,13 @@ def test_every_object_is_one_that_kubernetes_takes(path: Path) -> None:
         assert complaints(document) == [], document["metadata"]["name"]
 
 
+def test_no_pod_takes_the_variables_of_a_service_for_settings() -> None:
+    specs = [document.get("spec", {}) for path in FILES for document in documents(path)]
+    pods = [spec["template"]["spec"] for spec in specs if "containers" in spec.get("template", {}).get("spec", {})]
+    assert len(pods) > 7
+    assert not any(pod.get("enableServiceLinks", True) for pod in pods)
+
+
 def test_a_field_that_kubernetes_does_not_know_is_found() -> None:
     (job,) = documents(EXAMPLES / "kubernetes" / "migrate.yaml")
     assert complaints(job | {"spec": job["spec"] | {"backofLimit": 5}})

@@ -84,6 +84,8 @@ spec:
     spec:
       serviceAccountName: {{ .root.Release.Name }}-{{ .component }}
       automountServiceAccountToken: false
+      # A Service named penstock-clockwork would set PENSTOCK_CLOCKWORK_PORT in every pod.
+      enableServiceLinks: false
       # PID 1 of a container ignores signals that it does not handle. With another process as PID 1, SIGTERM works while
       # Python is still importing.
       shareProcessNamespace: true
