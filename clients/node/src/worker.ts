@@ -338,7 +338,7 @@ export class Worker {
 
   private async attempt(attempt: Attempt): Promise<void> {
     while (this.running >= this.options.concurrency && !(this.stopping && !attempt.lease.begun)) await this.slot();
-    if (this.stopping && !attempt.lease.begun) {
+    if (this.ended || (this.stopping && !attempt.lease.begun)) {
       this.attempts.delete(attempt); // its message is released
       return;
     }
@@ -523,6 +523,7 @@ function named(params: Json, options: ActionOptions): Json {
 
 /** What the handler returns or throws, or an error after so many seconds; the handler's own work goes on then. */
 async function within<R>(seconds: number, abort: AbortController, run: () => R): Promise<Awaited<R>> {
+  abort.signal.throwIfAborted(); // while its payload was opened
   let timer: NodeJS.Timeout | undefined;
   const ended = new Promise<never>((_, reject) => {
     abort.signal.addEventListener("abort", () => reject(abort.signal.reason as Error), { once: true });

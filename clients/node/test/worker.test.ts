@@ -106,6 +106,28 @@ test("a worker whose messages cannot be deleted ends all the same, and has a nam
   isAway = false; // lets the deletion end, and with it this file
 });
 
+test("what is given back does not begin any more", async () => {
+  const Body = JSON.stringify(["1:1", "2:1", "3:1"].map((id) => ({ jsonrpc: "2.0", method: "a", params: {}, id })));
+  const messages = [{ MessageId: "1", ReceiptHandle: "r", Body }];
+  const sqs = {
+    send: async (command: object) =>
+      command instanceof ReceiveMessageCommand ? sleep(20, { Messages: messages.splice(0) }) : {},
+  } as unknown as SQSClient;
+  const queues = { outboundQueue: "http://q/out", resultsQueue: "http://q/in" };
+  const worker = new Worker({ ...queues, sqs, log: () => undefined, concurrency: 1, graceSeconds: 0.4 });
+  const begun: string[] = [];
+  worker.action("a", async (_, ctx) => {
+    begun.push(ctx.taskId);
+    await sleep(60_000, undefined, { signal: ctx.signal });
+  });
+  const running = worker.run();
+  await sleep(100);
+  worker.stop();
+  await running;
+  await sleep(100);
+  assert.deepEqual(begun, ["1"]);
+});
+
 test("steps are counted as the pipeline keeps them", async () => {
   const key = Buffer.alloc(32).toString("base64");
   const reports: any[] = [];
