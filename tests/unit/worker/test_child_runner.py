@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
@@ -88,14 +89,10 @@ async def test_what_goes_on_after_a_call_sends_no_output() -> None:
     runner.close()
 
 
-async def test_an_error_and_a_note_that_are_no_characters_are_reported() -> None:
+async def told_by(act: Callable[[Context], Awaitable[None]]) -> dict[str, list[Any]]:
+    """The last message of each kind from a child whose handler it is, as the worker reads them."""
     registry = Registry()
-
-    @action("a", registry=registry, process=True)
-    async def act(ctx: Context) -> None:
-        await ctx.progress(note="caf\udce9")
-        raise ValueError("caf\udce9")
-
+    action("a", registry=registry, process=True)(act)
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_unix_connection(sock=ours)
     runner = _ChildRunner(load_settings(), Channel(theirs), Resources(in_child=True), registry)
@@ -104,12 +101,38 @@ async def test_an_error_and_a_note_that_are_no_characters_are_reported() -> None
     async with asyncio.timeout(10):
         while not messages or messages[-1][0] != "done":
             messages.append(await read(reader))
-    told = {message[0]: message for message in messages}
-    assert told["progress"][3] == "caf\ufffd"
-    assert told["answer"][3][:2] == ["ValueError", "caf\ufffd"]
     runner.close()
     writer.close()
     theirs.close()
+    return {message[0]: message for message in messages}
+
+
+async def test_an_error_and_a_note_that_are_no_characters_are_reported() -> None:
+    async def act(ctx: Context) -> None:
+        await ctx.progress(note="caf\udce9")
+        raise ValueError("caf\udce9")
+
+    told = await told_by(act)
+    assert told["progress"][3] == "caf\ufffd"
+    assert told["answer"][3][:2] == ["ValueError", "caf\ufffd"]
+
+
+class Percent(float):
+    """As the numbers of numpy are."""
+
+
+class Markup(str):
+    def __getitem__(self, key: Any) -> Markup:
+        return Markup(super().__getitem__(key))
+
+
+async def test_progress_in_numbers_and_texts_of_libraries_is_reported() -> None:
+    async def act(ctx: Context) -> None:
+        await ctx.progress(Percent(12.5), Markup("an eighth"))
+
+    told = await told_by(act)
+    assert told["progress"][2:] == [12.5, "an eighth"]
+    assert told["answer"][3] is None
 
 
 async def test_the_report_of_a_failed_step_can_be_read_though_its_error_holds_no_characters() -> None:

@@ -45,10 +45,11 @@ class Channel:
         self._lock = threading.Lock()
 
     def send(self, *message: Any) -> None:
-        """Send texts, numbers, lists and None. Half a surrogate pair, as in the name of a file, becomes U+FFFD."""
+        """Send texts, numbers, also of numpy, lists and None. Half a surrogate pair, as in the name of a file, becomes
+        U+FFFD."""
         try:
             framed = frame(message)
-        except UnicodeEncodeError:
+        except (UnicodeEncodeError, TypeError):
             framed = frame(json.loads(replace_unstorable(json.dumps(message))))
         with self._lock:
             self._connection.sendall(framed)
