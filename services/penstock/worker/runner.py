@@ -163,7 +163,7 @@ class Runner:
         if not (needs_opening(attempt.params) or self._is_for_process(attempt)):
             try:
                 attempt.params = self._fitted(attempt)
-            except responses.Refusal as exc:
+            except BaseException as exc:  # a validator may end in anything, also in SystemExit
                 self._refuse(attempt, exc)
                 return
         if alone:
@@ -171,10 +171,10 @@ class Runner:
         else:
             self._open_batches.add(attempt)
 
-    def _refuse(self, attempt: Attempt, refusal: responses.Refusal) -> None:
+    def _refuse(self, attempt: Attempt, exc: BaseException) -> None:
         """Answer an attempt of a batch without calling its handler."""
         attempt.lease.begin()
-        self._settle(attempt, responses.failure_answer(attempt.claim_id, attempt.handler, refusal), 0.0)
+        self._settle(attempt, responses.failure_answer(attempt.claim_id, attempt.handler, exc), 0.0)
 
     def _fitted(self, attempt: Attempt) -> Any:
         """What the handler is called with. Raises Refusal."""
@@ -399,7 +399,7 @@ class Runner:
             await open_params(self.codec, attempt)
             if not self._is_for_process(attempt):
                 attempt.params = self._fitted(attempt)
-        except responses.Refusal as exc:
+        except Exception as exc:
             self._refuse(attempt, exc)
 
     def _context(self, attempt: Attempt) -> Context:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -124,6 +125,25 @@ async def test_an_exception_that_cannot_be_read_fails_its_task_alone() -> None:
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("cannot say")
+
+
+@dataclass
+class Zero:
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n:
+            raise Unprintable if self.n == 1 else SystemExit(self.n)
+
+
+async def test_parameters_of_a_batch_whose_check_ends_in_anything_fail_their_task_alone() -> None:
+    async def several(calls: list[Call[Zero]]) -> list[int]:
+        return [call.params.n for call in calls]
+
+    reports = await outcomes(Handler("act", several, batch=2), 3)
+    assert isinstance(reports[0], Succeeded)
+    assert error(reports[2])["type"] == "SystemExit"
+    assert isinstance(reports[1], Failed)  # its text fails too
 
 
 @pytest.fixture
