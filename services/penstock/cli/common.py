@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import msgspec
 import typer
 
 from penstock.cli.parameters import Given, ParamsOf
-from penstock.protocol.errors import PenstockError, RpcError, SettingsError
+from penstock.protocol.errors import PenstockError, RateLimited, RpcError, SettingsError, Unavailable
 from penstock.protocol.requests import given
 from penstock.runtime.logs import printable, printable_json
 
@@ -36,6 +37,7 @@ EPILOG = (
     "130 interrupted. Settings come from PENSTOCK_* variables and penstock.toml."
 )
 DEFAULT_API_URL = "http://127.0.0.1:8080"
+AWAY_SECONDS = 0.5
 _SHOWN_CHARS = 80
 # What each method does: `make reference` writes it from the methods, which would load the database's driver.
 SUMMARIES: dict[str, str] = json.loads(Path(__file__).with_name("summaries.json").read_text("utf-8"))
@@ -178,6 +180,19 @@ class Database(Shown):
                 return await work(session)
 
         return asyncio.run(run())
+
+
+def outlasting(ask: Callable[[], Result]) -> Result:
+    """The answer of an api, through its restarts and its limit of the rate, for what goes on meanwhile."""
+    is_away = False
+    while True:
+        try:
+            return ask()
+        except (Unavailable, RateLimited) as exc:
+            if not is_away:
+                say(f"penstock: {exc}; still trying", err=True)
+            is_away = True
+            time.sleep(AWAY_SECONDS)
 
 
 def calling(

@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.common import print_json, say
+from penstock.cli.common import outlasting, print_json, say
 from penstock.cli.values import state_label
-from penstock.protocol.errors import PenstockError, RateLimited, Unavailable
+from penstock.protocol.errors import PenstockError
 from penstock.protocol.task import FINAL_STATES, State
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ def follow(client: Client, ids: Sequence[int], *, as_json: bool) -> int:
     Raises PenstockError for an unknown task.
     """
     known: dict[int, dict[str, Any]] = {}
-    is_unreachable = False
     left = list(dict.fromkeys(ids))
     outputs = [
         threading.Thread(target=_print_beside, args=(client, task_id, as_json), daemon=True)
@@ -38,15 +38,7 @@ def follow(client: Client, ids: Sequence[int], *, as_json: bool) -> int:
     for thread in outputs:
         thread.start()
     while True:
-        try:
-            tasks = client.call("status", {"ids": left, "detail": True})
-        except (Unavailable, RateLimited) as exc:
-            if not is_unreachable:
-                say(f"penstock: {exc}; still trying", err=True)
-            is_unreachable = True
-            time.sleep(LOOK_SECONDS)
-            continue
-        is_unreachable = False
+        tasks = outlasting(partial(client.call, "status", {"ids": left, "detail": True}))
         for task_id, task in zip(left, tasks, strict=True):
             if task is None:
                 gone = "is no longer kept" if task_id in known else "does not exist"

@@ -4,12 +4,13 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import Api, Printer, calling, listing, print_fields, progress
+from penstock.cli.common import Api, Printer, calling, listing, outlasting, print_fields, progress
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import PAYLOAD, Given, ParamsOf
 from penstock.cli.values import read_json
@@ -85,7 +86,7 @@ def import_schedules(
         for start, end in calls:
             started = api.client.schedules.create_many(entries[start:end], replace=replace)
             while True:
-                status = api.client.schedules.import_status(started["id"])
+                status = outlasting(partial(api.client.schedules.import_status, started["id"]))
                 show(start + status["seen"], len(entries))
                 if status["state"] == "DONE":
                     break

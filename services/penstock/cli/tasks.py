@@ -50,8 +50,10 @@ class Bulk:
             api.show(started, lambda _: typer.echo(f"job {started['job']}: see `penstock jobs show {started['job']}`"))
             return
         with common.progress(method) as show:  # its length is known once a supervisor has counted the tasks
-            job = api.client.wait_job(
-                started["job"], progress=lambda job: show(job["changed"] + job["refused"], job["total"])
+            job = common.outlasting(
+                lambda: api.client.wait_job(
+                    started["job"], progress=lambda job: show(job["changed"] + job["refused"], job["total"])
+                )
             )
         has_failed = job["state"] != "DONE" or job["refused"]
         api.show(job, _print_job)

@@ -16,7 +16,14 @@ from penstock.cli.app import app
 from penstock.client.client import Client
 from penstock.client.inbound import InboundClient
 from penstock.db.pool import Store
-from penstock.protocol.errors import InvalidParams, PenstockError, ScheduleNotFound, TooLarge
+from penstock.protocol.errors import (
+    InvalidParams,
+    PenstockError,
+    RateLimited,
+    ScheduleNotFound,
+    TooLarge,
+    Unavailable,
+)
 from penstock.runtime.periodic import repeat
 from penstock.schedules.model import PART_ENTRIES
 from penstock.settings.model import Settings
@@ -237,8 +244,18 @@ async def test_every_command_of_the_shell(store: Store, settings: Settings, shel
 
 
 async def test_a_file_is_imported_and_what_is_wrong_in_it_is_told(
-    store: Store, settings: Settings, shell: Any, tmp_path: Path
+    store: Store, settings: Settings, shell: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The api is started again, and limits the rate, while the supervisor reads the first file.
+    troubles: list[Exception] = [RateLimited(0.1), Unavailable("cannot be reached")]
+    step = Client._step
+
+    def step_through_troubles(client: Client, body: str | None, seconds: float) -> Any:
+        if troubles and "import_status" in (body or ""):
+            raise troubles.pop()
+        return step(client, body, seconds)
+
+    monkeypatch.setattr(Client, "_step", step_through_troubles)
     lines = [{"name": f"s{n}", "expression": "@daily", "action": "a"} for n in range(3)]
     (tmp_path / "good.json").write_text(json.dumps(lines))
     (tmp_path / "lines").write_text("\n\n".join(map(json.dumps, [lines[0], {"name": "x", "expression": "@dayly"}])))
@@ -258,6 +275,7 @@ async def test_a_file_is_imported_and_what_is_wrong_in_it_is_told(
         # The supervisor's log lines come from this process too.
         counts = dict(line.split() for line in good.output.splitlines() if line[0] in "cr")
         assert counts == {"created": "3", "replaced": "0", "refused": "0"}
+        assert (troubles, good.output.count("cannot be reached; still trying")) == ([], 1)
         bad = shell(url, "import", "lines", "--replace")
         assert isinstance(bad.exception, PenstockError)
         assert str(bad.exception).startswith("1 of 2 schedules were refused")

@@ -19,7 +19,7 @@ from penstock.client.client import Client
 from penstock.client.exchanges import Unfinished
 from penstock.db.pool import Store
 from penstock.protocol.api_key import Permission
-from penstock.protocol.errors import InvalidParams, JobNotFound, RpcError
+from penstock.protocol.errors import InvalidParams, JobNotFound, RateLimited, RpcError, Unavailable
 from penstock.protocol.task import NewTask
 from penstock.runtime.periodic import repeat
 from penstock.settings.model import Settings
@@ -181,6 +181,23 @@ async def test_the_command_does_each_operation_and_shows_its_job(
 
     async with stack(store, settings) as url:
         await asyncio.to_thread(use, url)
+
+
+async def test_the_command_waits_through_a_restart_of_the_api(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    troubles: list[Exception] = [RateLimited(0.1), Unavailable("cannot be reached")]
+    step = Client._step
+
+    def step_through_troubles(client: Client, body: str | None, seconds: float) -> Any:
+        if troubles and "job.get" in (body or ""):
+            raise troubles.pop()
+        return step(client, body, seconds)
+
+    monkeypatch.setattr(Client, "_step", step_through_troubles)
+    async with stack(store, settings) as url:
+        done = await asyncio.to_thread(command(url), "tasks", "cancel", "--action", "mail", "--yes")
+    assert (done.exit_code, troubles, done.stderr.count("cannot be reached; still trying")) == (0, [], 1)
 
 
 async def test_the_command_asks_before_it_changes_anything_and_names_the_number(
