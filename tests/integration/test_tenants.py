@@ -404,6 +404,20 @@ async def test_a_limit_of_an_action_and_one_of_a_tenant_hold_together_and_tenant
     assert (len(went & set(flood)), len(went & set(quiet))) in {(4, 5), (5, 4)}
 
 
+async def test_actions_take_turns_where_their_tenant_may_have_fewer_in_flight_than_there_are(
+    store: Store, sent: Outbound, sql: Any, settings: Settings
+) -> None:
+    await change(store, set_tenant, "acme", {"max_in_flight": 1})
+    first = await enqueue(store, *(NewTask("first", tenant="acme") for _ in range(30)))
+    await enqueue(store, *(NewTask("second", tenant="acme") for _ in range(30)))
+    schedulers = [scheduler_of(store, sent, settings)]
+    for count in range(1, 31):
+        await drain(schedulers, sent, sql, until=count)
+        async with store.transaction() as session:
+            await settle.finish(session, {sent.pairs[-1]: "{}"})
+    assert 0 < len({task_id for task_id, _ in sent.pairs} & set(first)) < 30
+
+
 async def test_a_paused_tenants_tasks_are_taken_and_wait_until_it_is_resumed(
     store: Store, sent: Outbound, settings: Settings
 ) -> None:

@@ -9,6 +9,7 @@ alone, these are drawn by lot.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,8 +67,10 @@ class Gates:
             self._rest_until = {rule: until for rule, until in self._rest_until.items() if until > now}
             self._next_at = now + (_IDLE_SECONDS if found["seconds"] is None else found["seconds"])
             went = 0
-            rules = zip(found["actions"], found["changed_at"], strict=True)
-            for rule in [rule for rule in rules if rule not in self._rest_until]:
+            found_rules = zip(found["actions"], found["changed_at"], strict=True)
+            rules = [rule for rule in found_rules if rule not in self._rest_until]
+            random.shuffle(rules)  # or the first of them would use up what a limit of a tenant leaves
+            for rule in rules:
                 try:
                     went += await self._let_through(rule)
                 except Refused as exc:  # other gates and routes must not wait for this action
