@@ -687,6 +687,24 @@ async def test_many_that_settled_at_once_are_emptied_step_by_step_and_seen_once(
     assert await other.run_once() == 0, "nothing is emptied unless it is asked for"
 
 
+async def test_two_supervisors_that_empty_do_not_wait_for_each_other(
+    store: Store, sql: Any, emptying: PayloadRetention
+) -> None:
+    ids = await make(store, 3)
+    claimed, _ = await claim(store)
+    await finish(store, claimed, ids)
+    await sql.execute(
+        "create function penstock.slow() returns trigger language plpgsql as "
+        "'begin perform pg_sleep(1); return null; end'; "
+        "create trigger slow before update on penstock.task_history for each statement execute function penstock.slow()"
+    )
+    later = datetime.now(UTC) + timedelta(days=3)
+    emptied = 0
+    while not emptied:
+        emptied += sum(await asyncio.gather(emptying.run_once(now=later), emptying.run_once(now=later)))
+    assert emptied + await walk(emptying, later) == 6
+
+
 async def test_a_look_of_the_emptying_reads_its_stretch_and_not_the_history(sql: Any) -> None:
     await sql.execute("set timezone = 'UTC'")  # as partitions are cut
     await sql.execute(

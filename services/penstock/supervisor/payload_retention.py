@@ -52,8 +52,10 @@ class PayloadRetention:
         return total
 
     async def _step(self, what: str, kept_seconds: float, now: datetime | None, *, summarize: bool) -> int | None:
-        """Returns how many were emptied; None when all is done."""
+        """Returns how many were emptied; None when all is done, or another supervisor is at it."""
         async with self._store.transaction() as session:
+            if not await session.value("try_upkeep_lock"):
+                return None
             clock = now or await session.value("read_clock")
             past = clock - timedelta(seconds=kept_seconds + self._margin_seconds)
             end = past.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
