@@ -19,8 +19,9 @@ from penstock.db.grants import grants
 from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.protocol.task import NewTask
+from penstock.protocol.task import Failure, NewTask
 from penstock.settings.model import Settings, load_settings
+from penstock.tasks import reschedule, settle
 from tests.integration.limits.test_limits import enqueue, limit
 from tests.integration.lives import Lives
 from tests.integration.test_waits import World
@@ -119,6 +120,21 @@ async def test_a_task_that_waits_in_its_queue_for_a_worker_is_not_overdue(store:
         await session._connection.execute("update penstock.task set claimed_at = now() - interval '1 hour'")
         await examine_invariants(session, report, stale_after_seconds=120, untaken_after_seconds=6 * 3600)
     assert "nothing is overdue" not in {one.what for one in report.findings if one.level != "ok"}
+
+
+async def test_a_task_that_was_retried_before_the_next_of_its_key_was_claimed_is_not_out_of_order(
+    store: Store, settings: Settings
+) -> None:
+    lives = Lives(store, settings)
+    await enqueue(store, *(NewTask("plain", ordering_key="k") for _ in range(2)))
+    (first,) = await lives.claim()
+    async with store.transaction() as session:
+        await settle.fail(session, [Failure(first.id, first.claim, '{"code":-32000,"message":"boom"}', None)])
+    async with store.transaction() as session:
+        assert await reschedule.restart(session, [first.id]) == {first.id: "WAITING"}
+    await lives.claim()
+    async with store.session() as session:
+        assert await complaints(session, settings) == []
 
 
 async def test_a_role_that_may_not_read_a_sequence_is_told_nothing_of_it(

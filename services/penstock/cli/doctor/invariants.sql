@@ -6,14 +6,14 @@
 -- part: live
 live as materialized (
     select id, state, action, attempts, max_attempts, claim, claimed_at, heartbeat_at, unique_key, ordering_key, limit_key,
-           tenant, gate, workflow
+           tenant, gate, workflow, created_at
     from penstock.task order by id limit $1
 )
 
 -- part: running
 -- Of each ordering key, the tasks that may run or wait for an event; those behind them wait.
 running as materialized (
-    select id, ordering_key, claimed_at from live
+    select id, ordering_key, claimed_at, created_at from live
     where ordering_key is not null and (state::text <> 'WAITING' or claimed_at is not null)
 )
 
@@ -65,13 +65,14 @@ from running group by ordering_key having count(*) > 1;
 
 -- name: find_keys_out_of_order
 -- Holds: tasks of an ordering key run in order
--- A task that was retried stands behind the one that runs, though it is older: it has changed since.
+-- A task that was retried, or a step that takes its place now, stands behind those that are there, though it is older: it
+-- has changed since they were made.
 with {live}, {running}
 select 'task ' || r.id || ' was claimed before task ' || older.id || ' of its ordering key' as seen
 from running r cross join lateral (
     select t.id from penstock.task t
     where t.ordering_key = r.ordering_key and t.state = 'WAITING' and t.claimed_at is null and t.id < r.id
-      and t.updated_at < r.claimed_at
+      and t.updated_at <= r.created_at
     order by t.id limit 1) older
 where r.claimed_at is not null;
 
