@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -218,6 +219,15 @@ async def test_a_database_that_is_away_is_tried_again_and_no_password_is_told(ma
         await execute("away")
     assert "hidden" not in str(caught.value)
     assert "away: the database cannot be reached" in str(caught.value)
+
+
+async def test_a_missing_file_of_authorities_is_tried_again(
+    make: Callable[..., Execute], delivery_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    dsn = f"{delivery_url}{'&' if '?' in delivery_url else '?'}sslmode=verify-full"
+    with pytest.raises(NotDelivered, match=r"root.crt"):  # the operator may yet put it there
+        await make(one={"dsn": dsn, "statement": "select 1"})("one")
 
 
 async def test_more_tasks_than_connections_all_run(

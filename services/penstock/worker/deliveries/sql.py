@@ -78,8 +78,9 @@ class Statements:
             kind = Undeliverable if str(exc.sqlstate)[:2] in _FINAL else NotDelivered
             raise kind(text) from None
         except asyncpg.InterfaceError as exc:
-            # A ValueError is the driver's word for parameters that it cannot write down.
-            kind = Undeliverable if isinstance(exc, ValueError) else NotDelivered
+            # A ValueError is the driver's word for parameters that it cannot write down, and for its settings.
+            is_final = isinstance(exc, ValueError) and not isinstance(exc, asyncpg.ClientConfigurationError)
+            kind = Undeliverable if is_final else NotDelivered
             raise kind(f"{statement}: {exc}") from None
         except TimeoutError:
             raise NotDelivered(f"{statement}: the database gave no answer in time") from None
