@@ -200,8 +200,8 @@ with held as materialized (
 update penstock.task t
 set state = case when h.task_id <> t.id then 'WAITING' else 'SCHEDULED' end::penstock.task_state,
     ordering_key = i.ordering_key, updated_at = now(), payload = coalesce(i.payload::json, t.payload),
-    -- Not earlier than now: a claim looks behind what it has claimed last.
-    run_at = greatest(t.run_at, now() + make_interval(secs => coalesce(i.delay, 0))),
+    -- Not earlier than now: a claim looks behind what it has claimed last. A delay that began before a retry is in run_at.
+    run_at = greatest(t.run_at, now() + make_interval(secs => case when t.run_at = t.created_at then i.delay end), now()),
     expires_at = coalesce(t.expires_at, now() + make_interval(secs => i.expires_in))
 from input i left join heads h on h.key = i.ordering_key
 where t.id = any(array[i.id])
@@ -339,7 +339,7 @@ with gone as (
         created_at, updated_at, timeout_seconds, failures, labels, expires_at, limit_key, workflow, tenant,
         trace, journal)
     select g.id, 'WAITING', g.action, g.payload, g.priority,
-        case when g.attempts = 0 and p.unknown_since is null then greatest(g.run_at, now()) else now() end,
+        case when g.attempts = 0 and p.unknown_since is null then g.run_at else now() end,
         0, g.max_attempts, g.claim,
         g.created_at, now(), g.timeout_seconds, g.failures, g.labels,
         case when g.expires_at > now() then g.expires_at end, g.limit_key, g.workflow, g.tenant, g.trace,

@@ -609,6 +609,25 @@ async def test_a_step_that_had_not_started_keeps_its_time_in_a_retry(lives: Live
     assert await sql.fetchval("select run_at from penstock.task") == tomorrow
 
 
+async def test_a_delay_does_not_begin_anew_in_a_retry_unless_it_had_not_begun(lives: Lives, sql: Any) -> None:
+    flow = await lives.create(chain=[{"action": "a", "delay": 3600}, {"action": "b", "delay": 3600}])
+
+    async def left() -> float:
+        row = await sql.fetchrow("select run_at - now() as left from penstock.task where state = 'SCHEDULED'")
+        return float(row["left"].total_seconds())
+
+    await sql.execute("update penstock.task set run_at = now() + interval '1800 s' where action = 'a'")
+    await lives.ask("workflow.cancel", id=flow)
+    await lives.ask("workflow.retry", id=flow)
+    assert 1700 < await left() <= 1800
+    await sql.execute("update penstock.task set run_at = now() where action = 'a'")
+    await lives.live(lambda *_: _break())
+    await lives.ask("workflow.retry", id=flow)
+    assert await left() <= 0
+    await lives.live()
+    assert 3500 < await left() <= 3600
+
+
 @pytest.mark.parametrize("way", ["sleep", "unknown"])
 async def test_a_retry_goes_on_with_a_sleep_and_not_with_a_wait_for_a_worker(
     lives: Lives, store: Store, sql: Any, way: str
