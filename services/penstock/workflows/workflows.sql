@@ -202,7 +202,7 @@ set state = case when h.task_id <> t.id then 'WAITING' else 'SCHEDULED' end::pen
     ordering_key = i.ordering_key, updated_at = now(), payload = coalesce(i.payload::json, t.payload),
     -- Not earlier than now: a claim looks behind what it has claimed last. A delay that began before a retry is in run_at.
     run_at = greatest(t.run_at, now() + make_interval(secs => case when t.run_at = t.created_at then i.delay end), now()),
-    expires_at = coalesce(t.expires_at, now() + make_interval(secs => i.expires_in))
+    expires_at = coalesce(t.expires_at, case when t.journal is null then now() + make_interval(secs => i.expires_in) end)
 from input i left join heads h on h.key = i.ordering_key
 where t.id = any(array[i.id])
 returning t.id, t.action, t.state::text as state;

@@ -17,7 +17,8 @@ from penstock.db.session import Session
 from penstock.db.statements import SQL
 from penstock.limits.explain import Cause, explain
 from penstock.protocol.errors import InvalidParams, TooSlow, WorkflowConflict, WorkflowNotFound
-from penstock.protocol.reports import Failed, Hints, Report, Succeeded, Suspended, Waiting, WaitPolicy
+from penstock.protocol.journal import Entry, StepPlace
+from penstock.protocol.reports import Failed, Hints, Report, Stepped, Succeeded, Suspended, Waiting, WaitPolicy
 from penstock.protocol.task import EXPIRED, Claimed, Failure, NewTask
 from penstock.results.apply import apply_reports
 from penstock.settings.model import Settings, load_settings
@@ -626,6 +627,17 @@ async def test_a_delay_does_not_begin_anew_in_a_retry_unless_it_had_not_begun(li
     assert await left() <= 0
     await lives.live()
     assert 3500 < await left() <= 3600
+
+
+async def test_a_step_that_has_begun_its_journal_does_not_expire_after_a_retry(lives: Lives, sql: Any) -> None:
+    flow = await lives.create(steps=[{"action": "a", "expires_in": 60}])
+    (a,) = await lives.claim()
+    assert await sql.fetchval("select expires_at from penstock.task") is not None
+    begun = Entry.of(StepPlace(name="first"), "1")
+    await lives.report(Stepped(a.id, a.claim, begun), Suspended(a.id, a.claim, 86_400.0))
+    await lives.ask("workflow.cancel", id=flow)
+    await lives.ask("workflow.retry", id=flow)
+    assert await sql.fetchval("select expires_at from penstock.task") is None
 
 
 @pytest.mark.parametrize("way", ["sleep", "unknown"])
