@@ -33,6 +33,7 @@ EVENTS_AT_ONCE = 5000
 CHILDREN_CHARS_AT_ONCE = 2**20  # of the children that they ask for, as JSON
 NO_TASK = 0  # in an event: a step of the workflow waits to run again, and is cancelled if the workflow fails
 _INPUTS_AT_ONCE = 100
+_INPUT_BYTES_AT_ONCE = 128 * 1024 * 1024  # of payloads with the results of predecessors, at the most
 _REASON_CHARS = 500
 _WITHOUT_TASK = NewTask("", max_attempts=1)
 _LIMIT_NAMED = "PENSTOCK_PAYLOAD_LIMIT_BYTES, or with a bucket PENSTOCK_PAYLOAD_MAX_BYTES"
@@ -214,8 +215,9 @@ class WorkflowRun:
         plain = [step for step in tasks if step["results_as"] is None and step["errors_as"] is None]
         await self._start_tasks({step["task_id"]: (step, None) for step in plain})
         taking = [step for step in tasks if step["results_as"] is not None or step["errors_as"] is not None]
-        for start in range(0, len(taking), _INPUTS_AT_ONCE):
-            await self._start_with_inputs(taking[start : start + _INPUTS_AT_ONCE])
+        at_once = max(1, min(_INPUTS_AT_ONCE, _INPUT_BYTES_AT_ONCE // self._settings.largest_payload_bytes))
+        for start in range(0, len(taking), at_once):
+            await self._start_with_inputs(taking[start : start + at_once])
         for step in kinds.get(StepKind.COMPENSATION, []):
             undone = await compensation_payload(self._session, step)
             await self._start_if_fit([(step, *undone)], "the payload and the result to be undone are")

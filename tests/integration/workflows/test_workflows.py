@@ -973,6 +973,27 @@ async def test_children_of_many_steps_are_made_part_by_part(lives: Lives, monkey
     assert (await lives.counts(flow), (await lives.look(flow)).state) == ({"SUCCESS": 61}, "SUCCESS")
 
 
+async def test_payloads_of_steps_are_held_together_only_up_to_so_many_bytes(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a bucket each may have 64 MiB, and a group as wide as it likes is given the same result."""
+    monkeypatch.setattr("penstock.workflows.advance._INPUT_BYTES_AT_ONCE", 3 * 262_144)
+    started: list[int] = []
+    fetch = Session.fetch
+
+    async def counted(self: Session, name: str, *args: Any, **options: Any) -> Any:
+        if name == "start_steps":
+            started.append(len(args[0]))
+        return await fetch(self, name, *args, **options)
+
+    monkeypatch.setattr(Session, "fetch", counted)
+    group = [{"action": "part", "results_as": "r"} for _ in range(7)]
+    flow = await lives.create(chain=[{"action": "first"}, group, {"action": "last", "results_as": "r"}])
+    await lives.live(lambda *_: "x" * 1000)
+    assert started == [3, 3, 1, 1]
+    assert (await lives.look(flow)).state == "SUCCESS"
+
+
 async def test_a_group_and_a_fan_in_of_a_thousand(lives: Lives) -> None:
     group = [{"action": "part", "payload": {"n": n}} for n in range(1000)]
     flow = await lives.create(chain=[group, group, {"action": "sum", "results_as": "parts"}])
