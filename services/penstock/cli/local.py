@@ -161,10 +161,12 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of last lines to print first.")] = 200,
 ) -> None:
     """Print the output of a stack that was started with --detach."""
-    path = folder_of(data_dir).log
-    if not path.exists():
-        raise StackError(f"{path} does not exist: only a stack started with --detach writes it")
-    with path.open("rb") as file:
+    folder = folder_of(data_dir)
+    with folder.using():
+        if not folder.log.exists():
+            raise StackError(f"{folder.log} does not exist: only a stack started with --detach writes it")
+        file = folder.log.open("rb")
+    with file:
         chunk = b"".join(file.read().splitlines(keepends=True)[-lines:] if lines else [])
         while chunk or follow:
             sys.stdout.buffer.write(chunk)

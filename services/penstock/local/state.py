@@ -36,7 +36,7 @@ class DataDir:
 
     def holder(self) -> int | None:
         """Process id of the stack that has this folder now, None when there is none."""
-        with contextlib.suppress(FileNotFoundError), self.lock.open("rb") as file:
+        with self.using(), contextlib.suppress(FileNotFoundError), self.lock.open("rb") as file:
             try:
                 # Shared: two askers must not see each other as the holder.
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -60,7 +60,7 @@ class DataDir:
 
     def read_any_state(self) -> dict[str, Any] | None:
         """The state file, be its stack alive or not."""
-        with contextlib.suppress(OSError, ValueError):
+        with self.using(), contextlib.suppress(FileNotFoundError, ValueError):
             state = json.loads(self.state.read_text("utf-8"))
             return state if isinstance(state, dict) else None
         return None
@@ -71,13 +71,19 @@ class DataDir:
         write_private(new, json.dumps(state, indent=2) + "\n")
         new.replace(self.state)
 
-    def prepare(self) -> None:
+    @contextlib.contextmanager
+    def using(self) -> Iterator[None]:
+        """Raises StackError where the block may not use the folder, such as one of another user."""
         try:
+            yield
+        except OSError as exc:
+            raise StackError(f"{self.path} cannot be used as data folder ({exc.strerror}): choose --data-dir") from exc
+
+    def prepare(self) -> None:
+        with self.using():
             make_private(self.path)
             with contextlib.suppress(FileExistsError), (self.path / ".gitignore").open("x") as file:
                 file.write("*\n")
-        except OSError as exc:
-            raise StackError(f"{self.path} cannot be used as data folder ({exc.strerror}): choose --data-dir") from exc
 
     def describe_holder(self) -> str:
         """One sentence on the stack that runs here, and what to do."""
@@ -94,7 +100,9 @@ class DataDir:
 
         Yields the state file of a stack that was killed; it is removed, so that a state file is always the holder's.
         """
-        with self.lock.open("a+", encoding="ascii") as file:
+        with self.using():
+            file = self.lock.open("a+", encoding="ascii")
+        with file:
             for tries_left in reversed(range(20)):
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,13 +9,16 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
+from penstock.cli.local import logs
 from penstock.local.state import DataDir, end_leftovers
 from penstock.protocol.errors import StackError
+from tests.conftest import reachable_folder
 from tests.waiting import wait_until
 
 STATE = {"api": "http://127.0.0.1:1", "sqs_endpoint_url": "http://127.0.0.1:2", "processes": []}
@@ -92,6 +95,47 @@ def test_folder_below_a_file_is_refused_with_the_next_step(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     with pytest.raises(StackError, match="choose --data-dir"):
         DataDir(tmp_path / "file" / "data").prepare()
+
+
+@contextmanager
+def another_user() -> Iterator[None]:
+    """As root, this process is another user within the block."""
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+
+
+@pytest.mark.parametrize("hidden", ["data", "data/lock", "data/state.json", "data/penstock.log"])
+def test_a_folder_of_another_user_is_reported_as_such(hidden: str) -> None:
+    refusal = pytest.raises(
+        StackError, match=r"data cannot be used as data folder \(Permission denied\): choose --data"
+    )
+    with reachable_folder() as above:
+        above.chmod(0o755)
+        folder = DataDir(above / "data")
+        folder.prepare()
+        folder.log.touch()
+        with folder.held():
+            folder.write_state(STATE)
+            folder.path.chmod(0o755)
+            folder.state.chmod(0o644)
+            (above / hidden).chmod(0)
+            with another_user(), refusal:
+                logs(folder.path) if folder.log.name in hidden else folder.running_state()
+            if hidden in ("data", "data/lock"):
+                with another_user(), refusal, folder.held():
+                    pass
+            (above / hidden).chmod(0o755)
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StackError, match="Not a directory"):
+        DataDir(tmp_path / "file").running_state()
 
 
 def test_leftover_is_ended_and_a_stranger_with_its_pid_is_not() -> None:
