@@ -59,7 +59,7 @@ class EventStream(StreamingResponse):
     def __init__(
         self, events: AsyncIterator[bytes], counted: ExitStack, headers: Mapping[str, str] | None = None
     ) -> None:
-        super().__init__(events, headers=headers)
+        super().__init__(events, headers={"X-Accel-Buffering": "no", **(headers or {})})  # nginx would hold events back
         self._counted = counted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

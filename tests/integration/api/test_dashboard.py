@@ -1015,6 +1015,7 @@ async def test_a_page_that_is_open_is_sent_what_has_changed(store: Store, browse
     async with asyncio.timeout(60):
         async with browser.http.stream("GET", "/tasks", headers={"Accept": "text/event-stream"}) as response:
             assert response.headers["content-type"].startswith("text/event-stream")
+            assert response.headers["x-accel-buffering"] == "no"
             found = events(response)
             first = await anext(found)
             assert first.count('data-key="t') == 1
