@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -71,8 +71,12 @@ def print_output(client: Client, task_id: int, as_json: bool, *, follow: bool = 
 
 
 def _print_beside(client: Client, task_id: int, as_json: bool) -> None:
-    with suppress(PenstockError):  # the look at the task says what is wrong
+    try:
         print_output(client, task_id, as_json)
+    except PenstockError:
+        pass  # the look at the task says what is wrong
+    except BrokenPipeError:  # with no reader left, the command ends here as it does where the main thread prints
+        os._exit(1)
 
 
 def _output_line(task_id: int, kind: str, event: dict[str, Any]) -> str:

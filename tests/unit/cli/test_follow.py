@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -162,3 +165,36 @@ def test_a_wait_outlasts_a_restart_of_the_api_and_its_limits(
     monkeypatch.setattr(PollPauses, "seconds_after", lambda self, exc: 0.0)
     task._print_result(Api(), 7, None, show_failures=True)  # type: ignore[arg-type]
     assert json.loads(capsys.readouterr().out) == {"n": 1}
+
+
+WITHOUT_READER = f"""
+import time
+from penstock.cli.follow import follow
+
+class Client:
+    def call(self, method, params):
+        return [{TASK}]
+
+    def events(self, task_id, *, follow):
+        while True:
+            time.sleep(0.1)
+            yield "log", {{"at": "T1", "level": "info", "logger": None, "text": "a line"}}
+
+follow(Client(), [7], as_json=False)
+"""
+
+
+def test_it_ends_without_a_traceback_once_nobody_reads_it() -> None:
+    command = [sys.executable, "-c", WITHOUT_READER]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "T0  task 7  SCHEDULED, runs at R\n"
+    process.stdout.close()
+    try:
+        assert process.wait(10) == 1
+    finally:
+        process.kill()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()
