@@ -29,6 +29,7 @@ from penstock.tasks import enqueue
 
 ACTION = "kafka.publish"
 MAX_AT_ONCE = 2000
+ROUND_BYTES = 16 * 1024 * 1024  # of records, which are in memory several times
 # A due record waits so long for the live task of its ordering key, to share the next task with others of the key: each
 # task passes both queues, however many records it has. Limited, because every round scans the waiting records.
 KEY_WAIT_SECONDS = 10.0
@@ -100,14 +101,15 @@ async def cancel(session: Session, source: str, keys: Sequence[bytes]) -> set[by
 
 
 async def publish_due(session: Session) -> int | None:
-    """Enqueue tasks for up to MAX_AT_ONCE due records, inside a transaction; None while another supervisor does.
+    """Enqueue tasks for up to MAX_AT_ONCE due records, of ROUND_BYTES, inside a transaction; None while another
+    supervisor does.
 
     Stops records that Postgres rejects, and postpones ordering keys that other transactions lock. Returns the number of
     records published or stopped.
     """
     if not await session.value("lock_publishing"):
         return None
-    rows = await session.fetch("claim_due_records", MAX_AT_ONCE, KEY_WAIT_SECONDS)
+    rows = await session.fetch("claim_due_records", MAX_AT_ONCE, KEY_WAIT_SECONDS, ROUND_BYTES)
     locked: set[str] = set()  # ordering keys without further records in this round, which would overtake earlier ones
 
     async def publish(part: Sequence[Any], hurried: bool) -> int:

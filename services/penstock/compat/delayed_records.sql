@@ -39,17 +39,25 @@ delete from penstock.armed where source = $1 and key = any($2::bytea[]) returnin
 select pg_try_advisory_xact_lock(hashtext('penstock publishing'));
 
 -- name: claim_due_records
--- $1 how many, $2 seconds. Due records in the order of time and arrival. Where the ordering key has a live task, records
--- due for less than $2 are left, to share one task after that task has settled. Rows locked by a replacement or a
--- cancellation are skipped. By the index armed_due, whose order is the claim's; the limit stands in a select of its own,
--- which hides its value from the planner: with the statistics of a recently empty table, it would sort every due record
--- for each claim. The head is read by a scalar subquery, because an EXISTS may be hashed, which reads all heads.
-select a.id, a.source, a.ordering_key, a.record, a.last, extract(epoch from now() - a.due_at)::float8 as late_seconds
-from penstock.armed a
-where not a.held and a.due_at <= now()
-  and (a.due_at <= now() - make_interval(secs => $2)
-       or (select h.task_id from penstock.ordering_head h where h.key = a.ordering_key) is null)
-order by a.due_at, a.id limit (select $1::bigint) for update of a skip locked;
+-- $1 how many, $2 seconds, $3 bytes, over which the last one may be. Due records in the order of time and arrival. Where
+-- the ordering key has a live task, records due for less than $2 are left, to share one task after that task has settled.
+-- Rows locked by a replacement or a cancellation are skipped. By the index armed_due, whose order is the claim's, and the
+-- sum's; the limit stands in a select of its own, which hides its value from the planner: with the statistics of a
+-- recently empty table, it would sort every due record for each claim. The head is read by a scalar subquery, because an
+-- EXISTS may be hashed, which reads all heads.
+with due as materialized (
+    select a.id, a.source, a.ordering_key, a.record, a.last,
+           extract(epoch from now() - a.due_at)::float8 as late_seconds,
+           octet_length(a.record) + coalesce(octet_length(a.last), 0) as bytes
+    from penstock.armed a
+    where not a.held and a.due_at <= now()
+      and (a.due_at <= now() - make_interval(secs => $2)
+           or (select h.task_id from penstock.ordering_head h where h.key = a.ordering_key) is null)
+    order by a.due_at, a.id limit (select $1::bigint) for update of a skip locked
+)
+select id, source, ordering_key, record, last, late_seconds
+from (select *, sum(bytes) over (rows unbounded preceding) - bytes as before from due) counted
+where before < $3::bigint;
 
 -- name: delete_delayed_records
 -- $1 ids.

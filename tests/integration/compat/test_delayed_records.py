@@ -14,6 +14,7 @@ import pytest
 from penstock.compat import delayed_records
 from penstock.compat.delayed_records import (
     KEY_WAIT_SECONDS,
+    ROUND_BYTES,
     DelayedRecord,
     DelayedRecords,
     instant_of,
@@ -146,6 +147,14 @@ async def test_many_of_one_key_are_cut_into_tasks_that_keep_the_order(store: Sto
     assert [len(values) for values in found] == [200, 200, 50]
 
 
+async def test_a_round_takes_so_many_bytes(store: Store, sql: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delayed_records, "ROUND_BYTES", 100_000)
+    await put(store, *(schedule(f"{n}", PAST_MS + n, ordering_key=f"{n}", value=f"{n}" * 40_000) for n in range(5)))
+    await put(store, schedule("x", PAST_MS - 1, ordering_key="x", last='"' + "x" * 200_000 + '"'))
+    assert [await fire(store) for _ in range(4)] == [1, 3, 2, 0]
+    assert [values[0][:1] for _, _, values in await tasks(sql)] == ["x", "0", "1", "2", "3", "4"]
+
+
 async def test_one_fires_at_a_time(store: Store) -> None:
     await put(store, schedule("a"))
     async with store.transaction() as first:
@@ -188,7 +197,9 @@ async def test_a_claim_reads_what_it_takes_and_neither_the_rest_of_what_is_due_n
     )
     if is_analyzed:
         await sql.execute("analyze penstock.armed")
-    lines = await sql.fetch("explain (analyze, timing off) " + SQL["claim_due_records"], 500, KEY_WAIT_SECONDS)
+    lines = await sql.fetch(
+        "explain (analyze, timing off) " + SQL["claim_due_records"], 500, KEY_WAIT_SECONDS, ROUND_BYTES
+    )
     plan = "\n".join(line[0] for line in lines)
     assert "Index Scan using armed_due" in plan
     assert "Sort" not in plan, plan
