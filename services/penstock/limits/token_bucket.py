@@ -42,9 +42,8 @@ def share_out(room: int, gates: Mapping[str, Allowance]) -> dict[str, int]:
     """Share ``room`` among the gates, as evenly as their allowances permit; returns the shares above 0 by name."""
     shares: dict[str, int] = {}
     open_gates = [(name, one.tasks) for name, one in gates.items() if one.tasks]
-    if len(open_gates) > room:
-        open_gates = random.sample(open_gates, room)  # each time others: the same ones would go until they are empty
-    open_gates.sort(key=itemgetter(1))
+    # Drawn by lot: where some get more, or there is room for some alone, it would be the same ones each time.
+    open_gates = sorted(random.sample(open_gates, min(room, len(open_gates))), key=itemgetter(1))
     for position, (name, most) in enumerate(open_gates):
         # The smallest allowance first: the others share what it leaves. An even share is rounded up.
         shares[name] = share = min(most, math.ceil(room / (len(open_gates) - position)))

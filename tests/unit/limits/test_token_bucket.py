@@ -81,6 +81,13 @@ def test_a_room_smaller_than_the_number_of_gates_goes_to_each_of_them_in_turn(ro
     assert min(went[name] for name in gates) > 50 * room
 
 
+def test_what_cannot_be_shared_evenly_goes_to_each_gate_in_turn() -> None:
+    gates = dict.fromkeys(("first", "last"), Allowance(3, 0.0, None))
+    went = sum((Counter(share_out(3, gates)) for _ in range(300)), Counter[str]())
+    assert went.total() == 900
+    assert min(went.values()) > 350
+
+
 @given(
     st.floats(0.1, 50), st.one_of(st.none(), st.integers(1, 20)),
     st.lists(st.tuples(st.floats(0, 3), st.integers(0, 30)), max_size=40),
