@@ -16,6 +16,7 @@ import asyncpg
 import httpx
 import pytest
 
+from penstock.api.rejected import retry_rejected
 from penstock.brokers.base import MAX_RECEIVES, Depth
 from penstock.brokers.sqs import SqsQueue, SqsTransport
 from penstock.compat import delayed_records
@@ -277,6 +278,22 @@ async def test_a_receive_is_counted_for_a_message_that_is_too_slow_alone_and_for
                 await submitter.run_once()
         assert await submitter.run_once() == 0
     assert (await dead(transport, settings.inbound_queue)).visible == 1
+
+
+async def test_a_rejected_message_whose_key_is_held_keeps_no_other_from_its_retry(
+    store: Store, settings: Settings, database_url: str, sql: Any
+) -> None:
+    same, other = {"action": "a", "unique_key": "x"}, {"action": "other"}
+    bodies = [(request("enqueue", one), "not allowed") for one in (other, same, same, other)]
+    async with store.transaction() as session:
+        await enqueuing.insert_rejected(session, "inbound", bodies)
+    ids = [row["id"] for row in await sql.fetch("select id from penstock.rejected order by id")]
+    async with program(database_url, HOLDS_X):
+        replayed = await retry_rejected(store, ids, settings)
+    assert (replayed.retried, [one.id for one in replayed.still_rejected]) == (2, ids[1:3])
+    assert "holds a lock" in replayed.still_rejected[0].reason
+    assert [reason for _, _, reason in await rejected(store)] == ["not allowed"] * 2
+    assert (await retry_rejected(store, ids, settings)).retried == 2
 
 
 async def test_over_http_a_locked_key_is_unavailable_for_those_alone_who_name_it(

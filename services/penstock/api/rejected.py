@@ -14,7 +14,7 @@ from penstock.db.session import Session
 from penstock.methods.inbound import accept_inbound, read_inbound, take_in
 from penstock.protocol.api_key import Permission
 from penstock.protocol.checks import read_cursor, read_ids
-from penstock.protocol.errors import MessageNotFound, Refused
+from penstock.protocol.errors import Locked, MessageNotFound, Refused
 from penstock.protocol.method import Scope, method
 from penstock.protocol.reports import decode_reports
 from penstock.protocol.views import NEXT_CURSOR, Instant, about, view_of
@@ -116,14 +116,17 @@ async def retry_rejected(store: Store, ids: Sequence[int], settings: Settings) -
     retried = 0
     still: list[StillRejected] = []
     unknown: list[int] = []
+    hurried = False
     await store.read_fence(older_than_seconds=0)
     for rejected_id in dict.fromkeys(ids):
         try:
-            async with store.transaction() as session:
+            async with store.transaction(hurried=hurried) as session:
                 refused = await _retry_one(session, rejected_id, settings)
         except Refused as exc:
             refused = [StillRejected(rejected_id, str(exc))]
             await store.fetch("explain_rejected", rejected_id, str(exc).replace("\0", "\ufffd"))
+        except Locked as exc:  # those that need another lock go on, and do not wait for long
+            refused, hurried = [StillRejected(rejected_id, str(exc))], True
         if refused is None:
             unknown.append(rejected_id)
         elif refused:
