@@ -606,13 +606,13 @@ async def test_results_go_before_payloads_and_payloads_before_records(
     settled_at = await sql.fetchval("select max(finished_at) from penstock.task_history")
     today = settled_at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     assert await walk(emptying, today + timedelta(days=1)) == 0, "it was not kept for a minute, and a margin, yet"
-    assert await walk(emptying, today + timedelta(days=1, minutes=10)) == 1
+    assert await walk(emptying, today + timedelta(days=1, hours=2)) == 1
     query = "select id, payload::text, result::text, payload_gone, result_gone from penstock.task_history order by id"
     assert [tuple(row) for row in await sql.fetch(query)] == [
         (done, '{"n":1}', "null", None, True), (failed, '{"n":1}', None, None, None),
         (cancelled, '{"n":1}', None, None, None), (empty, "{}", "null", None, None),
     ]  # fmt: skip
-    assert await walk(emptying, today + timedelta(days=2, minutes=10)) == 3
+    assert await walk(emptying, today + timedelta(days=2, hours=2)) == 3
     assert [tuple(row)[3:] for row in await sql.fetch(query)] == [
         (True, True), (True, None), (True, None), (None, None),
     ]  # fmt: skip
@@ -703,6 +703,20 @@ async def test_two_supervisors_that_empty_do_not_wait_for_each_other(
     while not emptied:
         emptied += sum(await asyncio.gather(emptying.run_once(now=later), emptying.run_once(now=later)))
     assert emptied + await walk(emptying, later) == 6
+
+
+async def test_what_a_handlers_own_transaction_settles_late_is_emptied_too(
+    store: Store, sql: Any, emptying: PayloadRetention
+) -> None:
+    await make(store)
+    number, (task_id,) = await claim(store)
+    async with sql.transaction():
+        tomorrow = (await sql.fetchval("select now()")).replace(hour=0, minute=0, second=0, microsecond=0)
+        tomorrow += timedelta(days=1)
+        assert await sql.fetchval("select public.penstock_settle($1, '1')", f"{task_id}:{number}")
+        await walk(emptying, tomorrow + timedelta(minutes=50))
+    await walk(emptying, tomorrow + timedelta(hours=2))
+    assert await sql.fetchval("select result_gone from penstock.task_history where id = $1", task_id)
 
 
 async def test_a_look_of_the_emptying_reads_its_stretch_and_not_the_history(sql: Any) -> None:

@@ -1,7 +1,7 @@
 """Remove payloads and results before their records.
 
-They are kept at least their retention and at most a day longer: a day (UTC) is handled once it is over, because an
-emptied record is rewritten to the end of its partition.
+They are kept at least their retention and at most a day and an hour longer: a day (UTC) is handled once it is over,
+because an emptied record is rewritten to the end of its partition.
 
 Records are walked once, in the order in which they settled. The instant reached is stored; steps grow while they find
 little and shrink where they find much, so each transaction changes a bounded number of records.
@@ -21,6 +21,7 @@ _FEW = _MOST // 4
 _STEPS_PER_ROUND = 25
 _SHORTEST_STEP_SECONDS = 1e-6  # one statement settles no more than _MOST at an instant
 _LONGEST_STEP_SECONDS = 30.0 * DAY
+_MARGIN_SECONDS = 3600.0
 
 
 class PayloadRetention:
@@ -30,8 +31,8 @@ class PayloadRetention:
         self._store = store
         longest = max(settings.retention_success_seconds, settings.retention_cancelled_seconds)
         self._longest_kept = timedelta(seconds=max(longest, settings.retention_critical_error_seconds) + 2 * DAY)
-        # A record may be committed a while after its finished_at, the begin of its transaction.
-        self._margin_seconds = 2 * settings.statement_timeout_seconds
+        # A record may be committed a while after its finished_at, the begin of a transaction that may be a handler's.
+        self._margin_seconds = max(2 * settings.statement_timeout_seconds, _MARGIN_SECONDS)
         kept = {"payload": settings.payload_retention_seconds, "result": settings.result_retention_seconds}
         self._kept = {what: seconds for what, seconds in kept.items() if seconds is not None}
 
