@@ -17,6 +17,7 @@ from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
 from penstock.worker.deliveries.registry import Deliveries
 from penstock.worker.handlers.actions import Registry
 from penstock.worker.handlers.context import Context
+from penstock.worker.responses import encoded_result
 from tests.kafka import MockKafka
 
 _PRODUCE, _MSG_SIZE_TOO_LARGE = 0, 10  # a request and an error of the protocol
@@ -114,6 +115,21 @@ async def test_records_of_a_task_keep_their_order_and_the_last_ones_wait_for_the
     with pytest.raises(Undeliverable):
         await publish(records=[{"topic": topic, "value": "x" * 2_000_000}], then=[{"topic": last, "value": "never"}])
     assert [record.value() for record in kafka.read(last, count=1)] == [None]
+
+
+async def test_places_that_have_no_room_in_the_result_are_left_out(kafka: MockKafka) -> None:
+    """The task must not fail for them: its records are published."""
+    topic, registry = kafka.topic(), Registry()
+    settings = load_settings(kafka_brokers=kafka.brokers, deliveries="kafka.publish", result_limit_bytes=3000)
+    deliveries = Deliveries(settings, registry)
+    action = registry.get("kafka.publish")
+    assert action is not None
+    args, kwargs = action.fit(json.dumps({"records": [{"topic": topic, "value": ""}] * 200}).encode())
+    answer = await action.function(Context(1, 1, "kafka.publish"), *args, **kwargs)
+    assert answer["truncated"]
+    assert 2000 < len(encoded_result(answer)) <= 3000
+    assert len(kafka.read(topic, count=200)) == 200
+    await deliveries.close()
 
 
 async def test_one_that_is_too_large_is_named_and_the_others_are_published(kafka: MockKafka, publish: Any) -> None:

@@ -1,7 +1,9 @@
 """kafka.publish: records to Kafka by one producer, whose batches tasks share; the result is the place of each."""
 
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Annotated, Any
 
 import msgspec
@@ -17,6 +19,7 @@ from penstock.worker.handlers.context import Context
 
 ACTION = "kafka.publish"
 _SHOWN_CHARS = 300
+_ENVELOPE_BYTES = 100  # of a result, for what is no place
 
 Value = str | None | msgspec.UnsetType
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -92,7 +95,11 @@ class Publisher:
             {"topic": record.topic, "partition": place.partition, "offset": place.offset}
             for record, place in zip((*first, *last), places, strict=True)
         ]
-        return published[0] if topic is not None and not last else {"records": published}
+        if topic is not None and not last:
+            return published[0]
+        ends = list(accumulate(len(msgspec.json.encode(place)) + 1 for place in published))
+        kept = published[: bisect_right(ends, self._settings.largest_result_bytes - _ENVELOPE_BYTES)]
+        return {"records": kept} | ({"truncated": True} if len(kept) < len(published) else {})
 
     async def _send(self, records: Sequence[Record]) -> list[Delivery]:
         deliveries = await self._producer.send(records)
