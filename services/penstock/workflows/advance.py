@@ -328,13 +328,7 @@ class WorkflowRun:
         Rejected requests are stored with the step, for a retry of its workflow.
         """
         asked = {event["task_id"]: event["children"] for event in events}
-        steps = []
-        for step in await self._session.fetch("find_steps", list(asked)):
-            if step["kind"] == StepKind.COMPENSATION:
-                log.warning("children_ignored", task_id=step["task_id"], reason="a compensation has none")
-            else:
-                steps.append(step)
-        reasons = await self._make_children(steps, asked)
+        reasons = await self._make_children(await self._session.fetch("find_steps", list(asked)), asked)
         for task_id in reasons:
             kept = msgspec.json.encode(StepOptions(refused=asked[task_id])).decode()
             await self._session.fetch("keep_refused_children", task_id, kept)

@@ -103,8 +103,13 @@ with next as (
 select id, workflow_id, task_id, state::text as state, children from gone order by id;
 
 -- name: hold_spawners
--- $1 ids, $2 claims. Tasks whose claim still holds, locked: their results will be accepted in this transaction.
-select t.id, t.claim, t.workflow, t.tenant, t.action, t.labels::text as labels from {pairs} join penstock.task t on {held}
+-- $1 ids, $2 claims. Tasks whose claim still holds, locked: their results will be accepted in this transaction. workflow: the
+-- one in which they may have children; a compensation has none.
+select t.id, t.claim, t.tenant,
+       case when t.workflow is not null
+                 and (select s.kind from penstock.workflow_step s where s.task_id = t.id) <> 'compensation'
+            then t.workflow end as workflow,
+       t.action, t.labels::text as labels from {pairs} join penstock.task t on {held}
 order by r.id for update of t;
 
 -- name: attach_children

@@ -324,6 +324,24 @@ async def test_children_of_a_plain_task_are_plain_tasks(lives: Lives) -> None:
     assert (child.action, child.payload) == ("child", '{"n": 1}')
 
 
+async def test_what_a_compensation_spawns_are_plain_tasks(lives: Lives, sql: Any) -> None:
+    flow = await lives.create(
+        chain=[{"action": "a", "compensate": "undo"}, {"action": "b", "on_failure": "compensate"}], tenant="acme"
+    )
+
+    def work(action: str, payload: Any) -> None:
+        if action == "b":
+            _break()
+        if action == "undo":
+            raise Spawned(1, [{"action": "tell"}])
+
+    await lives.live(work)
+    assert [action for action, _ in lives.ran] == ["a", "b", "undo", "tell"]
+    row = await sql.fetchrow("select workflow, tenant from penstock.task_history where action = 'tell'")
+    assert tuple(row) == (None, "acme")
+    assert ((await lives.look(flow)).state, (await lives.look(flow)).steps) == ("FAILED", 3)
+
+
 async def test_children_that_are_wrong_end_their_task(lives: Lives) -> None:
     flow = await lives.create(steps=[{"action": "scan", "max_attempts": 5}])
 
