@@ -215,7 +215,8 @@ def say(text: str = "", *, err: bool = False) -> None:
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
-    typer.echo(printable_json(json.dumps(value, indent=indent, ensure_ascii=False)))
+    in_ascii = (getattr(sys.stdout, "encoding", None) or "utf-8").lower() != "utf-8"
+    typer.echo(printable_json(json.dumps(value, indent=indent, ensure_ascii=in_ascii)))
 
 
 def wide_console(width: int) -> Console:

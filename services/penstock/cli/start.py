@@ -1,6 +1,7 @@
 """The entry point of `penstock`: what needs no library is answered at once, and a missing one is named by its extra."""
 
 import sys
+from io import StringIO, TextIOWrapper
 from pathlib import Path
 
 # What each command needs; the others need `cli`.
@@ -17,6 +18,9 @@ HELP = Path(__file__).with_name("help.txt")  # `make reference` writes it: to lo
 
 def main() -> None:
     """Run the command; see the epilog of --help for the exit codes."""
+    sys.stdin = sys.stdin or StringIO()  # closed by the caller
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # what its encoding, such as Latin-1, does not have
     words = sys.argv[1:]
     if words == ["--version"]:
         from penstock.protocol.version import __version__

@@ -320,3 +320,34 @@ def test_commands_that_fixes_name_are_there() -> None:
     named = set(re.findall(r"`penstock ([a-z][a-z -]*?)(?: [-A-Z{].*?)?`", text))
     assert len(named) > 5
     assert named <= names
+
+
+@pytest.mark.parametrize(
+    ("words", "stdout"),
+    [
+        (["--help"], "? --version  "),
+        (["config", "show", "kafka_brokers"], "é?"),
+        (["config", "show", "kafka_brokers", "--json"], '"\\u00e9\\ud83d\\ude00"'),
+    ],
+)
+def test_an_encoding_without_a_character_ends_no_command(words: list[str], stdout: str) -> None:
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PENSTOCK_KAFKA_BROKERS": "é😀"}
+    command = [sys.executable, "-m", "penstock", *words]
+    done = subprocess.run(
+        command, env=env | {"PYTHONIOENCODING": "latin-1"}, capture_output=True, check=True, timeout=60
+    )  # fmt: skip
+    assert stdout in done.stdout.decode("latin-1")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [("enqueue a -", "the payload is not JSON"), ("dlq purge inbound x", "stdin is not a terminal")],
+)
+def test_a_closed_standard_input_is_an_empty_one(words: str, reason: str) -> None:
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "200"}
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -m penstock {words} <&-', sys.executable],
+        env=env, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert reason in done.stderr
