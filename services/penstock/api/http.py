@@ -105,6 +105,8 @@ def make_app(
                     with spans.serving(path, request.headers) as span:
                         status, content = await answer(body, caller, request)
                         spans.answered(span, status)
+                if HAS_WAITED in request.scope:
+                    authenticator.admit_request(request)  # its key may have been revoked meanwhile
             except errors.RpcError as exc:
                 return _refused(exc, by_own_code=path == RPC_PATH)
             except ClientDisconnect:

@@ -157,6 +157,24 @@ async def test_revoked_key_stops_within_ten_seconds(store: Store, settings: Sett
     assert api_keys.REFRESH_SECONDS + api_keys.BELIEVED_SECONDS <= 10
 
 
+async def test_a_request_that_waits_for_a_result_gets_none_once_its_key_is_revoked(
+    store: Store, settings: Settings
+) -> None:
+    _, root = await make(store, "root", Permission.ADMIN)
+    key_id, secret = await make(store, "leaked", Permission.READ)
+    async with running(store, settings) as api, client(api) as http:
+        admin, holder = Holder(http, root), Holder(http, secret)
+        task_id = (await admin.ask("enqueue", {"action": "a", "delay": 3600}))["result"]["id"]
+        wait = {"jsonrpc": "2.0", "method": "result", "params": {"id": task_id, "timeout": 20}, "id": 1}
+        waiting = asyncio.create_task(holder.post(wait))
+        await asyncio.sleep(0.5)
+        await admin.ask("keys.revoke", {"id": key_id})
+        await admin.ask("cancel", {"id": task_id})
+        answer = await waiting
+    assert answer.status_code == 401
+    assert "result" not in answer.json()
+
+
 async def test_key_made_elsewhere_is_accepted_within_seconds_and_until_it_expires(
     store: Store, settings: Settings, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
