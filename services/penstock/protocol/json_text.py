@@ -152,7 +152,10 @@ def json_depth(raw: str) -> int:
 def foreign(value: Any) -> Any:
     """msgspec's ``enc_hook``: a value of another type, such as a pydantic model, as builtins. Raises TypeError."""
     kind = type(value)
-    if isinstance(value, dict | list | tuple | set | frozenset):  # msgspec encodes them itself, except as a key
+    # msgspec encodes these itself, except as a key.
+    if value is None or kind is bool:
+        return json.dumps(value)
+    if isinstance(value, dict | list | tuple | set | frozenset):
         raise TypeError(f"a dict with a {kind.__name__} as a key is not JSON-serialisable")
     if not isinstance(value, Iterator):  # an iterator could be read only once
         from pydantic_core import PydanticSerializationError, to_jsonable_python  # loaded when first needed

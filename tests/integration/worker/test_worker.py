@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -601,6 +601,7 @@ TYPED: list[tuple[Any, Any]] = [
     ({"items": [ITEM]}, {"items": [ITEM_JSON]}),
     (Line(ITEM, datetime(2026, 1, 2, tzinfo=UTC)), {"item": ITEM_JSON, "at": "2026-01-02T00:00:00Z"}),
     ({ITEM_ID: Decimal("1.10")}, {str(ITEM_ID): "1.10"}),
+    (Counter([True, True, None, 2]), {"true": 2, "null": 1, "2": 1}),
     ([Color.RED, {7}, timedelta(hours=1), Path("/tmp"), deque([1])], ["red", [7], "PT3600S", "/tmp", [1]]),
 ]
 
