@@ -333,7 +333,7 @@ class Runner:
         if handler.takes_context or HOOKS or attempt.journal:
             context = self._context(attempt)
             args = (context, *args) if handler.takes_context else args
-            entered = enter_hooks([context]) if HOOKS else ()
+            entered = [enter_hooks(context)] if HOOKS else ()
         try:
             if handler.is_async:
                 result = await handler.function(*args, **kwargs)
@@ -362,11 +362,21 @@ class Runner:
             attempt.output = self._outputs.begin(attempt, handler.output, is_alone=False)
         # Made when it is asked for: it takes longer than the rest, and most batched handlers need none.
         context_of, answer = self._context, partial(self._on_loop, self._answer_early, batch)
-        calls = [
-            Call(partial(context_of, attempt), attempt.params, partial(answer, attempt)) for attempt in batch.attempts
-        ]
+        calls: list[Call[Any]] = []
+        entered: list[Entered] = []
+        for attempt in [*batch.attempts]:
+            call = Call(partial(context_of, attempt), attempt.params, partial(answer, attempt))
+            try:
+                if HOOKS:
+                    entered.append(enter_hooks(call.ctx))
+            except BaseException as exc:
+                batch.attempts.remove(attempt)
+                self._refuse(attempt, exc)
+            else:
+                calls.append(call)
+        if not calls:
+            return ()
         function = partial(handler.function, calls, **self.resources.values(handler.injected))
-        entered = enter_hooks([call.ctx for call in calls]) if HOOKS else ()
         try:
             returned = await (function() if handler.is_async else self._in_thread(batch, function))
             if not isinstance(returned, list | tuple):

@@ -190,6 +190,34 @@ async def test_hooks_of_a_batch_without_an_answer_for_each_task_see_its_failure(
     assert sorted(seen) == [(0, "Unfit"), (1, "Unfit")]
 
 
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_hook_that_refuses_one_task_of_a_batch_fails_it_alone(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    left: list[int] = []
+
+    @contextmanager
+    def outer(ctx: Context) -> Iterator[None]:
+        yield
+        left.append(ctx.task_id)
+
+    @contextmanager
+    def refusing(ctx: Context) -> Iterator[None]:
+        if ctx.task_id == 0:
+            raise Retry(5, "not now")
+        yield
+
+    def act(calls: list[Call[Any]]) -> list[int]:
+        return [call.params["n"] for call in calls]
+
+    monkeypatch.setitem(HOOKS, "outer", outer)
+    monkeypatch.setitem(HOOKS, "refusing", refusing)
+    reports = await outcomes(Handler("act", act, batch=count), count)
+    assert error(reports[0])["message"] == "not now"
+    assert {n: report.result for n, report in reports.items() if n} == {n: str(n) for n in range(1, count)}  # type: ignore[union-attr]
+    assert sorted(left) == [*range(1, count)]
+
+
 async def test_a_suspension_within_nested_task_groups_is_one() -> None:
     async def sleep() -> None:
         raise Suspend(seconds=5)

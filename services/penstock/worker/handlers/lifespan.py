@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, TypeVar, overload
@@ -156,18 +156,16 @@ class Resources:
             await asyncio.wait((holding,))
 
 
-def enter_hooks(contexts: Iterable[Context]) -> list[Entered]:
-    """Run the hooks of each attempt up to their ``yield``; raises what one raises."""
-    entered: list[Entered] = []
+def enter_hooks(context: Context) -> Entered:
+    """Run the hooks of an attempt up to their ``yield``; raises what one raises."""
+    entered: Entered = []
     try:
-        for context in contexts:
-            entered.append([])
-            for hook in HOOKS.values():
-                manager = hook(context)
-                manager.__enter__()
-                entered[-1].append(manager)
+        for hook in HOOKS.values():
+            manager = hook(context)
+            manager.__enter__()
+            entered.append(manager)
     except BaseException as exc:
-        leave_hooks(entered, [exc] * len(entered))
+        leave_hooks([entered], [exc])
         raise
     return entered
 
