@@ -73,7 +73,7 @@ export class Steps {
       const parallel = overlaps || this.asked !== began ? { parallel: true } : {};
       const finished: Entry = { ...place, ...parallel, ...outcome };
       this.port.measure(finished);
-      this.reported.push(finished);
+      this.reported.push(structuredClone(finished)); // they go with the outcome once more, and the handler may change its result
       await this.port.report(finished);
       this.port.check();
       return replayed(finished) as R;

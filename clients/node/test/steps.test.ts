@@ -19,6 +19,13 @@ test("a step is reported with its place, and its result is what JSON makes of it
   assert.deepEqual(reports.map(({ name, repetition, position }) => [name, repetition, position]), [["fetch", 0, 0], ["fetch", 1, 1]]);
 });
 
+test("what a handler does with a result changes none that is reported again", async () => {
+  const { steps } = stepsOf();
+  const order = await steps.run("order", () => ({ state: "new" }));
+  order.state = "paid";
+  assert.deepEqual(steps.reported[0]!.result, { state: "new" });
+});
+
 test("a step of the journal does not run, also where it has failed", async () => {
   const error = { code: -32000, message: "no", data: { type: "NoMoney", message: "no money" } };
   const { steps, reports } = stepsOf([{ name: "a", result: 1 }, { name: "b", position: 1, error }]);
