@@ -150,7 +150,8 @@ class LeaseThread:
         while looks < _LOOKS:
             await asyncio.sleep(1.0)
             looks = looks + 1 if self.runner.stuck(_STUCK_SECONDS) else 0
-        culprits = self.runner.attempts_of(asyncio.current_task(self._loop))
+        # A handler may block in a task of its own, whose owner is unknown here: then all that are over their time.
+        culprits = self.runner.attempts_of(asyncio.current_task(self._loop)) or self.runner.stuck(_STUCK_SECONDS)
         stack = stack_of(self._loop_thread)
         try:
             async with asyncio.timeout(_LAST_SECONDS):

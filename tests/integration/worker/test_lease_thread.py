@@ -41,6 +41,12 @@ async def hang(ctx: Context) -> None:
     time.sleep(600)
 
 
+@action(timeout=1)
+async def fan_out(ctx: Context) -> None:
+    import asyncio
+    await asyncio.gather(hang(ctx), asyncio.sleep(0))
+
+
 @action
 async def wait(ctx: Context) -> None:
     import asyncio
@@ -172,14 +178,15 @@ async def test_a_response_does_not_wait_for_the_handlers_that_block_the_loop_aft
     assert (await outbound.depth()).total == 0
 
 
+@pytest.mark.parametrize("blocking", ["hang", "fan_out"])
 async def test_a_loop_blocked_past_the_time_limit_ends_the_worker_and_leaves_nothing_behind(
-    settings: Settings, tmp_path: Path, outbound: Queue, results: Queue
+    settings: Settings, tmp_path: Path, outbound: Queue, results: Queue, blocking: str
 ) -> None:
-    body = join_batch([encode_call(1, 1, "wait", "{}"), encode_call(2, 1, "hang", "{}")])
+    body = join_batch([encode_call(1, 1, "wait", "{}"), encode_call(2, 1, blocking, "{}")])
     await outbound.send([Outgoing(body), Outgoing(encode_call(3, 1, "wait", "{}"))])
     process = worker(settings, tmp_path)
     found = await reports_until(results, 3)
-    line = await asyncio.to_thread(process.until, "event=worker_stuck", "action=hang")
+    line = await asyncio.to_thread(process.until, "event=worker_stuck", f"action={blocking}")
     assert "time.sleep(600)" in line
     assert await asyncio.to_thread(process.wait, PATIENCE_SECONDS) == 1
     failed = {report.task_id: report for report in found if isinstance(report, Failed)}
