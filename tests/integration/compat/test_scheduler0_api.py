@@ -18,6 +18,7 @@ import pytest
 from pydantic import SecretStr
 
 from penstock.compat.scheduler0 import store as scheduler0store
+from penstock.compat.scheduler0.http import jobs as http_jobs
 from penstock.compat.scheduler0.http.jobs import AsyncTasks, Progress
 from penstock.compat.scheduler0.jobs import ACTION
 from penstock.compat.scheduler0.store import names_of_import
@@ -25,12 +26,13 @@ from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.api_key import digest_of
+from penstock.protocol.task import NewTask
 from penstock.schedules.model import import_parts
 from penstock.schedules.store import start_import
 from penstock.settings.model import Settings
 from penstock.supervisor.retention import Retention
 from penstock.supervisor.schedules import Imports, ScheduleFiring
-from penstock.tasks import settle
+from penstock.tasks import enqueue, settle
 from tests.integration.apis import RunningApi, running
 from tests.integration.doors import postgres_away
 
@@ -738,6 +740,39 @@ async def test_executions_are_runs_with_what_came_of_them(door: Door, sql: Any) 
     assert await total(endDate="2031-01-01T00:00:00Z", startDate="2020-01-01T00:00:00Z") == 6
     for query in ("state=done", "startDate=yesterday", "startDate=2020-01-01", "jobId=x"):
         await door.problem(400, "GET", f"/executions?limit=1&offset=0&{query}")
+
+
+async def test_other_requests_go_on_while_thousands_of_executions_are_listed(
+    door: Door, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await door.jobs(job(await door.project()))
+    async with door.store.transaction() as session:
+        (task,) = await enqueue.enqueue(session, [NewTask(ACTION)])
+    await sql.execute(
+        "insert into penstock.schedule_run (schedule_id, scheduled_at, outcome, task_id)"
+        " select id, now() - n * interval '1 s', 'FIRED', $1 from penstock.schedule, generate_series(1, 500) n",
+        task.id,
+    )
+    turns = 0
+    seen: set[int] = set()
+    execution = http_jobs._execution
+
+    def noting(row: Any) -> dict[str, Any]:
+        seen.add(turns)
+        return execution(row)
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    monkeypatch.setattr(http_jobs, "_execution", noting)
+    taking = asyncio.create_task(take_turns())
+    page = await door.data("GET", "/executions?limit=1000&offset=0")
+    taking.cancel()
+    assert len(page["executions"]) == 500
+    assert len(seen) >= 5
 
 
 async def test_a_body_that_is_too_large_is_told(store: Store, settings: Settings) -> None:
