@@ -14,6 +14,7 @@ from penstock.protocol.tenant import own_key
 from penstock.protocol.views import about, span, timestamp
 
 COUNTED = 10_000  # tasks before this one, and in flight
+_LIMITS = "max_in_flight", "rate", "key_max_in_flight", "key_rate", "tenant_max_in_flight", "tenant_rate"
 _SOON_SECONDS = 10.0  # in which a scheduler claims a task, and a worker takes it, if nothing is in the way
 
 
@@ -155,7 +156,7 @@ def _held_back(row: Mapping[str, Any]) -> _Found | None:
     ):
         if most is not None and count is not None and count >= most:
             return _Found(Cause.LIMIT, f"{what} is limited to {most} tasks in flight, and {count} are.", whose)
-    if row["is_gated"]:
+    if row["is_gated"] and any(row[name] is not None for name in _LIMITS):
         rates = [
             f"{what} to {rate:g} a second"
             for rate, what in (
@@ -185,7 +186,7 @@ async def _in_line(session: Session, row: Mapping[str, Any]) -> _Found:
     ((before, in_flight),) = await session.fetch("count_before", *place, COUNTED)
     due = f"Due since {_span(row, 'run_at')}"
     if not before and not in_flight:
-        if (row["at"] - row["run_at"]).total_seconds() < _SOON_SECONDS:
+        if (row["at"] - max(row["run_at"], row["updated_at"])).total_seconds() < _SOON_SECONDS:
             return _Found(Cause.BACKLOG, f"{due}; a scheduler claims it next.")
         hint = "check that a scheduler runs (`penstock doctor`)"
         return _Found(Cause.NO_SCHEDULER, f"{due}, and nothing is in flight: {hint}.")

@@ -3,7 +3,7 @@
 -- name: explain_task
 -- $1 id, $2 stop counting there. From either table; of a settled task its state and when it settled.
 select t.id, t.state::text as state, t.action, t.tenant, t.priority, t.run_at, t.attempts, t.max_attempts, t.claimed_at,
-       t.heartbeat_at, t.worker, t.ordering_key, t.workflow, t.route, t.gate is not null as is_gated, now() as at,
+       t.heartbeat_at, t.worker, t.updated_at, t.ordering_key, t.workflow, t.route, t.gate is not null as is_gated, now() as at,
        null::timestamptz as finished_at,
        exists (select from penstock.dispatch d where d.id = t.claim) as is_unsent,
        case when t.claimed_at is null and t.expires_at <= now() then t.expires_at end as expired_at,  -- see find_expired
@@ -60,7 +60,7 @@ left join lateral (
     left join penstock.tenant o on o.name = t.tenant left join penstock.tenant d on d.name = '*') p on t.tenant is not null
 where t.id = $1
 union all
-select t.id, t.state::text, t.action, t.tenant, t.priority, t.run_at, t.attempts, t.max_attempts, t.claimed_at, null, t.worker, null, null,
+select t.id, t.state::text, t.action, t.tenant, t.priority, t.run_at, t.attempts, t.max_attempts, t.claimed_at, null, t.worker, null, null, null,
        null, false, now(), t.finished_at, false, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
        null, null, null, null, null, null, null, null, null
 from penstock.task_history t where t.id = $1;

@@ -91,6 +91,16 @@ async def test_a_limit_that_is_reached_is_named_with_its_figures(store: Store, s
     assert found.reason == "Waits behind other tasks of limited action slow (action slow to 0.01 a second)."
 
 
+async def test_a_task_at_a_gate_that_limits_nothing_any_more_is_in_line(store: Store, scheduler: Scheduler) -> None:
+    async with store.transaction() as session:
+        await set_limits(session, "mail", {"paused": True})
+    (waiting,) = await enqueue(store, NewTask("mail"))
+    assert await scheduler.run_once()
+    async with store.transaction() as session:
+        await set_limits(session, "mail", {"paused": False})
+    assert (await why(store, waiting)).reason.endswith("; a scheduler claims it next.")
+
+
 async def test_a_limit_by_key_is_none_of_a_task_without_a_key(store: Store, scheduler: Scheduler) -> None:
     async with store.transaction() as session:
         await set_limits(session, "mail", {"key_max_in_flight": 1})
@@ -149,6 +159,9 @@ async def test_a_task_in_line_says_how_many_go_first_and_that_no_scheduler_takes
     assert found.cause is Cause.BACKLOG
     assert "; 3 due tasks go first, and 0 are in flight" in found.reason
     await age(store, ids[3], "run_at")
+    # As one that a task of its ordering key has kept waiting until now.
+    assert (await why(store, ids[3])).reason.endswith("; a scheduler claims it next.")
+    await age(store, ids[3], "updated_at")
     late = await why(store, ids[3])
     assert late.cause is Cause.NO_SCHEDULER
     assert late.reason.startswith("Due since 1 min, and nothing is in flight: check that a scheduler runs")
