@@ -112,6 +112,7 @@ async def _promote(session: Session, keys: Collection[str]) -> dict[str, int]:
             rest += [key for key in await _forget(session, empty) if key not in locked]
             locked.update(empty)
     await _look_later(session, later)
+    session.wakes |= bool(promoted)
     for action, count in actions.items():
         metrics.TRANSITIONS.labels(action, State.SCHEDULED).inc(count)
     return promoted

@@ -111,7 +111,10 @@ class WorkflowAdvancer:
 
     async def _advance(self, workflows: Sequence[int], hurried: bool) -> AdvanceSummary:
         async with self._store.transaction(hurried=hurried) as session:
-            return await advance_workflows(session, workflows, self._settings)
+            advanced = await advance_workflows(session, workflows, self._settings)
+        if session.wakes:  # a cancelled step let the next task of its ordering key go
+            self._notifier.wake()
+        return advanced
 
     async def _pass_over(self, workflow: int, error: PenstockError) -> AdvanceSummary:
         """Leave a workflow that another transaction blocks or Postgres refuses."""

@@ -32,7 +32,7 @@ from penstock.workflows.advancer import WorkflowAdvancer
 from tests.integration.apis import JSON, running
 from tests.integration.cli.test_task_commands import run
 from tests.integration.doors import no_routes, request
-from tests.integration.lives import Lives, Spawned
+from tests.integration.lives import Broken, Lives, Spawned
 from tests.integration.test_protocol_page import same
 
 PAGE = (Path(__file__).parents[3] / "docs" / "workflows.md").read_text("utf-8")
@@ -209,6 +209,25 @@ async def test_a_workflow_that_cannot_be_moved_on_holds_up_no_other(store: Store
     assert failed >= 2
     states = [(await lives.steps(flow))["b"].state for flow in flows]
     assert states == ["SCHEDULED", "WAITING", "SCHEDULED"]
+
+
+async def test_schedulers_are_woken_for_a_task_that_a_cancelled_step_of_its_ordering_key_lets_go(
+    store: Store, settings: Settings, sql: Any
+) -> None:
+    lives = Lives(store, settings)
+    later = {"name": "b", "action": "b", "ordering_key": "k", "delay": 3600}
+    await lives.create(steps=[{"name": "a", "action": "a"}, later])
+    async with store.transaction() as session:
+        (behind,) = await enqueue.enqueue(session, [NewTask("plain", ordering_key="k")])
+
+    def handler(action: str, payload: Any) -> Any:
+        raise Broken
+
+    await lives.work(await lives.claim(), handler)
+    notifier = Notifier(store)
+    assert await WorkflowAdvancer(store=store, notifier=notifier, settings=settings).run_once()
+    assert await sql.fetchval("select state::text from penstock.task where id = $1", behind.id) == "SCHEDULED"
+    assert notifier._woken.is_set()
 
 
 async def test_children_that_are_over_this_process_s_limit_fail_the_step(store: Store, settings: Settings) -> None:
