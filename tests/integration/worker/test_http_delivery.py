@@ -178,6 +178,22 @@ async def test_a_secret_signs_for_the_hosts_that_the_setting_names_alone(make: C
     assert "webhook-signature" in server.requests[0].headers
 
 
+@pytest.mark.parametrize("listed", ["xn--bcher-kva.test", "*.BÜCHER.test,billing:bücher.test"])
+@pytest.mark.parametrize("host", ["bücher.test", "xn--bcher-kva.test"])
+async def test_a_secret_signs_for_an_international_host_in_both_ways_of_writing_it(
+    make: Callable[..., Ask], listed: str, host: str
+) -> None:
+    ask = make(http_signing_secrets="billing:topsecret", http_signing_hosts=f"billing:{listed}")
+    with pytest.raises(NotDelivered, match=r"xn--bcher-kva.test.*cannot be reached"):
+        await ask(url=f"http://{host}/", sign="billing")
+
+
+async def test_a_host_that_looks_international_and_is_not_is_looked_up_as_it_is(make: Callable[..., Ask]) -> None:
+    ask = make(http_signing_secrets="billing:topsecret", http_signing_hosts="billing:*.test")
+    with pytest.raises(NotDelivered, match=r"xn--zzzzzz.test.*cannot be reached"):
+        await ask(url="http://xn--zzzzzz.test/", sign="billing")
+
+
 @pytest.mark.parametrize("entry", ["billing", "billing:", ":host", "billing:https://host/"])
 def test_an_entry_of_signing_hosts_that_is_none_is_a_mistake(entry: str) -> None:
     with pytest.raises(SettingsError, match="is not name:host"):

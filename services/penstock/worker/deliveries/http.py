@@ -6,6 +6,7 @@ import random
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from fnmatch import fnmatchcase
@@ -101,8 +102,12 @@ class Requests:
     def _signature(self, name: str, url: str, key: str, content: bytes, names: set[str]) -> dict[str, str]:
         """Headers that sign the request. Raises NotDelivered, Undeliverable."""
         hosts = self._settings.signing_hosts.get(name)
-        host = (read_url(url).host or "").lower()  # as it is connected to
-        if hosts is not None and not any(fnmatchcase(host.rstrip("."), pattern) for pattern in hosts):
+        target = read_url(url)
+        host = (target.raw_host or "").lower()  # as it is connected to
+        forms = [host]
+        with suppress(UnicodeError):
+            forms.append((target.host or "").lower())
+        if hosts is not None and not any(fnmatchcase(form.rstrip("."), one) for form in forms for one in hosts):
             raise Undeliverable(
                 f"the secret {name} does not sign for the host {host[:100]!r}: {PREFIX}HTTP_SIGNING_HOSTS has "
                 "those that it signs for"

@@ -155,7 +155,7 @@ class HttpClient:
 
     def _check_literal(self, url: URL) -> None:
         """A host that is an address goes past the resolver."""
-        host = url.host or ""
+        host = url.raw_host or ""
         address = address_of(host)
         if address is not None and (kind := self._policy.refusal(address)) is not None:
             raise _refused(host, address, kind)
