@@ -12,10 +12,12 @@ import hmac
 import json
 import os
 import random
+import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import parse_qs, quote, urlsplit
@@ -27,6 +29,7 @@ from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies, normalize_url_path
 
 from penstock.protocol.version import __version__
+from penstock.runtime.loop_thread import in_own_thread
 
 if TYPE_CHECKING or find_spec("httptools"):  # which there is no build of for every Python
     import httptools
@@ -284,18 +287,33 @@ class Connections:
     async def _connect(self) -> _Connection:
         parts = urlsplit(self.url)
         host, port = parts.hostname or "", parts.port or (443 if self.context else 80)
+        # Not by uvloop, which looks up two names at once in the whole process: handlers may ask for ones whose servers
+        # do not answer, and leases would end meanwhile.
+        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         try:
             async with asyncio.timeout(self.connect_seconds):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    _Connection, host, port, ssl=self.context, server_hostname=host if self.context else None
-                )
+                found = await asyncio.wrap_future(in_own_thread(look_up))
+                return await self._connect_to_one_of([str(where[0]) for *_, where in found], host, port)
         except TimeoutError as exc:
             raise exceptions.ConnectTimeoutError(endpoint_url=self.url, error=exc) from exc
         except ssl.SSLError as exc:
             raise exceptions.SSLError(endpoint_url=self.url, error=exc) from exc
         except OSError as exc:
             raise exceptions.EndpointConnectionError(endpoint_url=self.url, error=exc) from exc
-        return connection
+
+    async def _connect_to_one_of(self, addresses: Sequence[str], host: str, port: int) -> _Connection:
+        """Raises OSError where the last address takes no connection either."""
+        failure = OSError(f"{host} has no address")
+        for address in addresses:
+            try:
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    _Connection, address, port, ssl=self.context, server_hostname=host if self.context else None
+                )
+            except OSError as exc:
+                failure = exc
+            else:
+                return connection
+        raise failure
 
     def close(self) -> None:
         """Close what is idle."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -116,11 +118,12 @@ def answering(answer: bytes, requests: list[bytes], *, piece: int = 1 << 20, at_
 def calls_to(
     url: str, *, answer_seconds: float = PATIENCE_SECONDS, context: ssl.SSLContext | None = None
 ) -> DirectCalls:
-    async def credentials() -> ReadOnlyCredentials:
-        return KEY
-
     connections = Connections(url, context, answer_seconds, connect_seconds=PATIENCE_SECONDS)
-    return DirectCalls(connections, Signer(url, "us-east-1", "sqs"), credentials)
+    return DirectCalls(connections, Signer(url, "us-east-1", "sqs"), known_key)
+
+
+async def known_key() -> ReadOnlyCredentials:
+    return KEY
 
 
 def answer_of(body: bytes, *headers: bytes) -> bytes:
@@ -258,6 +261,29 @@ async def test_an_endpoint_that_is_away_or_takes_no_connection_is_an_error_of_th
     connections = Connections("http://127.0.0.1:1/", None, connect_seconds=0.01, answer_seconds=1)
     with pytest.raises(ConnectTimeoutError):
         await connections.exchange("", b"")
+
+
+async def test_a_connection_is_opened_while_all_threads_of_the_loop_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are by look-ups of names whose servers do not answer; and an address that takes none is passed over."""
+    look_up = socket.getaddrinfo
+
+    def two(host: str, port: int, *where: Any, **how: Any) -> list[Any]:
+        if host != "sqs.test":
+            return look_up(host, port, *where, **how)
+        return [found for address in ("127.0.0.2", "127.0.0.1") for found in look_up(address, port, *where, **how)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two)
+    may_end = threading.Event()
+    requests: list[bytes] = []
+    busy = [asyncio.create_task(asyncio.to_thread(may_end.wait, 2 * PATIENCE_SECONDS)) for _ in range(40)]
+    try:
+        async with serving(answering(answer_of(b"{}"), requests)) as url:
+            connections = Connections(url.replace("127.0.0.1", "sqs.test"), None, PATIENCE_SECONDS)
+            calls = DirectCalls(connections, Signer(url, "us-east-1", "sqs"), known_key)
+            assert await calls.call("receive_message") == {}
+    finally:
+        may_end.set()
+        await asyncio.gather(*busy)
 
 
 # TLS and proxies, set as for the SDK
