@@ -193,7 +193,8 @@ class Stack:
         if wanted:
             if not is_free(wanted, user.http_host):
                 raise StackError(
-                    f"port {wanted} is taken: name another one with --port, or leave it out to take a free"
+                    f"port {wanted} is taken, or cannot be had on {user.http_host}: name another one with --port, or "
+                    "leave it out to take a free"
                 )
             return wanted
         # From where ports are given out, the next one may be promised to a process that does not listen yet.

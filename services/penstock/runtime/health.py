@@ -157,5 +157,6 @@ def serve_health(health: Health | AllHealth, host: str, port: int | None) -> Hea
         except OSError as exc:
             problem = exc
     raise SettingsError(
-        f"cannot listen on {host}:{port} for metrics ({problem.strerror}): set PENSTOCK_METRICS_PORT to a free port"
+        f"cannot listen on {host}:{candidate} for metrics ({problem.strerror}): set PENSTOCK_METRICS_PORT to a free "
+        "port, or PENSTOCK_METRICS_HOST to an address of this machine"
     )

@@ -269,7 +269,7 @@ def test_up_on_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: 
         port = other.getsockname()[1]
         result = penstock("up", "--port", str(port), cwd=tmp_path)
     assert result.returncode == 1
-    assert f"port {port} is taken" in result.stderr
+    assert f"port {port} is taken, or cannot be had on {HOST}" in result.stderr
     assert not (tmp_path / ".penstock" / "postgres").exists()
 
 

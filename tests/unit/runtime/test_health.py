@@ -171,8 +171,9 @@ def test_an_address_of_ipv6_is_listened_on_and_stands_in_brackets(health: Health
 
 
 def test_an_address_that_is_not_this_machines_is_a_mistake_with_the_setting(health: Health) -> None:
-    with pytest.raises(SettingsError, match=r"192\.0\.2\.1:0 .*PENSTOCK_METRICS_PORT"):
-        serve_health(health, "192.0.2.1", 0)
+    for port in (0, None):
+        with pytest.raises(SettingsError, match=r"192\.0\.2\.1:0 .*PENSTOCK_METRICS_PORT.*PENSTOCK_METRICS_HOST"):
+            serve_health(health, "192.0.2.1", port)
 
 
 def test_answers_do_not_tell_what_serves_them(server: HealthServer) -> None:
