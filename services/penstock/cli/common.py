@@ -330,7 +330,7 @@ def listing(what: str, columns: Sequence[Column], *, member: str | None = None, 
 def print_cursor(cursor: str | None) -> None:
     """How to list the next page, on standard error."""
     if cursor is not None:
-        typer.echo(f"more: add --cursor {cursor}", err=True)
+        say(f"more: add --cursor {cursor}", err=True)
 
 
 def short(text: str) -> str:

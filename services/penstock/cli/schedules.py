@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import Api, Printer, calling, listing, outlasting, print_fields, progress
+from penstock.cli.common import Api, Printer, calling, listing, outlasting, print_fields, progress, say
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import PAYLOAD, Given, ParamsOf
 from penstock.cli.values import read_json
@@ -43,7 +43,7 @@ def add_to(app: typer.Typer) -> None:
         "show": one("get"),
         "create": calling("schedule.create", created, _print_schedule),
         "update": update,
-        "delete": one("delete", lambda answer: typer.echo(f"schedule {answer['name']} is deleted")),
+        "delete": one("delete", lambda answer: say(f"schedule {answer['name']} is deleted")),
         "pause": one("pause"),
         "resume": one("resume"),
         "runs": calling("schedule.runs", model.ScheduleRunsParams, _print_runs),
@@ -128,7 +128,7 @@ def _print_import(statuses: list[dict[str, Any]]) -> None:
     print_fields(counts.items())
     errors = [error for status in statuses for error in status["errors"]]
     for error in errors[:ERRORS_SHOWN]:
-        typer.echo(f"entry {error['index']} ({error['name']}): {error['field']} {error['problem']}", err=True)
+        say(f"entry {error['index']} ({error['name']}): {error['field']} {error['problem']}", err=True)
 
 
 def _print_schedule(schedule: dict[str, Any]) -> None:

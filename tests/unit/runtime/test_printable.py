@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.common import print_fields, print_json, print_table, say
+from penstock.cli.common import print_cursor, print_fields, print_json, print_table, say
+from penstock.cli.schedules import _print_import
 from penstock.runtime.logs import printable, printable_json
 
 HOSTILE = "\x1b]52;c;Y3VybCBldmls\x07\x1b[2J\x9b31m\x7f\u202eevil\u2066\r\x00\ud800"
@@ -45,3 +46,10 @@ def test_what_people_are_shown_is_printable(capsys: pytest.CaptureFixture[str]) 
     assert out.count("evil") == 5
     assert all(char >= " " or char == "\n" for char in out)
     assert not set(out) & {"\x7f", "\x9b", "\u202e", "\u2066"}
+
+
+def test_so_are_errors_of_an_import_and_cursors(capsys: pytest.CaptureFixture[str]) -> None:
+    error = {"index": 0, "name": HOSTILE, "field": "name", "problem": HOSTILE}
+    _print_import([{"created": 0, "replaced": 0, "refused": 1, "errors": [error]}])
+    print_cursor(HOSTILE)
+    assert capsys.readouterr().err == f"entry 0 ({SHOWN}): name {SHOWN}\nmore: add --cursor {SHOWN}\n"
