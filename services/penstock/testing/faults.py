@@ -68,11 +68,11 @@ class Faults:
         function, made = handler.function, copy.copy(handler)
         if not handler.takes_context and handler.batch is None:  # a context tells which task it is
             made.takes_context = True
-            made.function = functools.wraps(function)(lambda _, *args, **kwargs: function(*args, **kwargs))
+            made.function = functools.wraps(function)(lambda _, /, *args, **kwargs: function(*args, **kwargs))
         return made.inside(functools.partial(self._around, handler.name))
 
     @contextmanager
-    def _around(self, action: str, first: Context | Sequence[Any], *_: Any, **__: Any) -> Iterator[None]:
+    def _around(self, action: str, first: Context | Sequence[Any], /, *_: Any, **__: Any) -> Iterator[None]:
         tasks = {first.task_id} if isinstance(first, Context) else {call.ctx.task_id for call in first}
         self._actions |= dict.fromkeys(tasks, action)
         planned = self._due(action, crash=False)

@@ -679,3 +679,19 @@ async def test_a_token_is_one_tasks_at_a_time(inline: Inline) -> None:
         await inline.drain()
         assert (await client.complete("t", 2))["id"] == second
         assert (await client.complete("t", 3, tenant="acme"))["id"] == of_tenant
+
+
+async def test_parameters_of_a_handler_may_have_any_name(inline: Inline) -> None:
+    @action("log", registry=inline._registry)
+    async def log(ctx: Context, action: str, first: int = 0) -> str:
+        return f"{action} {first}"
+
+    @action("count", registry=inline._registry)
+    def count(_: int, first: int) -> int:
+        return _ + first
+
+    async with AsyncClient() as client:
+        await client.enqueue("log", {"action": "read", "first": 1})
+        await client.enqueue("count", {"_": 2, "first": 3})
+        await inline.drain(retries=False)
+    assert [task.result for task in inline.tasks] == ["read 1", 5]
