@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypedDict, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+
+class Numbered(TypedDict):
+    number: int
 
 
 @pytest.fixture
@@ -156,13 +160,15 @@ def test_a_first_parameter_that_holds_anything_is_no_context() -> None:
     def items(data: list[Any]) -> None: ...
     def mapping(data: Mapping[str, object]) -> None: ...
     def open_type(data: list[T]) -> None: ...  # type: ignore[valid-type]
+    def typed_dict(data: Numbered) -> None: ...
     def optional(ctx: Context | None) -> None: ...
     def marked(ctx: Annotated[Context, "of the task"]) -> None: ...
     def anything(ctx: Any | None) -> None: ...
 
-    for function in (members, items, mapping, open_type):
+    for function in (members, items, mapping, open_type, typed_dict):
         assert not Handler("act", function).takes_context
     assert fit(members, '{"data":{"x":1}}') == ([], {"data": {"x": 1}})
+    assert misfit(typed_dict, '{"data":{"number":"1"}}')[0] == "data"
     for function in (optional, marked, anything):
         assert Handler("act", function).takes_context
 

@@ -229,9 +229,9 @@ def _is_context(annotation: Any, function: Callable[..., Any], *, or_any: bool =
     kinds = typing.get_args(wanted) if is_several else (wanted,)
     return any(
         kind is Context
-        or (or_any and (kind in (Any, object) or isinstance(kind, typing.TypeVar)))
+        or (or_any and (kind in (Any, *Context.__mro__) or isinstance(kind, typing.TypeVar)))
         or (or_any and getattr(kind, "_is_protocol", False))
-        or (or_any and isinstance(kind, type) and (issubclass(Context, kind) or issubclass(kind, Context)))
+        or (or_any and isinstance(kind, type) and issubclass(kind, Context))
         for kind in kinds
     )
 
