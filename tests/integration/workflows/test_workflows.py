@@ -333,11 +333,11 @@ async def test_what_a_compensation_spawns_are_plain_tasks(lives: Lives, sql: Any
         if action == "b":
             _break()
         if action == "undo":
-            raise Spawned(1, [{"action": "tell"}])
+            raise Spawned(1, [{"action": "report"}])
 
     await lives.live(work)
-    assert [action for action, _ in lives.ran] == ["a", "b", "undo", "tell"]
-    row = await sql.fetchrow("select workflow, tenant from penstock.task_history where action = 'tell'")
+    assert [action for action, _ in lives.ran] == ["a", "b", "undo", "report"]
+    row = await sql.fetchrow("select workflow, tenant from penstock.task_history where action = 'report'")
     assert tuple(row) == (None, "acme")
     assert ((await lives.look(flow)).state, (await lives.look(flow)).steps) == ("FAILED", 3)
 
