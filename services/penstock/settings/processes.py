@@ -109,7 +109,7 @@ class ProcessSettings(Group):
 
     # Scheduler
 
-    in_flight_seconds: Annotated[PositiveSeconds, Field(le=600)] = 1
+    in_flight_seconds: Annotated[PositiveSeconds, Field(le=600)] = 0.75
     """The window of claimed, unsettled tasks is the number settled in this time, plus the running ones; the rest wait
     in Postgres by priority."""
     in_flight_floor: Count = 1000
