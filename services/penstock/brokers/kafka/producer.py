@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from penstock.brokers.kafka.library import BATCH_REFUSALS, REFUSALS, error_text, open_client
+from penstock.brokers.kafka.library import REFUSALS, error_text, open_client
 from penstock.brokers.kafka.messages import Delivery, Record
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import log
@@ -32,7 +32,6 @@ class KafkaProducer:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
         self._engine: _Engine | None = None
-        self._single: KafkaProducer | None = None  # opened when a broker has refused a batch
 
     def open(self) -> None:
         """Begin to connect, by the running loop. Raises SettingsError where Kafka cannot be used at all."""
@@ -52,16 +51,8 @@ class KafkaProducer:
         assert self._engine is not None
         return await self._engine.send(records)
 
-    async def send_singly(self, records: Sequence[Record]) -> list[Delivery]:
-        """As :meth:`send`, each record in a batch of its own."""
-        if self._single is None:
-            self._single = KafkaProducer({**self._config, "batch.num.messages": 1})
-        return await self._single.send(records)
-
     async def close(self, seconds: float = 10) -> None:
         """Wait for the records under way, at most so long."""
-        if self._single is not None:
-            await self._single.close(seconds)
         engine, self._engine = self._engine, None
         if engine is not None:
             await asyncio.to_thread(engine.stop, seconds)
@@ -121,8 +112,7 @@ class _Engine:
         if error is None:
             delivery = Delivery(message.partition(), message.offset())
         else:
-            name = error.name()
-            delivery = Delivery(error=error_text(error), refused=name in REFUSALS, in_batch=name in BATCH_REFUSALS)
+            delivery = Delivery(error=error_text(error), refused=error.name() in REFUSALS)
         self._reported.append((future, delivery))
 
     def _poll(self) -> None:

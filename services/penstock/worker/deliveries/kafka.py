@@ -103,8 +103,6 @@ class Publisher:
 
     async def _send(self, records: Sequence[Record]) -> list[Delivery]:
         deliveries = await self._producer.send(records)
-        if any(one.in_batch for one in deliveries):  # all of them again, for the sake of their order
-            deliveries = await self._producer.send_singly(records)
         failed = [(record, one) for record, one in zip(records, deliveries, strict=True) if one.error is not None]
         refused = [(record, one) for record, one in failed if one.refused]
         metrics.KAFKA_PUBLISHED.labels("published").inc(len(deliveries) - len(failed))
