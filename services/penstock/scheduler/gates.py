@@ -33,7 +33,6 @@ _ADMITTED_AT_ONCE = 16  # actions; those of others take the way through a gate
 _ADMITTED_SECONDS = 60.0  # since tasks of an action were last let through
 _PAUSE_SECONDS = 2.0  # after tasks could not be claimed or sent
 _IDLE_SECONDS = 60.0
-_LIMITS = "max_in_flight", "rate", "key_max_in_flight", "key_rate"
 _UNLIMITED = UNLIMITED | {"held_until": None}  # as a row of ``lock_action``
 
 Rule = tuple[str, datetime | None]
@@ -146,7 +145,7 @@ class Gates:
                 self._rest(rule, whole.retry_seconds)
                 return 0
             gates, tenants = await self._of_gates(session, action, limits, whole.tasks)
-            is_free = not any(limits[name] for name in _LIMITS)
+            is_free = not any(limits[name] for name in UNLIMITED)
             if is_free and (left := await session.fetch("leave_gates", list(gates), self.at_once)):
                 await session.fetch("rest_gates", list(gates))
                 self.sender.released()

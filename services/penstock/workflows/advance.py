@@ -33,7 +33,7 @@ EVENTS_AT_ONCE = 5000
 CHILDREN_CHARS_AT_ONCE = 2**20  # of the children that they ask for, as JSON
 NO_TASK = 0  # in an event: a step of the workflow waits to run again, and is cancelled if the workflow fails
 _INPUTS_AT_ONCE = 100
-_INPUT_BYTES_AT_ONCE = 128 * 1024 * 1024  # of payloads with the results of predecessors, at the most
+_INPUT_BYTES_AT_ONCE = 128 * 1024 * 1024  # at most, of payloads with the results of predecessors
 _REASON_CHARS = 500
 _WITHOUT_TASK = NewTask("", max_attempts=1)
 _LIMIT_NAMED = "PENSTOCK_PAYLOAD_LIMIT_BYTES, or with a bucket PENSTOCK_PAYLOAD_MAX_BYTES"

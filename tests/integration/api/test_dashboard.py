@@ -184,7 +184,11 @@ async def test_each_cause_of_waiting_links_to_the_page_about_it(store: Store, sq
     assert (await why(browser, paused))[1] == "/actions/c%2Fd"
     assert (await why(browser, whose))[1] == "/tenants/acme"
     assert (await why(browser, line))[1] == "/tasks?state=ACQUIRED"
-    await sql.execute("update penstock.task set run_at = run_at - interval '1 min' where id = $1", line)
+    await sql.execute(
+        """update penstock.task
+           set run_at = run_at - interval '1 min', updated_at = updated_at - interval '1 min' where id = $1""",
+        line,
+    )
     assert (await why(browser, line))[1] == "/"
     made = await browser.call("workflow.create", chain=[{"action": "a", "name": "one"}, {"action": "b", "name": "two"}])
     last = (await browser.call("workflow.status", id=made.id)).tree[1].task_id

@@ -231,7 +231,7 @@ async def test_the_window_follows_what_ended_lately_and_how_long_it_ran(
         await settle.note_run_times(session, {"a": (100, 50.0)})
     another = Scheduler(open_queue=no_routes, store=store, outbound=outbound, settings=settings)
     await another.run_once()
-    assert sample("penstock_window") == 3000 * (1 + 2 * 0.5)
+    assert sample("penstock_window") == 3000 * (settings.in_flight_seconds + 2 * 0.5)
     assert sample("penstock_in_flight") == 3
 
 
