@@ -20,7 +20,7 @@ from examples.export.database import DATABASE_URL, ExportDatabase
 from penstock import Client, InboundClient, RpcError, Unavailable
 from penstock.local.state import DataDir
 from penstock.protocol.errors import INTERNAL_ERROR, PenstockError
-from penstock.settings.processes import is_loopback
+from penstock.settings.values import is_loopback
 
 ACTION = "export"
 CHUNK = 500

@@ -17,8 +17,7 @@ import msgspec
 from penstock.brokers.sqs import SqsTransport
 from penstock.db.pool import Store
 from penstock.protocol.task import BUILT_IN_ACTIONS
-from penstock.settings.features import NamedStatement
-from penstock.settings.model import Settings
+from penstock.settings.model import NamedStatement, Settings
 from penstock.worker.deliveries import http, kafka
 from penstock.worker.deliveries.amqp import AmqpMessage
 from penstock.worker.deliveries.sqs import SqsMessage

@@ -107,7 +107,7 @@ MUTATIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
          "Batcher(self._insert, max_items=MAX_INSERT_TASKS, max_parallel=PARALLEL_INSERTS)"),
     ),
     "packed messages are held to the limit of clients": (
-        ("penstock.settings.features", "def packed_limit(self) -> int:",
+        ("penstock.settings.model", "def packed_limit(self) -> int:",
          "def packed_limit(self) -> int:\n        return self.batch_limit"),
     ),
     "a released claim loses its task": (

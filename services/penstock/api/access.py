@@ -13,7 +13,7 @@ from penstock.api.table import method_of
 from penstock.protocol.api_key import ALL_PERMISSIONS, Permission, digest_of
 from penstock.protocol.errors import AccessDenied
 from penstock.protocol.method import Scope
-from penstock.settings.processes import is_loopback
+from penstock.settings.values import is_loopback
 
 _HOW = "set PENSTOCK_API_KEYS, or PENSTOCK_API_REQUIRE_KEYS=true"
 

@@ -13,8 +13,7 @@ import pytest
 from penstock.protocol.errors import SettingsError
 from penstock.protocol.retry import Backoff
 from penstock.settings.model import Settings, load_settings, misspelt_variables
-from penstock.settings.processes import is_loopback
-from penstock.settings.values import masked
+from penstock.settings.values import is_loopback, masked
 
 REPOSITORY = Path(__file__).parents[3]
 

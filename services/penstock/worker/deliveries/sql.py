@@ -11,8 +11,7 @@ from typing import Any
 import asyncpg
 
 from penstock.protocol.errors import SettingsError
-from penstock.settings.features import NamedStatement
-from penstock.settings.model import Settings
+from penstock.settings.model import NamedStatement, Settings
 from penstock.settings.values import PREFIX
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
 from penstock.worker.deliveries.registry import Deliveries
