@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.conformance import station as stations
-from penstock.cli.conformance.endpoint import Endpoint
-from penstock.cli.conformance.station import Broken, Station
+from penstock.cli.conformance.station import Broken, Endpoint, Station
 from penstock.payloads.codec import PayloadCodec
 from penstock.settings.model import load_settings
 

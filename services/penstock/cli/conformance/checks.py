@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from penstock.cli.conformance import station as stations
-from penstock.cli.conformance.endpoint import Endpoint, Reported
-from penstock.cli.conformance.station import Broken, Sent, Station, Unsupported
+from penstock.cli.conformance.station import Broken, Endpoint, Reported, Sent, Station, Unsupported
 from penstock.payloads.bucket import folder_of, new_name
 from penstock.payloads.codec import PayloadCodec, payload_aad
 from penstock.protocol.message_attributes import TENANT_ATTRIBUTE, TIMEOUT_ATTRIBUTE
