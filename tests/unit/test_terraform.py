@@ -201,8 +201,8 @@ CALLERS: dict[Place, list[tuple[str, set[str]]]] = {
     ("api/dispatch.py", "queue"): [("api", ROLES)],
     ("api/dead_letters.py", "_queue(context, label + DEAD_LETTER_SUFFIX)"): [("dlq_operator", DEAD_LETTERS)],
     ("api/dead_letters.py", "queue"): [("dlq_operator", ROLES)],
-    ("api/dead_letter_browser.py", "self._queue"): [("dlq_operator", DEAD_LETTERS)],
-    ("api/dead_letter_browser.py", "queue"): [("dlq_operator", DEAD_LETTERS)],
+    ("api/dead_letters.py", "self._queue"): [("dlq_operator", DEAD_LETTERS)],
+    ("api/dead_letters.py", "dead"): [("dlq_operator", DEAD_LETTERS)],
 }
 # Neither has rights of its own on AWS.
 ELSEWHERE = (

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from penstock.api import dead_letter_browser as holding
+from penstock.api import dead_letters as holding
 from penstock.api.dead_letters import instant_of
 from penstock.brokers.base import MAX_RECEIVES, ORIGINAL_ID_ATTRIBUTE, Depth, Message, Outgoing
 from penstock.brokers.sqs import LIMITS, SqsQueue, SqsTransport
