@@ -29,7 +29,7 @@ _BEGINNINGS = {
         "penstock.compat.scheduler0.store",
     ],
     "api": ["penstock.api.process", "penstock.compat.clockwork.http", "penstock.compat.scheduler0.http.routes"],
-    "kafka-source": ["penstock.compat.topics.process", "penstock.compat.topics.feeds"],
+    "kafka-source": ["penstock.compat.topics.process"],
 }
 _LETTERS = {privilege: letter for letter, privilege in PRIVILEGES.items()}
 _PARTITION = "task_success_default"

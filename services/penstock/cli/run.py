@@ -72,8 +72,7 @@ def _maker(name: str, settings: Settings, apps: Sequence[str], faults: Faults | 
         stack.push_async_callback(store.close)
         if name not in _SOURCES:
             return _over_postgres(name, settings, store, _opener(settings, stack, faults))
-        from penstock.compat.topics.feeds import ClockworkFeed, Feed, ScheduleFeed
-        from penstock.compat.topics.process import Source
+        from penstock.compat.topics.process import ClockworkFeed, Feed, ScheduleFeed, Source
 
         feed: Feed = ClockworkFeed(settings) if name == "clockwork-source" else ScheduleFeed(settings)
         return Source(name=name, store=store, feed=feed, settings=settings)

@@ -23,8 +23,7 @@ import pytest
 from penstock.api.rejected import retry_rejected
 from penstock.brokers.kafka.messages import Received
 from penstock.compat import delayed_records
-from penstock.compat.topics.feeds import ClockworkFeed, Feed, ScheduleFeed, SourceRecord
-from penstock.compat.topics.process import Source
+from penstock.compat.topics.process import ClockworkFeed, Feed, ScheduleFeed, Source, SourceRecord
 from penstock.compat.topics.schedules import Undecodable, read_json
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
