@@ -18,8 +18,8 @@ import pytest
 from pydantic import SecretStr
 
 from penstock.compat.scheduler0 import store as scheduler0store
-from penstock.compat.scheduler0.http import jobs as http_jobs
-from penstock.compat.scheduler0.http.jobs import AsyncTasks, Progress
+from penstock.compat.scheduler0.http import records as http_records
+from penstock.compat.scheduler0.http.records import AsyncTasks, Progress
 from penstock.compat.scheduler0.jobs import ACTION
 from penstock.compat.scheduler0.store import names_of_import
 from penstock.db.notify import Notifier
@@ -755,7 +755,7 @@ async def test_other_requests_go_on_while_thousands_of_executions_are_listed(
     )
     turns = 0
     seen: set[int] = set()
-    execution = http_jobs._execution
+    execution = http_records._execution
 
     def noting(row: Any) -> dict[str, Any]:
         seen.add(turns)
@@ -767,7 +767,7 @@ async def test_other_requests_go_on_while_thousands_of_executions_are_listed(
             await asyncio.sleep(0)
             turns += 1
 
-    monkeypatch.setattr(http_jobs, "_execution", noting)
+    monkeypatch.setattr(http_records, "_execution", noting)
     taking = asyncio.create_task(take_turns())
     page = await door.data("GET", "/executions?limit=1000&offset=0")
     taking.cancel()

@@ -1,20 +1,40 @@
-"""Credentials and projects, what they have in common with jobs, and how all requests are read and answered."""
+"""Credentials, projects and jobs, what they have in common, and how all requests are read and answered.
 
+Jobs are created by the thousand in one call, by an import of their schedules.
+"""
+
+import asyncio
+import json
 import re
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from enum import IntEnum
+from time import monotonic
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.api.audit import Declined
-from penstock.compat.scheduler0.jobs import Instant
+from penstock.compat.scheduler0 import jobs
+from penstock.compat.scheduler0.jobs import BadJob, Instant, Job, JobGiven
 from penstock.compat.scheduler0.store import Credential, Project, archive_credential, create_credential, is_secret
-from penstock.db.pool import Store
-from penstock.protocol.errors import Refused
+from penstock.db.pool import PATIENT_SECONDS, Store
+from penstock.db.session import Session
+from penstock.protocol.errors import Refused, ScheduleNotFound
+from penstock.protocol.task import State
+from penstock.runtime.logs import log
+from penstock.runtime.periodic import is_set_within
+from penstock.schedules.cron import CronError, timing
+from penstock.schedules.methods import update_schedule
+from penstock.schedules.model import import_parts
+from penstock.schedules.policy import run_name
+from penstock.schedules.robfig import is_shifted
+from penstock.schedules.store import pause_schedule, start_import
 from penstock.settings.model import Settings
 
 PAGE_LIMIT = 50_000  # rows of a page; ``limit`` of a longer one's answer is this
@@ -243,3 +263,240 @@ def _project_problem(field: str, text: str | None) -> str | None:
     if field == "name" and len(text) > NAME_MAX_CHARS:
         return f"project name has {len(text)} characters; the limit is {NAME_MAX_CHARS}"
     return None
+
+
+JOBS_A_STATEMENT = 5000
+LOOK_SECONDS = 0.25
+LONGEST_SECONDS = 25.0  # of a long poll, less than most proxies wait
+WAITS_LIMIT = 200  # at once; further requests are answered without waiting
+_COLUMNS = (
+    "id", "project_id", "spec", "timezone", "timezone_offset", "callback_url", "data", "execution_type", "start_date",
+    "end_date",
+)  # fmt: skip
+_AT_A_STRETCH = 100
+_COUNTED = 10_000  # a larger total is given as this
+_LIVE = tuple(state.value for state in State if not state.final)
+_FAILED = (State.CRITICAL_ERROR.value, State.CANCELLED.value)
+_STATES = {"scheduled": _LIVE, "success": (State.SUCCESS.value,), "failed": _FAILED}  # of executions -> of tasks
+
+
+class Jobs(Records[Job]):
+    record = Job
+    plural = "jobs"
+    unknown = 404, "job cannot be found"
+    read_statement, list_statement, count_statement = "read_callback_job", "list_jobs_of_project", "count_jobs"
+    clamps_offset = True
+
+    def scope(self, query: QueryParams) -> tuple[int, ...]:
+        return (number(required_text(query, "projectId")),)
+
+    async def create(self, request: Request, body: bytes) -> Response:
+        """Answer 202 once the jobs are stored; the supervisor creates their schedules."""
+        given = decode(body, list[JobGiven], read=jobs.read)
+        if not given:
+            return answer(None, 202)
+        if len(given) > jobs.JOBS_LIMIT:
+            raise Problem(400, f"{len(given)} jobs are too many for one request, which takes {jobs.JOBS_LIMIT}")
+        try:
+            await asyncio.to_thread(jobs.check_jobs, given)
+            projects = {job.project_id or 0 for job in given}
+            missing = projects - {row["id"] for row in await self._store.fetch("find_projects", [*projects])}
+            if missing:
+                raise BadJob(f"project does not exist, provided projectId is {min(missing)}")
+            await asyncio.to_thread(jobs.check_deliverable, given)
+            request_id, task_id = await self._add(given, body)
+        except BadJob as exc:
+            raise Problem(400, str(exc)) from None
+        except Refused as exc:
+            raise Problem(400, f"the jobs cannot be kept: {exc}") from None
+        headers = {"Location": f"/async-tasks/{request_id}"}
+        shifted = [spec for spec in dict.fromkeys(job.spec or "" for job in given) if is_shifted(spec)]
+        if shifted:
+            log.warning("scheduler0_spec_shifted", specs=len(shifted), spec=shifted[0][:60], hint="seconds come first")
+            headers["Warning"] = '299 penstock "a spec of five fields begins with the seconds, not with the minutes"'
+        return answer([task_id], 202, headers=headers)
+
+    async def _add(self, given: Sequence[JobGiven], body: bytes) -> tuple[str, int]:
+        """Returns the id and the number of the request that creates the jobs. Raises BadJob, Refused."""
+        reserved = await self._store.fetch("reserve_job_ids", len(given))
+        made, parts, output = await asyncio.to_thread(_prepare, given, reserved, self._settings)
+        request_id = str(uuid.uuid4())
+        async with self._store.transaction() as session:
+            import_id = await start_import(session, parts, total=len(made), replaces=False)
+            for start in range(0, len(made), JOBS_A_STATEMENT):
+                part = made[start : start + JOBS_A_STATEMENT]
+                columns = [[getattr(job, name) for job in part] for name in _COLUMNS]
+                columns[-2:] = [[None if at == jobs.NEVER else at for at in column] for column in columns[-2:]]
+                await session.fetch("insert_jobs", import_id, part[0].date_created, *columns)
+            return request_id, await session.value("create_request", request_id, import_id, body.decode(), output)
+
+    async def update(self, request: Request, body: bytes) -> Response:
+        """Change data, callbackUrl and executionType, unless empty; the rest of the body is ignored."""
+        job_id, given = path_id(request), decode(body, JobGiven, status=400, read=jobs.read)
+        async with self._store.transaction(lock_wait_seconds=PATIENT_SECONDS) as session:
+            before, is_importing = await self._lock(session, job_id)
+            changeable = ("data", "callback_url", "execution_type")
+            job = replace(before, **{name: value for name in changeable if (value := getattr(given, name))})
+            try:
+                jobs.check_deliverable([job])
+                jobs.schedule_of(job, self._settings)
+            except BadJob as exc:
+                raise Problem(400, str(exc)) from None
+            await session.fetch("update_callback_job", job.id, job.callback_url, job.data, job.execution_type)
+            name = jobs.schedule_name(job.id)
+            try:
+                await update_schedule(session, name, {"payload": msgspec.Raw(jobs.payload_of(job))}, self._settings)
+                if (job.execution_type == jobs.HTTP) != (before.execution_type == jobs.HTTP):
+                    await pause_schedule(session, name, paused=job.execution_type != jobs.HTTP)
+            except ScheduleNotFound:
+                if is_importing:
+                    raise _too_early() from None
+        return await self.get(request, b"")
+
+    async def _lock(self, session: Session, job_id: int) -> tuple[Job, bool]:
+        """Lock a job; returns it and whether the import of its schedule is still at work. Raises Problem, 404."""
+        rows = [dict(row) for row in await session.fetch("lock_callback_job", job_id)]
+        is_importing = any(row.pop("making") for row in rows)
+        return self.one([row | {"last_execution_date": jobs.NEVER} for row in rows]), is_importing
+
+    async def delete(self, request: Request, body: bytes) -> Response:
+        job_id = path_id(request)
+        async with self._store.transaction(lock_wait_seconds=PATIENT_SECONDS) as session:
+            # The state of the import is read first: what it has finished by then, the next statements see.
+            _, is_importing = await self._lock(session, job_id)
+            deleted = await session.fetch("delete_schedules", [jobs.schedule_name(job_id)])
+            if not deleted and is_importing:
+                raise _too_early()
+            await session.fetch("delete_callback_job", job_id)
+        return nothing()
+
+    async def executions(self, request: Request, body: bytes) -> Response:
+        """List runs of jobs with their outcomes, as newer servers do."""
+        query = request.query_params
+        limit, offset = page(query)
+        state = query.get("state", "")
+        if state and state not in _STATES:
+            raise Problem(400, f"state must be {', '.join(_STATES)}, not {state[:60]!r}")
+        wanted = (
+            optional_instant(query, "startDate"), optional_instant(query, "endDate"),
+            optional_number(query, "projectId"), _STATES.get(state),
+        )  # fmt: skip
+        job_id = optional_number(query, "jobId")
+        select, count, of_job = "list_executions", "count_executions", []
+        if job_id is not None:
+            select, count, of_job = "list_executions_of_job", "count_executions_of_job", [job_id]
+        async with self._store.session() as session:
+            rows = await session.fetch(select, *wanted, limit, offset, *of_job)
+            total = offset + len(rows) if rows else 0
+            if len(rows) == limit or (offset and not rows):  # not the last page
+                total = max(total, await session.value(count, *wanted, _COUNTED, *of_job))
+        # A newer client names its account, which is sent back; there is one account here.
+        account = request.headers.get("x-account-id", "")
+        account_id = int(account) if re.fullmatch(r"[0-9]{1,18}", account, re.ASCII) else 0
+        runs: list[dict[str, Any]] = []
+        for row in rows:
+            if len(runs) % _AT_A_STRETCH == 0:
+                await asyncio.sleep(0)  # other requests: to find what comes next takes long
+            runs.append({"accountId": account_id, **_execution(row)})
+        return answer({"total": total, "offset": offset, "limit": limit, "executions": runs})
+
+
+def _prepare(
+    given: Sequence[JobGiven], reserved: Sequence[Any], settings: Settings
+) -> tuple[list[Job], list[str], str]:
+    """The jobs, the parts of the import of their schedules, and the output of the async task. Raises BadJob."""
+    made = [jobs.make_job(one, row["id"], row["now"]) for one, row in zip(given, reserved, strict=True)]
+    parts = import_parts([jobs.schedule_of(job, settings) for job in made])
+    return made, parts, msgspec.json.encode(made).decode()
+
+
+def _too_early() -> Problem:
+    return Problem(503, "the job is still being made: ask again when its async task is done")
+
+
+def _execution(row: Any) -> dict[str, Any]:
+    """A run of a job. id: of its task. state: 0 for a live task, 1 for success, 2 for failure."""
+    scheduled_at, is_live = row["scheduled_at"], row["state"] in _LIVE
+    try:
+        following = timing(row["expression"], row["timezone"], row["anchor"]).next_after(scheduled_at)
+    except CronError:  # a time zone that is unknown by now
+        following = None
+    return {
+        "id": row["task_id"],
+        "uniqueId": jobs.execution_id(run_name(row["schedule_id"], scheduled_at)),
+        "state": 0 if is_live else 2 if row["state"] in _FAILED else 1,
+        "nodeId": 1,
+        "jobId": row["job_id"],
+        "lastExecutionDatetime": scheduled_at,
+        "nextExecutionDatetime": following or jobs.NEVER,
+        "jobQueueVersion": 1,
+        "executionVersion": int(scheduled_at.timestamp()),  # grows with each run
+        "dateCreated": row["fired_at"],
+        "dateModified": None if is_live else row["updated_at"],
+    }
+
+
+class Progress(IntEnum):
+    NOT_STARTED = 0
+    IN_PROGRESS = 1
+    SUCCESS = 2
+    FAILED = 3
+
+
+class AsyncTasks:
+    """The requests that create jobs, with long polls for their progress."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._stopping = asyncio.Event()
+        self._waits = asyncio.Semaphore(WAITS_LIMIT)
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def get(self, request: Request, body: bytes) -> Response:
+        """Answer at once if it has succeeded or failed, else at its next change."""
+        request_id = request.path_params["id"].replace("\0", "")
+        if request_id.isascii() and request_id.isdigit() and len(request_id) < 19:
+            # Its number, with which POST /jobs answers.
+            request_id = (await self._row("find_request_name", int(request_id)))["request_id"]
+        progress = await self._wait(request, request_id)
+        row = await self._row("read_request", request_id)
+        output = ""
+        if progress is Progress.SUCCESS:
+            output = row["output"]
+        elif progress is Progress.FAILED:
+            errors = msgspec.json.decode(row["errors"]) if row["errors"] else []
+            what = "; ".join(f"{one.get('name')}: {one.get('field')} {one.get('problem')}" for one in errors[:5])
+            output = json.dumps({"Message": f"failed to create jobs: {what or 'see the log'}", "Type": 500})
+        return answer({
+            "id": row["id"], "requestId": request_id, "input": row["input"], "output": output, "service": "create_job",
+            "state": progress, "dateCreated": row["created_at"],
+        })  # fmt: skip
+
+    async def _row(self, statement: str, argument: int | str) -> Any:
+        """The row that a statement returns. Raises Problem, 404."""
+        rows = await self._store.fetch(statement, argument)
+        if not rows:
+            raise Problem(404, "message: task doesn't exist, code: 404")
+        return rows[0]
+
+    async def _wait(self, request: Request, request_id: str) -> Progress:
+        began, first = monotonic(), await self._look(request_id)
+        if first >= Progress.SUCCESS or self._waits.locked():
+            return first
+        async with self._waits:
+            while not self._stopping.is_set() and monotonic() - began < LONGEST_SECONDS:
+                await is_set_within(self._stopping, LOOK_SECONDS)
+                now = await self._look(request_id)
+                if now != first or await request.is_disconnected():
+                    return now
+        return first
+
+    async def _look(self, request_id: str) -> Progress:
+        row = await self._row("find_request", request_id)
+        if not row["known"]:  # a deleted import had finished
+            return Progress.SUCCESS
+        if row["finished"]:
+            return Progress.FAILED if row["refused"] else Progress.SUCCESS
+        return Progress.IN_PROGRESS if row["seen"] else Progress.NOT_STARTED

@@ -21,8 +21,7 @@ from penstock.api.http import read_body, refusal
 from penstock.api.http_limits import ADMITTED
 from penstock.api.rates import Lookups, Rates
 from penstock.api.server import Part
-from penstock.compat.scheduler0.http.jobs import AsyncTasks, Jobs
-from penstock.compat.scheduler0.http.records import Credentials, Problem, Projects, answer
+from penstock.compat.scheduler0.http.records import AsyncTasks, Credentials, Jobs, Problem, Projects, answer
 from penstock.compat.scheduler0.store import find_credential
 from penstock.db.pool import Store
 from penstock.protocol.errors import AccessDenied, InvalidParams, Refused, RpcError, TooSlow, Unavailable
