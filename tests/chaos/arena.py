@@ -20,8 +20,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from penstock.brokers.base import Outgoing
 from penstock.brokers.opening import open_transport
+from penstock.cli.doctor.database import examine_invariants
 from penstock.cli.doctor.findings import Report
-from penstock.cli.doctor.invariants import examine_invariants
 from penstock.db.pool import Store
 from penstock.local.children import Output
 from penstock.local.service import HOST, Service, python_path

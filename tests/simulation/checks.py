@@ -10,7 +10,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock.cli.doctor.invariants import INVARIANTS, LOOKED_AT
+from penstock.cli.doctor.database import INVARIANTS, LOOKED_AT
 from penstock.db.statements import SQL
 from tests.simulation.clock import Clock, wall
 from tests.simulation.database import Bridge

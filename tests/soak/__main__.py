@@ -25,8 +25,8 @@ import asyncpg
 import httpx
 import psutil
 
+from penstock.cli.doctor.database import examine_invariants
 from penstock.cli.doctor.findings import Report
-from penstock.cli.doctor.invariants import examine_invariants
 from penstock.db.pool import Store
 from penstock.local.children import Output
 from penstock.local.stack import Stack

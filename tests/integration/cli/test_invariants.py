@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
+from penstock.cli.doctor.database import INVARIANTS, examine_invariants, examine_stored
 from penstock.cli.doctor.findings import Finding, Report
-from penstock.cli.doctor.invariants import INVARIANTS, examine_invariants, examine_stored
 from penstock.db.grants import grants
 from penstock.db.pool import Store
 from penstock.db.session import Session
@@ -102,7 +102,7 @@ async def test_what_many_tasks_break_is_shown_shortly_and_a_look_is_bounded(
     store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await enqueue(store, *(NewTask("plain", unique_key=str(number)) for number in range(9)))
-    monkeypatch.setattr("penstock.cli.doctor.invariants.LOOKED_AT", 5)
+    monkeypatch.setattr("penstock.cli.doctor.database.LOOKED_AT", 5)
     report = Report()
     async with store.transaction() as session:
         await session._connection.execute("delete from penstock.unique_key")

@@ -9,9 +9,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from penstock.cli.doctor.database import examine_database
+from penstock.cli.doctor.database import examine_database, examine_stored
 from penstock.cli.doctor.findings import Report
-from penstock.cli.doctor.invariants import examine_stored
 from penstock.db.migrate import downgrade, grant, upgrade
 from penstock.db.notify import Listener, Notifier
 from penstock.db.opening import open_store

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.cli.doctor.invariants import INVARIANTS
+from penstock.cli.doctor.database import INVARIANTS
 from penstock.db.statements import SQL
 
 PACKAGE = Path(penstock.__file__).parent

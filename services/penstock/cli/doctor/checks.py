@@ -8,22 +8,14 @@ from datetime import UTC, datetime
 from traceback import extract_tb
 
 from penstock.api.dashboard.overview import ProcessProbe
-from penstock.cli.doctor.database import examine_database
+from penstock.cli.doctor.database import examine_database, examine_stored
 from penstock.cli.doctor.findings import Problem, Report
-from penstock.cli.doctor.invariants import examine_stored
 from penstock.cli.doctor.queues import examine_queues
 from penstock.client.client import Client
 from penstock.compat.actions import MODULES
 from penstock.payloads.bucket import Bucket, folder_of, new_name
 from penstock.payloads.codec import PayloadCodec
-from penstock.protocol.errors import (
-    PayloadLost,
-    PayloadUnavailable,
-    PenstockError,
-    RpcError,
-    SettingsError,
-    Unavailable,
-)
+from penstock.protocol import errors
 from penstock.runtime.health import SATURATED
 from penstock.settings.broker_urls import parse_broker_url
 from penstock.settings.model import Settings, misspelt_variables
@@ -52,7 +44,7 @@ async def examine(settings: Settings, report: Report, *, invariants: bool = Fals
             what, place = examine_part.__name__.rpartition("_")[2], extract_tb(exc.__traceback__)[-1]
             # The text of a foreign exception may hold a secret.
             raised = f"{type(exc).__name__} in line {place.lineno} of {place.filename}"
-            seen = str(exc) if isinstance(exc, PenstockError) else raised
+            seen = str(exc) if isinstance(exc, errors.PenstockError) else raised
             report("error", what, f"could not be examined: {seen}", "unless that says what to do, report it as a bug")
 
 
@@ -84,7 +76,7 @@ def examine_deliveries(settings: Settings, report: Report) -> None:
         return
     try:
         Deliveries(settings, Registry(), MODULES)
-    except SettingsError as exc:
+    except errors.SettingsError as exc:
         report("error", "deliveries", str(exc), "correct the setting: no worker starts with it")
         return
     problems: Iterator[Problem] = ((True, "warning", seen, fix) for seen, fix in _problems(settings))
@@ -134,7 +126,7 @@ async def examine_payloads(settings: Settings, report: Report) -> None:
         return
     try:
         codec = PayloadCodec(settings)
-    except SettingsError as exc:
+    except errors.SettingsError as exc:
         report("error", "payloads", str(exc), "install it where any of the processes runs")
         return
     if settings.payload_keys:
@@ -150,9 +142,9 @@ async def _examine_bucket(bucket: Bucket, folder: str, report: Report) -> None:
     try:
         await bucket.list(folder, datetime.now(UTC).date(), "")
         await bucket.get(new_name(folder), 0)
-    except PayloadLost:
+    except errors.PayloadLost:
         report("ok", "payload bucket", f"{bucket.url} answers")  # as expected for an unknown object
-    except PayloadUnavailable as exc:
+    except errors.PayloadUnavailable as exc:
         if "NoSuchBucket" in str(exc):
             fix = "create the bucket, or correct PENSTOCK_PAYLOAD_BUCKET"
         elif exc.is_refusal:
@@ -191,9 +183,9 @@ async def _examine_api(settings: Settings, report: Report) -> None:
 
     try:
         await asyncio.to_thread(ask)
-    except Unavailable as exc:
+    except errors.Unavailable as exc:
         report("warning", "api", str(exc), "start `penstock api`, or set PENSTOCK_API_URL to its URL")
-    except RpcError as exc:
+    except errors.RpcError as exc:
         fix = "set PENSTOCK_API_KEY to a key that may read; `penstock keys create` creates one"
         report("warning", "api", f"{url} answers: {exc.message}", fix)
     else:

@@ -1,12 +1,13 @@
-"""The look at Postgres: can it be reached, is the schema there, may this role use it, will it keep what it is given."""
+"""The look at Postgres: can it be reached, may this role use it, will it keep what it is given; and the invariants."""
 
 import asyncio
+import re
 import time
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import asyncpg
 
-from penstock.cli.doctor.findings import Report
+from penstock.cli.doctor.findings import Level, Report
 from penstock.cli.run import PROCESSES
 from penstock.db.driver_errors import Translated
 from penstock.db.grants import RIGHTS, is_needed
@@ -16,10 +17,64 @@ from penstock.db.pool import Store
 from penstock.db.pooler import is_direct
 from penstock.db.replica import Replica
 from penstock.db.session import Session
+from penstock.db.statements import SQL
 from penstock.limits.announced import list_announced
 from penstock.protocol.errors import PenstockError
+from penstock.protocol.schema import DEFAULT, renamed
+from penstock.runtime.logs import printable
 from penstock.runtime.periodic import is_set_within
 from penstock.settings.model import Settings
+
+LOOKED_AT = 100_000  # live tasks, and as many settled ones
+_SHOWN = 3
+_REPORT = "this is a bug: report it with these ids and the logs of the time"
+
+
+class Invariant(NamedTuple):
+    """What invariants.sql says of a statement."""
+
+    statement: str
+    holds: str
+    fix: str = _REPORT
+    level: Level = "error"
+
+
+_MEMBER = re.compile(r"^-- (Holds|Fix|Level): (.*)$", re.MULTILINE)
+_SAID = {name: _MEMBER.findall(text.replace("{report}", _REPORT)) for name, text in SQL.items()}
+INVARIANTS = [Invariant(name, **{key.lower(): text for key, text in said}) for name, said in _SAID.items() if said]
+
+
+async def examine_stored(settings: Settings, report: Report) -> None:
+    """The invariants, over a connection of its own. No finding where no database is set."""
+    if settings.database_url is None:
+        return
+    try:
+        async with open_store(settings, "penstock-doctor", pool_size=1) as store, store.session() as session:
+            await examine_invariants(
+                session, report, stale_after_seconds=settings.stale_after_seconds,
+                untaken_after_seconds=settings.untaken_after_seconds, schema=settings.database_schema,
+            )  # fmt: skip
+    except PenstockError as exc:
+        report("error", "invariants", str(exc).splitlines()[0], "see the findings about the database")
+
+
+async def examine_invariants(
+    session: Session, report: Report, *, stale_after_seconds: float, untaken_after_seconds: float = 0.0,
+    schema: str = DEFAULT,
+) -> None:  # fmt: skip
+    """One finding for each invariant. untaken_after_seconds: for which a task may wait for a worker in its queue."""
+    overdue = LOOKED_AT, stale_after_seconds, untaken_after_seconds
+    for statement, holds, fix, level in INVARIANTS:
+        args = overdue if statement == "find_work_overdue" else (LOOKED_AT,)
+        seen = [printable(row["seen"], one_line=True) for row in await session.fetch(statement, *args)]
+        if seen:
+            more = f" and {len(seen) - _SHOWN} more" if len(seen) > _SHOWN else ""
+            report(level, holds, f"not so: {'; '.join(seen[:_SHOWN])}{more}", renamed(fix, schema))
+        else:
+            report("ok", holds, "so it is")
+    if await session.value("count_live_up_to", LOOKED_AT) == LOOKED_AT:
+        report("note", "invariants", f"only the {LOOKED_AT} oldest live tasks were read", "look again when fewer wait")
+
 
 OLDEST, NEWEST = 14, 18  # major versions that the tests have seen, or that are promised
 _LONG_TRANSACTION_SECONDS = 300
@@ -213,7 +268,9 @@ async def _examine_privileges(session: Session, report: Report) -> None:
         return
     # Of those that lack anything, one that runs as this role, else the one that lacks least.
     process = min(wanting, key=lambda name: len(lacking[name]))
-    seen = f"as {process} this role lacks " + _first([f"{privilege} on {name}" for name, privilege in lacking[process]])
+    rights = [f"{privilege} on {name}" for name, privilege in lacking[process]]
+    more = f" and {len(rights) - 3} more" if len(rights) > 3 else ""
+    seen = f"as {process} this role lacks {', '.join(rights[:3])}{more}"
     if able and not broken:
         seen = f"this role may run {', '.join(able)}; {seen}"
     role = await session.value("read_role")
@@ -224,7 +281,3 @@ async def _examine_privileges(session: Session, report: Report) -> None:
         f"run as the owner of the schema what `penstock grants --role {role} {served}` prints, naming every process "
         f"that runs as this role, or `penstock migrate --grant {role}` if all processes share the role",
     )  # fmt: skip
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
