@@ -13,15 +13,7 @@ import typer
 from penstock.cli.common import SUMMARIES, Api, Column, Printer, calling, listing
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import Given, ParamsOf
-from penstock.limits.model import (
-    SECONDS_OF,
-    ActionName,
-    ActionSetParams,
-    TenantListParams,
-    TenantName,
-    TenantOrAll,
-    TenantSetParams,
-)
+from penstock.limits import model
 from penstock.protocol.method import NoParams
 
 
@@ -35,7 +27,7 @@ class Rate(NamedTuple):
 def parse_rate(text: str) -> Rate:
     """`10` or `10/m`. Raises typer.BadParameter."""
     number, slash, unit = text.partition("/")
-    per = next((per for per in SECONDS_OF if unit and per.startswith(unit)), None)
+    per = next((per for per in model.SECONDS_OF if unit and per.startswith(unit)), None)
     try:
         value = float(number)
         if (slash and per is None) or not math.isfinite(value):
@@ -86,19 +78,19 @@ def add_to(app: typer.Typer) -> None:
     actions: Commands = {
         "list": calling("action.list", NoParams, _print_actions),
         "announced": calling("action.announced", NoParams, _print_announced),
-        "show": calling("action.get", ActionName),
-        "set": _setting("action.set", ActionSetParams, _ACTION_OPTIONS),
-        "pause": calling("action.pause", ActionName),
-        "resume": calling("action.resume", ActionName),
+        "show": calling("action.get", model.ActionName),
+        "set": _setting("action.set", model.ActionSetParams, _ACTION_OPTIONS),
+        "pause": calling("action.pause", model.ActionName),
+        "resume": calling("action.resume", model.ActionName),
     }
     add_group(app, "actions", actions, panel="Tasks", help="Limit and pause actions, across all schedulers.")
     tenants: Commands = {
-        "list": calling("tenant.list", TenantListParams, _print_tenants),
-        "show": calling("tenant.get", TenantOrAll),
-        "set": _setting("tenant.set", TenantSetParams, _TENANT_OPTIONS),
-        "delete": calling("tenant.delete", TenantOrAll),
-        "pause": calling("tenant.pause", TenantName),
-        "resume": calling("tenant.resume", TenantName),
+        "list": calling("tenant.list", model.TenantListParams, _print_tenants),
+        "show": calling("tenant.get", model.TenantOrAll),
+        "set": _setting("tenant.set", model.TenantSetParams, _TENANT_OPTIONS),
+        "delete": calling("tenant.delete", model.TenantOrAll),
+        "pause": calling("tenant.pause", model.TenantName),
+        "resume": calling("tenant.resume", model.TenantName),
     }
     add_group(app, "tenants", tenants, panel="Tasks", help="Limit and pause tenants, across all schedulers.")
 
@@ -132,5 +124,7 @@ def in_one_unit(given: Given) -> Given:
     rates = {name: value for name, value in given.items() if isinstance(value, Rate)}
     units = {name: rate.per or given["per"] for name, rate in rates.items()}
     per = next(iter(units.values())) if len(set(units.values())) == 1 else given["per"]
-    numbers = {name: rate.number * SECONDS_OF[per] / SECONDS_OF[units[name]] for name, rate in rates.items()}
+    numbers = {
+        name: rate.number * model.SECONDS_OF[per] / model.SECONDS_OF[units[name]] for name, rate in rates.items()
+    }
     return given | numbers | {"per": per}

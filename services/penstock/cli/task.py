@@ -4,32 +4,157 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import threading
 import time
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.common import Api, ApiUrlOption, DataDirOption, calling, connect, print_fields, print_json, say
-from penstock.cli.follow import data_of, error_line, follow, on_worker, print_output
+from penstock.cli import common
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import PAYLOAD, Given, ParamsOf, expanded
 from penstock.cli.tasks import print_tasks
 from penstock.cli.values import duration_option, state_label
 from penstock.limits.model import TaskExplainParams
 from penstock.protocol.errors import NoResult, PenstockError, RateLimited, ResultTimeout, TooManyWaits, Unavailable
-from penstock.protocol.task import State
-from penstock.tasks.params import (
-    CancelParams,
-    EnqueueParams,
-    RescheduleParams,
-    RetryParams,
-    TaskCompleteParams,
-    TaskFailParams,
-)
+from penstock.protocol.task import FINAL_STATES, State
+from penstock.tasks import params
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
+
+LOOK_SECONDS = 0.5
+_STREAMS = 10  # tasks whose output is shown
+_LATE_SECONDS = 5.0  # for output that arrives behind the outcome
+
+
+def follow(client: Client, ids: Sequence[int], *, as_json: bool) -> int:
+    """Print each change until all tasks have settled; returns the exit code.
+
+    as_json: print the whole task at each change, one a line, and each line of output as its event.
+    Raises PenstockError for an unknown task.
+    """
+    known: dict[int, dict[str, Any]] = {}
+    left = list(dict.fromkeys(ids))
+    outputs = [
+        threading.Thread(target=_print_beside, args=(client, task_id, as_json), daemon=True)
+        for task_id in left[:_STREAMS]
+    ]
+    for thread in outputs:
+        thread.start()
+    while True:
+        tasks = common.outlasting(partial(client.call, "status", {"ids": left, "detail": True}))
+        for task_id, task in zip(left, tasks, strict=True):
+            if task is None:
+                gone = "is no longer kept" if task_id in known else "does not exist"
+                raise PenstockError(f"task {task_id} {gone}")
+            if as_json:
+                if task != known.get(task_id):
+                    common.print_json(task, indent=None)
+            else:
+                for line in changes(known.get(task_id), task):
+                    common.say(line)
+            known[task_id] = task
+        left = [task_id for task_id in left if known[task_id]["state"] not in FINAL_STATES]
+        if not left:
+            for thread in outputs:
+                thread.join(_LATE_SECONDS)
+            have_succeeded = all(task["state"] == State.SUCCESS for task in known.values())
+            return 0 if have_succeeded else 3  # as of `penstock task result`
+        time.sleep(LOOK_SECONDS)
+
+
+def print_output(client: Client, task_id: int, as_json: bool, *, follow: bool = True) -> None:
+    """Print what a task logs and emits; follow: until it has settled. Raises PenstockError."""
+    for kind, event in client.events(task_id, follow=follow):
+        if kind not in ("log", "chunk", "dropped"):
+            continue
+        if as_json:
+            common.print_json({"id": task_id, "event": kind, **event}, indent=None)
+        else:
+            common.say(_output_line(task_id, kind, event))
+
+
+def _print_beside(client: Client, task_id: int, as_json: bool) -> None:
+    try:
+        print_output(client, task_id, as_json)
+    except PenstockError:
+        pass  # the look at the task says what is wrong
+    except BrokenPipeError:  # with no reader left, the command ends here as it does where the main thread prints
+        os._exit(1)
+
+
+def _output_line(task_id: int, kind: str, event: dict[str, Any]) -> str:
+    if kind == "dropped":
+        return f"task {task_id}  " + (event["unread"] or f"{event['dropped']} entries dropped above the limit")
+    if kind == "chunk":
+        chunk = event["chunk"]
+        text = chunk if isinstance(chunk, str) else json.dumps(chunk, ensure_ascii=False)
+    else:
+        source = f" {event['logger']}:" if event["logger"] else ""
+        text = f"{event['level'] or 'log'}{source} {event['text']}"
+    return f"{event['at']}  task {task_id}  {text}"
+
+
+def changes(before: dict[str, Any] | None, task: dict[str, Any]) -> Iterator[str]:
+    """Lines about the changes of a task since an earlier look; everything if it is the first."""
+    known = {failure["claim"] for failure in before["failures"]} if before else set()
+    for failure in task["failures"]:
+        if failure["claim"] not in known:
+            text = f"attempt {failure['attempt']} failed{on_worker(failure)}: {error_line(failure['error'])}"
+            yield _line(task, failure["at"], text)
+    state = task["state"]
+    if before is None or (before["state"], before["attempts"]) != (state, task["attempts"]):
+        yield _line(task, task["updated_at"], _standing(task))
+    elif before["run_at"] != task["run_at"] and state in (State.SCHEDULED, State.ERROR, State.WAITING):
+        yield _line(task, task["updated_at"], f"moved to {task['run_at']}")
+    progress = task["progress"]
+    if progress is not None and (before is None or before["progress"] != progress) and state not in FINAL_STATES:
+        percent = "" if progress.get("percent") is None else f"{progress['percent']:g} % "
+        yield _line(task, task["updated_at"], f"{percent}{progress.get('note') or ''}".strip() or "alive")
+
+
+def _standing(task: dict[str, Any]) -> str:
+    state = str(task["state"])
+    shown = state_label(state)
+    if state == State.ACQUIRED:
+        return f"{shown}{on_worker(task)}, attempt {task['attempts']} of {task['max_attempts']}"
+    if state in (State.SCHEDULED, State.ERROR):
+        return f"{shown}, runs at {task['run_at']}"
+    if state == State.WAITING and task.get("waits_for"):
+        return f"{state} for an event until {task['waits_for']['until']}"
+    if state == State.SUCCESS:
+        return f"{state}{on_worker(task)}: {json.dumps(task['result'], ensure_ascii=False)}"
+    if state == State.CANCELLED:
+        return state + (f": {task['reason']}" if task.get("reason") else "")
+    return shown
+
+
+def error_line(error: Any) -> str:
+    """A task's or a step's error in one line, with its type, which the message of most begins with."""
+    if not isinstance(error, dict):
+        return " ".join(str(error).split())
+    kind, message = str(data_of(error).get("type") or ""), str(error.get("message") or "")
+    parts = (message,) if message.startswith(kind) else (kind, message)
+    return " ".join(": ".join(filter(None, parts)).split())
+
+
+def data_of(error: Any) -> dict[str, Any]:
+    data = error.get("data") if isinstance(error, dict) else None
+    return data if isinstance(data, dict) else {}
+
+
+def on_worker(ran: dict[str, Any]) -> str:
+    """The worker of a task or a failed attempt."""
+    return f" on {ran['worker']}" if ran["worker"] else ""
+
+
+def _line(task: dict[str, Any], at: str, text: str) -> str:
+    return f"{at}  task {task['id']}  {text}"
+
 
 _LOOK_SECONDS = 1.0
 _OUTAGE_SECONDS = 30.0  # of the api, after which a wait gives up
@@ -45,30 +170,30 @@ _TOKEN = "The token that the task waits for, shown as waits_for by `penstock tas
 def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel="Tasks")(expanded(enqueue))
     result_json = typer.Argument(metavar="[JSON]", help="The result; - reads standard input.", show_default="null")
-    completed = ParamsOf(TaskCompleteParams, token=_TOKEN, result=result_json)
+    completed = ParamsOf(params.TaskCompleteParams, token=_TOKEN, result=result_json)
     message = typer.Argument(metavar="MESSAGE", help="What went wrong.")
-    failed = ParamsOf(TaskFailParams, token=_TOKEN, error=message)
+    failed = ParamsOf(params.TaskFailParams, token=_TOKEN, error=message)
     commands: Commands = {
         "show": show,
-        "why": calling("task.explain", TaskExplainParams, lambda found: say(found["reason"])),
+        "why": common.calling("task.explain", TaskExplainParams, lambda found: common.say(found["reason"])),
         "logs": logs,
         "result": result,
-        "cancel": calling("cancel", CancelParams, _print_change),
-        "retry": calling("retry", RetryParams, _print_change),
-        "reschedule": calling("reschedule", RescheduleParams, _print_change),
-        "complete": calling("task.complete", completed, _print_answered),
-        "fail": calling("task.fail", failed, _print_answered),
+        "cancel": common.calling("cancel", params.CancelParams, _print_change),
+        "retry": common.calling("retry", params.RetryParams, _print_change),
+        "reschedule": common.calling("reschedule", params.RescheduleParams, _print_change),
+        "complete": common.calling("task.complete", completed, _print_answered),
+        "fail": common.calling("task.fail", failed, _print_answered),
     }
     add_group(app, "task", commands, panel="Tasks", help="One task: show it, change it, answer its wait.")
 
 
 def enqueue(
     *,
-    task: Annotated[Given, ParamsOf(EnqueueParams, without=["sealed_payload"], payload=PAYLOAD)],
+    task: Annotated[Given, ParamsOf(params.EnqueueParams, without=["sealed_payload"], payload=PAYLOAD)],
     wait: bool = False,
     wait_timeout: Annotated[float | None, duration_option()] = None,
     fail_fast: bool = False,
-    api: Api,
+    api: common.Api,
 ) -> None:
     """Add a task; it is stored when this returns. With --wait the exit codes are those of `penstock task result`.
 
@@ -92,7 +217,7 @@ def show(
     ids: Annotated[list[int], typer.Argument(metavar="ID")],
     detail: bool = False,
     until_settled: Annotated[bool, typer.Option("--follow", "-f")] = False,
-    api: Api,
+    api: common.Api,
 ) -> None:
     """Show a task: its state, attempts, times, result or error.
 
@@ -119,7 +244,7 @@ def logs(
     *,
     task_id: Annotated[int, typer.Argument(metavar="ID", help="The task's id.")],
     until_settled: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task has settled.")] = False,
-    api: Api,
+    api: common.Api,
 ) -> None:
     """Print what a task's handler logged and emitted; with --json each as one line of JSON.
 
@@ -131,15 +256,15 @@ def logs(
 def result(
     task_id: Annotated[int, typer.Argument(metavar="ID", help="The task's id.")],
     timeout: Annotated[float | None, duration_option(help="How long to wait; default forever.")] = None,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
+    api_url: common.ApiUrlOption = None,
+    data_dir: common.DataDirOption = None,
 ) -> None:
     """Wait until a task has settled and print its result as JSON.
 
     Exit codes: 0 success; 3 it failed, was cancelled, or its result is no longer kept; 4 it did not settle in time; 1
     and 2 as for every command.
     """
-    _print_result(connect(api_url, data_dir), task_id, timeout)
+    _print_result(common.connect(api_url, data_dir), task_id, timeout)
 
 
 def _print_result(
@@ -160,17 +285,17 @@ def _print_result(
         wait = min(left, _LOOK_SECONDS) if show_failures else left
         try:
             try:
-                print_json(client.result(task_id, timeout=None if wait == math.inf else wait))
+                common.print_json(client.result(task_id, timeout=None if wait == math.inf else wait))
                 return
             except ResultTimeout as exc:
                 if show_failures:
                     _show_failures(client.call("status", {"id": task_id, "detail": True}), shown, fail_fast)
                 if wait >= left:
-                    say(f"penstock: {exc}", err=True)
+                    common.say(f"penstock: {exc}", err=True)
                     raise typer.Exit(4) from None
             pauses.answered()
         except NoResult as exc:
-            say(f"penstock: {exc}", err=True)
+            common.say(f"penstock: {exc}", err=True)
             _print_traceback(getattr(exc, "error", None), err=True)
             raise typer.Exit(3) from None
         except (Unavailable, RateLimited, TooManyWaits) as exc:
@@ -187,11 +312,11 @@ def _show_failures(task: dict[str, Any], shown: set[Any], fail_fast: bool) -> No
         shown.add(failure["claim"])
         line = f"task {task['id']}, {_failure_line(task, failure)}"
         if fail_fast:
-            say(f"penstock: {line}", err=True)
+            common.say(f"penstock: {line}", err=True)
             _print_traceback(failure["error"], err=True)
             raise typer.Exit(3)
         is_retried = failure is new[-1] and task["state"] == State.ERROR
-        say(line + (f"; retrying at {task['run_at']}" if is_retried else ""), err=True)
+        common.say(line + (f"; retrying at {task['run_at']}" if is_retried else ""), err=True)
 
 
 def _failure_line(task: dict[str, Any], failure: dict[str, Any]) -> str:
@@ -213,7 +338,7 @@ def _step_line(step: dict[str, Any]) -> str:
 
 def _print_traceback(error: Any, *, err: bool = False) -> None:
     if traceback := data_of(error).get("traceback"):
-        say(f"\n{str(traceback).rstrip()}", err=err)
+        common.say(f"\n{str(traceback).rstrip()}", err=err)
 
 
 def _print_task(task: dict[str, Any], detail: bool) -> None:
@@ -221,15 +346,15 @@ def _print_task(task: dict[str, Any], detail: bool) -> None:
     fields["state"] = state_label(task["state"])
     failures, steps = fields.pop("failures", ()), fields.pop("steps", ())
     error = fields.pop("error", None)
-    print_fields(fields.items())
+    common.print_fields(fields.items())
     if error is not None:
-        print_fields([("error", error_line(error))])
+        common.print_fields([("error", error_line(error))])
         hidden = ("type", "message", "traceback")
-        print_fields((name, value) for name, value in data_of(error).items() if name not in hidden)
+        common.print_fields((name, value) for name, value in data_of(error).items() if name not in hidden)
     for step in steps:
-        say(f"{step['began_at'] or step['recorded_at']}  {_step_line(step)}")
+        common.say(f"{step['began_at'] or step['recorded_at']}  {_step_line(step)}")
     for failure in failures:
-        say(f"{failure['at']}  {_failure_line(task, failure)}")
+        common.say(f"{failure['at']}  {_failure_line(task, failure)}")
     _print_traceback(error)
 
 
@@ -237,12 +362,12 @@ def _print_change(result: dict[str, Any]) -> None:
     note = " (already existed)" if result.get("duplicate") else ""
     if result.get("replaced"):
         note = " (replaced)"
-    say(f"task {result['id']} {state_label(result['state'])}{note}")
+    common.say(f"task {result['id']} {state_label(result['state'])}{note}")
 
 
 def _print_answered(answer: dict[str, Any]) -> None:
     if answer["id"] is None:
-        say("kept until a task waits for it" + (" (already kept)" if answer["duplicate"] else ""))
+        common.say("kept until a task waits for it" + (" (already kept)" if answer["duplicate"] else ""))
     else:
         note = " (already answered)" if answer["duplicate"] else ""
-        say(f"task {answer['id']} {state_label(answer['state']) if answer['state'] else 'is deleted'}{note}")
+        common.say(f"task {answer['id']} {state_label(answer['state']) if answer['state'] else 'is deleted'}{note}")

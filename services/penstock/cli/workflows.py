@@ -10,13 +10,7 @@ from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import Given, ParamsOf
 from penstock.cli.values import STATE_STYLES, json_value, state_label
 from penstock.runtime.logs import printable
-from penstock.workflows.model import (
-    WorkflowCancelParams,
-    WorkflowCreateParams,
-    WorkflowListParams,
-    WorkflowRetryParams,
-    WorkflowStatusParams,
-)
+from penstock.workflows import model
 
 _ID = typer.Argument(metavar="ID", help="The workflow's id; or give --key.")
 _DEEPEST = 20  # levels of the tree; deeper steps begin at the left again
@@ -24,11 +18,11 @@ _DEEPEST = 20  # levels of the tree; deeper steps begin at the left again
 
 def add_to(app: typer.Typer) -> None:
     commands: Commands = {
-        "list": common.calling("workflow.list", WorkflowListParams, _print_workflows),
-        "show": common.calling("workflow.status", ParamsOf(WorkflowStatusParams, id=_ID), _print_workflow),
+        "list": common.calling("workflow.list", model.WorkflowListParams, _print_workflows),
+        "show": common.calling("workflow.status", ParamsOf(model.WorkflowStatusParams, id=_ID), _print_workflow),
         "create": create,
-        "cancel": common.calling("workflow.cancel", ParamsOf(WorkflowCancelParams, id=_ID), _print_state),
-        "retry": common.calling("workflow.retry", ParamsOf(WorkflowRetryParams, id=_ID), _print_state),
+        "cancel": common.calling("workflow.cancel", ParamsOf(model.WorkflowCancelParams, id=_ID), _print_state),
+        "retry": common.calling("workflow.retry", ParamsOf(model.WorkflowRetryParams, id=_ID), _print_state),
     }
     add_group(app, "workflows", commands, panel="Tasks", help="Workflows: tasks that wait for each other.")
 
@@ -36,7 +30,7 @@ def add_to(app: typer.Typer) -> None:
 def create(
     *,
     definition: Annotated[str, typer.Argument(metavar="JSON")],
-    options: Annotated[Given, ParamsOf(WorkflowCreateParams, without=["steps", "chain"])],
+    options: Annotated[Given, ParamsOf(model.WorkflowCreateParams, without=["steps", "chain"])],
     api: common.Api,
 ) -> None:
     """Create a workflow.

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import follow, task
+from penstock.cli import task
 from penstock.client.results import PollPauses
 from penstock.protocol.errors import PenstockError, RateLimited, ResultTimeout, TooManyWaits, Unavailable
 
@@ -24,7 +24,7 @@ FAILURE = {"attempt": 1, "claim": 5, "at": "T2", "worker": None, "error": {"code
 
 
 def said(before: dict[str, Any] | None, **now: Any) -> list[str]:
-    return [line.split("  task 7  ")[1] for line in follow.changes(before, TASK | now)]
+    return [line.split("  task 7  ")[1] for line in task.changes(before, TASK | now)]
 
 
 def test_each_change_is_a_line_and_no_change_is_none() -> None:
@@ -36,19 +36,19 @@ def test_each_change_is_a_line_and_no_change_is_none() -> None:
 
 def test_progress_is_told_while_it_runs() -> None:
     acquired = TASK | {"state": "ACQUIRED", "attempts": 1}
-    told = [*follow.changes(acquired, acquired | {"progress": {"percent": 40, "note": "half"}})]
+    told = [*task.changes(acquired, acquired | {"progress": {"percent": 40, "note": "half"}})]
     assert told == ["T0  task 7  40 % half"]
-    told = [*follow.changes(acquired, acquired | {"progress": {"percent": None, "note": None}})]
+    told = [*task.changes(acquired, acquired | {"progress": {"percent": None, "note": None}})]
     assert told == ["T0  task 7  alive"]
 
 
 def test_a_failed_attempt_that_fell_between_two_looks_is_told_all_the_same() -> None:
     acquired = TASK | {"state": "ACQUIRED", "attempts": 1}
     again = acquired | {"attempts": 2, "failures": [FAILURE], "updated_at": "T3"}
-    assert [*follow.changes(acquired, again)] == [
+    assert [*task.changes(acquired, again)] == [
         "T2  task 7  attempt 1 failed: no luck", "T3  task 7  ACQUIRED, attempt 2 of 3",
     ]  # fmt: skip
-    assert [*follow.changes(again, again)] == []
+    assert [*task.changes(again, again)] == []
 
 
 def test_who_ran_it_is_told_where_it_is_known() -> None:
@@ -70,7 +70,7 @@ def test_who_ran_it_is_told_where_it_is_known() -> None:
     ],
 )
 def test_an_error_is_told_in_one_line_with_its_type_once(error: Any, line: str) -> None:
-    assert follow.error_line(error) == line
+    assert task.error_line(error) == line
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ class Scripted:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(task, "LOOK_SECONDS", 0)
 
 
 def test_it_goes_on_until_all_have_settled_also_while_the_api_is_away(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +120,7 @@ def test_it_goes_on_until_all_have_settled_also_while_the_api_is_away(capsys: py
         [one, two], Unavailable("away"), RateLimited(0.1), [one | {"state": "SUCCESS"}, two],
         [two | {"state": "CANCELLED"}],
     )  # fmt: skip
-    assert follow.follow(api, [1, 2, 1], as_json=False) == 3  # type: ignore[arg-type]
+    assert task.follow(api, [1, 2, 1], as_json=False) == 3  # type: ignore[arg-type]
     assert api.asked == [[1, 2]] * 4 + [[2]]
     out, err = capsys.readouterr()
     given = ["info shop: charged\\x1b[1m", "print printed", '{"n": 1}', "3 entries dropped above the limit"]
@@ -132,7 +132,7 @@ def test_it_goes_on_until_all_have_settled_also_while_the_api_is_away(capsys: py
 
 def test_success_of_all_is_0_and_json_is_a_line_a_change(capsys: pytest.CaptureFixture[str]) -> None:
     api = Scripted([TASK], [TASK], [TASK | {"state": "SUCCESS"}])
-    assert follow.follow(api, [7], as_json=True) == 0  # type: ignore[arg-type]
+    assert task.follow(api, [7], as_json=True) == 0  # type: ignore[arg-type]
     lines = [json.loads(one) for one in capsys.readouterr().out.splitlines()]
     assert len([one for one in lines if "state" in one]) == 2
     assert [one["event"] for one in lines if "event" in one] == ["log", "log", "chunk", "dropped"]
@@ -140,9 +140,9 @@ def test_success_of_all_is_0_and_json_is_a_line_a_change(capsys: pytest.CaptureF
 
 def test_a_task_that_is_not_there_or_goes_meanwhile_is_an_error() -> None:
     with pytest.raises(PenstockError, match="task 7 does not exist"):
-        follow.follow(Scripted([None]), [7], as_json=False)  # type: ignore[arg-type]
+        task.follow(Scripted([None]), [7], as_json=False)  # type: ignore[arg-type]
     with pytest.raises(PenstockError, match="task 7 is no longer kept"):
-        follow.follow(Scripted([TASK], [None]), [7], as_json=False)  # type: ignore[arg-type]
+        task.follow(Scripted([TASK], [None]), [7], as_json=False)  # type: ignore[arg-type]
 
 
 def test_a_wait_outlasts_a_restart_of_the_api_and_its_limits(
@@ -169,7 +169,7 @@ def test_a_wait_outlasts_a_restart_of_the_api_and_its_limits(
 
 WITHOUT_READER = f"""
 import time
-from penstock.cli.follow import follow
+from penstock.cli.task import follow
 
 class Client:
     def call(self, method, params):
