@@ -35,6 +35,7 @@ from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.duties import expire, time_out_waits
+from penstock.supervisor.limits import LimitUpkeep
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.schedules import ScheduleFiring
 from penstock.tasks import bulk, claim, ordering
@@ -44,7 +45,7 @@ from penstock.tasks.promotion import Promotions
 from penstock.workflows.advancer import WorkflowAdvancer
 from tests.claims import claim_id
 from tests.integration.apis import running
-from tests.integration.doors import put, rejected, request
+from tests.integration.doors import no_routes, put, rejected, request
 from tests.integration.faulty_postgres import Refusals
 from tests.integration.lives import carry_out
 from tests.integration.rules import set_limits, set_tenant
@@ -527,27 +528,20 @@ async def test_records_that_expire_meet_no_deadlock_with_programs_that_enqueue_t
 
 
 @pytest.mark.parametrize("of", ["action", "tenant"])
-async def test_a_limit_meets_no_deadlock_with_tasks_that_settle(
-    enduring: Store, database_url: str, sql: Any, of: str
+async def test_a_limit_does_not_wait_for_a_running_task_that_its_handler_settles(
+    short: Store, outbound: SqsQueue, database_url: str, sql: Any, of: str
 ) -> None:
-    """Running tasks are locked by id, whichever was claimed first."""
-    late, early = await enqueue(enduring, NewTask("a", tenant="t"), NewTask("a", tenant="t", priority=1))
-    for _ in range(2):
-        async with enduring.session() as session:
-            await claim.claim(session, 1)
-
-    async def limit() -> None:
-        async with enduring.transaction() as session:
-            await (set_limits if of == "action" else set_tenant)(
-                session, "a" if of == "action" else "t", {"max_in_flight": 5}
-            )
-
-    async with program(database_url, f"select from penstock.task where id = {late} for update") as connection:
-        limiting = asyncio.create_task(limit())
-        await waiting(sql, 1)  # for the one, and must not hold the other
-        await connection.execute(f"select from penstock.task where id = {early} for update nowait")
-    await limiting
-    assert await sql.fetchval("select count(*) from penstock.task where gate is not null") == 2
+    settles, runs = await claimed(short, NewTask("a", tenant="t"), NewTask("a", tenant="t"))
+    counted = "select array_agg(id order by id) from penstock.task where gate is not null"
+    upkeep = LimitUpkeep(store=short, outbound=outbound, open_queue=no_routes)
+    async with program(database_url, f"select penstock_settle('{settles.id}:{settles.claim}', '1')"):
+        async with short.transaction() as session:
+            change = set_limits if of == "action" else set_tenant
+            await change(session, "a" if of == "action" else "t", {"max_in_flight": 5})
+        assert await sql.fetchval(counted) == [runs.id]
+        await upkeep.run_once()
+    await upkeep.run_once()  # after a rollback it counts too
+    assert await sql.fetchval(counted) == [settles.id, runs.id]
 
 
 async def test_programs_that_enqueue_many_meet_no_deadlock_while_tasks_of_their_keys_settle(

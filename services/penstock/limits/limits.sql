@@ -170,12 +170,13 @@ on conflict (name) do update set paused = excluded.paused, max_in_flight = exclu
 delete from penstock.action where name = $1;
 
 -- name: adopt_in_flight
--- $1 action. What is in flight when its action becomes limited counts from then on. By id, as it is settled.
+-- $1 action. What is in flight when its action becomes limited counts from then on; what another transaction holds, such as a
+-- handler's own that settles it, by the next round of upkeep.
 update penstock.task t
 set gate = {gate_name}
 from (select id from penstock.task
       where state = 'ACQUIRED' and gate is null and claimed_at <= now()
-        and action = $1 and action = any(array(select name from penstock.action)) order by id) found
+        and action = $1 and action = any(array(select name from penstock.action)) for no key update skip locked) found
 where t.id = any(array[found.id]) and t.state::text = 'ACQUIRED' and t.gate is null
 returning t.id;
 
@@ -187,11 +188,15 @@ with looked as materialized (
     select id, claimed_at from penstock.task
     where state = 'ACQUIRED' and (claimed_at, id) > (coalesce($1::timestamptz, '-infinity'), coalesce($2::bigint, 0))
     order by claimed_at, id limit $3
+), free as materialized (
+    select t.id from penstock.task t
+    where t.id = any(array(select id from looked)) and t.state::text = 'ACQUIRED' and t.gate is null
+      and (t.action = any(array(select name from penstock.action)) or {tenant_is_limited})
+    for no key update of t skip locked
 ), adopted as (
     update penstock.task t
     set gate = {gate_name}
-    where t.id = any(array(select id from looked)) and t.state::text = 'ACQUIRED' and t.gate is null
-      and (t.action = any(array(select name from penstock.action)) or {tenant_is_limited})
+    where t.id = any(array(select id from free)) and t.state::text = 'ACQUIRED' and t.gate is null
 )
 select claimed_at, id from looked order by claimed_at, id offset $3 - 1;
 

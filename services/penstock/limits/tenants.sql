@@ -50,7 +50,8 @@ update penstock.task t
 set gate = {gate_name}
 from (select t.id from penstock.task t
       where t.state = 'ACQUIRED' and t.gate is null and t.claimed_at <= now()
-        and ($1::text is null or t.tenant = $1) and {tenant_is_limited} order by t.id) found
+        and ($1::text is null or t.tenant = $1) and {tenant_is_limited}
+      for no key update of t skip locked) found
 where t.id = any(array[found.id]) and t.state::text = 'ACQUIRED' and t.gate is null
 returning t.id;
 
