@@ -56,8 +56,8 @@ where expires_at is not null and claimed_at is null and expires_at <= coalesce($
 order by expires_at limit $1 for update skip locked;
 
 -- name: release_orphaned_keys
--- $1 how many held ordering keys to look at, $2 behind this one. Those held by a task whose record is gone, which cannot
--- be retried any more, or has no key: a step that came back with its workflow and was cancelled before it started. Held
+-- $1 how many held ordering keys to look at, $2 behind this one. Those held by a task whose record or payload is gone, which
+-- cannot be retried any more, or has no key: a step that came back with its workflow and was cancelled before it started. Held
 -- no more and locked. Relies on ordering_head_held. One row: these keys, and the last key looked at,
 -- null when there are none behind it.
 with looked as materialized (
@@ -65,7 +65,8 @@ with looked as materialized (
 ), orphaned as materialized (
     select l.key from looked l
     where not exists (select 1 from penstock.task t where t.id = l.task_id)
-      and (select r.id from penstock.task_history r where r.id = l.task_id and r.ordering_key is not null) is null
+      and (select r.id from penstock.task_history r where r.id = l.task_id and r.ordering_key is not null
+           and r.payload_gone is null) is null
 ), freed as (
     update penstock.ordering_head set held = false
     where key in (select h.key from penstock.ordering_head h join looked l on l.key = h.key and l.task_id = h.task_id

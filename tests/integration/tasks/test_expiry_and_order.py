@@ -22,6 +22,7 @@ from penstock.results.apply import apply_reports
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.supervisor.duties import expire
+from penstock.supervisor.payload_retention import PayloadRetention
 from penstock.supervisor.retention import Retention
 from penstock.tasks import claim as claiming
 from penstock.tasks import enqueue, methods, ordering, reschedule, settle
@@ -389,6 +390,16 @@ async def test_cleaning_the_failed_task_lets_its_key_go(store: Store, settings: 
     await sql.execute("update penstock.task_history set finished_at = now() - interval '61 seconds'")
     await retention.run_once()
     assert await states(store, [first, second]) == ["gone", "SCHEDULED"]
+
+
+async def test_emptying_the_failed_tasks_payload_lets_its_key_go(store: Store, settings: Settings, sql: Any) -> None:
+    first, second = await add(store, NewTask("a", "[1]", ordering_key="o"), NewTask("a", ordering_key="o"))
+    await fail(store, first, (await claim(store))[first])
+    await sql.execute("update penstock.task_history set finished_at = now() - interval '3 days'")
+    emptying = PayloadRetention(store=store, settings=settings.model_copy(update={"payload_retention_seconds": 60.0}))
+    assert await emptying.run_once() == 1
+    await Retention(store=store, settings=settings).run_once()
+    assert await states(store, [first, second]) == ["CRITICAL_ERROR", "SCHEDULED"]
 
 
 # The protocol: status, cancel's reason, claims.check
