@@ -24,7 +24,7 @@ from penstock.supervisor.schedules import Imports, NamesOfImport, ScheduleFiring
 from penstock.tasks.promotion import Promotions
 from penstock.workflows.advancer import WorkflowAdvancer
 
-_MAKE_TASKS_DUE = ("Rules", "Repair", "Expiry", "Waits")  # duties after which schedulers are woken
+_MAKE_TASKS_DUE = ("Rules", "Repair", "Expiry", "Waits", "Retention")  # duties after which schedulers are woken
 
 
 class Addition(Protocol):

@@ -76,7 +76,7 @@ class Retention:
         }
 
     async def run_once(self) -> int:
-        """Returns how many records were removed. Raises Unavailable when a part of the round failed."""
+        """Returns how many records were removed and keys released. Raises Unavailable when a part failed."""
         parts: dict[str, Callable[[], Awaitable[int]]] = {
             "default partitions": self._empty_defaults,
             "partitions": partial(self._all_with_lock, "make", self._make_partition),
@@ -265,7 +265,7 @@ class Retention:
         return len(old)
 
     async def _release_orphaned_keys(self) -> int:
-        """Release ordering keys whose failed task was deleted, or cancelled as a step, so that no retry releases them.
+        """Release ordering keys whose failed task was deleted, emptied, or cancelled as a step: no retry releases them.
 
         Each round checks the next few held keys, as each is searched in every partition.
         """
@@ -274,7 +274,7 @@ class Retention:
         self._held_upto = last or ""
         if released:
             log.warning("ordering_keys_released", keys=released, reason="the failed task cannot be retried any more")
-        return 0
+        return released
 
 
 async def _delete(kind: str, delete: Callable[[], Awaitable[int]], full: int, most: int | None = None) -> int:

@@ -499,10 +499,17 @@ async def test_two_supervisors_at_once_fail_and_give_back_each_task_once(
     assert [tuple(row) for row in rows] == [("a", "ERROR", 1, 1, 300), ("b", "SCHEDULED", 0, 0, 300)]
 
 
+@pytest.mark.parametrize("what", ["unsent claim", "ordering key"])
 async def test_what_was_given_back_wakes_the_schedulers(
-    supervisor: Supervisor, store: Store, settings: Settings, sql: Any
+    supervisor: Supervisor, store: Store, settings: Settings, sql: Any, what: str
 ) -> None:
-    await claimed(store, NewTask("a"), confirm=False)
+    if what == "unsent claim":
+        await claimed(store, NewTask("a"), confirm=False)
+    else:  # whose failed task is gone
+        async with store.transaction() as session:
+            await enqueue.enqueue(session, [NewTask("a", ordering_key="k")] * 2)
+        await sql.execute("delete from penstock.task where state = 'SCHEDULED'")
+        await sql.execute("update penstock.ordering_head set held = true")
     listener = Listener(store)
     listening = asyncio.create_task(listener.run())
     await asyncio.wait_for(listener.event.wait(), 30)
