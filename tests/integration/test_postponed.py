@@ -16,18 +16,19 @@ from penstock.payloads.codec import PayloadCodec
 from penstock.payloads.records import encrypt_error
 from penstock.protocol.errors import RateLimited
 from penstock.protocol.reports import encode_error
-from penstock.protocol.task import NewTask
+from penstock.protocol.task import Failure, NewTask
 from penstock.results.apply import ApplySummary
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings, load_settings
 from penstock.settings.payload_texts import new_key
 from penstock.supervisor.limits import LimitUpkeep
 from penstock.supervisor.retention import Retention
+from penstock.tasks import settle
 from penstock.worker.handlers.actions import Registry
 from penstock.worker.handlers.context import Context
 from penstock.worker.handlers.outcomes import Snooze
 from penstock.worker.handlers.steps import Step
-from penstock.worker.responses import failure_answer, unknown_action
+from penstock.worker.responses import Refusal, failure_answer, unknown_action
 from tests.integration.limits.test_explain import why
 from tests.integration.limits.test_limits import Outbound, enqueue, limit, open_none
 from tests.integration.rules import list_actions, read_action
@@ -213,6 +214,25 @@ async def test_an_unknown_action_spends_no_attempt_until_its_time_is_over(pump: 
     error = await pump.failed(task_id)
     assert error["data"]["type"] == "UnknownAction"
     assert "no worker ran its action within 86400 s (PENSTOCK_UNKNOWN_ACTION_SECONDS)" in error["message"]
+
+
+@pytest.mark.parametrize("ends", ["no payload", "lost with others"])
+async def test_a_worker_that_has_the_action_ends_the_time_without_one(pump: Pump, ends: str) -> None:
+    (task_id,) = await enqueue(pump.store, NewTask("resize", max_attempts=1))
+    (pair,) = await pump.send()
+    await pump.answer(pair, unknown_action("resize", Registry()))
+    await pump.sql("update penstock.postponed set unknown_since = now() - interval '25 hours'")
+    await pump.due(task_id)
+    (pair,) = await pump.send()
+    if ends == "no payload":
+        away = Refusal("PayloadUnavailable", "S3 is away", data={"not_begun": True})
+        assert (await pump.answer(pair, away)).postponed == 1
+    else:
+        async with pump.store.transaction() as session:
+            await settle.refund(session, [Failure(*pair, '{"code":1,"message":"lost"}', None)])
+    await pump.due(task_id)
+    (pair,) = await pump.send()
+    assert (await pump.answer(pair, unknown_action("resize", Registry()))).postponed == 1
 
 
 async def test_what_is_noted_of_a_task_goes_with_its_record_and_starts_again_with_a_retry(

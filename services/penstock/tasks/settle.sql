@@ -137,7 +137,8 @@ select id, action from changed;
 
 -- name: refund_attempts
 -- $1 ids (distinct), $2 claims, $3 errors as JSON text. ACQUIRED back to the state it came from, suspect from now on: the
--- attempt was lost with others of its message, so it is refunded and recorded as a failure. Returns ids.
+-- attempt was lost with others of its message, so it is refunded and recorded as a failure. What is noted of workers without
+-- its action ends. Returns ids.
 with changed as (
     update penstock.task t
     set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
@@ -147,8 +148,8 @@ with changed as (
             'attempt', t.attempts, 'claim', t.claim, 'at', now(), 'error', r.error::jsonb, 'worker', t.worker))
     from (select * from unnest($1::bigint[], $2::bigint[], $3::text[]) r (id, claim, error) order by id) r
     where {held}
-    returning t.id, t.workflow
-), {notified}
+    returning t.id, t.workflow, true as moved
+), {notified}, {renoted}
 select id from changed;
 
 -- name: postpone_tasks
@@ -167,7 +168,7 @@ with changed as (
 ), {notified}, noted as (
     insert into penstock.postponed as n (task_id, action, snoozes, attempts, unknown_since)
     select id, action, (reason = 'snooze')::int, attempts, case when reason = 'unknown' then now() end
-    from changed where reason <> 'payload'
+    from changed
     on conflict (task_id) do update
     set snoozes = n.snoozes + excluded.snoozes, attempts = excluded.attempts, returned_at = now(),
         unknown_since = case when n.attempts = excluded.attempts and n.unknown_since < excluded.unknown_since
