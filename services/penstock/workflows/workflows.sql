@@ -332,7 +332,7 @@ select {ready_step}, s.pending, s.again from changed s;
 -- name: restart_steps
 -- $1 tasks, $2 whether they are compensations, which get their payload when they start. CRITICAL_ERROR or CANCELLED to
 -- WAITING, as restart_tasks, for steps of a workflow that begins again; a step that may start at once is started next,
--- by start_steps. One that has not failed an attempt keeps its time, which a caller or a sleep has set; a wait for a worker
+-- by start_steps. One whose last claim has not failed keeps its time, which a caller or a sleep has set; a wait for a worker
 -- with its action is over. One whose payload was emptied stays unchanged. Returns the ids.
 with gone as (
     delete from penstock.task_history
@@ -344,7 +344,8 @@ with gone as (
         created_at, updated_at, timeout_seconds, failures, labels, expires_at, limit_key, workflow, tenant,
         trace, journal)
     select g.id, 'WAITING', g.action, g.payload, g.priority,
-        case when g.attempts = 0 and p.unknown_since is null then g.run_at else now() end,
+        case when (g.attempts = 0 or g.claim is distinct from (g.failures -> -1 ->> 'claim')::bigint)
+                  and p.unknown_since is null then g.run_at else now() end,
         0, g.max_attempts, g.claim,
         g.created_at, now(), g.timeout_seconds, g.failures, g.labels,
         case when g.expires_at > now() then g.expires_at end, g.limit_key, g.workflow, g.tenant, g.trace,

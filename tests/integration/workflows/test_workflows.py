@@ -658,12 +658,16 @@ async def test_a_step_that_has_begun_its_journal_does_not_expire_after_a_retry(l
     assert await sql.fetchval("select expires_at from penstock.task") is None
 
 
+@pytest.mark.parametrize("failed", [False, True])
 @pytest.mark.parametrize("way", ["sleep", "unknown"])
 async def test_a_retry_goes_on_with_a_sleep_and_not_with_a_wait_for_a_worker(
-    lives: Lives, store: Store, sql: Any, way: str
+    lives: Lives, store: Store, sql: Any, way: str, failed: bool
 ) -> None:
     flow = await lives.create(steps=[{"action": "a"}])
     (a,) = await lives.claim()
+    if failed:
+        await lives.report(Failed(a.id, a.claim, None, '{"code": -32000, "message": "m"}', Hints(retry_after=0.0)))
+        (a,) = await lives.claim()
     await give_back(store, way, a)
     await lives.ask("workflow.cancel", id=flow)
     await lives.ask("workflow.retry", id=flow)
