@@ -66,6 +66,10 @@ notified as (
 -- When a task t that is given back is due: a step of a workflow only when that has had the time to take note of it.
 case when t.workflow is null then t.run_at else greatest(t.run_at, now() + interval '2 seconds') end
 
+-- part: cancelled_by
+-- When a step t of a workflow that is failing may run again at the earliest, for it is cancelled by then; null for other tasks.
+(select now() + interval '2 seconds' from penstock.workflow w where w.id = t.workflow and w.state = 'FAILING')
+
 -- part: renoted
 -- Of the tasks in `changed`: what is noted of a return by a worker without their action. It ends where a task has `moved` to
 -- another time; else it stays, as of the task's `updated_at`, by which a later change is seen.

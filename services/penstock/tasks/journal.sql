@@ -80,7 +80,8 @@ from {pairs} join penstock.task t on {held};
 with changed as (
     update penstock.task t
     set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
-        attempts = t.attempts - 1, run_at = greatest(now(), coalesce(r.until, now() + make_interval(secs => r.delay))),
+        attempts = t.attempts - 1,
+        run_at = greatest(now(), coalesce(r.until, now() + make_interval(secs => r.delay)), {cancelled_by}),
         claimed_at = null, heartbeat_at = null, progress = null, updated_at = now(), route = null, gate = null,
         worker = coalesce(r.worker, t.worker),
         journal = case when r.suspect then coalesce(t.journal, 0) else t.journal end,

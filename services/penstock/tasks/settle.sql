@@ -119,8 +119,8 @@ join penstock.task t on t.id = any(array[r.id]) and t.attempts = any(array[r.att
 -- ACQUIRED to ERROR, to run again later.
 with changed as (
     update penstock.task t
-    set state = 'ERROR', run_at = now() + make_interval(secs => r.delay), claimed_at = null, heartbeat_at = null,
-        progress = null, updated_at = now(), suspect = t.suspect or r.suspect, route = null, gate = null,
+    set state = 'ERROR', run_at = greatest(now() + make_interval(secs => r.delay), {cancelled_by}), claimed_at = null,
+        heartbeat_at = null, progress = null, updated_at = now(), suspect = t.suspect or r.suspect, route = null, gate = null,
         worker = coalesce(r.worker, t.worker),
         failures = coalesce(t.failures, '[]') || jsonb_build_array(jsonb_build_object(
             'attempt', t.attempts, 'claim', t.claim, 'at', now(), 'error', r.error::jsonb,
@@ -159,8 +159,8 @@ select id from changed;
 with changed as (
     update penstock.task t
     set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
-        attempts = t.attempts - 1, run_at = now() + make_interval(secs => r.delay), claimed_at = null,
-        heartbeat_at = null, progress = r.why::json, updated_at = now(), route = null, gate = null
+        attempts = t.attempts - 1, run_at = greatest(now() + make_interval(secs => r.delay), {cancelled_by}),
+        claimed_at = null, heartbeat_at = null, progress = r.why::json, updated_at = now(), route = null, gate = null
     from (select * from unnest($1::bigint[], $2::bigint[], $3::float8[], $4::text[], $5::text[])
               r (id, claim, delay, why, reason) order by id) r
     where {held}

@@ -459,6 +459,9 @@ async def give_back(store: Store, way: str, task: Claimed) -> None:
     error = '{"code": -32000, "message": "lost"}'
     reports: dict[str, Report] = {
         "sleep": Suspended(task.id, task.claim, 86_400.0),
+        "woken": Suspended(task.id, task.claim),
+        "failed": Failed(task.id, task.claim, None, error, Hints(retry_after=0.0)),
+        "snooze at once": Failed(task.id, task.claim, None, error, Hints(retry_after=0.0, snooze=True)),
         "event": Waiting(task.id, task.claim, "token", None, WaitPolicy()),
         "snooze": Failed(task.id, task.claim, None, error, Hints(retry_after=60.0, snooze=True)),
         "unknown": Failed(task.id, task.claim, None, error, Hints(unknown_action=True)),
@@ -476,7 +479,9 @@ async def give_back(store: Store, way: str, task: Claimed) -> None:
                 await apply_reports(session, [reports[way]], load_settings())
 
 
-@pytest.mark.parametrize("way", ["sleep", "event", "snooze", "release", "unsent", "refund"])
+@pytest.mark.parametrize(
+    "way", ["sleep", "event", "snooze", "release", "unsent", "refund", "woken", "failed", "snooze at once"]
+)
 async def test_a_step_that_is_given_back_in_a_workflow_that_fails_does_not_go_on(
     lives: Lives, store: Store, sql: Any, way: str
 ) -> None:
