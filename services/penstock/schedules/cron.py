@@ -41,6 +41,7 @@ _UNIT_SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 _SECOND = timedelta(seconds=1)
 _LONGEST_SEARCH_YEARS = 60
 _ZONE_MAX_CHARS = 100
+_HOSTS_OWN = re.compile(r"localtime|posixrules|(posix|right)/.*")  # of which each host makes its own, or none
 _REMEMBERED = 32  # of each of the expressions, of which a process keeps thousands
 _SHARED = 64
 Read = TypeVar("Read")
@@ -174,7 +175,8 @@ def every_seconds(expression: str) -> int | None:
 def read_zone(timezone: str) -> ZoneInfo:
     """A zone of the IANA database. Raises CronError with the nearest name."""
     try:
-        if len(timezone) > _ZONE_MAX_CHARS:  # each part of a path would be imported as a package in the one before
+        # Of too long a name, each part of a path would be imported as a package in the one before.
+        if len(timezone) > _ZONE_MAX_CHARS or _HOSTS_OWN.fullmatch(timezone):
             raise ValueError
         return ZoneInfo(timezone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -184,7 +186,7 @@ def read_zone(timezone: str) -> ZoneInfo:
 
 @lru_cache(maxsize=_SHARED)  # all files of the zones are read, and thousands of schedules may have one that is wrong
 def _nearest_zone(timezone: str) -> str:
-    return did_you_mean(timezone, available_timezones()) or ", such as Europe/Berlin or UTC"
+    return did_you_mean(timezone, available_timezones() - {"localtime"}) or ", such as Europe/Berlin or UTC"
 
 
 def elapsed(when: Timing, first: datetime, until: datetime, keep: int, counted: int = COUNTED) -> Elapsed:

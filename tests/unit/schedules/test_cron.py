@@ -305,6 +305,14 @@ def test_a_wrong_zone_is_named(zone: str) -> None:
     assert "no IANA zone" in caught.value.problem
 
 
+@pytest.mark.parametrize("zone", ["localtime", "posixrules", "posix/UTC", "right/Europe/Berlin"])
+def test_a_zone_that_each_host_may_have_of_its_own_is_refused(zone: str) -> None:
+    """By `right`, leap seconds count: a fixed time would be half a minute early."""
+    with pytest.raises(CronError, match="no IANA zone") as caught:
+        read_zone(zone)
+    assert f"did you mean {zone}" not in caught.value.problem
+
+
 def test_the_nearest_zone_is_named() -> None:
     with pytest.raises(CronError, match=r"did you mean Europe/Berlin\?"):
         timing("@every 5s", "Europe/Berlim", ANCHOR)
