@@ -115,7 +115,9 @@ def plan(rule: Rule, next_at: datetime, now: datetime, grace_seconds: float, mos
     if rule.missed is Missed.ALL:
         run = [instant for instant in seen if lateness[instant] <= longest][-rule.max_missed :]
     elif rule.missed is Missed.ONE and not on_time:
-        run = [instant for instant in seen if lateness[instant] <= longest][-1:]
+        later = rule.next_after(seen[-1]).due  # once that is due, it is the newest
+        is_newest = later is None or not 0 <= (now - later).total_seconds() <= longest
+        run = [instant for instant in seen if is_newest and lateness[instant] <= longest][-1:]
     else:
         run = on_time
     if most is not None and len(run) > most:

@@ -110,6 +110,22 @@ def test_what_is_not_due_for_its_jitter_is_neither_run_nor_lost() -> None:
     assert len(run) > 70
 
 
+@pytest.mark.parametrize("jitter_seconds", [50.0, 3000.0])
+def test_of_late_instants_one_is_run_also_where_those_within_the_jitter_have_rounds_of_their_own(
+    jitter_seconds: float,
+) -> None:
+    jittered = rule(jitter_seconds=jitter_seconds)
+    now = BASE + timedelta(minutes=90, seconds=49)
+    next_at: datetime | None = BASE
+    plans = []
+    while next_at is not None and jittered.due(next_at) <= now:
+        plans.append(plan(jittered, next_at, now, 1))
+        next_at = plans[-1].next.at
+    run = [instant for decided in plans for instant in decided.run]
+    assert run == [plans[-1].last]
+    assert sum(one.misfires.instants for one in plans if one.misfires) == (run[0] - BASE) // MINUTE
+
+
 def test_of_a_year_of_seconds_the_newest_are_made_up_for() -> None:
     now = BASE + timedelta(days=365)
     decided = plan(rule("* * * * * *", missed=Missed.ALL, max_missed=1000), BASE, now, 60)
