@@ -60,7 +60,7 @@ async def create(session: Session, command: CreateSchedule) -> model.ScheduleDet
     name = await _name_of_callers(session, command.schedule.name, lock=True, is_new=True)
     schedule = replace(command.schedule, name=name)
     model.check_not_a_jobs(schedule.own_name)
-    return _detail(await store.write_schedule(session, schedule, replace_existing=command.replace))
+    return await _detail(session, await store.write_schedule(session, schedule, replace_existing=command.replace))
 
 
 def _read_update(given: model.ScheduleUpdateParams) -> UpdateSchedule:  # type: ignore[valid-type]
@@ -81,7 +81,7 @@ def _narrow_update(command: UpdateSchedule) -> UpdateSchedule:
 async def update(session: Session, command: UpdateSchedule, settings: Settings) -> model.ScheduleDetail:
     """Change what is named of a schedule and leave the rest."""
     name = await _name_of_callers(session, command.name, lock=True)
-    return _detail(await update_schedule(session, name, command.given, settings))
+    return await _detail(session, await update_schedule(session, name, command.given, settings))
 
 
 async def update_schedule(
@@ -101,7 +101,7 @@ async def update_schedule(
 @method("schedule.get", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,))
 async def get(session: Session, given: model.ScheduleName) -> model.ScheduleDetail:
     """Show a schedule, its payload and its next few runs."""
-    return _detail(await store.read_schedule(session, await _name_of_callers(session, given.name)))
+    return await _detail(session, await store.read_schedule(session, await _name_of_callers(session, given.name)))
 
 
 @method("schedule.list", permission=Permission.READ, scope=Scope.OWN, narrow=narrow_tenant)
@@ -138,7 +138,7 @@ async def resume(session: Session, given: model.ScheduleName) -> model.ScheduleD
 
 async def _pause(session: Session, given: model.ScheduleName, *, paused: bool) -> model.ScheduleDetail:
     name = await _name_of_callers(session, given.name, lock=True)
-    return _detail(await store.pause_schedule(session, name, paused=paused))
+    return await _detail(session, await store.pause_schedule(session, name, paused=paused))
 
 
 @_change("schedule.run_now", wakes=True)
@@ -223,14 +223,14 @@ async def import_status(session: Session, given: model.ScheduleImportStatusParam
     return view_of(model.ImportStatus, row, state=state, errors=msgspec.json.decode(row["errors"]))
 
 
-def _detail(record: model.ScheduleRecord) -> model.ScheduleDetail:
+async def _detail(session: Session, record: model.ScheduleRecord) -> model.ScheduleDetail:
     upcoming: list[datetime] = []
     instant = record.next_at
     if instant is not None or (record.schedule.paused and record.problem is None):
         with suppress(CronError):  # a paused one whose zone is known no more
             rule = record.schedule.rule(record.created_at)
             if instant is None:
-                instant = rule.next_after(datetime.now(UTC)).at
+                instant = rule.next_after(await session.value("read_instant")).at
             while instant is not None and len(upcoming) < UPCOMING:
                 upcoming.append(instant)
                 instant = rule.next_after(instant).at

@@ -26,7 +26,8 @@ from penstock.runtime.loop import Loop
 from penstock.runtime.periodic import repeat
 from penstock.schedules import firing as fires
 from penstock.schedules.methods import create_many, list_runs
-from penstock.schedules.model import ScheduleRecord, ScheduleRun, ScheduleRunsParams
+from penstock.schedules.methods import get as get_schedule
+from penstock.schedules.model import ScheduleName, ScheduleRecord, ScheduleRun, ScheduleRunsParams
 from penstock.schedules.policy import FEW_COUNTED
 from penstock.schedules.store import read_schedule
 from penstock.settings.model import Settings, load_settings
@@ -575,6 +576,21 @@ async def test_a_pause_is_not_made_up_for(do: Change, store: Store, firing: Sche
     assert resumed.next_at > await clock_of(sql)
     assert await do("schedule.resume", name="n") == resumed
     assert await fire_all(firing) == 0
+
+
+async def test_the_instants_to_come_of_a_paused_one_go_by_the_clock_of_the_database(
+    do: Change, store: Store, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Ahead:
+            return super().now(tz) + timedelta(days=1)
+
+    monkeypatch.setattr("penstock.schedules.methods.datetime", Ahead)
+    await make(do, paused=True)
+    async with store.session() as session:
+        shown = await get_schedule.carry_out(within(session, load_settings()), ScheduleName("n"))
+    assert datetime.fromisoformat(shown.upcoming[0]) - await clock_of(sql) <= timedelta(hours=1)
 
 
 async def test_a_pause_outlives_the_making_anew_of_the_schedule(do: Change) -> None:
