@@ -552,9 +552,13 @@ async def test_a_key_is_limited_to_actions(stand: Stand, sql: Any) -> None:
         await mail.ask("schedule.create", name="t", **schedule | {"action": "other"}),
         await mail.ask("schedule.update", name="s", action="other"),
         await mail.ask("schedule.create_many", schedules=[{"name": "u", **schedule}]),
-        await mail.ask("schedule.run_now", name="o"),
+        *[await mail.ask(f"schedule.{verb}", name="o") for verb in ("run_now", "pause", "resume", "delete")],
+        await mail.ask("schedule.update", name="o", action="mail.a"),
+        await mail.ask("schedule.create", name="o", **schedule, replace=True),
     ]
-    assert [answer.get("code") for answer in refused] == [-32003] * 13, refused
+    assert [answer.get("code") for answer in refused] == [-32003] * 18, refused
+    for verb in ("pause", "resume", "delete"):
+        assert (await mail.ask(f"schedule.{verb}", name="s"))["name"] == "s"
     assert "may not enqueue 'http.request'; it may enqueue mail.* alone" in refused[0]["message"]
     batch = [{"jsonrpc": "2.0", "method": "enqueue", "params": {"action": a}, "id": a} for a in ("mail.b", "other")]
     answers = {answer["id"]: answer for answer in (await mail.post(batch)).json()}

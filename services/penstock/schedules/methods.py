@@ -60,6 +60,8 @@ async def create(session: Session, command: CreateSchedule) -> model.ScheduleDet
     name = await _name_of_callers(session, command.schedule.name, lock=True, is_new=True)
     schedule = replace(command.schedule, name=name)
     model.check_not_a_jobs(schedule.own_name)
+    if command.replace:
+        check_actions({row["action"] for row in await session.fetch("lock_schedules", [name])})
     return await _detail(session, await store.write_schedule(session, schedule, replace_existing=command.replace))
 
 
@@ -91,7 +93,7 @@ async def update_schedule(
     current = await store.read_schedule(session, name, lock=True)
     members = msgspec.json.encode(current.schedule.params() | given)
     checked = _read_create(decode(model.ScheduleCreateParams, members), settings).schedule
-    check_actions({checked.action})  # the stored one too: the payload may be another now
+    check_actions({current.schedule.action, checked.action})  # also of another payload alone
     owner = tenant_of_key(name)
     if owner not in (None, checked.tenant):
         raise InvalidParams("tenant", f"must stay {owner!r}, whose API key made the schedule")
@@ -117,10 +119,9 @@ async def list_schedules(session: Session, given: model.ScheduleListParams) -> m
 @_change("schedule.delete")
 async def delete(session: Session, given: model.ScheduleName) -> model.ScheduleDeleted:
     """Delete a schedule; its tasks stay."""
-    name = await _name_of_callers(session, given.name, lock=True)
-    deleted = await store.read_schedule(session, name, lock=True)
-    await session.fetch("delete_schedules", [name])
-    log.info("schedule_deleted", name=name)
+    deleted = await _lock(session, given)
+    await session.fetch("delete_schedules", [deleted.schedule.name])
+    log.info("schedule_deleted", name=deleted.schedule.name)
     return model.ScheduleDeleted(deleted.id, _members(deleted)["name"])
 
 
@@ -137,16 +138,14 @@ async def resume(session: Session, given: model.ScheduleName) -> model.ScheduleD
 
 
 async def _pause(session: Session, given: model.ScheduleName, *, paused: bool) -> model.ScheduleDetail:
-    name = await _name_of_callers(session, given.name, lock=True)
+    name = (await _lock(session, given)).schedule.name
     return await _detail(session, await store.pause_schedule(session, name, paused=paused))
 
 
 @_change("schedule.run_now", wakes=True)
 async def run_now(session: Session, given: model.ScheduleName, settings: Settings) -> model.ScheduleRun:
     """Trigger a schedule now, even if paused."""
-    name = await _name_of_callers(session, given.name, lock=True)
-    standing = await store.read_schedule(session, name, lock=True)
-    check_actions({standing.schedule.action})
+    standing = await _lock(session, given)
     instant: datetime = await session.value("read_instant")
     schedule = standing.schedule
     outcome, task_id, state = "SKIPPED", None, None
@@ -247,6 +246,14 @@ def _members(record: model.ScheduleRecord) -> dict[str, Any]:
     clock = {name: getattr(record, name) for name in model.ScheduleRecord.__slots__ if name != "schedule"}
     name = record.schedule.name if bound_to() is None else record.schedule.own_name
     return record.schedule.params() | clock | {"name": name, "state": state}
+
+
+async def _lock(session: Session, given: model.ScheduleName) -> model.ScheduleRecord:
+    """The caller's schedule, locked for a change. Raises ScheduleNotFound; AccessDenied if it is of another action."""
+    name = await _name_of_callers(session, given.name, lock=True)
+    standing = await store.read_schedule(session, name, lock=True)
+    check_actions({standing.schedule.action})
+    return standing
 
 
 async def _name_of_callers(session: Session, name: str, *, lock: bool = False, is_new: bool = False) -> str:
