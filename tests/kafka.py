@@ -20,6 +20,7 @@ import pytest
 
 PARTITIONS = 4  # of a topic that was not created with another number
 _PRODUCER = 0
+_END, _TOPIC, _PARTITION, _VALUE, _FLAGS, _HEADER, _COPY = 0, 1, 3, 4, 7, 9, 2  # of rd_kafka_producev
 PROMPT = {"fetch.wait.max.ms": 10}
 """For consumers: the mock answers a fetch that finds nothing after so long, whatever comes; else after 500."""
 _JOIN_DELAY_MS = 200  # the first join of a group waits so long for other members; 3000 by default
@@ -76,6 +77,21 @@ class MockKafka:
         assert producer.flush(60) == 0
         assert not failed, failed
 
+    def write_with_header(self, topic: str, value: bytes, header: bytes) -> None:
+        """Write a record to partition 0 with a header of this name, which Python's client would encode itself."""
+        library, number = self._library, ctypes.c_int
+        options = library.rd_kafka_conf_new()
+        library.rd_kafka_conf_set(options, b"bootstrap.servers", self.brokers.encode(), None, 0)
+        producer = library.rd_kafka_new(_PRODUCER, options, None, 0)
+        error = library.rd_kafka_producev(
+            ctypes.c_void_p(producer), number(_TOPIC), ctypes.c_char_p(topic.encode()), number(_PARTITION), number(0),
+            number(_VALUE), ctypes.c_char_p(value), ctypes.c_size_t(len(value)), number(_FLAGS), number(_COPY),
+            number(_HEADER), ctypes.c_char_p(header), ctypes.c_char_p(b"x"), ctypes.c_ssize_t(1), number(_END),
+        )  # fmt: skip
+        assert error == 0
+        assert library.rd_kafka_flush(producer, 60_000) == 0
+        library.rd_kafka_destroy(producer)
+
     def read(self, topics: Sequence[str] | str, *, count: int, seconds: float = 60) -> list[Any]:
         """The records of whole topics, read by a client that is not ours: as soon as there are so many."""
         return self.reader(topics).take(count, seconds=seconds)
@@ -127,6 +143,10 @@ def _librdkafka() -> Any:
     for function, returns, takes in (
         ("rd_kafka_conf_new", pointer, []),
         ("rd_kafka_new", pointer, [number, pointer, text, ctypes.c_size_t]),
+        ("rd_kafka_conf_set", number, [pointer, text, text, text, ctypes.c_size_t]),
+        ("rd_kafka_flush", number, [pointer, number]),
+        ("rd_kafka_producev", number, None),
+        ("rd_kafka_destroy", None, [pointer]),
         ("rd_kafka_mock_cluster_new", pointer, [pointer, number]),
         ("rd_kafka_mock_cluster_bootstraps", text, [pointer]),
         ("rd_kafka_mock_topic_create", number, [pointer, text, number, number]),

@@ -12,7 +12,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from penstock.brokers.base import Outgoing
+from penstock.brokers.base import Message, Outgoing
 from penstock.brokers.kafka import consumer
 from penstock.brokers.kafka.consumer import KafkaConsumer
 from penstock.brokers.kafka.library import consumer_config, producer_config
@@ -281,6 +281,23 @@ async def test_a_record_that_is_larger_than_those_of_a_queue_may_be_given_back(
                 counts.append(message.receive_count)
                 await queue.release([message])
     assert counts == [1, 2]
+
+
+async def test_a_record_with_a_header_whose_name_is_not_utf_8_comes_without_headers(
+    kafka: MockKafka, transport: KafkaTransport
+) -> None:
+    """Those read with it would be passed over, and never come."""
+    name = kafka.topic(partitions=1)
+    kafka.make(name + DEAD_LETTER_SUFFIX)
+    kafka.write(name, *[(None, b"0")] * 20, headers={"kind": b"a"})  # after a few, Python makes such calls otherwise
+    kafka.write_with_header(name, b"1", b"gr\xfc\xdfe")
+    kafka.write(name, (None, b"2"), headers={"kind": b"c"})
+    queue = transport.queue(name, label="inbound")
+    came: list[Message] = []
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while len(came) < 22:
+            came += await queue.receive(wait_seconds=1, visibility_seconds=30)
+    assert [(one.body, one.attributes) for one in came[19:]] == [("0", {"kind": "a"}), ("1", {}), ("2", {"kind": "c"})]
 
 
 async def test_the_depth_of_a_topic_that_was_deleted_since_is_unknown(transport: KafkaTransport) -> None:

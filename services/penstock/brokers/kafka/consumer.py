@@ -8,12 +8,14 @@ no other call until that is dealt with.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from operator import methodcaller
 from time import monotonic
 from typing import Any
 
 from penstock.brokers.kafka.library import confluent, error_text, open_client
-from penstock.brokers.kafka.messages import Partition, Position, Received
+from penstock.brokers.kafka.messages import Headers, Partition, Position, Received
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import log
 
@@ -23,6 +25,7 @@ _REBALANCE_SECONDS = 2.0  # so long a commit waits until all members have their 
 _AGAIN_SECONDS = 0.05
 _POSITIONS_SECONDS = 5.0  # until an answer about positions comes
 _LATE = ("ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "FENCED_INSTANCE_ID")
+_read_headers = methodcaller("headers")  # Python's own call leaves a failure of the library to the next one
 
 Callback = Callable[[Sequence[Partition]], Any]
 
@@ -255,14 +258,17 @@ def _partitions(given: Sequence[Any]) -> list[Partition]:
 
 
 def received_from(message: Any) -> Received:
-    """A record of the library as one of ours."""
+    """A record of the library as one of ours, without headers where one has a name that is not UTF-8."""
     kind, milliseconds = message.timestamp()
+    headers: Headers = ()
+    with suppress(SystemError):
+        headers = _read_headers(message) or ()
     return Received(
         topic=message.topic(),
         partition=message.partition(),
         offset=message.offset(),
         key=message.key(),
         value=message.value(),
-        headers=message.headers() or (),
+        headers=headers,
         timestamp_ms=milliseconds if kind else None,
     )
