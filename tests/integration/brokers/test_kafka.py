@@ -25,7 +25,7 @@ from penstock.settings.model import Settings, load_settings
 from tests.kafka import PARTITIONS, PROMPT, MockKafka
 
 LIMIT_SECONDS = 60
-_PRODUCE, _OUT_OF_ORDER_SEQUENCE_NUMBER = 0, 45  # a request and an error of the protocol
+_PRODUCE, _MSG_SIZE_TOO_LARGE, _OUT_OF_ORDER_SEQUENCE_NUMBER = 0, 10, 45  # a request and errors of the protocol
 _ILLEGAL_GENERATION, _TOPIC_AUTHORIZATION_FAILED, _NOT_CONTROLLER = 22, 29, 41
 
 
@@ -281,6 +281,20 @@ async def test_a_record_that_is_larger_than_those_of_a_queue_may_be_given_back(
                 counts.append(message.receive_count)
                 await queue.release([message])
     assert counts == [1, 2]
+
+
+async def test_messages_whose_batch_is_over_the_limit_of_the_topic_are_sent_again_alone_and_no_others(
+    kafka: MockKafka, transport: KafkaTransport
+) -> None:
+    name = kafka.topic()
+    kafka.make(name + DEAD_LETTER_SUFFIX)
+    queue = transport.queue(name, label="results")
+    await queue.send([Outgoing("first", {})])
+    kafka.fail_next(_PRODUCE, _MSG_SIZE_TOO_LARGE)
+    assert (await queue.send([Outgoing(str(n), {}) for n in range(40)])).failed == []
+    assert (await queue.depth()).visible == 41
+    kafka.fail_next(_PRODUCE, _MSG_SIZE_TOO_LARGE, _MSG_SIZE_TOO_LARGE)
+    assert (await queue.send([Outgoing("large", {})])).refused == {0}
 
 
 async def test_a_record_with_a_header_whose_name_is_not_utf_8_comes_without_headers(

@@ -20,6 +20,8 @@ from penstock.worker.handlers.context import Context
 from penstock.worker.responses import encoded_result
 from tests.kafka import MockKafka
 
+_PRODUCE, _MSG_SIZE_TOO_LARGE = 0, 10  # a request and an error of the protocol
+
 
 @pytest.fixture
 async def publish(kafka: MockKafka) -> AsyncIterator[Any]:
@@ -136,6 +138,21 @@ async def test_one_that_is_too_large_is_named_and_the_others_are_published(kafka
     with pytest.raises(Undeliverable, match=rf"1 of 2 records .*{topic}, 2000000 bytes: .*MSG_SIZE_TOO_LARGE"):
         await publish(records=[{"topic": topic, "value": "a"}, large])
     assert len(kafka.read(topic, count=1)) == 1
+
+
+async def test_a_batch_that_is_over_the_limit_of_its_topic_is_published_record_by_record(
+    kafka: MockKafka, publish: Any
+) -> None:
+    topic = kafka.topic(partitions=1)
+    await publish(topic=topic, value="first")
+    kafka.fail_next(_PRODUCE, _MSG_SIZE_TOO_LARGE)
+    records = [{"topic": topic, "value": str(n)} for n in range(5)]
+    answer, other = await asyncio.gather(publish(records=records), publish(topic=topic, value="other"))
+    offsets = [place["offset"] for place in answer["records"]]
+    assert offsets == sorted({*offsets} - {other["offset"]})
+    kafka.fail_next(_PRODUCE, _MSG_SIZE_TOO_LARGE, _MSG_SIZE_TOO_LARGE)
+    with pytest.raises(Undeliverable, match=r"1 of 1 records.*MSG_SIZE_TOO_LARGE"):
+        await publish(topic=topic, value="large")
 
 
 async def test_a_burst_of_tasks_shares_the_producer(kafka: MockKafka, publish: Any) -> None:

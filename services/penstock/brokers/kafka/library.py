@@ -12,7 +12,8 @@ ANSWER_SECONDS = 10.0
 
 # No later attempt succeeds with these. All other errors may pass: brokers down, leaders that move, topics that are
 # being made, rights that are being given.
-REFUSALS = ("MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_RECORD", "TOPIC_EXCEPTION", "RECORD_LIST_TOO_LARGE")
+BATCH_REFUSALS = ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")  # of a broker: of all records of a batch together
+REFUSALS = ("INVALID_MSG", "INVALID_RECORD", "TOPIC_EXCEPTION", *BATCH_REFUSALS)
 
 LOGGER = logging.getLogger("librdkafka")  # of every client; at warning and above it reaches our log
 

@@ -51,12 +51,16 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The place of a published record, -1 where the broker gave none, or the error. refused: a retry is refused too."""
+    """The place of a published record, -1 where the broker gave none, or the error.
+
+    refused: a retry is refused too. in_batch: for the size of a batch, which the broker refuses whole.
+    """
 
     partition: int = -1
     offset: int = -1
     error: str | None = None
     refused: bool = False
+    in_batch: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,27 +11,33 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from penstock.brokers.kafka.library import REFUSALS, error_text, open_client
+from penstock.brokers.kafka.library import BATCH_REFUSALS, REFUSALS, error_text, open_client
 from penstock.brokers.kafka.messages import Delivery, Record
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import log
 
+_MOST = "batch.num.messages"
 _POLL_SECONDS = 0.1
 _FULL_PAUSE_SECONDS = 0.02
 _UNHEARD_OF = Delivery(error="the producer ended before it was heard whether the record arrived")
 
 
 class KafkaProducer:
-    """Publishes records; what one caller sends to one partition arrives in its order.
+    """Publishes records; what one caller sends to one partition arrives in its order, unless ordered is False.
+
+    The limit of a topic holds for a batch, and librdkafka fills batches up to 1 MB from all that is sent. The records
+    of one that is refused are published again one by one, and with an order also what the caller sent behind them.
 
     config: made by :func:`penstock.brokers.kafka.library.producer_config`. Opened by :meth:`open`, or by the first
     send, which then often takes half a second: librdkafka asks for a producer's id before a broker is connected, and
     again after so long.
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], *, ordered: bool = True) -> None:
         self._config = config
+        self._ordered = ordered
         self._engine: _Engine | None = None
+        self._single: KafkaProducer | None = None  # opened when a broker has refused a batch
 
     def open(self) -> None:
         """Begin to connect, by the running loop. Raises SettingsError where Kafka cannot be used at all."""
@@ -49,10 +55,21 @@ class KafkaProducer:
             return []
         self.open()
         assert self._engine is not None
-        return await self._engine.send(records)
+        deliveries = await self._engine.send(records)
+        refused = [at for at, delivery in enumerate(deliveries) if delivery.in_batch]
+        if refused and self._config.get(_MOST) != 1:
+            if self._single is None:
+                self._single = KafkaProducer({**self._config, _MOST: 1})
+            again = range(refused[0], len(records)) if self._ordered else refused
+            alone = await self._single.send([records[at] for at in again])
+            for at, delivery in zip(again, alone, strict=True):
+                deliveries[at] = delivery
+        return deliveries
 
     async def close(self, seconds: float = 10) -> None:
         """Wait for the records under way, at most so long."""
+        if self._single is not None:
+            await self._single.close(seconds)
         engine, self._engine = self._engine, None
         if engine is not None:
             await asyncio.to_thread(engine.stop, seconds)
@@ -112,7 +129,8 @@ class _Engine:
         if error is None:
             delivery = Delivery(message.partition(), message.offset())
         else:
-            delivery = Delivery(error=error_text(error), refused=error.name() in REFUSALS)
+            name = error.name()
+            delivery = Delivery(error=error_text(error), refused=name in REFUSALS, in_batch=name in BATCH_REFUSALS)
         self._reported.append((future, delivery))
 
     def _poll(self) -> None:

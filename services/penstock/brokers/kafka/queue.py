@@ -55,7 +55,7 @@ class KafkaTransport(LeasingTransport):
             "sticky.partitioning.linger.ms": 0,
             "message.max.bytes": _LARGEST_BYTES,
         }
-        self._producer = KafkaProducer(producer_config)
+        self._producer = KafkaProducer(producer_config, ordered=False)
         self._makes_queues = makes_queues
         self._known: set[str] = set()
         self._asking = asyncio.Lock()
