@@ -28,8 +28,8 @@ async def publish(kafka: MockKafka) -> AsyncIterator[Any]:
     """Runs the handler with parameters as a task's payload has them."""
     registry = Registry()
     deliveries = Deliveries(load_settings(kafka_brokers=kafka.brokers, deliveries="kafka.publish"), registry)
-    action = registry.get("kafka.publish")
-    assert action is not None
+    action = registry["kafka.publish"]
+    assert action.bad_params_attempts == 1
 
     async def run(**params: Any) -> Any:
         args, kwargs = action.fit(json.dumps(params).encode())

@@ -67,8 +67,8 @@ async def make(delivery_url: str) -> AsyncIterator[Callable[..., Execute]]:
         }
         settings = load_settings(deliveries="sql.execute", sql_statements=named, result_limit_bytes=result_limit_bytes)
         opened.append(Deliveries(settings, registry))
-        handler = registry.get("sql.execute")
-        assert handler is not None
+        handler = registry["sql.execute"]
+        assert handler.bad_params_attempts == 1
 
         async def execute(statement: str, *parameters: Any, task_id: int = 1, tenant: str | None = None) -> Any:
             payload = {"statement": statement, "parameters": parameters}

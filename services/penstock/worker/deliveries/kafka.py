@@ -46,7 +46,7 @@ def add_to(deliveries: Deliveries) -> None:
     producer = KafkaProducer(producer_config(deliveries.settings))
     deliveries.at_open(producer.open)
     deliveries.at_close(producer.close)
-    deliveries.action(ACTION, Publisher(producer, deliveries.settings).publish)
+    deliveries.action(ACTION, Publisher(producer, deliveries.settings).publish, bad_params_attempts=1)
 
 
 class Publisher:

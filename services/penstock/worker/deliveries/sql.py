@@ -38,7 +38,7 @@ def add_to(deliveries: Deliveries) -> None:
         )
     statements = Statements(deliveries.settings)
     deliveries.at_close(statements.close)
-    deliveries.action(ACTION, statements.execute)
+    deliveries.action(ACTION, statements.execute, bad_params_attempts=1)
 
 
 class Statements:
