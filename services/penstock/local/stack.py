@@ -290,13 +290,13 @@ class Stack:
             queue = getattr(user, name)
             env[f"PENSTOCK_{name.upper()}"] = queue if self.sqs_endpoint_url else queue.rsplit("/", 1)[-1]
         env["PENSTOCK_TRANSPORT_URL"] = self.transport_url
-        env["PENSTOCK_SQS_ENDPOINT_URL"] = sqs_url
         if not access_key and urlsplit(sqs_url).hostname in (HOST, "localhost", "::1"):
             # Another SQS on this machine takes any, unless the caller names credentials.
             access_key = "" if _names_credentials() or user.sqs_access_key else "penstock:penstock"
         if access_key:
             env["PENSTOCK_SQS_ACCESS_KEY"] = access_key
         if sqs_url:  # the user's region is that of S3 and RDS too, and the embedded SQS takes any
+            env["PENSTOCK_SQS_ENDPOINT_URL"] = sqs_url
             env["PENSTOCK_AWS_REGION"] = user.aws_region or _sdk_region() or REGION
         return env
 

@@ -108,6 +108,8 @@ def test_credentials_of_the_user_are_found_where_the_sdk_finds_them(
     assert places["PENSTOCK_AWS_REGION"] == ("eu-central-1" if "eu-central-1" in str(files) else "us-east-1")
 
 
-def test_without_sqs_no_region_is_set(tmp_path: Path) -> None:
+def test_without_sqs_the_users_endpoint_and_region_stay(tmp_path: Path) -> None:
+    """For deliveries such as sqs.send."""
     stack = Stack(tmp_path, transport_url="amqp://127.0.0.1/")
-    assert "PENSTOCK_AWS_REGION" not in stack._places_of(load_settings(), "", "")
+    places = stack._places_of(load_settings(), "", "")
+    assert not {"PENSTOCK_SQS_ENDPOINT_URL", "PENSTOCK_AWS_REGION"} & places.keys()
