@@ -1,7 +1,7 @@
 """What happens to messages of the embedded SQS is in a file before the call that did it is answered (decisions/076)."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,6 +125,8 @@ class Journal:
                     new = {message["id"]: message for message in change[1] if message["id"] not in messages}
                     messages |= new
                     queue["messages"].extend(new.values())
+                    if queue["is_fifo"]:
+                        _know(queue, new.values())
                 case "changed" if message := messages.get(change[0]["id"]):
                     holders.pop(message["receipt_handle"], None)
                     message |= change[0]
@@ -148,6 +150,15 @@ class Journal:
 
 def _by_id(queues: Mapping[str, Any]) -> dict[str, Any]:
     return {message["id"]: message for queue in queues.values() for message in queue["messages"]}
+
+
+def _know(queue: Any, sent: Iterable[Mapping[str, Any]]) -> None:
+    """Have a FIFO queue recognise duplicates of these, and count on behind them, as if they were sent to it now."""
+    for message in sent:
+        queue["fifo_seq"] = int(message["seq"])
+        queue["dedup_cache"][message["dedup_cache_key"]] = {
+            "expire": message["sent_at"] + sqs._DEDUP_WINDOW_S, "id": message["id"], "seq": message["seq"],
+        }  # fmt: skip
 
 
 def _key(queue: Any) -> tuple[Any, ...]:

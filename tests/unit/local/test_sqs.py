@@ -172,6 +172,24 @@ def test_what_was_held_when_another_died_is_still_held_after_a_kill(make: Make) 
     assert bodies(server, dead) == {"poison"}
 
 
+def test_a_fifo_queue_knows_its_duplicates_after_a_kill_and_goes_on_counting(make: Make) -> None:
+    server = make()
+    server.start()
+    url = client(server).create_queue(QueueName="q.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+
+    def send_as(name: str) -> Any:
+        given = {"MessageBody": name, "MessageGroupId": "g", "MessageDeduplicationId": name}
+        return client(server).send_message(QueueUrl=url, **given)["SequenceNumber"]
+
+    first = send_as("first")
+    for handle in receive(server, url, 600).values():
+        client(server).delete_message(QueueUrl=url, ReceiptHandle=handle)
+    restart(server)
+    assert send_as("first") == first
+    assert send_as("second") > first
+    assert bodies(server, url) == {"second"}
+
+
 def test_a_stop_then_a_kill_do_not_repeat_what_was_deleted(make: Make) -> None:
     server = make()
     server.start()
