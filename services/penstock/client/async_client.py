@@ -28,13 +28,13 @@ class AsyncClient(Methods[AsyncAnswer]):
     """
 
     def __init__(self, url: str | None = None, api_key: str | None = None, timeout: float = 30) -> None:
-        self.url = exchanges.base_url(url)
+        self.url, auth = exchanges.address_of(url)
         self.schedules: ScheduleMethods[AsyncAnswer] = ScheduleMethods(self._run)
         self.workflows: WorkflowMethods[AsyncAnswer] = WorkflowMethods(self._run)
         self._timeout = timeout
         # Retries a refused connection only, when nothing was sent yet; anything later could be done twice.
         transport = httpx.AsyncHTTPTransport(retries=1, limits=exchanges.LIMITS)
-        self._http = httpx.AsyncClient(headers=exchanges.http_headers(api_key), transport=transport)
+        self._http = httpx.AsyncClient(auth=auth, headers=exchanges.http_headers(api_key), transport=transport)
         self._results = AsyncResults(self._run, timeout)
 
     async def __aenter__(self) -> Self:

@@ -29,13 +29,13 @@ class Client(Methods[Answer]):
     """
 
     def __init__(self, url: str | None = None, api_key: str | None = None, timeout: float = 30) -> None:
-        self.url = exchanges.base_url(url)
+        self.url, auth = exchanges.address_of(url)
         self.schedules: ScheduleMethods[Answer] = ScheduleMethods(self._run)
         self.workflows: WorkflowMethods[Answer] = WorkflowMethods(self._run)
         self._timeout = timeout
         # Retries a refused connection only, when nothing was sent yet; anything later could be done twice.
         transport = httpx.HTTPTransport(retries=1, limits=exchanges.LIMITS)
-        self._http = httpx.Client(headers=exchanges.http_headers(api_key), transport=transport)
+        self._http = httpx.Client(auth=auth, headers=exchanges.http_headers(api_key), transport=transport)
         self._results = Results(self._run, timeout)
 
     def __enter__(self) -> Self:

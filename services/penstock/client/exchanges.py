@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Generic, TypeVar
+from urllib.parse import unquote
 
 import httpx
 
@@ -64,10 +65,16 @@ class Unfinished(errors.Unavailable):
         self.unsent = list(unsent)
 
 
-def base_url(url: str | None) -> str:
-    """Return the address of the api: as given, else PENSTOCK_API_URL, else this machine."""
+def address_of(url: str | None) -> tuple[str, httpx.BasicAuth | None]:
+    """Return the address of the api: as given, else PENSTOCK_API_URL, else this machine; and the user and password in
+    it, apart, for errors and logs show the address. Raises SettingsError."""
     given_url = url or os.environ.get("PENSTOCK_API_URL") or "http://127.0.0.1:8080"
-    return given_url.rstrip("/").removesuffix("/rpc")
+    scheme, mark, rest = given_url.rstrip("/").removesuffix("/rpc").rpartition("://")
+    login, has_login, host = rest.rpartition("@")
+    if "/" in login:
+        raise errors.SettingsError("the URL of the api has an @ behind its host: write the / of a password as %2F")
+    user, _, password = login.partition(":")
+    return f"{scheme}{mark}{host}", httpx.BasicAuth(unquote(user), unquote(password)) if has_login else None
 
 
 def http_headers(api_key: str | None) -> dict[str, str]:

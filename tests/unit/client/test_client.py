@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import inspect
 import json
+import logging
 import os
 import re
 import socket
@@ -17,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from typing import Any, Self
 
+import httpx
 import pytest
 
 from penstock.brokers.base import Outgoing, SendReport
@@ -104,6 +108,30 @@ def test_a_key_from_a_file_is_read_without_its_newline_and_no_other_one_is_shown
         with pytest.raises(SettingsError, match="the API key holds a line break") as raised:
             kind(api_key=wrong)
         assert "k-g" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+async def test_the_user_and_password_of_a_url_are_sent_and_not_shown(
+    kind: type[Client] | type[AsyncClient], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    client = kind("http://ann:p%40ss@127.0.0.1:1/base")
+    assert client.url == "http://127.0.0.1:1/base"
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(503, text="away")
+
+    client._http._transport = httpx.MockTransport(answer)
+    with pytest.raises(Unavailable) as raised:
+        await asking if inspect.isawaitable(asking := client.stats()) else asking
+    assert seen[0].headers["Authorization"] == f"Basic {base64.b64encode(b'ann:p@ss').decode()}"
+    assert str(seen[0].url) == "http://127.0.0.1:1/base/rpc"
+    assert "p%40ss" not in f"{raised.value} {caplog.text}"
+    with pytest.raises(SettingsError, match="%2F") as refused:
+        kind("http://ann:pa/ss@127.0.0.1:1")
+    assert "ss@" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
