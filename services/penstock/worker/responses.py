@@ -155,12 +155,12 @@ def failure_answer(
         if is_first:
             errors[id(exc)] = _error_of(handler, exc)
         answer = encode_error(claim_id, *errors[id(exc)])
-    except Exception as broken:  # a subclass of Retry, say, that does not call its __init__
+    except BaseException as broken:  # a subclass of Retry, say, that does not call its __init__
         errors[id(exc)] = _error_of_broken(handler, exc, broken)
         answer = encode_error(claim_id, *errors[id(exc)])
     data = errors[id(exc)][2]
     problem = Problem(
-        data["type"], data["message"], data.get("traceback") if is_first else None, isinstance(exc, ASKED)
+        data["type"], data["message"], data.get("traceback") if is_first else None, issubclass(type(exc), ASKED)
     )
     return answer, problem
 
@@ -189,12 +189,22 @@ def _error_of(handler: Handler | None, exc: BaseException) -> Error:
     return HANDLER_ERROR, cut(f"{kind}: {message}"), data
 
 
-def _error_of_broken(handler: Handler | None, exc: BaseException, broken: Exception) -> Error:
+def _error_of_broken(handler: Handler | None, exc: BaseException, broken: BaseException) -> Error:
     """Of an exception that lacks what its kind has. broken: what was raised when it was read."""
     kind = cut(type(exc).__name__, 200)
     message = cut(f"{kind} cannot be read: {type(broken).__name__}: {text_of(broken)}")
     data = {"type": kind, "message": message, "traceback": traceback_of(exc), **_hints(handler)}
     return HANDLER_ERROR, message, data
+
+
+def legible(exc: BaseException) -> BaseException:
+    """The exception; instead of one that fails when it is asked for its class, a Refusal."""
+    try:
+        isinstance(exc, Refusal)
+    except BaseException:
+        kind = cut(type(exc).__name__, 200)
+        return Refusal(kind, f"{kind} cannot be read", data={"traceback": traceback_of(exc)})
+    return exc
 
 
 def unknown_action(action: str, registry: Registry) -> Refusal:

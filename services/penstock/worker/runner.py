@@ -286,8 +286,9 @@ class Runner:
             if self.codec.bucket is not None and any(map(self._is_large, answers)):
                 unit.deadline = math.inf  # the handler has done its work
                 answers = await asyncio.gather(*map(self._stored, unit.attempts, answers))
-        except BaseException as exc:
+        except BaseException as raised:
             # SystemExit, or a CancelledError of the handler's own, fails one call and not the worker.
+            exc = responses.legible(raised)
             if unit.cut and isinstance(exc, asyncio.CancelledError):
                 self._abandon(unit)
                 return
@@ -424,7 +425,7 @@ class Runner:
                 return responses.suspension(attempt.claim_id, attempt.handler, outcome), None
             if not isinstance(outcome, BaseException):
                 return self._answer_of(attempt, outcome), None
-        except Exception as exc:
+        except BaseException as exc:
             outcome, errors = exc, {}  # it is gone before the next answer is made, and another has its id then
         return responses.failure_answer(attempt.claim_id, attempt.handler, outcome, errors)
 

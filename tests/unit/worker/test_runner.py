@@ -122,6 +122,33 @@ async def test_an_exception_that_cannot_be_read_fails_its_task_alone() -> None:
         assert isinstance(reports[1], Succeeded)
 
 
+class Faceless(Exception):
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise RuntimeError("no class")
+
+
+class Closed(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        raise SystemExit(name)
+
+
+async def test_an_exception_that_cannot_be_asked_for_its_class_fails_its_task() -> None:
+    def act(n: int) -> int:
+        if n < 2:
+            raise (Faceless, Closed)[n]
+        return n
+
+    async def several(calls: list[Call[Any]]) -> list[Any]:
+        return [Faceless(), Closed(), 2]
+
+    reports = await outcomes(Handler("act", act), 3)
+    assert [error(reports[n])["type"] for n in range(2)] == ["Faceless", "Closed"]
+    assert isinstance(reports[2], Succeeded)
+    reports = await outcomes(Handler("act", several, batch=3), 3)
+    assert [type(reports[n]) for n in range(3)] == [Failed, Failed, Succeeded]
+
+
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("cannot say")
