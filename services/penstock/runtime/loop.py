@@ -18,7 +18,7 @@ from penstock.protocol.errors import Locked, Unavailable
 from penstock.runtime import metrics
 from penstock.runtime.health import AllHealth, Health, serve_health
 from penstock.runtime.logs import bind_process, log
-from penstock.runtime.loop_thread import new_loop
+from penstock.runtime.loop_thread import new_loop, run_whole
 from penstock.runtime.periodic import Pauses, is_set_within
 from penstock.settings.model import Settings
 
@@ -225,7 +225,7 @@ def run_services(makes: Sequence[tuple[MakeService, int]], settings: Settings) -
             return await _run_all(loops, settings.grace_seconds)
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        return runner.run(main())
+        return run_whole(runner, main())
 
 
 async def _run_all(loops: Sequence[Loop], grace_seconds: float) -> int:

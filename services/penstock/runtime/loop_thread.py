@@ -33,6 +33,23 @@ def new_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
+def run_whole(runner: asyncio.Runner, main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end. SystemExit in a task that a handler has made, which stops the event loop, ends that
+    task alone."""
+    task = runner.get_loop().create_task(main)
+    while True:
+        try:
+            return runner.run(_result_of(task))
+        except SystemExit:
+            if task.done():
+                raise
+            log.exception("exit_in_task", hint="a task that a handler has made called sys.exit(); the worker goes on")
+
+
+async def _result_of(task: asyncio.Task[T]) -> T:
+    return await task
+
+
 class DaemonThreads(ThreadPoolExecutor):
     """Runs what is given to ``asyncio.to_thread``, and plain functions of durable steps.
 

@@ -19,6 +19,7 @@ with needing("penstock.lambda_handler", "lambda"):
     from penstock.brokers.opening import open_transport
     from penstock.brokers.sqs import LIMITS, message_of
     from penstock.runtime.logs import setup_logging
+    from penstock.runtime.loop_thread import run_whole
     from penstock.runtime.tracing.active import active, setup_tracing
     from penstock.settings.model import load_settings
     from penstock.worker.handlers.actions import REGISTRY
@@ -80,7 +81,7 @@ class _Environment:
         """Ids of the messages to deliver again."""
         ends_at = monotonic() + seconds
         try:
-            return self._runner.run(self._invoke(records, ends_at, seconds))
+            return run_whole(self._runner, self._invoke(records, ends_at, seconds))
         finally:
             if (spans := active()) is not None:  # nothing runs until the next invocation, if one comes
                 spans.flush(min(_FLUSH_SECONDS, (ends_at - monotonic()) / 2))

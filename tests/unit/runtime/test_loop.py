@@ -531,6 +531,22 @@ def test_a_signal_stops_all_services_of_a_process_in_order(settings: Settings) -
     assert [service.asked[-3:] for service in services] == [["stop_taking", "drain", "close"]] * 2
 
 
+def test_a_task_of_a_handler_that_exits_ends_no_process(settings: Settings) -> None:
+    left: list[asyncio.Task[None]] = []
+
+    async def leave() -> None:
+        sys.exit(3)
+
+    async def step() -> int:
+        left.append(asyncio.create_task(leave()))
+        await asyncio.wait(left)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 0
+
+    assert run_services([given(Scripted(step))], settings) == 0
+    assert isinstance(left[0].exception(), SystemExit)
+
+
 def test_a_service_that_dies_stops_the_others_and_the_process_fails(settings: Settings) -> None:
     async def dies() -> None:
         raise RuntimeError("no")

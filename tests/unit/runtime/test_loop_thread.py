@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from time import monotonic
 
 import pytest
 
 from penstock.runtime import loop_thread
-from penstock.runtime.loop_thread import DaemonThreads, LoopThread, new_loop
+from penstock.runtime.loop_thread import DaemonThreads, LoopThread, new_loop, run_whole
 
 
 @pytest.fixture
@@ -65,6 +66,40 @@ async def test_a_stop_ends_the_calls_under_way() -> None:
     await asyncio.to_thread(thread.stop)
     with pytest.raises(asyncio.CancelledError):
         await call
+
+
+# Exits
+
+
+@pytest.mark.parametrize("factory", [new_loop, asyncio.new_event_loop])
+def test_a_task_of_a_handler_that_exits_ends_alone(
+    factory: Callable[[], asyncio.AbstractEventLoop], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def leave() -> None:
+        await asyncio.sleep(0.01)
+        sys.exit(3)
+
+    async def grouped() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(leave())
+            group.create_task(asyncio.sleep(600))
+
+    async def main() -> str:
+        for handler in (leave, grouped):
+            with pytest.raises(SystemExit):
+                await asyncio.create_task(handler())
+        await asyncio.sleep(0.01)
+        return "went on"
+
+    async def own() -> None:
+        await asyncio.sleep(0)
+        sys.exit(4)
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        assert run_whole(runner, main()) == "went on"
+        assert "exit_in_task" in caplog.text
+        with pytest.raises(SystemExit, match="4"):
+            run_whole(runner, own())
 
 
 # The executor
