@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from time import perf_counter
 
 import msgspec
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from penstock.protocol.errors import TooManyWaits
@@ -64,7 +64,10 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._counted:
-            await super().__call__(scope, receive, send)
+            if scope["method"] == "HEAD":  # no one reads events, and the connection may stay
+                await Response(None, self.status_code, self.headers)(scope, receive, send)
+            else:
+                await super().__call__(scope, receive, send)
 
 
 class Expired(Exception):

@@ -1191,6 +1191,19 @@ async def test_a_session_has_the_streams_of_its_key_and_no_more(
             assert (first.status_code, second.status_code) == (200, 503)
 
 
+async def test_a_head_of_a_stream_holds_none(
+    keyed: tuple[Browser, dict[str, str]], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.api.streams.STREAMS_OF_ONE", 1)
+    browser, secrets = keyed
+    (one,) = await enqueue(store, NewTask("a"))
+    await sign_in(browser, secrets["read"])
+    for path in (f"/tasks/{one}/events", "/tasks"):
+        for _ in range(2):  # the connection of the first stays open
+            answer = await browser.http.head(path, headers={"Accept": "text/event-stream"})
+            assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+
+
 async def test_streams_are_bounded(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.api.streams.STREAMS", 0)
     assert (await browser.http.get("/", headers={"Accept": "text/event-stream"})).status_code == 503
