@@ -11,9 +11,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
 
 from penstock.api.dashboard import formats, graph, overview
-from penstock.api.dashboard.browser_sessions import local_path
+from penstock.api.dashboard.browser_sessions import flash_of, flashed, local_path
 from penstock.api.dashboard.page_request import cleaned, labels_of, params_of, utc
 from penstock.api.dashboard.routes import _templates
 from penstock.api.dashboard.timeline import timeline
@@ -176,6 +177,15 @@ def test_a_life_ends_with_what_it_is_at_now(given: dict[str, Any], of_life: dict
 def test_a_way_back_that_is_not_ours_is_the_overview(there: str) -> None:
     assert local_path(there) == "/"
     assert local_path("/tasks?state=ERROR&x=%C3%A4") == "/tasks?state=ERROR&x=%C3%A4"
+
+
+@pytest.mark.parametrize("character", ["a", "ü", "\N{GRINNING FACE}", "\x01"])
+def test_what_a_form_has_to_say_is_a_cookie_that_browsers_keep(character: str) -> None:
+    cookie = flashed("/", character * 2000, "failed").headers["set-cookie"].partition(";")[0]
+    assert len(cookie) <= 4096
+    shown = flash_of(Request({"type": "http", "headers": [(b"cookie", cookie.encode())]}))
+    assert shown is not None
+    assert (set(shown[0]), shown[1]) == ({character}, "failed")
 
 
 def test_fields_of_forms_become_what_methods_take() -> None:

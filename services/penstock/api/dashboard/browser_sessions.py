@@ -28,7 +28,7 @@ from penstock.settings.model import Settings
 SESSION_COOKIE = "penstock_session"
 FLASH_COOKIE = "penstock_flash"
 _FLASH_SECONDS = 60
-_FLASH_CHARS = 1000
+_FLASH_CHARS = 500  # of up to six bytes as JSON: browsers keep no cookie of more than 4096, in base64
 _TOKEN = re.compile(r"[\w-]{43}", re.ASCII)
 Outcome = Literal["done", "failed"]
 SIGNED_OUT = Caller("", frozenset(), None)
