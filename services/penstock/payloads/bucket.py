@@ -93,9 +93,13 @@ class Bucket:
         """List up to a thousand names of a folder and day, sorted after ``after``."""
         prefix = f"{self._prefix}{folder}{day:%Y%m%d}/"
         more = {"StartAfter": self._key(after)} if after else {}
-        answer = await self._call("list_objects_v2", Prefix=prefix, **more)
-        names = [one["Key"].removeprefix(self._prefix) for one in answer.get("Contents", [])]
-        return [name for name in names if _NAME.fullmatch(name)]
+        while True:
+            answer = await self._call("list_objects_v2", Prefix=prefix, **more)
+            listed = [one["Key"].removeprefix(self._prefix) for one in answer.get("Contents", [])]
+            names = [name for name in listed if _NAME.fullmatch(name)]
+            if names or not answer.get("IsTruncated"):  # else a page of other programs' objects
+                return names
+            more = {"ContinuationToken": answer["NextContinuationToken"]}
 
     async def close(self) -> None:
         await self._client.close()

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 from contextlib import AsyncExitStack, nullcontext
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -826,6 +826,25 @@ async def test_what_was_uploaded_for_nothing_is_found_by_its_day(
             deleted += await pipe.objects.run_once(now=later)
         assert set(s3.objects()) == {own, "pipe/notes.txt"}
         assert (await pipe.status(task["id"]))["payload"] == LARGE
+
+
+async def test_a_page_of_foreign_objects_is_not_the_end_of_a_folder(
+    s3: S3Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = Bucket._call
+
+    async def two_at_once(self: Bucket, operation: str, then: Any = None, **params: Any) -> Any:
+        return await call(self, operation, then, MaxKeys=2, **params)
+
+    monkeypatch.setattr(Bucket, "_call", two_at_once)
+    ours = [f"20300131/{character * 32}" for character in "1c"]
+    for name in (*(f"20300131/{number}-notes.txt" for number in (*range(100, 105), *range(200, 205))), *ours):
+        s3.client.put_object(Bucket=s3.name, Key=f"pipe/{name}", Body=b"x")
+    bucket, day = Bucket(s3.url, endpoint_url=s3.endpoint_url, region="us-east-1"), date(2030, 1, 31)
+    assert await bucket.list("", day, "") == ours[:1]
+    assert await bucket.list("", day, ours[0]) == ours[1:]
+    assert await bucket.list("", day, ours[1]) == []
+    await bucket.close()
 
 
 async def test_the_search_for_orphans_lists_every_folder_of_a_day_once_whoever_else_searches(
