@@ -204,6 +204,13 @@ def test_the_migration_is_a_hook_that_alone_has_the_owners_secret(everything: Ob
     ]
 
 
+def test_the_migration_runs_where_the_processes_run(everything: Objects) -> None:
+    job, api = everything["Job", "penstock-migrate"], everything["Deployment", "penstock-api"]
+    for member in ("imagePullSecrets", "nodeSelector", "tolerations", "priorityClassName"):
+        assert pod(job)[member] == pod(api)[member] == EVERYTHING[member]
+    assert job["spec"]["template"]["metadata"]["labels"]["team"] == "jobs"
+
+
 def test_a_route_has_its_own_workers_without_a_database(everything: Objects) -> None:
     workers = everything["Deployment", "penstock-worker-video"]
     (container,) = pod(workers)["containers"]
@@ -304,11 +311,13 @@ def test_numbers_of_the_environment_are_written_out(renderer: Path) -> None:
     assert [given[name] for name in env] == ["33554432", "0.5", "true", "1e3", "0"]
 
 
-def test_the_migration_is_of_the_schema_of_the_processes(renderer: Path) -> None:
+def test_the_migration_is_of_the_schema_of_the_processes_and_checks_the_server_as_they_do(renderer: Path) -> None:
     given = values()
-    given["settings"]["PENSTOCK_DATABASE_SCHEMA"] = "orders"
+    shared = {"PENSTOCK_DATABASE_SCHEMA": "orders", "PENSTOCK_DATABASE_SSL_MODE": "verify-full",
+              "PENSTOCK_DATABASE_SSL_ROOT_CERT": "/etc/ssl/rds.pem"}  # fmt: skip
+    given["settings"] |= shared
     found, _ = render(renderer, given)
-    assert env_of(found["Job", "penstock-migrate"]) == {"PENSTOCK_DATABASE_SCHEMA": "orders"}
+    assert env_of(found["Job", "penstock-migrate"]) == shared
 
 
 def test_an_autoscaler_may_set_the_replicas_of_the_api(renderer: Path) -> None:

@@ -91,21 +91,7 @@ spec:
       shareProcessNamespace: true
       # More than PENSTOCK_GRACE_SECONDS and the preStop pause together.
       terminationGracePeriodSeconds: {{ add .graceSeconds 15 }}
-      {{- with .root.Values.imagePullSecrets }}
-      imagePullSecrets:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with .root.Values.nodeSelector }}
-      nodeSelector:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with .root.Values.tolerations }}
-      tolerations:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with .root.Values.priorityClassName }}
-      priorityClassName: {{ . }}
-      {{- end }}
+      {{- include "penstock.placement" .root.Values | nindent 6 }}
       # If a zone fails, the other instances remain.
       topologySpreadConstraints:
         - maxSkew: 1
@@ -172,6 +158,16 @@ spec:
       volumes:
         - name: tmp
           emptyDir: {}
+{{- end }}
+
+{{/* What all pods of the chart have of the values: where they run, and how their image is had. */}}
+{{- define "penstock.placement" -}}
+{{- range $name := list "imagePullSecrets" "nodeSelector" "tolerations" "priorityClassName" }}
+{{- with index $ $name }}
+{{ $name }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "penstock.podSecurity" -}}
