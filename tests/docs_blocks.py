@@ -52,6 +52,11 @@ TESTED = {
     ("docs/mcp.md", "json first"): "tests/integration/test_mcp_page.py::"
     "test_the_first_answer_of_the_page_has_what_the_api_answers",
     ("docs/payloads.md", "python"): "tests/integration/test_payloads_page.py::test_the_programs_of_the_page_run",
+    **{
+        ("docs/postgres.md", f"sql {side}"): "tests/integration/test_publications.py::"
+        "test_a_server_that_follows_by_logical_replication_takes_over"
+        for side in ("publisher", "subscriber", "sequences")
+    },
     ("docs/postgres.md", "sql restore"): "tests/integration/test_postgres_page.py::"
     "test_after_a_restore_results_of_later_claims_are_ignored_once_the_sequences_are_advanced",
     ("docs/processes.md", "python app"): "tests/integration/worker/test_processes.py::"
