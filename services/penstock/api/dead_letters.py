@@ -1,8 +1,7 @@
-"""Dead-letter queues: counted, looked at, sent again, emptied.
+"""Dead-letter queues: counted, looked at, sent again, emptied (decisions/010).
 
-A message leaves its dead-letter queue only after it was sent again, and a repeated replay is harmless: an inbound
-message carries its first id, by whose receipt the submitter knows it; of outbound messages and results the claim
-decides. What no longer has its claim is not sent, since its results would be ignored.
+A message leaves its dead-letter queue only after it was sent again, and a repeated replay is harmless. What no longer
+has its claim is not sent, since its results would be ignored.
 """
 
 import secrets

@@ -1,8 +1,7 @@
 """LISTEN/NOTIFY wake-ups when there is work. Polling finds it anyway; a lost wake-up costs one poll interval.
 
-A NOTIFY is sent from a statement of its own, at most once in ``_DEBOUNCE_SECONDS`` per process, however many writes
-there were. Inside a writing transaction it would save an exchange, but such a commit holds a lock of the whole cluster
-until the disk has it. So only the insert of a task alone carries its wake-up, see ``Notifier.may_carry``.
+A NOTIFY is sent from a statement of its own, at most once in ``_DEBOUNCE_SECONDS`` per process. Inside a writing
+transaction it would hold a lock of the whole cluster, so only the insert of a task alone carries one (decisions/077).
 """
 
 import asyncio

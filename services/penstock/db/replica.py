@@ -1,8 +1,7 @@
-"""Reads from a replica while it is young enough, and from the primary otherwise.
+"""Reads from a replica while it is young enough, and from the primary otherwise (decisions/053).
 
-Its age is measured by the log: each second the position of the primary's log is noted, and a replica is as young as the
-newest of these positions that it has replayed. So the age of a replica does not grow while nothing is written, a broken
-replication shows, and no clocks of two machines are compared.
+Each second the position of the primary's log is noted, and a replica is as young as the newest of these positions that
+it has replayed: so its age does not grow while nothing is written, and no clocks of two machines are compared.
 """
 
 import asyncio

@@ -1,11 +1,7 @@
-"""Encryption: AES-256-GCM with one derived key a value; its text names the parent key by its fingerprint.
+"""Encryption (decisions/027): AES-256-GCM with a derived key a value; its text names the parent by a fingerprint.
 
 The associated data (AAD: what the value belongs to) is authenticated, so a ciphertext moved to another place does not
-decrypt there. The derived key is HMAC-SHA256 of a random salt of 28 bytes, so a key does not wear out: random nonces of
-12 bytes under the key itself would allow only 2^32 values.
-
-Values of a tenant have a format of their own, whose magic is part of the key derivation: they decrypt only with the
-tenant in the AAD, and never as a value of the older format, which names no tenant.
+decrypt there. Values of a tenant have a format of their own, and decrypt only with the tenant in the AAD.
 """
 
 from __future__ import annotations

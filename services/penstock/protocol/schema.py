@@ -1,8 +1,6 @@
-"""The name of the schema. SQL is written for the schema ``penstock``, and rewritten for another one.
+"""The name of the schema. SQL is written for the schema ``penstock``, and rewritten for another one (decisions/054).
 
-``db/connecting.py`` does it for every statement, migration and listener on the way to the server, and
-``tasks/transactional.py`` for statements on connections of programs. A text that names roles is not rewritten, for they
-may be called penstock_app.
+A text that names roles is not rewritten, for they may be called penstock_app.
 """
 
 import re

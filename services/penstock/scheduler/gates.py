@@ -1,9 +1,8 @@
-"""Limit gates: where tasks of limited actions and tenants wait, and how they are claimed.
+"""Limit gates (decisions/014): where tasks of limited actions and tenants wait, and how they are claimed.
 
-The row of an action or tenant is locked while its gates are read, so one scheduler at a time counts its tasks in flight
-and its rate, and a limit holds for any number of schedulers. Rows of tenants that another scheduler holds are skipped,
-so no two can deadlock. The gates that have waited longest for a look come first; if there is room for some of them
-alone, these are drawn by lot.
+The row of an action or tenant is locked while its gates are read; rows of tenants that another scheduler holds are
+skipped, so no two can deadlock. The gates that have waited longest for a look come first; if there is room for some of
+them alone, these are drawn by lot.
 """
 
 from __future__ import annotations

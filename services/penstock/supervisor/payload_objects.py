@@ -1,8 +1,7 @@
-"""Delete objects of large payloads and results from the bucket once no record names them.
+"""Delete objects of large payloads and results from the bucket once no record names them (decisions/026).
 
-Each object is checked repeatedly for a record that names it, so it goes with that record, however it was removed. A
-deletion is noted first, so a kill repeats it, which is harmless. Objects of a process that died before it inserted the
-task are found by listing old days, by folder.
+Each object is checked repeatedly for a record that names it. A deletion is noted first, so a kill repeats it, which is
+harmless. Objects of a process that died before it inserted the task are found by listing old days, by folder.
 """
 
 from datetime import UTC, date, datetime, timedelta

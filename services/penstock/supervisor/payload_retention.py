@@ -1,10 +1,7 @@
-"""Remove payloads and results before their records.
+"""Remove payloads and results before their records, at most a day and an hour after their retention.
 
-They are kept at least their retention and at most a day and an hour longer: a day (UTC) is handled once it is over,
-because an emptied record is rewritten to the end of its partition.
-
-Records are walked once, in the order in which they settled. The instant reached is stored; steps grow while they find
-little and shrink where they find much, so each transaction changes a bounded number of records.
+A day (UTC) is handled once it is over, because an emptied record is rewritten to the end of its partition. Records are
+walked once, in the order in which they settled; the instant reached is stored, and steps grow while they find little.
 """
 
 from datetime import UTC, datetime, timedelta

@@ -1,8 +1,7 @@
-"""Repair claims whose scheduler or worker stopped responding; docs/operations.md draws the cases.
+"""Repair claims whose scheduler or worker stopped responding (docs/operations.md, decisions/004).
 
-See docs/decisions/004-three-kinds-of-silence.md. A queue that does not count what receivers hold (RabbitMQ) counts as
-empty once no receiver can hold a message any longer. A killed process exports no span, so a span made here stands for
-the lost attempt, and the next one links to it.
+A queue that does not count what receivers hold (RabbitMQ) counts as empty once no receiver can hold a message any
+longer. A killed process exports no span, so one made here stands for the lost attempt, and the next one links to it.
 """
 
 import json

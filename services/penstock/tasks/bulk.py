@@ -1,8 +1,7 @@
 """Bulk jobs: work on many records, in batches that commit with the next cursor, so that a kill repeats nothing.
 
-A batch walks ids from the job's cursor up to the highest one when the job was made. It reads and changes a bounded
-number of records, so filters need no index and no lock is held for long. A record that another transaction holds, such
-as a claim, or whose key it holds, is not waited for: the batch ends before it, and the next one begins there.
+A batch reads and changes a bounded number of records, so filters need no index and no lock is held for long. A record
+that another transaction holds, or whose key it holds, is not waited for: the batch ends before it.
 """
 
 from collections.abc import Mapping, Sequence

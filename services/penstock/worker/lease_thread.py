@@ -1,8 +1,7 @@
-"""Lease thread: receives messages, extends leases and sends heartbeats by an event loop and clients of its own.
+"""Lease thread (decisions/039): receives, extends leases and sends heartbeats by an event loop and clients of its own.
 
-A handler that blocks the worker's event loop delays none of them: a message that arrives meanwhile is leased from then
-on, and the responses of other handlers are sent. Past its time limit, which a blocked loop cannot enforce,
-this thread answers every task of the worker and ends the process.
+A handler that blocks the worker's event loop delays none of them. Past its time limit, which a blocked loop cannot
+enforce, this thread answers every task of the worker and ends the process.
 """
 
 import asyncio

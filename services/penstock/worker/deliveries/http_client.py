@@ -1,8 +1,7 @@
 """The guarded HTTP client: one pool of connections for a worker, public addresses alone unless settings allow more.
 
-A name is resolved once, its addresses are checked, and the connection goes to a checked address, with the name kept for
-TLS and the Host header; so a name that leads elsewhere at the next look-up gains nothing. A redirect is checked like
-the first request. Proxies, netrc and cookies of the environment are ignored.
+What is connected to is an address that was checked, with the name kept for TLS and the Host header; a redirect is
+checked like the first request. Proxies, netrc and cookies of the environment are ignored.
 """
 
 import asyncio
