@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from penstock.db.pool import Store
-from penstock.protocol.errors import Unavailable
+from penstock.protocol.errors import TooSlow, Unavailable
 from penstock.runtime.logs import log
-from penstock.tasks.bulk import JobState, advance_job, end_job, run_batch, take_job
+from penstock.tasks.bulk import LOOKED_AT, JobState, advance_job, end_job, run_batch, take_job
 
 _IDLE_SECONDS = 0.5
 _FAILED_REST_SECONDS = 2.0
 _SHARE = 0.25  # pause after a batch, as a share of the time that it took
+_QUICK = 0.25  # a batch that took less of the time of a statement is followed by larger ones
 
 
 @dataclass(kw_only=True)
@@ -23,6 +24,7 @@ class BulkJobs:
     store: Store
     changed: Callable[[], None]  # called after a batch that has changed tasks, which may be due now
     _rest_until: dict[int, float] = field(init=False, default_factory=dict)
+    _parts: int = field(init=False, default=1)  # in which batches are done
 
     async def work_then_rest(self) -> float:
         started = monotonic()
@@ -42,11 +44,13 @@ class BulkJobs:
                 job = await take_job(session, without=list(self._rest_until))
                 if job is None:
                     return False
-                result = await run_batch(session, job)
+                result = await run_batch(session, job, parts=self._parts)
                 await advance_job(session, job, result)
         except Exception as exc:
             if job is None:
                 raise
+            if isinstance(exc, TooSlow):
+                self._parts = min(self._parts * 2, LOOKED_AT)
             if isinstance(exc, Unavailable):
                 self._rest(job.id, _FAILED_REST_SECONDS)  # perhaps only this job fails
                 raise
@@ -54,6 +58,8 @@ class BulkJobs:
             async with self.store.transaction() as session:
                 await end_job(session, job.id, JobState.FAILED, error=f"{type(exc).__name__}: {exc}"[:500])
             return True
+        if monotonic() - now < session.statement_timeout_seconds * _QUICK:
+            self._parts = max(self._parts // 2, 1)
         if result.rest_seconds:
             self._rest(job.id, result.rest_seconds)
         if result.changed:

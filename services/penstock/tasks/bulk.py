@@ -106,13 +106,14 @@ class BulkPreview(msgspec.Struct, frozen=True):
     sample: Annotated[list[int], about("The lowest ids of them.")]
 
 
-async def count_matches(session: Session, work: BulkWork, *, now: datetime) -> BulkPreview:
-    """Count the matching tasks in bounded time, inside a transaction; behind ``plan_jobs``."""
+async def count_matches(session: Session, work: BulkWork, *, now: datetime, parts: int = 1) -> BulkPreview:
+    """Count the matching tasks in bounded time, inside a transaction; behind ``plan_jobs``. parts: as ``run_batch``."""
     after, last_id = _ids(work)
+    most = max(COUNTED // parts, 1)
     statement = "count_settled_matches" if work.is_settled else "count_live_matches"
-    (row,) = await session.fetch(statement, after, last_id, COUNTED, *_filters(work, now))
+    (row,) = await session.fetch(statement, after, last_id, most, *_filters(work, now))
     count, seen, first, last = row["matching"], row["seen"], row["first"], row["last"]
-    is_exact = seen < COUNTED or last == last_id
+    is_exact = seen < most or last == last_id
     rest = 0
     if not is_exact:
         # The other ids are assumed to be like these, but where ids were passed over there are no records.
@@ -129,19 +130,22 @@ async def preview(session: Session, work: BulkWork) -> BulkPreview:
     return await count_matches(session, msgspec.structs.replace(work, top=top), now=now)
 
 
-async def run_batch(session: Session, job: BulkJob) -> BatchResult:
-    """Do one batch of a bulk job, inside a transaction; the first one counts, the last one finds nothing left."""
+async def run_batch(session: Session, job: BulkJob, *, parts: int = 1) -> BatchResult:
+    """Do one batch of a bulk job, inside a transaction; the first one counts, the last one finds nothing left.
+
+    parts: in how many batches to do what is one otherwise, as Postgres was too slow for it.
+    """
     await session.fetch("plan_jobs")
     work = msgspec.convert(job.params, BulkWork)
     first, top = _ids(work)
     if job.cursor is None:
-        count = await count_matches(session, work, now=job.created_at)
+        count = await count_matches(session, work, now=job.created_at, parts=parts)
         is_done = count.exact and not count.count
         return BatchResult({"after": first, "exact": count.exact}, total=count.estimate, done=is_done)
-    look = job.cursor.get("look", PICKED)
+    look = max(job.cursor.get("look", PICKED) // parts, 1)
     statement = "find_settled_matches" if work.is_settled else "find_live_matches"
-    # A record that was held is tried alone.
-    limits = job.cursor["after"], top, look, 1 if "tries" in job.cursor else PICKED, PICKED_BYTES
+    pick = 1 if "tries" in job.cursor else max(PICKED // parts, 1)  # a record that was held is tried alone
+    limits = job.cursor["after"], top, look, pick, PICKED_BYTES // parts
     (found,) = await session.fetch(statement, *limits, *_filters(work, job.created_at))
     ids: list[int] = found["ids"]
     locked, busy = await _hold(session, work, ids)

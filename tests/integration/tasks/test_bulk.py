@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,7 +18,7 @@ from penstock.db.session import Session
 from penstock.db.statements import SQL
 from penstock.methods.inbound import accept_inbound, read_inbound
 from penstock.methods.table import METHODS, read_command
-from penstock.protocol.errors import Unavailable
+from penstock.protocol.errors import TooSlow, Unavailable
 from penstock.protocol.task import Failure, NewTask, State
 from penstock.runtime.periodic import repeat
 from penstock.settings.model import Settings
@@ -372,10 +373,10 @@ async def test_a_batch_that_dies_before_its_commit_is_done_again_and_nothing_twi
     class Killed(BaseException):
         pass
 
-    async def dying(session: Session, job: BulkJob) -> BatchResult:
+    async def dying(session: Session, job: BulkJob, *, parts: int) -> BatchResult:
         nonlocal done
         done += 1
-        step = await bulk.run_batch(session, job)
+        step = await bulk.run_batch(session, job, parts=parts)
         if done % 3 == 0:
             raise Killed  # after the work, before the cursor
         return step
@@ -553,10 +554,10 @@ async def test_a_cancelled_job_stops_where_it_is(store: Store, settings: Setting
 def fails(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Let the batches of bulk.retry fail."""
 
-    async def run_batch(session: Session, job: BulkJob) -> BatchResult:
+    async def run_batch(session: Session, job: BulkJob, *, parts: int) -> BatchResult:
         if job.kind == "bulk.retry":
             raise error
-        return await bulk.run_batch(session, job)
+        return await bulk.run_batch(session, job, parts=parts)
 
     monkeypatch.setattr(bulk_jobs, "run_batch", run_batch)
 
@@ -588,6 +589,31 @@ async def test_a_job_that_cannot_go_on_for_now_leaves_the_turn_to_the_others(
         await jobs.run_once()
     assert (await finish(store, jobs, good)).state is JobState.DONE
     assert (await look(store, stuck)).state is JobState.RUNNING
+
+
+async def test_a_batch_that_takes_too_long_is_made_smaller(
+    store: Store, settings: Settings, jobs: BulkJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancel = settle.cancel
+    tried: list[int] = []
+
+    async def cancel_few(session: Session, ids: Sequence[int], reason: str | None = None) -> set[int]:
+        tried.append(len(ids))
+        if len(ids) > 30:
+            raise TooSlow("canceling statement due to statement timeout")
+        return await cancel(session, ids, reason)
+
+    monkeypatch.setattr(settle, "cancel", cancel_few)
+    monkeypatch.setattr(bulk, "PICKED", 100)
+    monkeypatch.setattr(bulk_jobs, "_FAILED_REST_SECONDS", 0.0)
+    async with store.transaction() as session:
+        await enqueue.enqueue(session, [NewTask("a", delay_seconds=60)] * 120)
+    job = await start(store, "bulk.cancel", settings, all=True)
+    while (job := await look(store, job)).state is JobState.RUNNING:
+        with suppress(TooSlow):
+            await jobs.run_once()
+    assert job.changed == 120
+    assert tried[:4] == [100, 50, 25, 50], "it grows again after a batch that was quick"
 
 
 async def test_the_runner_does_a_job_by_itself_and_promptly(store: Store, sql: Any, settings: Settings) -> None:
