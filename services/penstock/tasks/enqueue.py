@@ -145,7 +145,8 @@ async def _replace(session: Session, tasks: Mapping[int, NewTask]) -> dict[int, 
         return {}
     given = columns_of(tasks.values(), "payload", "run_at", "delay_seconds")
     priorities = [t.priority if t.replaces_priority else None for t in tasks.values()]
-    rows = await session.fetch("replace_tasks", list(tasks), *given, priorities)
+    expiries = columns_of(tasks.values(), "expires_at", "expires_in_seconds")
+    rows = await session.fetch("replace_tasks", list(tasks), *given, priorities, *expiries)
     return {row["id"]: row["state"] for row in rows}
 
 

@@ -102,15 +102,18 @@ left join inserted t on t.id = i.id
 order by i.place;
 
 -- name: replace_tasks
--- $1 ids (distinct), $2 payloads (JSON text), $3 run_at or null, $4 delay in seconds or null, $5 priorities or null;
--- what is null stays. Tasks that wait take the place of what was asked first. A statement of its own behind
+-- $1 ids (distinct), $2 payloads (JSON text), $3 run_at or null, $4 delay in seconds or null, $5 priorities or null,
+-- $6 expires_at or null, $7 expires in so many seconds or null; what is null stays, but for an expiry that has passed.
+-- Tasks that wait take the place of what was asked first. A statement of its own behind
 -- enqueue_keyed_tasks, whose snapshot may be too old to see the task; the lock on its unique key is held from there.
 -- A task that is claimed meanwhile is left alone. Returns (id, state).
 update penstock.task t
-set payload = i.payload::json, priority = coalesce(i.priority, t.priority), updated_at = now(),
-    run_at = coalesce(i.run_at, now() + make_interval(secs => i.delay), t.run_at)
-from (select * from unnest($1::bigint[], $2::text[], $3::timestamptz[], $4::float8[], $5::int2[])
-      r (id, payload, run_at, delay, priority)) i
+set payload = i.payload::json, priority = coalesce(i.priority, t.priority), updated_at = now(), route = null, gate = null,
+    run_at = coalesce(i.run_at, now() + make_interval(secs => i.delay), t.run_at),
+    expires_at = coalesce(i.expires_at, now() + make_interval(secs => i.expires_in),
+                          case when t.expires_at > now() then t.expires_at end)
+from (select * from unnest($1::bigint[], $2::text[], $3::timestamptz[], $4::float8[], $5::int2[], $6::timestamptz[],
+                           $7::float8[]) r (id, payload, run_at, delay, priority, expires_at, expires_in)) i
 where t.id = i.id and t.id = any(array(
         select id from penstock.task
         where id = any($1::bigint[]) and state::text in ('WAITING', 'SCHEDULED', 'ERROR') and claimed_at is null

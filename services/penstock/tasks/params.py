@@ -74,8 +74,8 @@ class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on_duplicate: Annotated[
         OnDuplicate,
         about(
-            "If another task has the key: return its id; replace its payload, and its run_at and priority if given, "
-            "while it waits; or error."
+            "If another task has the key: return its id; replace its payload, and its run_at, priority and expiry if "
+            "given, while it waits; or error."
         ),
     ] = "return"
     tenant: Annotated[

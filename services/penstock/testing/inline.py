@@ -355,7 +355,9 @@ class Inline:
             return views.Accepted(holder.id, holder.state, True)
         takes = holder.is_pending and not holder.has_journal  # finished steps belong to the payload that they ran with
         if takes:
-            holder.new = changed(holder.new, payload=new.payload)
+            expiry = holder.new.expires_at
+            kept = expiry if expiry is not None and expiry > now else None
+            holder.new = changed(holder.new, payload=new.payload, expires_at=new.expires_at or kept)
             if new.replaces_priority:
                 holder.new = changed(holder.new, priority=new.priority)
             if new.run_at is not None or new.delay_seconds is not None:

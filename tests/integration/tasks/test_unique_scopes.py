@@ -11,6 +11,7 @@ from typing import Any
 
 import asyncpg
 import httpx
+import msgspec
 import pytest
 
 from penstock.brokers.sqs import SqsQueue
@@ -102,6 +103,32 @@ async def test_replacement_changes_what_was_given_and_leaves_the_rest(store: Sto
     after = await task_of(first.id)
     assert (after["payload"], after["priority"]) == ("[3]", 0)
     assert after["run_at"] < later - timedelta(minutes=59)
+
+
+@pytest.mark.parametrize("by", ["process", "function"])
+async def test_a_replaced_task_has_the_new_expiry_and_none_that_has_passed(
+    store: Store, task_of: TaskOf, sql: Any, by: str
+) -> None:
+    async def replaced(expires_in: float | None) -> Any:
+        if by == "function":
+            call = "select * from penstock_enqueue('a', unique_key => 'k', on_duplicate => 'replace', expires_in => $1)"
+            answer = await sql.fetchrow(call, expires_in)
+        else:
+            (told,) = await enqueue(store, live(on_duplicate="replace", expires_in_seconds=expires_in))
+            answer = msgspec.structs.asdict(told)
+        assert answer["replaced"]
+        return (await task_of(answer["id"]))["expires_at"]
+
+    (first,) = await enqueue(store, live(expires_in_seconds=3600))
+    given = (await task_of(first.id))["expires_at"]
+    assert await replaced(None) == given
+    assert await replaced(60) < given
+    await sql.execute("update penstock.task set expires_at = now(), route = 'r', gate = 'g'")
+    assert await replaced(None) is None
+    async with store.session() as session:
+        batch = await claim.claim(session, 1)  # it stands in line again, by whatever rules there are now
+    assert batch is not None
+    assert [task.id for task in batch.tasks] == [first.id]
 
 
 async def test_a_task_that_runs_is_not_replaced(store: Store, task_of: TaskOf) -> None:

@@ -466,6 +466,21 @@ async def test_a_retry_forgets_an_expiry_that_has_passed(inline: Inline, ran: Ra
     assert (inline.tasks[0].state, [n for n, *_ in ran]) == ("SUCCESS", [1])
 
 
+async def test_a_replaced_task_forgets_an_expiry_that_has_passed(inline: Inline, ran: Ran) -> None:
+    again: dict[str, Any] = {"unique_key": "k", "on_duplicate": "replace"}
+    async with AsyncClient() as client:
+        await client.enqueue("note", {"n": 1}, delay=60, expires_in=30, **again)
+        inline.clock.advance(seconds=60)
+        assert (await client.enqueue("note", {"n": 2}, **again)).replaced
+        await inline.drain()
+        assert [n for n, *_ in ran] == [2]
+        await client.enqueue("note", {"n": 3}, delay=60, **again | {"unique_key": "l"})
+        assert (await client.enqueue("note", {"n": 4}, expires_in=30, **again | {"unique_key": "l"})).replaced
+        inline.clock.advance(seconds=60)
+        await inline.drain()
+    assert inline.tasks[-1].reason == "expired"
+
+
 async def test_the_longest_of_several_holds_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry()
 
