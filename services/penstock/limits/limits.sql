@@ -74,6 +74,26 @@ from penstock.gate g where g.action = $1 and g.next_at <= now() order by g.next_
 -- $1 action, $2 tokens left now.
 update penstock.action set tokens = $2, refilled_at = now() where name = $1;
 
+-- name: give_back_starts
+-- $1 ids, $2 claims. Of claims that were not sent and are about to be given back: what the rates of their actions, limit keys and
+-- tenants lost by them. Actions are locked first, as by all who lock gates, and each kind by name.
+with unsent as materialized (
+    select t.action, t.gate, t.tenant from {pairs} join penstock.task t on {held} where t.gate is not null
+), actions as materialized (
+    select name from penstock.action where name = any(array(select action from unsent)) order by name for update
+), tenants as materialized (
+    select name from penstock.tenant_pace
+    where name = any(array(select tenant from unsent)) and tokens is not null order by name for update
+), of_actions as (
+    update penstock.action a set tokens = a.tokens + (select count(*) from unsent where action = a.name)
+    where a.name = any(array(select name from actions)) and a.tokens is not null
+), of_gates as (
+    update penstock.gate g set tokens = g.tokens + (select count(*) from unsent where gate = g.name)
+    where g.name = any(array(select gate from unsent where action in (select name from actions))) and g.tokens is not null
+)
+update penstock.tenant_pace p set tokens = p.tokens + (select count(*) from unsent where tenant = p.name)
+where p.name = any(array(select name from tenants));
+
 -- name: note_gates
 -- $1 gates, $2 tokens left or null, $3 seconds until the next look.
 update penstock.gate g set tokens = n.tokens, refilled_at = now(),

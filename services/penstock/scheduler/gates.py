@@ -197,7 +197,8 @@ class Gates:
             await session.fetch("rest_gates", emptied)
 
     def _rest(self, rule: Rule, seconds: float) -> None:
-        self._rest_until[rule] = monotonic() + seconds
+        # Not for as long as a rate takes: what another scheduler could not send is given back to it.
+        self._rest_until[rule] = monotonic() + min(seconds, _IDLE_SECONDS)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import time_ns
 
 from penstock.brokers.base import Queue
-from penstock.db.pool import Store
+from penstock.db.pool import PATIENT_SECONDS, Store
 from penstock.protocol.errors import HANDLER_ERROR, Unavailable
 from penstock.protocol.message_attributes import read_carried
 from penstock.protocol.reports import error_text
@@ -21,6 +21,7 @@ from penstock.scheduler.packing import PackedMessage, message_of, pack_messages
 from penstock.settings.model import Settings
 from penstock.tasks import claim, settle
 from penstock.tasks.claim import ClaimBatch
+from penstock.tasks.records import columns
 
 _SENDING_SHARE = 2 / 3  # of unsent_after_seconds, that a send may take
 
@@ -117,8 +118,10 @@ class Sender:
         if not outcome.unsent and not outcome.refused:
             self.sent.append(batch.id)
             return
-        async with self.store.transaction() as session:
-            released = await claim.release(session, ((task.id, task.claim) for task in outcome.unsent))
+        unsent = [(task.id, task.claim) for task in outcome.unsent]
+        async with self.store.transaction(lock_wait_seconds=PATIENT_SECONDS) as session:
+            await session.fetch("give_back_starts", *columns(unsent))
+            released = await claim.release(session, unsent)
             # Released, a refused task would be claimed again at once, before all others of its priority, for ever.
             problem = "the outbound queue refuses the task's message"
             error = error_text(HANDLER_ERROR, problem, type="Unsendable", message=outcome.reason)

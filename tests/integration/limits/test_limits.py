@@ -8,18 +8,19 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 
-from penstock.brokers.base import Message, Queue
+from penstock.brokers.base import Message, Queue, SendReport
 from penstock.brokers.opening import create_queues
 from penstock.brokers.sqs import SqsQueue, SqsTransport
 from penstock.db.pool import Store
 from penstock.limits import holds
 from penstock.limits.model import UNLIMITED, Action, RouteSetParams
 from penstock.methods.table import read_command
+from penstock.protocol.errors import Unavailable
 from penstock.protocol.requests import parse_claim_id
 from penstock.protocol.task import BEGINNING, NewTask
 from penstock.scheduler.process import Scheduler
@@ -530,6 +531,38 @@ async def test_a_changed_rate_holds_at_once_though_the_old_one_is_used_up(
     await asyncio.sleep(0.1)
     await run_until_idle(scheduler)
     assert len(sent.pairs) == 3
+
+
+@pytest.mark.parametrize("whose", ["action", "action at once", "key", "tenant"])
+async def test_a_start_that_could_not_be_sent_is_given_back_to_the_rate(
+    scheduler: Scheduler, store: Store, sent: Outbound, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    async def send_none(messages: Sequence[Any]) -> SendReport:
+        return SendReport(list(range(len(messages))), "away")
+
+    monkeypatch.setattr("penstock.scheduler.gates._PAUSE_SECONDS", 0.0)
+    rate = {"rate": 1 / 3600, "burst": 2}
+    if whose == "tenant":
+        async with store.transaction() as session:
+            await set_tenant(session, "acme", rate)
+    else:
+        await limit(store, "mail", **{f"key_{name}" if whose == "key" else name: value for name, value in rate.items()})
+    if whose == "action at once":
+        await enqueue(store, NewTask("mail"))
+        await run_until_idle(scheduler)
+    await enqueue(store, *(NewTask("mail", limit_key="k", tenant="acme") for _ in range(3)))
+    with monkeypatch.context() as away:
+        away.setattr(sent, "send", send_none)
+        for _ in range(6):
+            with suppress(Unavailable):
+                await scheduler.run_once()
+    async with asyncio.timeout(20):
+        while len(sent.pairs) < 2:
+            with suppress(Unavailable):
+                await scheduler.run_once()
+    for _ in range(5):
+        await scheduler.run_once()
+    assert len(sent.pairs) == 2
 
 
 async def test_a_rate_by_key_is_each_keys_own(scheduler: Scheduler, store: Store, sent: Outbound) -> None:
