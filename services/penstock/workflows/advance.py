@@ -4,6 +4,7 @@ Settling a task only adds an event. All effects of a workflow's events happen in
 so a kill at any point loses and repeats nothing.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ EVENTS_AT_ONCE = 5000
 CHILDREN_CHARS_AT_ONCE = 2**20  # of the children that they ask for, as JSON
 NO_TASK = 0  # in an event: a step of the workflow waits to run again, and is cancelled if the workflow fails
 _INPUTS_AT_ONCE = 100
+_STEPS_AT_ONCE = 2000  # that are made, or stored by one statement: a process does other work in between
 _INPUT_BYTES_AT_ONCE = 128 * 1024 * 1024  # at most, of payloads with the results of predecessors
 _REASON_CHARS = 500
 _WITHOUT_TASK = NewTask("", max_attempts=1)
@@ -313,9 +315,13 @@ class WorkflowRun:
             return step, State.CRITICAL_ERROR, f"the list {problem}"
         try:
             members, name = _decode_members(bytes(template.payload)), options.item_as or "item"
-            payloads = (msgspec.Raw(msgspec.json.encode(members | {name: item})) for item in items)
-            children = (msgspec.structs.replace(template, payload=payload) for payload in payloads)
-            made = [(child, step_task(child, self._settings)) for child in children]
+            made = []
+            for place, item in enumerate(items):
+                if not place % _STEPS_AT_ONCE:
+                    await asyncio.sleep(0)
+                payload = msgspec.Raw(msgspec.json.encode(members | {name: item}))
+                child = msgspec.structs.replace(template, payload=payload)
+                made.append((child, step_task(child, self._settings)))
         except RpcError as exc:
             return step, State.CRITICAL_ERROR, exc.message[:_REASON_CHARS]
         await self._add_children([(step, made)], as_step=True)
@@ -360,6 +366,8 @@ class WorkflowRun:
             workflow = self.held[parent["workflow_id"]]
             first = workflow.add(len(children))
             for place, (child, task) in enumerate(children):
+                if not place % _STEPS_AT_ONCE:
+                    await asyncio.sleep(0)
                 name = f"{parent['name']}/{place if child.name is None else child.name}"
                 policy, undo = (parent["on_failure"], parent["undo"]) if as_step else policy_of(child)
                 options = StepOptions(task.ordering_key, task.delay_seconds, task.expires_in_seconds)
@@ -430,17 +438,27 @@ class WorkflowRun:
 async def insert_steps(
     session: Session, rows: Sequence[StepRow], *, tenants: Mapping[int, str | None], start: Iterable[int]
 ) -> int:
-    """Add steps with one statement; returns how many start at once.
+    """Add steps; returns how many start at once.
 
     tenants: of their workflows. start: workflows whose steps start at once if nothing has to be looked up; the caller
     starts the others.
     """
     await session.plan_for(len(rows))
     starting = set(start)
-    traces = await _traces(session, rows)
+    traced = list(zip(rows, await _traces(session, rows), strict=True))
+    parts = (traced[start : start + _STEPS_AT_ONCE] for start in range(0, len(rows), _STEPS_AT_ONCE))
+    started = sum([await _insert_part(session, part, tenants, starting) for part in parts])
+    for action, count in Counter(step.task.action for _, _, _, step in rows if step.task is not None).items():
+        metrics.ENQUEUED.labels(action, "workflow").inc(count)
+    return started
+
+
+async def _insert_part(
+    session: Session, part: Iterable[tuple[StepRow, str | None]], tenants: Mapping[int, str | None], starting: set[int]
+) -> int:
     columns: list[tuple[Any, ...]] = []
     started = 0
-    for (workflow, number, parent, step), trace in zip(rows, traces, strict=True):
+    for (workflow, number, parent, step), trace in part:
         task, payload, options = step.task or _WITHOUT_TASK, None, None
         if step.task is not None:
             payload = session.codec.encode(task.payload, payload_aad(task.action, tenants[workflow]))
@@ -457,8 +475,6 @@ async def insert_steps(
             task.timeout_seconds, task.labels, task.expires_at, task.limit_key, trace,
         ))  # fmt: skip
     await session.fetch("insert_steps", *map(list, zip(*columns, strict=True)))
-    for action, count in Counter(step.task.action for _, _, _, step in rows if step.task is not None).items():
-        metrics.ENQUEUED.labels(action, "workflow").inc(count)
     return started
 
 

@@ -40,6 +40,9 @@ def read_create(given: model.WorkflowCreateParams, settings: Settings) -> Create
         over = made.options.over
         if over is not None and checked[over].kind is StepKind.JOIN:
             raise InvalidParams(f"{at}.over", f"names {checked[over].name!r}, which has no action, and so no result")
+    items = sum(len(step.options.items or ()) for step in checked)
+    if items > model.MAX_CHILDREN:
+        raise InvalidParams(field, f"have lists of {items} items together; the limit is {model.MAX_CHILDREN}")
     edges = sum(len(step.after) for step in checked)
     if edges > model.MAX_EDGES:
         raise InvalidParams(

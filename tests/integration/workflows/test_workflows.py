@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from random import Random
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -98,6 +99,32 @@ async def test_children_whose_payloads_are_too_much_together_are_not_made(
     step = (await lives.steps(flow))["load"]
     assert (step.state, step.children) == ("CRITICAL_ERROR", 0)
     assert "bytes together" in (step.reason or "")
+
+
+async def test_the_lists_of_one_call_have_so_many_items_together(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.workflows.model.MAX_CHILDREN", 10)
+    step = {"action": "a", "over": [0] * 6}
+    with pytest.raises(InvalidParams, match="steps have lists of 12 items together; the limit is 10"):
+        await lives.create(steps=[{"name": "a", **step}, {"name": "b", **step}])
+    await lives.create(steps=[{"action": "a", "over": [0] * 10}])
+
+
+async def test_other_work_goes_on_while_the_children_of_a_long_list_are_made(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.workflows.advance._STEPS_AT_ONCE", 100, raising=False)
+    held: list[float] = []
+
+    async def other_work() -> None:
+        while True:
+            began = thread_time()
+            await asyncio.sleep(0.001)
+            held.append(thread_time() - began)
+
+    beside = asyncio.create_task(other_work())
+    await lives.create(steps=[{"action": "a", "over": [*range(4000)]}])
+    beside.cancel()
+    assert max(held) < sum(held) / 4
 
 
 async def test_a_fan_out_over_a_given_list_hands_on_an_array_in_its_order(lives: Lives) -> None:
@@ -941,7 +968,7 @@ async def test_a_workflow_of_ten_thousand_steps_is_made_at_once_and_costs_as_muc
         before = random.sample(range(max(0, number - 2000), number), min(number, random.randint(0, 3)))
         steps.append({"name": f"s{number}", "action": "a", "after": [f"s{n}" for n in before]})
     flow = await lives.create(steps=steps)
-    assert Counter(asked) == {"create_workflow": 1, "insert_steps": 1}
+    assert Counter(asked) == {"create_workflow": 1, "insert_steps": 5}
     asked.clear()
     done: set[int] = set()
     after = [{int(name[1:]) for name in step["after"]} for step in steps]
