@@ -14,7 +14,7 @@ from penstock.db.session import Session
 from penstock.methods.inbound import accept_inbound, read_inbound, take_in
 from penstock.protocol.api_key import Permission
 from penstock.protocol.checks import read_cursor, read_ids
-from penstock.protocol.errors import Locked, MessageNotFound, Refused
+from penstock.protocol.errors import Locked, MessageNotFound, PayloadUnavailable, Refused
 from penstock.protocol.method import Scope, method
 from penstock.protocol.reports import decode_reports
 from penstock.protocol.views import NEXT_CURSOR, Instant, about, view_of
@@ -127,6 +127,8 @@ async def retry_rejected(store: Store, ids: Sequence[int], settings: Settings) -
             await store.fetch("explain_rejected", rejected_id, str(exc).replace("\0", "\ufffd"))
         except Locked as exc:  # those that need another lock go on, and do not wait for long
             refused, hurried = [StillRejected(rejected_id, str(exc))], True
+        except PayloadUnavailable as exc:  # it needs a key or an object, and others may not
+            refused = [StillRejected(rejected_id, str(exc))]
         if refused is None:
             unknown.append(rejected_id)
         elif refused:

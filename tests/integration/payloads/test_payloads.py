@@ -34,7 +34,7 @@ from penstock.supervisor.payload_objects import PayloadObjects
 from penstock.supervisor.payload_retention import PayloadRetention
 from penstock.supervisor.retention import Retention
 from penstock.supervisor.schedules import Imports
-from penstock.tasks.enqueue import delete_objects_later
+from penstock.tasks.enqueue import delete_objects_later, insert_rejected
 from penstock.worker.handlers.actions import Registry
 from penstock.workflows import step_inputs
 from penstock.workflows.advancer import WorkflowAdvancer
@@ -325,6 +325,24 @@ async def test_a_rejected_message_that_is_read_again_is_stored_by_its_route(
         await pipe.call("route.set", name="video", queue=VIDEO_URL, actions=["measure"])
         assert (await pipe.call("rejected.retry", ids=[kept["id"]]))["retried"] == 1
         assert list((await folders_of(sql)).values()) == ["queues/penstock-video"]
+
+
+async def test_a_rejected_message_whose_payload_is_away_keeps_no_other_from_its_retry(
+    settings: Settings, registry: Registry
+) -> None:
+    client = PayloadCodec(load_settings(payload_keys=new_key()))
+    offered = await client.offer(json.dumps(LARGE), offered_aad("echo", None))
+    payloads = [{"payload": LARGE}, {"sealed_payload": json.loads(offered)}, {"payload": LARGE}]
+    bodies = [(request("enqueue", {"action": "echo", **payload}), "not allowed") for payload in payloads]
+    async with plant(load_settings(**settings.model_dump() | {"payload_keys": new_key()}), registry) as pipe:
+        async with pipe.store.transaction() as session:
+            await insert_rejected(session, "inbound", bodies)
+        answer = await pipe.call("rejected.retry", limit=10)
+        assert answer["retried"] == 2
+        (still,) = answer["still_rejected"]
+        assert "key" in still["reason"]
+        (kept,) = (await pipe.call("rejected.list"))["rejected"]
+        assert (kept["id"], kept["reason"]) == (still["id"], "not allowed")
 
 
 async def test_an_object_keeps_its_name_when_its_route_changes_and_names_of_before_are_read(
