@@ -456,6 +456,19 @@ async def test_a_topic_that_was_made_anew_is_read_from_its_start(
     assert await sql.fetchval("select bool_and(complete) from penstock.kafka_position")
 
 
+async def test_a_source_that_was_overtaken_without_a_record_behind_catches_up_all_the_same(
+    kafka: MockKafka, topics: dict[str, str], source_settings: Settings, driver: Driver, sql: Any
+) -> None:
+    kafka.write(topics["avro"], (b"a", in_avro(FUTURE_MS)))
+    source = await driver.open(source_settings)
+    await driver.until(source, lambda: source._states)
+    await sql.execute("update penstock.kafka_position set next_offset = 1 where topic = $1", topics["avro"])
+    for partition, state in source._states.items():
+        state.next = 0 if partition.topic == topics["avro"] else state.next
+        state.is_at_end = state.is_aligned = True
+    await driver.catch_up(source)
+
+
 async def test_the_same_key_in_two_topics_is_two_schedules(
     kafka: MockKafka, topics: dict[str, str], source_settings: Settings, driver: Driver, sql: Any
 ) -> None:

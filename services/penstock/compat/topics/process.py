@@ -240,11 +240,7 @@ class Source(Service):
             taken: list[SourceRecord] = []
             for partition, row in (await self._positions(session, "lock_positions", by_partition)).items():
                 state = self._states[partition]
-                if row["next_offset"] != state.next:
-                    # Another process has read on. The group decides who owns the partition; this process follows.
-                    log.info("source_overtaken", topic=partition.topic, partition=partition.partition)
-                    state.next, state.complete = row["next_offset"], row["complete"]
-                    state.is_aligned = False
+                if _is_overtaken(partition, state, row):
                     continue
                 fresh = [record for record in by_partition[partition] if record.offset >= state.next]
                 taken += [SourceRecord(record, not state.caught_up, not state.complete) for record in fresh]
@@ -275,8 +271,8 @@ class Source(Service):
         while not is_last:
             async with self._store.transaction() as session:
                 position = (await self._positions(session, "lock_positions", [partition]))[partition]
-                if position["next_offset"] != state.next:
-                    return  # another process owns it and has read on
+                if _is_overtaken(partition, state, position):
+                    return
                 count = await session.value(
                     "release_held_records", source_of(partition.topic), partition.partition, _RELEASED_AT_ONCE
                 )
@@ -350,3 +346,12 @@ class Source(Service):
 
     async def close(self) -> None:
         await self._consumer.close()
+
+
+def _is_overtaken(partition: Partition, state: PartitionState, position: Mapping[str, Any]) -> bool:
+    """Whether another process has read on. The group decides who owns the partition; this process follows."""
+    if position["next_offset"] == state.next:
+        return False
+    log.info("source_overtaken", topic=partition.topic, partition=partition.partition)
+    state.next, state.complete, state.is_aligned = position["next_offset"], position["complete"], False
+    return True
