@@ -456,6 +456,23 @@ async def test_a_topic_that_was_made_anew_is_read_from_its_start(
     assert await sql.fetchval("select bool_and(complete) from penstock.kafka_position")
 
 
+async def test_a_topic_that_is_made_anew_while_it_is_read_is_read_from_its_start(
+    kafka: MockKafka, topics: dict[str, str], source_settings: Settings, driver: Driver, sql: Any
+) -> None:
+    """As the source sees it: records come again from the first offset on, since there is none where it was."""
+    source = await driver.open(source_settings)
+    await driver.catch_up(source)
+    await sql.execute("update penstock.kafka_position set next_offset = 1000 where topic = $1", topics["json"])
+    for partition, state in source._states.items():
+        state.next = 1000 if partition.topic == topics["json"] else state.next
+    kafka.write(topics["json"], (b"a", in_json(FUTURE_MS)))
+
+    async def has_it() -> bool:
+        return set(await armed(sql)) == {b"a"} and is_caught_up(source)
+
+    await driver.until(source, has_it)
+
+
 async def test_a_source_that_was_overtaken_without_a_record_behind_catches_up_all_the_same(
     kafka: MockKafka, topics: dict[str, str], source_settings: Settings, driver: Driver, sql: Any
 ) -> None:

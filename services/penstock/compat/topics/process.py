@@ -243,9 +243,11 @@ class Source(Service):
                 if _is_overtaken(partition, state, row):
                     continue
                 fresh = [record for record in by_partition[partition] if record.offset >= state.next]
+                if not fresh:  # the consumer has begun again, as where the topic was made anew and is shorter
+                    del self._states[partition]
+                    continue
                 taken += [SourceRecord(record, not state.caught_up, not state.complete) for record in fresh]
-                if fresh:
-                    moved[partition] = fresh[-1].offset + 1
+                moved[partition] = fresh[-1].offset + 1
 
             async def store(part: Sequence[SourceRecord], hurried: bool) -> None:
                 async with session.savepoint(hurried=hurried):
