@@ -4,7 +4,8 @@ import json
 import re
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -17,6 +18,7 @@ MAX_DEPTH = 100  # of a payload; common JSON parsers stop at 128 or 512 levels, 
 _BODY_DEPTH = 900
 _PYTHON_LIMITS_DEPTH = sys.version_info < (3, 14)
 
+_SECRET = f'"{"*" * 10}"'  # as which pydantic writes a SecretStr and the like
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_MARKS = bytes(byte for byte in range(256) if byte not in b'[{]}"')
 _CHUNK = 1024 * 1024
@@ -167,15 +169,27 @@ def foreign(value: Any) -> Any:
     raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not JSON-serialisable")
 
 
-def to_builtins(value: Any) -> Any:
-    """The value as dicts with text keys, lists, text and numbers. Raises TypeError."""
-    return msgspec.to_builtins(value, str_keys=True, enc_hook=foreign)
+def _in_clear(value: Any) -> Any:
+    """As ``foreign``; raises TypeError for a secret of pydantic, which would be asterisks."""
+    plain = foreign(value)
+    if _SECRET in json.dumps(plain):
+        raise TypeError(
+            f"{type(value).__qualname__} holds a secret, which would be asterisks: give its get_secret_value()"
+        )
+    return plain
 
 
-def dumps(value: Any) -> str:
-    """The value as JSON in ASCII. Raises ValueError, TypeError."""
+def to_builtins(value: Any, hook: Callable[[Any], Any] = _in_clear) -> Any:
+    """The value as dicts with text keys, lists, text and numbers. hook: ``foreign`` for what may have asterisks instead
+    of a secret. Raises TypeError."""
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=hook)
+
+
+def dumps(value: Any, hook: Callable[[Any], Any] = _in_clear) -> str:
+    """The value as JSON in ASCII; hook as of ``to_builtins``. Raises ValueError, TypeError."""
+    convert = partial(to_builtins, hook=hook)
     try:
-        return json.dumps(value, default=to_builtins, allow_nan=False, separators=(",", ":"))
+        return json.dumps(value, default=convert, allow_nan=False, separators=(",", ":"))
     except TypeError:
         # A key that is no text, such as a UUID; any other problem is raised again.
-        return json.dumps(to_builtins(value), allow_nan=False, separators=(",", ":"))
+        return json.dumps(convert(value), allow_nan=False, separators=(",", ":"))

@@ -18,7 +18,7 @@ from penstock.client.records import Accepted
 from penstock.payloads.codec import PayloadCodec, aad_of
 from penstock.protocol import in_process, trace_context
 from penstock.protocol.errors import DuplicateTask, InvalidParams, TooLarge
-from penstock.protocol.json_text import dumps, replace_unstorable
+from penstock.protocol.json_text import dumps, foreign, replace_unstorable
 from penstock.protocol.method import decode
 from penstock.protocol.options import EnqueueOptions
 from penstock.protocol.requests import prepared, task_params
@@ -154,7 +154,7 @@ def _settling(ctx: Attempt, result: Any, settings: Settings) -> tuple[str, str, 
     """The function's arguments, and the limit that it is to keep: an encrypted result is longer."""
     if ctx.spawned:
         raise ValueError("ctx.spawn() goes with a result that the worker sends: enqueue in your transaction instead")
-    text = escape_plain(replace_unstorable(dumps(result)))
+    text = escape_plain(replace_unstorable(dumps(result, foreign)))
     if len(text) > settings.result_limit_bytes:
         raise TooLarge("the result", len(text), settings.result_limit_bytes)
     if settings.payload_keys:

@@ -139,7 +139,7 @@ def encoded_result(result: Any, of: str = "the handler") -> str:
         raise Unfit("BadResult", f"the result is nested deeper than {MAX_DEPTH} levels")
     if "null" in text:  # msgspec silently writes it for them
         try:
-            dumps(result)
+            dumps(result, foreign)
         except ValueError:
             raise Unfit("BadResult", "the result holds NaN or Infinity, which JSON cannot") from None
     return text if text.isascii() else escape_for_sqs(text)  # here, where it still counts towards the limit

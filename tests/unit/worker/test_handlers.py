@@ -13,9 +13,10 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, SecretStr, field_serializer, field_validator
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
+from penstock.client.exchanges import request_text
 from penstock.protocol.errors import InvalidParams, SettingsError
 from penstock.protocol.retry import Backoff
 from penstock.worker.handlers.actions import Handler, Registry, action, load_app
@@ -23,7 +24,7 @@ from penstock.worker.handlers.context import Call, Context
 from penstock.worker.handlers.lifespan import inject
 from penstock.worker.handlers.outcomes import Fail, Retry
 from penstock.worker.handlers.steps import Suspend
-from penstock.worker.responses import unknown_action
+from penstock.worker.responses import encoded_result, unknown_action
 
 if TYPE_CHECKING:
     from decimal import Decimal as OnlyForCheckers
@@ -643,6 +644,33 @@ def test_spawn_takes_what_enqueue_takes() -> None:
     for payload, problem in ((object(), "object is not JSON-serialisable"), ("text", "an object or an array")):
         with pytest.raises(ValueError, match=problem):
             ctx.spawn("child", payload)
+
+
+class Login(BaseModel):
+    user: str
+    password: SecretStr
+
+
+class InClear(Login):
+    @field_serializer("password", when_used="json")
+    def show(self, value: SecretStr) -> str:
+        return value.get_secret_value()
+
+
+def test_a_secret_is_not_sent_as_asterisks() -> None:
+    def act(login: Login) -> None: ...
+
+    hidden, clear = Login(user="ann", password="s3"), InClear(user="ann", password="s3")  # type: ignore[arg-type]
+    handler = Handler("act", act)
+    assert handler.payload((clear,), {}) == {"login": {"user": "ann", "password": "s3"}}
+    with pytest.raises(TypeError, match="Login holds a secret"):
+        handler.payload((hidden,), {})
+    for payload in ({"login": hidden}, {"key": SecretStr("s3")}):
+        with pytest.raises(TypeError, match="get_secret_value"):
+            request_text("enqueue", {"payload": payload}, 1)
+        with pytest.raises(ValueError, match="get_secret_value"):
+            Context(1, 1, "act").spawn("child", payload)
+    assert "***" in encoded_result([hidden, None])
 
 
 def test_spawn_is_refused_once_the_attempt_is_settled() -> None:

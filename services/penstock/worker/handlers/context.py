@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from penstock.protocol.journal import EVENT, LONGEST_SLEEP_SECONDS, SLEEP, decode_entries
-from penstock.protocol.json_text import dumps, replace_unstorable
+from penstock.protocol.json_text import dumps, foreign, replace_unstorable
 from penstock.protocol.reports import LONGEST_WAIT_SECONDS, check_token, check_wait_seconds, make_token
 from penstock.protocol.requests import prepared
 from penstock.protocol.task import ACTION_MAX_CHARS
@@ -300,7 +300,7 @@ class Context:
         """
         if self.emitter is not None:
             try:
-                encoded = replace_unstorable(dumps(chunk)).encode()
+                encoded = replace_unstorable(dumps(chunk, foreign)).encode()
             except (TypeError, ValueError, RecursionError) as exc:
                 raise ValueError(f"the chunk, {type(chunk).__name__}, cannot be written as JSON: {exc}") from None
             self.emitter(encoded)
