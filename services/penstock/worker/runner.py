@@ -462,7 +462,7 @@ class Runner:
                 self._settle(attempt, answer, (monotonic() - batch.started_at) / len(batch.attempts))
 
     async def _run_in_process(self, unit: Unit, processes: ProcessPool) -> Sequence[Answer]:
-        """Run a call in a child, which sends the responses; those of a batch are settled as they come."""
+        """Run a call in a child, which sends the responses; they are settled as they come, but for large ones."""
         unit.deadline += _KILL_SECONDS  # the child stops its handler at the limit; if it does not, it is killed
         if isinstance(unit, Batch):
             await self._open_all(unit)
@@ -498,10 +498,11 @@ class Runner:
             else:
                 text, problem, attempt.sleep = content
                 answers[claim_id] = text, problem and responses.Problem(*problem)
-                if isinstance(unit, Batch) and self.codec.bucket and self._is_large(answers[claim_id]):
-                    unit.early[attempt] = answers[claim_id]
-                elif isinstance(unit, Batch):
+                if not (self.codec.bucket and self._is_large(answers[claim_id])):
+                    # At once: the child may hang behind its answers, as in a destructor.
                     self._settle(attempt, answers[claim_id], (monotonic() - unit.started_at) / len(attempts))
+                elif isinstance(unit, Batch):
+                    unit.early[attempt] = answers[claim_id]
 
         limit = unit.limit_seconds or self.settings.task_timeout_seconds
         try:

@@ -81,6 +81,12 @@ def die_behind_answer(ctx: Context) -> str:
     return "done"
 
 
+@action(process=True, timeout=0.5)
+def hang_behind_answer(ctx: Context) -> str:
+    vars(child).update(resident_bytes=lambda: time.sleep(600))
+    return "done"
+
+
 @action(process=True)
 def exhaust_group(ctx: Context, members: str) -> None:
     """Run out of the memory of a control group, so that the kernel kills this process."""

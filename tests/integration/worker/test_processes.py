@@ -260,6 +260,13 @@ async def test_a_result_counts_whose_child_died_behind_it(bench: Bench) -> None:
     assert result_of(outcomes[1]) == "done"
 
 
+async def test_a_result_counts_whose_child_hangs_behind_it(bench: Bench) -> None:
+    await send(bench, ("hang_behind_answer", {}))
+    async with working(bench):
+        outcomes = await bench.outcomes(1)
+    assert result_of(outcomes[1]) == "done"
+
+
 async def test_a_batch_whose_child_dies_is_run_task_by_task_to_find_the_one_at_fault(bench: Bench) -> None:
     await send(bench, *(("many", {"n": n, "poison": int(n == 2)}) for n in range(5)))
     async with working(bench):
