@@ -157,6 +157,8 @@ def foreign(value: Any) -> Any:
     # msgspec encodes these itself, except as a key.
     if value is None or kind is bool:
         return json.dumps(value)
+    if kind is msgspec.Raw:
+        return decode_any(value)
     if isinstance(value, dict | list | tuple | set | frozenset):
         raise TypeError(f"a dict with a {kind.__name__} as a key is not JSON-serialisable")
     if not isinstance(value, Iterator):  # an iterator could be read only once

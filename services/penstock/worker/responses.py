@@ -29,6 +29,7 @@ _ACTION_SHOWN_CHARS = 200
 TIMEOUT_KIND = "TaskTimeout"
 
 _encode = msgspec.json.Encoder(enc_hook=foreign).encode
+_read = msgspec.json.Decoder(msgspec.Raw).decode
 
 Error = tuple[int, str, dict[str, Any]]  # code, message and data
 
@@ -127,6 +128,8 @@ def encoded_result(result: Any, of: str = "the handler") -> str:
     """A result as JSON text. of: what returned it. Raises Unfit."""
     try:
         encoded = _encode(result)
+        text = replace_unstorable(encoded.decode())
+        _read(encoded)  # what msgspec.Raw holds is written unchanged, and could spoil the message for other results
     except RecursionError:
         raise Unfit("BadResult", "the result holds itself, or is nested too deeply") from None
     except UnicodeEncodeError:
@@ -134,7 +137,6 @@ def encoded_result(result: Any, of: str = "the handler") -> str:
     except Exception as exc:
         problem = f"{of} returned {type(result).__name__}, which is not JSON-serialisable: {text_of(exc)}"
         raise Unfit("BadResult", problem) from None
-    text = replace_unstorable(encoded.decode())
     if encoded.count(b"{") + encoded.count(b"[") > MAX_DEPTH and json_depth(text) > MAX_DEPTH:
         raise Unfit("BadResult", f"the result is nested deeper than {MAX_DEPTH} levels")
     if "null" in text:  # msgspec silently writes it for them

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -243,6 +244,18 @@ async def test_a_hook_that_refuses_one_task_of_a_batch_fails_it_alone(
     assert error(reports[0])["message"] == "not now"
     assert {n: report.result for n, report in reports.items() if n} == {n: str(n) for n in range(1, count)}  # type: ignore[union-attr]
     assert sorted(left) == [*range(1, count)]
+
+
+async def test_raw_json_that_is_none_fails_its_own_task() -> None:
+    texts = [b'{"a":null}', b'{"a":', b"", b"1,2", b'"\xff"', b"nan"]
+
+    async def act(n: int) -> Any:
+        return {"rows": msgspec.Raw(texts[n])} if n else msgspec.Raw(texts[n])
+
+    reports = await outcomes(Handler("act", act), len(texts))
+    assert reports[0].result == texts[0].decode()  # type: ignore[union-attr]
+    told = [error(reports[n]) for n in range(1, len(texts))]
+    assert [(one["type"], one["final"]) for one in told] == [("BadResult", True)] * 5
 
 
 async def test_a_suspension_within_nested_task_groups_is_one() -> None:
