@@ -102,11 +102,11 @@ def decode_any(raw: bytes | str) -> Any:
 
 def refuse_depth(text: str) -> None:
     """Raise RecursionError where Python before 3.14 does; newer ones decode as deep as their stack is large."""
-    if not _PYTHON_LIMITS_DEPTH and _is_deeper(text, _BODY_DEPTH):
+    if not _PYTHON_LIMITS_DEPTH and is_deeper(text, _BODY_DEPTH):
         raise RecursionError("nested too deeply")
 
 
-def _is_deeper(raw: str, depth: int) -> bool:
+def is_deeper(raw: str, depth: int = MAX_DEPTH) -> bool:
     return raw.count("{") + raw.count("[") > depth and json_depth(raw) > depth
 
 
@@ -130,7 +130,7 @@ def check_json(raw: str, field: str) -> None:
         raise InvalidParams(field, f"is not valid JSON: {short_reason(exc)}") from None
     if holds_unstorable(raw):
         raise InvalidParams(field, "holds \\u0000 or half a surrogate pair, which Postgres cannot store as text")
-    if _is_deeper(raw, MAX_DEPTH):
+    if is_deeper(raw):
         raise InvalidParams(field, f"is nested deeper than {MAX_DEPTH} levels")
 
 

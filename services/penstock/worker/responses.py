@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.protocol.compression import ENCODING, pack_result
 from penstock.protocol.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE, RateLimited
-from penstock.protocol.json_text import MAX_DEPTH, dumps, escape_for_sqs, foreign, json_depth, replace_unstorable
+from penstock.protocol.json_text import MAX_DEPTH, dumps, escape_for_sqs, foreign, is_deeper, replace_unstorable
 from penstock.protocol.reports import decode_response, encode_error, encode_notification, encode_result, error_text
 from penstock.protocol.requests import Invalid, Request, TaskRequest, given
 from penstock.protocol.spelling import nearest
@@ -137,7 +137,7 @@ def encoded_result(result: Any, of: str = "the handler") -> str:
     except Exception as exc:
         problem = f"{of} returned {type(result).__name__}, which is not JSON-serialisable: {text_of(exc)}"
         raise Unfit("BadResult", problem) from None
-    if encoded.count(b"{") + encoded.count(b"[") > MAX_DEPTH and json_depth(text) > MAX_DEPTH:
+    if is_deeper(text):
         raise Unfit("BadResult", f"the result is nested deeper than {MAX_DEPTH} levels")
     if "null" in text:  # msgspec silently writes it for them
         try:

@@ -641,7 +641,12 @@ def test_spawn_takes_what_enqueue_takes() -> None:
         {"action": "child", "payload": {"id": str(UUID(int=7))}, "delay": 60.0, "priority": 3},
         {"action": "child", "payload": {}},
     ]
-    for payload, problem in ((object(), "object is not JSON-serialisable"), ("text", "an object or an array")):
+    deep: list[Any] = []
+    for _ in range(100):
+        deep = [deep]
+    for payload, problem in (
+        (object(), "object is not JSON-serialisable"), ("text", "an object or an array"), (deep, "deeper than 100"),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=problem):
             ctx.spawn("child", payload)
 

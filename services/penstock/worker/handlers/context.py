@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from penstock.protocol.journal import EVENT, LONGEST_SLEEP_SECONDS, SLEEP, decode_entries
-from penstock.protocol.json_text import dumps, foreign, replace_unstorable
+from penstock.protocol.json_text import MAX_DEPTH, dumps, foreign, is_deeper, replace_unstorable
 from penstock.protocol.reports import LONGEST_WAIT_SECONDS, check_token, check_wait_seconds, make_token
 from penstock.protocol.requests import prepared
 from penstock.protocol.task import ACTION_MAX_CHARS
@@ -167,7 +167,7 @@ class Context:
         on_duplicate and tenant; and name, on_failure, compensate. Or as its handler, with arguments that are checked,
         ``ctx.spawn(resize, url="a.png")``, and the options of ``resize.with_options(priority=5)``.
         Raises InvalidParams for arguments that do not fit, ValueError for an unknown option, an empty action, a
-        payload that is no JSON object or array, or behind `penstock.settle`.
+        payload that is no JSON object or array or is nested too deeply, or behind `penstock.settle`.
         """
         if self.cancellation.is_settled:
             raise ValueError("the attempt is settled: enqueue in your transaction instead of ctx.spawn()")
@@ -186,6 +186,8 @@ class Context:
             raise ValueError(f"spawn() of {name!r}: what it is given cannot be written as JSON: {exc}") from None
         if text[0] not in "{[":
             raise ValueError(f"spawn() takes an object or an array as payload, not {type(payload).__name__}")
+        if is_deeper(text):
+            raise ValueError(f"spawn() of {name!r}: the payload is nested deeper than {MAX_DEPTH} levels")
         self.spawned.append(replace_unstorable(f'{more[:-1]},"payload":{text}}}'))
 
     def wait_token(self) -> str:
