@@ -125,8 +125,10 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         status, content_type, body = 404, "text/plain; charset=utf-8", b"here are /metrics, /healthz and /readyz\n"
         if path == "/metrics":
-            # Only OpenMetrics, which Prometheus asks for, has exemplars.
-            encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+            try:  # only OpenMetrics, which Prometheus asks for, has exemplars
+                encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+            except Exception:  # a version that is no number
+                encode, content_type = choose_encoder("")
             status, body = 200, encode(metrics.REGISTRY)
         elif path in ("/healthz", "/readyz"):
             good, text = self.server.health.alive() if path == "/healthz" else self.server.health.ready()

@@ -112,6 +112,13 @@ async def test_healthz_holds_while_the_event_loop_turns_and_not_when_it_stalls(
         pulse.cancel()
 
 
+@pytest.mark.parametrize("kind", ["text/plain", "application/openmetrics-text"])
+def test_metrics_are_given_whatever_version_is_asked_for(server: HealthServer, kind: str) -> None:
+    request = urllib.request.Request(server.url + "/metrics", headers={"Accept": f"{kind};version=x.1"})
+    with urllib.request.urlopen(request, timeout=10) as response:
+        assert "# TYPE penstock_passes" in response.read().decode()
+
+
 def test_metrics_are_prometheus_text_and_other_paths_name_the_right_ones(server: HealthServer) -> None:
     code, text = get(server, "/metrics")
     assert code == 200
