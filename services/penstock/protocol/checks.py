@@ -56,6 +56,11 @@ def read_cursor(cursor: str | None) -> int | None:
     return None if cursor is None else read_id(cursor, "cursor")
 
 
+def read_cursors(cursor: str | None) -> list[int]:
+    """The numbers of a cursor that has several."""
+    return [] if cursor is None else [read_id(part, "cursor") for part in cursor.split("-", MAX_LIST)]
+
+
 def read_action(action: str) -> str:
     if not action:
         raise InvalidParams("action", "is empty")

@@ -12,7 +12,7 @@ import msgspec
 from penstock.db.context import Context
 from penstock.payloads.records import shown_rows
 from penstock.protocol.caller import seen
-from penstock.protocol.checks import read_instant
+from penstock.protocol.checks import read_cursors, read_instant
 from penstock.protocol.errors import InvalidParams, TaskNotFound
 from penstock.protocol.task import FINAL_STATES, State
 from penstock.protocol.tenant import own_key, stored_key
@@ -91,7 +91,7 @@ async def list_tasks(context: Context, given: ListParams) -> views.TaskPage:
     since, until = read_instant(given.since, "since"), read_instant(given.until, "until")
     if since is not None and until is not None and until <= since:
         raise InvalidParams("until", f"must be later than since, {since.isoformat()}, not {until.isoformat()}")
-    before = _NO_CURSOR if given.cursor is None else int(given.cursor)
+    before, *ahead = read_cursors(given.cursor) or [_NO_CURSOR]
     filters = given.key, since, until, given.tenant, given.text
     is_search = bool(given.labels) or any(one is not None for one in filters)
     served = given.action is None and (given.state is None or given.state in FINAL_STATES)
@@ -120,22 +120,26 @@ async def list_tasks(context: Context, given: ListParams) -> views.TaskPage:
                 f"was looked for in {scan:,} tasks for {TEXT_SECONDS:g} s: name an action, a state or a time too",
             ) from None
         ids: list[int] = page["ids"]
-        asked = [*ids]
+        asked = [*set(ids).difference(ahead)]
         if given.key is not None and given.cursor is None and given.text is None:
             kept = stored_key(given.tenant, given.key)
             found = {row["id"] for row in await session.fetch("find_by_key", kept, given.limit)}.difference(ids)
             # What has no room on the page stands on a later one, for it is among those that were not looked at yet.
             room = given.limit - len(ids)
             late = await session.fetch("keep_fitting", before, list(found), room, *arguments[3:9], given.state)
-            asked += [row["id"] for row in late]
+            ahead = [row["id"] for row in late]
+            asked += ahead
         rows: Sequence[Any] = await session.fetch("show_tasks", asked, False, load.room_bytes) if asked else []
         load.hold(sum(map(views.task_bytes, rows)))
         rows = await shown_rows(session.codec, rows, room_bytes=0)
     tasks = [views.task(row) for row in sorted(rows, key=itemgetter("id"), reverse=True)]
-    # The next page begins behind the last task of a full page, else behind the last one looked at.
+    # The next page begins behind the last task of a full page, else behind the last one looked at. Its cursor names the
+    # tasks behind that which were shown already.
     last = page["last"]
     end = ids[-1] if len(ids) >= given.limit else last
-    return views.TaskPage(tasks, str(end) if page["count"] >= scan or end != last else None)
+    if page["count"] < scan and end == last:
+        return views.TaskPage(tasks, None)
+    return views.TaskPage(tasks, "-".join(map(str, (end, *(one for one in ahead if one < end)))))
 
 
 def _patterns(text: str | None) -> list[str] | None:

@@ -163,7 +163,7 @@ class ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: Annotated[State | None, about("Only tasks in this state.")] = None
     action: Annotated[str | None, about("Only tasks of this action."), checks.ACTION_SOUGHT] = None
     limit: Annotated[int, about(f"Maximum number of tasks; 1 to {MAX_LIST}."), LIMIT] = 50
-    cursor: Annotated[str | None, CURSOR, NUMBERED] = None
+    cursor: Annotated[str | None, CURSOR, Checked(checks.read_cursors)] = None
     labels: Annotated[dict[str, str] | None, about("Only tasks that have all of these labels."), LABELS_SOUGHT] = None
     key: Annotated[str | None, about("Only tasks that have this unique key or ordering key."), KEY] = None
     since: Annotated[

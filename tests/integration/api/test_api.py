@@ -335,6 +335,21 @@ async def test_list_finds_a_rare_task_behind_more_than_one_page_looks_at(
     assert (await listed(rpc, state="ERROR"))[0] == []
 
 
+async def test_a_list_by_key_shows_a_task_that_it_found_ahead_of_its_place_once(
+    rpc: Rpc, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.tasks.list.SCAN_TASKS", 100)
+    async with store.session() as session:
+        old = [await enqueue.enqueue(session, [NewTask("a", ordering_key="k")]) for _ in range(6)]
+        await enqueue.enqueue(session, [NewTask("common")] * 250)
+        young = await enqueue.enqueue(session, [NewTask("a", ordering_key="k")])
+    ids = [one.id for (one,) in (young, *reversed(old))]
+    first = await rpc.result("list", {"key": "k", "limit": 5})
+    assert [task["id"] for task in first["tasks"]] == ids[:5]
+    assert (await listed(rpc, key="k", limit=5))[0] == ids
+    assert (await rpc.error("list", {"key": "k", "cursor": "7-x"}))["data"]["field"] == "cursor"
+
+
 async def test_list_reads_no_more_of_each_table_than_a_page(store: Store) -> None:
     """The plan, with many tasks: every table is walked by its index on id, and not sorted."""
     from penstock.db.statements import SQL
