@@ -27,7 +27,8 @@ async def in_halves(
 
     work: stores a part, all or nothing. Its second argument is true once a lock or a statement has timed out:
     it passes that on to ``Store.transaction`` or ``Session.savepoint``, which then wait shortly. alone: handles
-    an item that fails alone. left: handles items that were not tried after too many timeouts; None: ``alone`` does.
+    an item that fails alone. left: handles parts that failed whole, or were not tried, after too many timeouts; None:
+    ``alone`` does.
     errors: those that one item may cause; any other is raised, and the parts stored before stay stored.
     Returns the outcomes of the parts, in the order of the items.
     """
@@ -49,7 +50,14 @@ async def in_halves(
         else:
             middle = len(part) // 2
             parts += [part[middle:], part[:middle]]
+    is_held = bool(parts) and isinstance(error, Locked)
     for rest in reversed(parts):
+        if is_held:  # what is behind many that one key holds may be free
+            try:
+                done.append(await work(rest, True))
+                continue
+            except errors as exc:
+                is_held = not isinstance(exc, TooSlow)
         if left is None:
             done += [await alone(item, error) for item in rest]
         else:
