@@ -703,6 +703,20 @@ async def test_what_is_no_http_is_a_failed_attempt_that_is_told(ask: Ask, raw: b
             await ask(url=server.url)
 
 
+@pytest.mark.parametrize("rest", [b"zz\r\n", b"5\r\nhello\r\nzz\r\n", b"5\r\nhelloX"])
+async def test_an_answer_that_breaks_behind_its_head_is_a_failed_attempt_at_once(ask: Ask, rest: bytes) -> None:
+    async def write(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.write(rest)
+        await asyncio.sleep(20)
+
+    async with serving([write]) as server, asyncio.timeout(10):
+        with pytest.raises(NotDelivered, match="broke off its answer"):
+            await ask(url=server.url)
+
+
 async def test_a_server_that_is_away_and_a_name_that_leads_nowhere_are_tried_again(ask: Ask) -> None:
     async with serving([answer()]) as server:
         url = server.url

@@ -10,7 +10,8 @@ import random
 import re
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -109,7 +110,8 @@ class HttpClient:
                 location = answered.get("Location")
                 if redirects == 0 or location is None or reply.status not in _REDIRECTS:
                     try:
-                        kept = await reply.content.readexactly(limit_bytes + 1)
+                        with _ending_with_connection(reply):
+                            kept = await reply.content.readexactly(limit_bytes + 1)
                     except asyncio.IncompleteReadError as exc:  # that was all of it
                         kept = exc.partial
                     except (aiohttp.ClientError, OSError) as exc:
@@ -264,6 +266,25 @@ def read_url(text: str) -> URL:
     if url.user is not None or url.password is not None:
         raise Undeliverable("the URL holds a user or a password, which would be shown: send an Authorization header")
     return url.with_fragment(None)
+
+
+@contextmanager
+def _ending_with_connection(reply: aiohttp.ClientResponse) -> Iterator[None]:
+    """For a read of the body: the library closes a connection over a broken chunk, and forgets who reads from it."""
+
+    def end(_closed: object) -> None:
+        if reply.content.exception() is None and not reply.content.is_eof():
+            reply.content.set_exception(aiohttp.ClientPayloadError("it is not valid HTTP"))
+
+    protocol = reply.connection and reply.connection.protocol  # None once all has come
+    closed = None if protocol is None else protocol.closed
+    if closed is not None:
+        closed.add_done_callback(end)
+    try:
+        yield
+    finally:
+        if closed is not None:
+            closed.remove_done_callback(end)
 
 
 def _redirected(url: URL, location: str) -> URL:
