@@ -19,12 +19,12 @@ $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Penstock needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Choose another one: make setup PYTHON=python3.12" >&2; \
 	  exit 1; }
-	@echo "Creating $(VENV) with $$($(PYTHON) --version) ..."
-	@$(PYTHON) -m venv $(VENV) || { \
-	  echo "cannot create a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
-	@echo "Installing Penstock and its tools (a minute or so) ..."
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
-	@touch $@
+	@exec 9<$< && $(PYTHON) -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)' && [ $@ -nt $< ] || { \
+	  echo "Creating $(VENV) with $$($(PYTHON) --version) ..." && \
+	  { $(PYTHON) -m venv $(VENV) || { \
+	    echo "cannot create a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }; } && \
+	  echo "Installing Penstock and its tools (a minute or so) ..." && \
+	  $(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]' && touch $@; }
 
 demo: setup ## Start everything, export DEMO_TASKS (5000) records through it, check and print a summary
 	@$(BIN)/python -m examples.export.demo --tasks $${DEMO_TASKS:-5000}

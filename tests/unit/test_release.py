@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -89,6 +91,24 @@ def test_commands_of_the_workflows_are_here() -> None:
             assert (ROOT / path).is_file(), place
         if "working-directory" in step:
             assert (ROOT / step["working-directory"] / "package.json").is_file(), place
+
+
+def test_two_makes_at_once_in_a_fresh_clone_install_once(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f"""#!/bin/sh
+        case "$1 $2" in
+        -c*) exec {sys.executable} "$@";;
+        -m*) echo "$2" >>log; mkdir -p .venv/bin; cp python .venv/bin/python; sleep 0.3;;
+        esac
+        """.replace("\n        ", "\n")
+    )
+    python.chmod(0o755)
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    makes = [subprocess.Popen(["make", "setup", "PYTHON=./python"], cwd=tmp_path) for _ in range(2)]
+    assert [make.wait(30) for make in makes] == [0, 0]
+    assert (tmp_path / "log").read_text() == "venv\npip\n"
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
