@@ -230,7 +230,7 @@ resource "aws_ecs_task_definition" "process" {
       interval    = 10
       timeout     = 5
       retries     = 6
-      startPeriod = 60
+      startPeriod = 300 # the import of your modules may take minutes
     }
     logConfiguration = {
       logDriver = "awslogs"

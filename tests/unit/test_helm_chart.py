@@ -158,6 +158,7 @@ def test_each_process_is_that_of_the_plain_manifests(case: tuple[str, Objects]) 
         expected, container = pod(plain)["containers"][0], pod(ours)["containers"][0]
         for member in (
             "args",
+            "startupProbe",
             "livenessProbe",
             "readinessProbe",
             "lifecycle",
@@ -223,6 +224,14 @@ def test_a_route_has_its_own_workers_without_a_database(everything: Objects) -> 
     account = everything["ServiceAccount", "penstock-worker-video"]["metadata"]
     assert account["annotations"] == {"eks.amazonaws.com/role-arn": VIDEO["roleArn"]}
     assert "annotations" not in everything["ServiceAccount", "penstock-worker"]["metadata"]
+
+
+def test_workers_have_as_long_to_start_as_the_plain_ones(everything: Objects) -> None:
+    plain = next(one for one in documents(PLAIN / "worker.yaml") if one["kind"] == "Deployment")
+    probe = pod(plain)["containers"][0]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == 300
+    for name in ("worker", "worker-video"):
+        assert pod(everything["Deployment", f"penstock-{name}"])["containers"][0]["startupProbe"] == probe
 
 
 def test_keda_scales_it_by_its_route_and_sets_the_replicas(everything: Objects) -> None:

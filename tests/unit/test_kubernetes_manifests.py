@@ -171,7 +171,16 @@ def test_the_fleet_of_a_route_runs_as_the_other_workers_do(monkeypatch: pytest.M
     (fleet,) = of_production("worker-video.yaml", "Deployment")
     (plain,) = [one for one in documents(EXAMPLES / "kubernetes" / "worker.yaml") if one["kind"] == "Deployment"]
     mine, other = (one["spec"]["template"]["spec"]["containers"][0] for one in (fleet, plain))
-    same = ("ports", "livenessProbe", "readinessProbe", "securityContext", "volumeMounts", "envFrom", "image")
+    same = (
+        "ports",
+        "startupProbe",
+        "livenessProbe",
+        "readinessProbe",
+        "securityContext",
+        "volumeMounts",
+        "envFrom",
+        "image",
+    )
     assert {key: mine[key] for key in same} == {key: other[key] for key in same}
     assert "replicas" not in fleet["spec"]
     name, *options = mine["args"]

@@ -140,6 +140,14 @@ spec:
             periodSeconds: 10
             timeoutSeconds: 5
             failureThreshold: 6
+          {{- if not .hasDatabase }}
+          # The import of your modules may take minutes.
+          startupProbe:
+            httpGet: { path: /healthz, port: metrics }
+            periodSeconds: 5
+            timeoutSeconds: 5
+            failureThreshold: 60
+          {{- end }}
           readinessProbe:
             httpGet: { path: /readyz, port: metrics }
             periodSeconds: 5
