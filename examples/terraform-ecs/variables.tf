@@ -4,8 +4,9 @@ variable "name" {
   default     = "penstock"
 
   validation {
-    condition     = can(regex("^[a-z][a-z0-9-]{0,27}[a-z0-9]$", var.name))
-    error_message = "name must be 2 to 29 lower-case letters, digits or hyphens, and begin with a letter."
+    # A load balancer's name has 32 characters, "-api" takes 4 of them.
+    condition     = can(regex("^[a-z][a-z0-9-]{0,26}[a-z0-9]$", var.name))
+    error_message = "name must be 2 to 28 lower-case letters, digits or hyphens, and begin with a letter."
   }
 }
 

@@ -138,6 +138,14 @@ run "refuses_to_do_without_the_default_fleet" {
   expect_failures = [var.workers]
 }
 
+run "refuses_a_name_that_is_too_long_for_a_load_balancer" {
+  command = plan
+  variables {
+    name = "a-name-of-29-characters-it-is"
+  }
+  expect_failures = [var.name]
+}
+
 run "refuses_a_password_that_breaks_a_url" {
   command = plan
   variables {
