@@ -478,6 +478,16 @@ async def test_a_queue_that_gives_up_after_one_delivery(settings: Settings, sqs:
     assert "maxReceiveCount" in found.fix
 
 
+async def test_dead_letters_that_go_where_nobody_looks(settings: Settings, sqs: Any) -> None:
+    url = (await sqs.create_queue(QueueName=f"{settings.results_queue}-failed"))["QueueUrl"]
+    arn = (await sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"]))["Attributes"]["QueueArn"]
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 5})
+    await set_attributes(sqs, settings.results_queue, RedrivePolicy=policy)
+    found = await complaint(settings, "results dead letters")
+    assert f"they go to {settings.results_queue}-failed" in found.seen
+    assert f"{settings.results_queue}-dlq" in found.fix
+
+
 async def test_dead_letters_are_pointed_out(settings: Settings, sqs: Any) -> None:
     url = (await sqs.get_queue_url(QueueName=f"{settings.inbound_queue}-dlq"))["QueueUrl"]
     await sqs.send_message(QueueUrl=url, MessageBody="{}")

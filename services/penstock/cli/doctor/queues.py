@@ -97,7 +97,8 @@ async def examine_sqs(settings: Settings, report: Report) -> None:
                 continue
             clock = skew if clock is None else clock
             _examine_queue(label, attributes, report)
-            await _examine_dead_letters(transport, label, attributes, report)
+            known = name.rsplit("/", 1)[-1] + DEAD_LETTER_SUFFIX
+            await _examine_dead_letters(transport, label, known, attributes, report)
     finally:
         await transport.close()
     if clock is not None:
@@ -126,8 +127,9 @@ def _examine_queue(label: str, attributes: Mapping[str, str], report: Report) ->
 
 
 async def _examine_dead_letters(
-    transport: SqsTransport, label: str, attributes: Mapping[str, str], report: Report
+    transport: SqsTransport, label: str, known: str, attributes: Mapping[str, str], report: Report
 ) -> None:
+    """known: the name of the dead-letter queue by which the supervisor and the api look for it."""
     what = f"{label} dead letters"
     policy: Any = json.loads(attributes.get("RedrivePolicy") or "{}")
     if not policy:
@@ -148,6 +150,8 @@ async def _examine_dead_letters(
         what, f"{name}, after {receives} deliveries, none there",
         (receives < 3, "warning", f"a message goes there after {receives} deliveries: two restarts of workers suffice",
          f"set maxReceiveCount to {MAX_RECEIVES}"),
+        (name != known, "warning", f"they go to {name}, and `penstock dlq` and the metrics look at {known}",
+         f"let the queue's RedrivePolicy name a queue called {known}"),
         (kept_there < kept, "warning",
          f"{name} keeps messages for {kept_there / 86_400:g} days, its queue {kept / 86_400:g}: a dead letter keeps "
          "its first send time, and may be gone at once", "let the dead-letter queue keep them longer, best 14 days"),
