@@ -42,13 +42,12 @@ def show(
         for name in wanted
         if not changed or sources[name] != "default"
     ]
-    shown.show(rows, _print_settings)
+    columns = ("setting", "value", "from")
+    shown.show(
+        rows, lambda _: print_table(columns, [(row["name"], _text(row["value"]), row["source"]) for row in rows])
+    )
     for seen, meant in misspelt_variables():
         typer.echo(f"{seen} is not a setting; did you mean {meant}?", err=True)
-
-
-def _print_settings(rows: list[dict[str, Any]]) -> None:
-    print_table(("setting", "value", "from"), [(row["name"], _text(row["value"]), row["source"]) for row in rows])
 
 
 def _text(value: Any) -> str:

@@ -122,10 +122,6 @@ def _read_json(text: str | bytes) -> Any:
         return json.loads(text)  # half a surrogate pair, say, to which ministack has an answer of its own
 
 
-def _write_json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
-
-
 async def run(listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT; the app then saves everything in its own shutdown."""
     import ministack.app as served
@@ -149,7 +145,9 @@ async def run(listener: socket.socket) -> None:
     service._INVALID_SQS_CHARS_RE = SimpleNamespace(
         search=lambda text: None if text.isprintable() else forbidden.search(text)
     )
-    service.json = SimpleNamespace(loads=_read_json, dumps=_write_json, JSONDecodeError=json.JSONDecodeError)
+    service.json = SimpleNamespace(
+        loads=_read_json, dumps=lambda value: msgspec.json.encode(value).decode(), JSONDecodeError=json.JSONDecodeError
+    )
     Journal().attach()
     server = uvicorn.Server(
         uvicorn.Config(

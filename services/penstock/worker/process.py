@@ -375,10 +375,6 @@ class Worker(Service):
         await self._codec.close()
 
 
-def _claim_of(entry: TaskRequest | Request | Invalid) -> tuple[str, ClaimId | None]:
-    return (entry.id, parse_claim_id(entry.id)) if isinstance(entry, TaskRequest) else ("", None)
-
-
 def _claims_of(
     message: Message, entries: Sequence[TaskRequest | Request | Invalid]
 ) -> tuple[Sequence[tuple[str, ClaimId | None]], str | None]:
@@ -396,7 +392,7 @@ def _claims_of(
                 return [
                     (name, new_claim_id(task_id, claim)) for name, task_id in zip(names, task_ids, strict=True)
                 ], pack_id
-    return [*map(_claim_of, entries)], None
+    return [(one.id, parse_claim_id(one.id)) if isinstance(one, TaskRequest) else ("", None) for one in entries], None
 
 
 def _limit_seconds(message: Message) -> float | None:
