@@ -297,8 +297,7 @@ class Stack:
             env["PENSTOCK_SQS_ACCESS_KEY"] = access_key
         if sqs_url:  # the user's region is that of S3 and RDS too, and the embedded SQS takes any
             env["PENSTOCK_SQS_ENDPOINT_URL"] = sqs_url
-            given = user.aws_region or os.environ.get("AWS_DEFAULT_REGION") or _sdk_profile().get("region")
-            env["PENSTOCK_AWS_REGION"] = given or REGION
+            env["PENSTOCK_AWS_REGION"] = user.aws_region or _sdk_region() or REGION
         return env
 
     async def _find_suggestion(self, env: Mapping[str, str]) -> None:
@@ -431,6 +430,10 @@ def _names_credentials() -> bool:
 def _has_credentials() -> bool:
     """Whether variables or files lead the SDK to credentials; those of an instance are not looked for."""
     return _names_credentials() or not _CREDENTIAL_OPTIONS.isdisjoint(_sdk_profile())
+
+
+def _sdk_region() -> str | None:
+    return os.environ.get("AWS_DEFAULT_REGION") or _sdk_profile().get("region")
 
 
 def _sdk_profile() -> Mapping[str, str]:
