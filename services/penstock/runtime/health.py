@@ -24,11 +24,17 @@ _REQUEST_SECONDS = 10  # each request has a thread, which one that never comes m
 
 
 class Health:
-    """What a process knows of its own state."""
+    """What a process knows of its own state. ends_stalls: whether it sees itself to what keeps the event loop now."""
 
-    def __init__(self, process: str, saturation: Callable[[], str | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        process: str,
+        saturation: Callable[[], str | None] = lambda: None,
+        ends_stalls: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.process = process
         self._saturation = saturation
+        self._ends_stalls = ends_stalls
         self._problem: str | None = "starting"
         self._last_turn = time.monotonic()
         metrics.READY.labels(process).set(0)
@@ -51,7 +57,9 @@ class Health:
 
     def alive(self) -> tuple[bool, str]:
         quiet = time.monotonic() - self._last_turn
-        return (False, f"event loop stalled for {quiet:.0f} s") if quiet > _STALLED_AFTER_SECONDS else (True, "ok")
+        if quiet <= _STALLED_AFTER_SECONDS or self._ends_stalls():
+            return True, "ok"
+        return False, f"event loop stalled for {quiet:.0f} s"
 
     def ready(self) -> tuple[bool, str]:
         if self._problem is not None:

@@ -54,6 +54,10 @@ class Service:
         """What there is too little of, in words, if anything; called from any thread."""
         return None
 
+    def ends_stalls(self) -> bool:
+        """Whether what keeps the event loop from turning now is ended by the service itself; called from any thread."""
+        return False
+
     def side_tasks(self) -> Mapping[str, SideTask]:
         """What runs beside the passes until the end, by name."""
         return {}
@@ -75,7 +79,7 @@ class Loop:
         self._service = service
         self._passes = passes
         self._grace_seconds = grace_seconds
-        self.health = Health(service.name, service.saturation)
+        self.health = Health(service.name, service.saturation, service.ends_stalls)
         for outcome in ("worked", "idle", "failed"):  # an alert on none of them needs the series
             metrics.PASSES.labels(service.name, outcome)
         self._stop = asyncio.Event()

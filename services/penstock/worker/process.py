@@ -149,6 +149,10 @@ class Worker(Service):
     def saturation(self) -> str | None:
         return self._runner.saturation()
 
+    def ends_stalls(self) -> bool:
+        # The thread of leases keeps the tasks, and ends the worker once a handler blocks the loop past its time limit.
+        return self._lease_thread is not None and bool(self._runner.stuck(-math.inf))
+
     async def run_once(self) -> int:
         """Receive once, when there is room, and start the tasks; returns the number of messages."""
         while not self._stopping and not self._runner.has_room:

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from penstock.brokers.base import Outgoing, Queue, Transport
@@ -26,6 +27,9 @@ APP = """
 import time
 
 from penstock import Context, action
+from penstock.runtime import health
+
+health._STALLED_AFTER_SECONDS = 1.0
 
 
 @action
@@ -159,6 +163,22 @@ async def test_a_message_that_arrives_while_the_loop_is_blocked_is_no_other_work
     assert code == 0
     assert (tmp_path / "runs").read_text("utf-8").split() == ["1", "2"]
     assert (await outbound.depth()).total == 0
+
+
+async def test_a_worker_is_alive_while_its_handler_blocks_the_loop_within_its_time_limit(
+    settings: Settings, tmp_path: Path, outbound: Queue
+) -> None:
+    await outbound.send([Outgoing(encode_call(1, 1, "block", json.dumps({"seconds": 4})))])
+    process = worker(settings, tmp_path)
+    try:
+        url = (await asyncio.to_thread(process.until, "event=metrics_listening")).rstrip().rpartition("url=")[2]
+        await asyncio.to_thread(process.until, "event=event_loop_blocked", "action=block")
+        await asyncio.sleep(1.5)  # longer than the loop may stand still for no such reason
+        answer = await asyncio.to_thread(httpx.get, f"{url}/healthz")
+    finally:
+        code = await asyncio.to_thread(process.stop, PATIENCE_SECONDS)
+    assert (answer.status_code, answer.text) == (200, "ok\n")
+    assert code == 0
 
 
 async def test_a_response_does_not_wait_for_the_handlers_that_block_the_loop_after_it(

@@ -119,6 +119,15 @@ def test_metrics_are_given_whatever_version_is_asked_for(server: HealthServer, k
         assert "# TYPE penstock_passes" in response.read().decode()
 
 
+def test_healthz_holds_over_a_stall_that_the_process_ends_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_module, "_STALLED_AFTER_SECONDS", 0.0)
+    ends = [True]
+    health = Health("worker", ends_stalls=lambda: ends[0])
+    assert health.alive() == (True, "ok")
+    ends[0] = False
+    assert not health.alive()[0]
+
+
 def test_metrics_are_prometheus_text_and_other_paths_name_the_right_ones(server: HealthServer) -> None:
     code, text = get(server, "/metrics")
     assert code == 200
