@@ -225,7 +225,7 @@ async def test_a_worker_that_has_the_action_ends_the_time_without_one(pump: Pump
     await pump.due(task_id)
     (pair,) = await pump.send()
     if ends == "no payload":
-        away = Refusal("PayloadUnavailable", "S3 is away", data={"not_begun": True})
+        away = Refusal("PayloadUnavailable", "S3 is unavailable", data={"not_begun": True})
         assert (await pump.answer(pair, away)).postponed == 1
     else:
         async with pump.store.transaction() as session:
