@@ -1,4 +1,4 @@
-"""Tasks that are replaced take a new expiry, forget one that has passed, and stand in line again."""
+"""Replaced tasks take a new expiry and stand in line again; results that are settled hold what Postgres can read."""
 
 from __future__ import annotations
 
@@ -53,22 +53,37 @@ _ENQUEUE_TASKS = [
 ]
 
 
+# NUL and half a surrogate pair become U+FFFD, as in results that workers send. Escaped backslashes and pairs stand
+# aside meanwhile, as characters that no JSON text holds.
+_REPLACED = r"""        if body ~ '\\u(0000|[dD][89a-fA-F])' then
+            body := replace(body, '\\', E'\x01');
+            body := regexp_replace(body, '\\(u[dD][89abAB][0-9a-fA-F]{2})\\(u[dD][c-fC-F])', E'\x02\\1\x02\\2', 'g');
+            body := regexp_replace(body, '\\u(0000|[dD][89a-fA-F][0-9a-fA-F]{2})', '\\ufffd', 'g');
+            body := replace(replace(body, E'\x02', '\'), E'\x01', '\\');
+        end if;
+"""
+_ESCAPED = r"""        if body ~ '^\s*"penstock"""
+_SETTLE = [(_ESCAPED, _REPLACED + _ESCAPED)]
+
+
 def _change(function: str, changes: list[tuple[str, str]]) -> None:
-    text = f"pg_get_functiondef('penstock.{function}'::regproc)"
+    text = f"pg_get_functiondef('{function}'::regproc)"
     for old, new in changes:
         text = f"replace({text}, $old${old}$old$, $new${new}$new$)"
     op.execute(f"do $do$ begin execute {text}; end $do$")
 
 
 def upgrade() -> None:
-    _change("replace_tasks", _REPLACE_TASKS)
+    _change("penstock.replace_tasks", _REPLACE_TASKS)
     op.execute(f"drop function penstock.replace_tasks({_GIVEN})")
     op.execute("revoke all on function penstock.replace_tasks from public")
-    _change("enqueue_tasks", _ENQUEUE_TASKS)
+    _change("penstock.enqueue_tasks", _ENQUEUE_TASKS)
+    _change("public.penstock_settle", _SETTLE)
 
 
 def downgrade() -> None:
-    _change("enqueue_tasks", [(new, old) for old, new in _ENQUEUE_TASKS])
-    _change("replace_tasks", [(new, old) for old, new in _REPLACE_TASKS])
+    _change("public.penstock_settle", [(new, old) for old, new in _SETTLE])
+    _change("penstock.enqueue_tasks", [(new, old) for old, new in _ENQUEUE_TASKS])
+    _change("penstock.replace_tasks", [(new, old) for old, new in _REPLACE_TASKS])
     op.execute(f"drop function penstock.replace_tasks({_GIVEN}, {_TIMES}, {_SECONDS})")
     op.execute("revoke all on function penstock.replace_tasks from public")

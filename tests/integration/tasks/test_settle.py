@@ -19,6 +19,7 @@ from penstock.brokers.opening import open_transport
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.protocol.errors import TooLarge
+from penstock.protocol.json_text import replace_unstorable
 from penstock.resulter import Resulter
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
@@ -186,6 +187,15 @@ async def test_what_postgres_cannot_store_is_replaced(open_store: Store, sql: An
     task = await claimed(open_store)
     assert await penstock.settle(sql, context_of(task), {"name": "caf\udce9\0"})
     assert await sql.fetchval("select result::jsonb from penstock.task_history") == '{"name": "caf\ufffd\ufffd"}'
+
+
+async def test_what_another_program_settles_with_is_replaced_too(open_store: Store, sql: Any) -> None:
+    given = r"""{"a\u0000": "\\\\u0000 \\\\\uD800\ud800\uDC00 \udc00x \u00e9\"\n"}"""
+    task = await claimed(open_store)
+    assert await sql.fetchval("select penstock_settle($1, $2)", f"{task.id}:{task.claim}", given)
+    stored = await sql.fetchval("select result::text from penstock.task_history")
+    assert stored == replace_unstorable(given)
+    assert await sql.fetchval("select result::jsonb from penstock.task_history") is not None
 
 
 async def test_a_result_within_the_limit_is_taken_when_it_is_encrypted_and_when_the_limit_is_raised(
