@@ -386,6 +386,20 @@ async def test_one_stale_task_whose_key_is_held_does_not_keep_the_others(
     assert await states(sql, "action = 'a'") == {"CRITICAL_ERROR": 10}
 
 
+async def test_an_unconfirmed_claim_that_its_handler_settles_does_not_keep_the_others(
+    short: Store, settings: Settings, outbound: SqsQueue, results: SqsQueue, database_url: str, sql: Any
+) -> None:
+    await enqueue(short, NewTask("a"), NewTask("a"))
+    async with short.session() as session:
+        (settles,), _ = [batch.tasks for _ in range(2) if (batch := await claim.claim(session, 1))]
+    await sql.execute("update penstock.task set claimed_at = claimed_at - '1 day'::interval")
+    await sql.execute("update penstock.dispatch set claimed_at = claimed_at - '1 day'::interval")
+    repair = Repair(store=short, queue_of=lambda _: outbound, results=results, settings=settings)
+    async with program(database_url, f"select penstock_settle('{settles.id}:{settles.claim}', '1')"):
+        assert await repair.run_once() == 1
+    assert await states(sql) == {"ACQUIRED": 1, "SCHEDULED": 1}
+
+
 async def test_one_expired_task_whose_key_is_held_does_not_keep_the_others(
     short: Store, database_url: str, sql: Any
 ) -> None:

@@ -4,7 +4,7 @@
 -- $1 seconds, $2 at most so many batches, $3 now or null. Claims whose sending was never confirmed, because their
 -- scheduler died between the claim and the send: back to the state they came from, the attempt given back.
 -- If the message did go out after all, its result is of an old claim and is ignored; a task with a heartbeat
--- was received, and is left to its worker.
+-- was received, and is left to its worker; so is one that another transaction holds, such as its handler's.
 with lost as (
     delete from penstock.dispatch where id in (
         select id from penstock.dispatch
@@ -16,9 +16,12 @@ with lost as (
     set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
         attempts = t.attempts - 1, run_at = {due_again}, claimed_at = null, heartbeat_at = null,
         updated_at = now(), route = null, gate = null
-    from lost
-    -- The claim and its row have one instant, by which the tasks stand together in the index task_acquired.
-    where t.state = 'ACQUIRED' and t.claimed_at = lost.claimed_at and t.claim = lost.id and t.heartbeat_at is null
+    from (
+        -- The claim and its row have one instant, by which the tasks stand together in the index task_acquired.
+        select w.id, w.claim from lost join penstock.task w
+            on w.state = 'ACQUIRED' and w.claimed_at = lost.claimed_at and w.claim = lost.id and w.heartbeat_at is null
+        for no key update of w skip locked) r
+    where {held} and t.heartbeat_at is null
     returning t.id, t.workflow
 ), {notified}
 select id from changed;
