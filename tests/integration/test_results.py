@@ -7,6 +7,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from time import monotonic
@@ -35,6 +36,7 @@ from penstock.protocol.errors import (
     StateConflict,
     TaskFailed,
     TaskNotFound,
+    TooSlow,
     Unavailable,
 )
 from penstock.protocol.reports import encode_result
@@ -685,6 +687,30 @@ async def test_many_that_settled_at_once_are_emptied_step_by_step_and_seen_once(
     assert await walk(emptying, later) == 0
     other = PayloadRetention(store=store, settings=settings)
     assert await other.run_once() == 0, "nothing is emptied unless it is asked for"
+
+
+async def test_a_step_that_takes_too_long_is_made_smaller(
+    store: Store, settings: Settings, database_url: str, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.supervisor.payload_retention._MOST", 64)
+    monkeypatch.setattr("penstock.supervisor.payload_retention._FEW", 16)
+    ids = await make(store, 60)
+    claimed, _ = await claim(store)
+    await finish(store, claimed, ids)
+    await sql.execute(
+        "update penstock.task_history set finished_at = finished_at - id * interval '1 ms'; "
+        "create function penstock.slow() returns trigger language plpgsql as "
+        "'begin perform pg_sleep(0.02); return null; end'; "
+        "create trigger slow after update on penstock.task_history for each row execute function penstock.slow()"
+    )
+    later = datetime.now(UTC) + timedelta(days=3)
+    given = settings.model_copy(update={"payload_retention_seconds": 60.0})
+    async with Store(database_url, statement_timeout_seconds=0.5) as short:
+        emptying = PayloadRetention(store=short, settings=given)
+        for _ in range(8):
+            with suppress(TooSlow):
+                await emptying.run_once(now=later)
+    assert await sql.fetchval("select count(*) from penstock.task_history where payload_gone") == 60
 
 
 async def test_two_supervisors_that_empty_do_not_wait_for_each_other(

@@ -7,7 +7,7 @@ walked once, in the order in which they settled; the instant reached is stored, 
 from datetime import UTC, datetime, timedelta
 
 from penstock.db.pool import Store
-from penstock.protocol.errors import Unavailable
+from penstock.protocol.errors import TooSlow, Unavailable
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.settings.model import Settings
@@ -32,6 +32,7 @@ class PayloadRetention:
         self._margin_seconds = max(2 * settings.statement_timeout_seconds, _MARGIN_SECONDS)
         kept = {"payload": settings.payload_retention_seconds, "result": settings.result_retention_seconds}
         self._kept = {what: seconds for what, seconds in kept.items() if seconds is not None}
+        self._parts = 1  # of what a step takes otherwise, as Postgres was too slow for it
 
     async def run_once(self, *, now: datetime | None = None) -> int:
         """Returns how many were emptied. now: the database's clock unless given."""
@@ -39,8 +40,13 @@ class PayloadRetention:
         for what, kept_seconds in self._kept.items():
             emptied = 0
             for number in range(_STEPS_PER_ROUND):
-                changed = await self._step(what, kept_seconds, now, summarize=not number)
+                try:
+                    changed = await self._step(what, kept_seconds, now, summarize=not number)
+                except TooSlow:
+                    self._parts = min(self._parts * 2, _MOST)
+                    raise
                 if changed is None:
+                    self._parts = 1
                     break
                 emptied += changed
             if emptied:
@@ -63,14 +69,15 @@ class PayloadRetention:
             if summarize:
                 await self._summarize(upto)
             step_end = min(end, upto + timedelta(seconds=step_seconds))
-            found = await session.value("count_settled_between", upto, step_end, _MOST + 1)
-            if found > _MOST and step_seconds > _SHORTEST_STEP_SECONDS:
+            most, few = _MOST // self._parts, _FEW // self._parts
+            found = await session.value("count_settled_between", upto, step_end, most + 1)
+            if found > most and step_seconds > _SHORTEST_STEP_SECONDS:
                 seconds = (step_end - upto).total_seconds()
                 await session.fetch("note_emptied", what, upto, max(_SHORTEST_STEP_SECONDS, seconds / 8))
                 return 0
             statement = "empty_payloads" if what == "payload" else "empty_results"
             changed = len(await session.fetch(statement, upto, step_end)) if found else 0
-            longer = min(_LONGEST_STEP_SECONDS, step_seconds * (2 if found < _FEW else 1))
+            longer = min(_LONGEST_STEP_SECONDS, step_seconds * (2 if found < few or not found else 1))
             await session.fetch("note_emptied", what, step_end, longer)
             return changed
 
