@@ -50,16 +50,22 @@ class Gates:
     flowing: Sequence[str] = ()  # the actions of the last claim, if no task in it was of another
     _rest_until: dict[Rule, float] = field(init=False, default_factory=dict)  # a change ends a rest
     _next_at: float = field(init=False, default=float("-inf"))
+    _is_asked: bool = field(init=False, default=False)
 
     def idle_seconds(self) -> float:
-        """For how long no known gate is worth a look."""
-        return max(0.0, self._next_at - monotonic())
+        """For how long no known gate is worth a look; a while as long as another pass looks."""
+        return BUSY_SECONDS if self._looking.locked() else max(0.0, self._next_at - monotonic())
 
     async def run_once(self) -> int:
-        """Claim and send what the limits allow, unless another pass does so; returns how many left their gates."""
+        """Claim and send what the limits allow, unless another pass does so; returns how many left their gates.
+
+        Not 0 either where another pass would have looked meanwhile: it may know of gates that are younger.
+        """
         if self._looking.locked():
+            self._is_asked = True
             return 0
         async with self._looking:
+            self._is_asked = False
             (found,) = await self.store.fetch("find_open_gates")
             now = monotonic()
             self._rest_until = {rule: until for rule, until in self._rest_until.items() if until > now}
@@ -75,7 +81,7 @@ class Gates:
                     log.error("gate_refused", action=rule[0], reason=str(exc), retry_in_seconds=_PAUSE_SECONDS)
                     self._rest(rule, _PAUSE_SECONDS)
             self._next_at = now if went else min([self._next_at, *self._rest_until.values()])
-            return went
+            return went + self._is_asked
 
     async def claim_by_rules(
         self, limit: int, stretches: Sequence[Stretch], due_seconds: float

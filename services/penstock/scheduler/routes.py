@@ -32,6 +32,7 @@ class _Route:
     window: ClaimWindow
     rest_until: float = float("-inf")
     empty_until: float = float("-inf")
+    is_asked: bool = False  # something was put aside since the last claim began
 
 
 @dataclass(kw_only=True)
@@ -69,10 +70,13 @@ class Routes:
     def look_again(self) -> None:
         """Look at every route at the next pass: tasks were diverted."""
         for route in self.known.values():
-            route.empty_until = float("-inf")
+            route.empty_until, route.is_asked = float("-inf"), True
 
     async def run_once(self, sender: Sender) -> int:
-        """Send by each route what fits its window; returns how many tasks were sent, or diverted to a gate."""
+        """Send by each route what fits its window; returns how many tasks were sent, or diverted to a gate.
+
+        Not 0 either where more was put aside meanwhile: another pass may have found no room beside this one's claim.
+        """
         went = 0
         for name, route in list(self.known.items()):
             if monotonic() >= max(route.rest_until, route.empty_until):
@@ -87,13 +91,14 @@ class Routes:
         async with route.window.reserve() as limit:
             if not limit:
                 return 0
+            route.is_asked = False
             async with self.store.session() as session:
                 batch, diverted = await claim.claim_by_route(session, limit, name)
             self.put_aside(diverted)
             if batch is None:
-                if not diverted:
+                if not diverted and not route.is_asked:
                     route.empty_until = monotonic() + _EMPTY_SECONDS
-                return diverted
+                return diverted + route.is_asked
             route.window.note_claim(batch.tasks)
         try:
             return diverted + await sender.send_batch(batch)

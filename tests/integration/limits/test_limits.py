@@ -827,6 +827,63 @@ async def test_a_scheduler_waits_while_a_route_rests_whose_window_is_full_of_wha
     assert seconds > 1
 
 
+async def test_what_is_put_aside_while_another_pass_claims_for_its_route_is_looked_for_at_once(
+    store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = three_at_once(store, outbound, transport, settings)
+    name = f"{settings.outbound_queue}-video"
+    found_nothing, go_on = asyncio.Event(), asyncio.Event()
+
+    async def claim_slowly(*given: Any) -> Any:
+        found = await claim_by_route(*given)
+        found_nothing.set()
+        await go_on.wait()
+        return found
+
+    claim_by_route = claims.claim_by_route
+    monkeypatch.setattr(claims, "claim_by_route", claim_slowly)
+    async with queue_named(settings, transport, name) as video:
+        await route(store, "video", name, "video")
+        one = asyncio.create_task(scheduler.run_once())
+        await found_nothing.wait()
+        (task_id,) = await enqueue(store, NewTask("video"))
+        assert [await scheduler.run_once() for _ in range(2)] == [1, 0]  # put aside, and no room in the route
+        go_on.set()
+        assert await one, "it looks again"
+        await scheduler.run_once()
+        assert ids_of(await take(video)) == [task_id]
+
+
+async def test_what_is_put_aside_while_another_pass_looks_at_the_gates_is_looked_for_at_once(
+    scheduler: Scheduler, store: Store, sent: Outbound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await limit(store, "held", paused=True)
+    await limit(store, "mail", max_in_flight=5)
+    await enqueue(store, NewTask("held"))
+    await run_until_idle(scheduler)
+    fetch = store.fetch
+    looked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def fetch_slowly(name: str, *given: Any) -> Any:
+        rows = await fetch(name, *given)
+        if name == "find_open_gates":
+            looked.set()
+            await go_on.wait()
+        return rows
+
+    monkeypatch.setattr(store, "fetch", fetch_slowly)
+    one = asyncio.create_task(scheduler.run_once())
+    await looked.wait()
+    await enqueue(store, NewTask("mail"))
+    assert await scheduler.run_once() == 1
+    assert scheduler._gates.idle_seconds() > 0, "another pass is at it"
+    monkeypatch.undo()
+    go_on.set()
+    assert await one, "it looks again"
+    await run_until_idle(scheduler)
+    assert sent.actions == ["mail"]
+
+
 async def test_what_waits_for_a_deleted_route_goes_by_the_other_rules(
     store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings
 ) -> None:
