@@ -62,9 +62,9 @@ class Routes:
         return self.outbound if route not in self.known else self.known[route].queue
 
     def full_for_seconds(self) -> list[float]:
-        """Of each route whose window is full: for how long it is, or for how long the route is not looked at."""
+        """Of each route that rests or whose window is full: for how long it is, or is not looked at."""
         now = monotonic()
-        full = [route for route in self.known.values() if route.window.is_full]
+        full = [route for route in self.known.values() if route.window.is_full or route.rest_until > now]
         return [max(one.window.full_for_seconds(now), max(one.rest_until, one.empty_until) - now) for one in full]
 
     def look_again(self) -> None:

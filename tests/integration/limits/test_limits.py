@@ -827,6 +827,24 @@ async def test_a_scheduler_waits_while_a_route_rests_whose_window_is_full_of_wha
     assert seconds > 1
 
 
+async def test_a_route_that_rests_is_looked_at_again_before_the_next_poll(
+    store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.scheduler.routes._PAUSE_SECONDS", 5.0)
+    scheduler = Scheduler(
+        store=store, outbound=outbound, settings=settings.model_copy(update={"poll_seconds": 60.0}),
+        open_queue=lambda name, label: transport.queue(name, label=label),
+    )  # fmt: skip
+    name = f"{settings.outbound_queue}-video"
+    await route(store, "video", name, "video")
+    (task_id,) = await enqueue(store, NewTask("video"))
+    await run_until_idle(scheduler)
+    async with queue_named(settings, transport, name) as video, asyncio.timeout(40):
+        while not await scheduler.run_once():
+            await scheduler.wait_for_work()
+        assert ids_of(await take(video)) == [task_id]
+
+
 async def test_what_is_put_aside_while_another_pass_claims_for_its_route_is_looked_for_at_once(
     store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
