@@ -314,13 +314,6 @@ async def test_a_record_with_a_header_whose_name_is_not_utf_8_comes_without_head
     assert [(one.body, one.attributes) for one in came[19:]] == [("0", {"kind": "a"}), ("1", {}), ("2", {"kind": "c"})]
 
 
-async def test_the_depth_of_a_topic_that_was_deleted_since_is_unknown(transport: KafkaTransport) -> None:
-    name = f"t-{secrets.token_hex(4)}"
-    transport._known.add(name)
-    with pytest.raises(Unavailable, match="UNKNOWN_TOPIC_OR_PART"):
-        await transport.queue(name, label="outbound").depth()
-
-
 class RefusesFirst:
     """The library's client of a cluster that makes all topics but the first, for which it has this error code."""
 
@@ -355,6 +348,20 @@ async def test_a_topic_that_could_not_be_made_is_made_by_the_next_call(
     assert (await queue.depth()).visible == 0
     dead = name + DEAD_LETTER_SUFFIX
     assert admin.asked == [dead, dead, name]
+
+
+async def test_a_topic_that_was_deleted_since_is_made_again_once_it_is_counted(
+    kafka: MockKafka, transport: KafkaTransport
+) -> None:
+    await transport.greet()
+    transport._admin = RefusesFirst(transport._admin, kafka, _NOT_CONTROLLER)
+    transport._admin.asked.append("another")
+    name = f"t-{secrets.token_hex(4)}"
+    transport._known.add(name)
+    queue = transport.queue(name, label="outbound")
+    with pytest.raises(Unavailable, match="UNKNOWN_TOPIC_OR_PART"):
+        await queue.depth()
+    assert (await queue.depth()).visible == 0
 
 
 async def test_a_topic_that_we_may_not_make_is_left_to_brokers_that_make_what_is_asked_for(

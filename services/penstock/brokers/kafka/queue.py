@@ -118,7 +118,7 @@ class KafkaTransport(LeasingTransport):
             self._known.add(name)
 
     async def count_ready(self, name: str) -> int:
-        """Records behind the group's positions, over all partitions."""
+        """Records behind the group's positions, over all partitions. If the topic is gone, the next call makes it."""
         await self.ensure(name)
 
         def count() -> int:
@@ -127,7 +127,12 @@ class KafkaTransport(LeasingTransport):
             return sum(max(0, end - start) for start, end in library.unread_ranges(self._groups[name], name).values())
 
         async with self._asking:
-            return await library.ask(count, self._failure)
+            try:
+                return await library.ask(count, self._failure)
+            except Unavailable as exc:
+                if "UNKNOWN_TOPIC_OR_PART" in str(exc):
+                    self._known.discard(name)
+                raise
 
     # In a thread
 
