@@ -34,7 +34,7 @@ class Choice:
 
     queue: QueueArgument
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids from `penstock dlq list QUEUE`.")] = None
-    everything: Annotated[bool, typer.Option("--all", help="All messages in the queue now.")] = False
+    everything: Annotated[bool, typer.Option("--all", help="As many messages as the queue has now.")] = False
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many messages, in any order.")] = None
 
     def count(self, api: Api) -> int:
@@ -133,7 +133,10 @@ def replay(*, choice: Choice, force: bool = False, api: Api) -> None:
 
 
 def purge(*, choice: Choice, yes: YesOption = False, api: Api) -> None:
-    """Delete messages permanently. Tasks in Postgres are not touched."""
+    """Delete messages permanently. Tasks in Postgres are not touched.
+
+    With --all or --limit, one that comes meanwhile may be among them, since SQS keeps no order; ids name those alone.
+    """
     total = choice.count(api)
     if not yes:
         confirm("delete", f"{total} message{'' if total == 1 else 's'} of {choice.queue}-dlq", " permanently")
