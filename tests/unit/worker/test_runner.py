@@ -32,7 +32,7 @@ from tests.unit.worker.test_batch_calls import World
 
 
 def lease() -> Lease:
-    return Lease(Message("m", "r", "", 1, None, {}), 1, 0.0, 30.0)
+    return Lease(Message("m", "r", "", 1, None, {}), 1, 0.0, float("inf"))
 
 
 async def outcomes(handler: Handler, count: int, *, concurrency: int = 10) -> Mapping[int, Report]:
@@ -271,6 +271,17 @@ async def test_a_suspension_within_nested_task_groups_is_one() -> None:
             group.create_task(inner())
 
     assert isinstance((await outcomes(Handler("act", act), 1))[0], Suspended)
+
+
+async def test_a_blocking_step_of_a_coroutine_fails_its_task_and_not_the_worker() -> None:
+    async def act(ctx: Context, n: int) -> Any:
+        return ctx.step_sync("charge", int)
+
+    async def other(ctx: Context, n: int) -> Any:
+        return await asyncio.to_thread(ctx.step_sync, "charge", int)
+
+    assert "await ctx.step" in error((await outcomes(Handler("act", act), 1))[0])["message"]
+    assert isinstance((await outcomes(Handler("act", other), 1))[0], Succeeded)
 
 
 owner: ContextVar[int | None] = ContextVar("owner", default=None)

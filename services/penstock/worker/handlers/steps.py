@@ -137,7 +137,9 @@ class Trial:
 
 
 class StepPort(Protocol):
-    """The worker's side of an attempt's steps; from any thread."""
+    """The worker's side of an attempt's steps; from any thread. loop: by which it sends their reports."""
+
+    loop: asyncio.AbstractEventLoop
 
     def begin(self, steps: int) -> None:
         """Raises what forbids another step: the attempt holds its message no more. steps: how many began before it."""
@@ -227,6 +229,10 @@ class Steps:
         return replayed(entry, trial.error)
 
     def run_sync(self, step: Step, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self._port is not None and asyncio._get_running_loop() is self._port.loop:
+            raise RuntimeError(
+                "ctx.step_sync() would hold up the worker for ever here: await ctx.step() in a coroutine"
+            )
         found = self._ask(step.name)
         if isinstance(found, Entry):
             return replayed(found)
