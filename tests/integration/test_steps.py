@@ -47,7 +47,7 @@ from penstock.supervisor.retention import Retention
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue
 from penstock.worker.handlers.actions import REGISTRY, Registry, action
-from penstock.worker.handlers.context import Call, Context
+from penstock.worker.handlers.context import Call, Context, TaskCancelled
 from penstock.worker.handlers.outcomes import Fail
 from penstock.worker.handlers.steps import Step, StepFailed
 from penstock.worker.process import Worker
@@ -58,6 +58,7 @@ from tests.integration.test_resulter import drained, name
 from tests.integration.test_waits import World
 from tests.integration.worker.test_worker import running, take
 from tests.s3 import S3Bucket
+from tests.waiting import wait_until
 
 LATER = timedelta(days=400)
 
@@ -853,6 +854,33 @@ async def test_a_thread_that_goes_on_after_its_time_limit_begins_no_further_step
         go_on.set()
         assert await asyncio.to_thread(is_over.wait, 60)
     assert line.ran_now() == []
+
+
+async def test_a_thread_that_goes_on_after_its_time_limit_tries_no_step_again(line: Line) -> None:
+    may_fail, tries, ended = threading.Event(), list[int](), list[BaseException]()
+
+    def charge() -> None:
+        tries.append(1)
+        may_fail.wait(60)
+        raise OSError("refused")
+
+    def order(ctx: Context) -> None:
+        try:
+            ctx.step_sync(Step("charge", retries=5, backoff=Backoff(0.01, 1, 0.01)), charge)
+        except BaseException as exc:
+            ended.append(exc)
+            raise
+
+    await line.enqueue()
+    await line.send()
+    worker = line.worker(order, task_timeout_seconds=0.2)
+    async with running(worker):
+        await take(worker, 1)
+        await asyncio.wait_for(worker.settle(), 60)
+        may_fail.set()
+        await asyncio.to_thread(wait_until, lambda: ended, "the end of the thread")
+    assert isinstance(ended[0], TaskCancelled)
+    assert len(tries) == 1
 
 
 async def test_a_worker_that_stops_gives_the_task_back_with_its_steps(line: Line, task_of: Any, sql: Any) -> None:

@@ -187,19 +187,18 @@ class Steps:
 
     @contextmanager
     def _running(self, place: StepPlace) -> Generator[Callable[[], StepPlace]]:
-        """While a step runs, if it may; gives a function for its place, which knows whether others ran meanwhile."""
+        """While a step runs; gives a function for its place, which knows whether others ran meanwhile."""
         overlaps = self._under_way > 0
         self._under_way += 1
         began = self._asked
         try:
-            self._begin()
             yield lambda: msgspec.structs.replace(place, parallel=overlaps or self._asked != began)
         finally:
             self._under_way -= 1
 
-    def _begin(self) -> None:
+    def _begin(self, place: StepPlace) -> None:
         if self._port is not None:
-            self._port.begin(self._asked - 1)
+            self._port.begin(place.position)
 
     def _record(self, place: StepPlace, trial: Trial) -> Future[Entry]:
         if self._port is not None:
@@ -220,6 +219,7 @@ class Steps:
         with self._running(found) as place:
             trial = Trial(step, partial(function, *args, **kwargs))
             while not trial.is_over:
+                self._begin(found)
                 try:
                     async with asyncio.timeout(step.timeout):
                         trial.returned(await trial.call())
@@ -239,6 +239,7 @@ class Steps:
         with self._running(found) as place:
             trial = Trial(step, partial(function, *args, **kwargs))
             while not trial.is_over:
+                self._begin(found)  # again before each try: a thread goes on behind its time limit
                 try:
                     trial.returned(trial.call_sync())
                 except Exception as exc:
@@ -253,5 +254,5 @@ class Steps:
             return replayed(found)
         if self._under_way:
             raise RuntimeError(f"{what} suspends the task, and a step still runs: await the step first")
-        self._begin()
+        self._begin(found)
         raise Suspend(found, **when)
