@@ -810,6 +810,24 @@ async def test_a_bulk_operation_is_counted_before_it_is_made_a_job(store: Store,
     assert "give at least one filter" in unescape(await browser.get("/bulk?operation=bulk.cancel&count=yes"))
 
 
+async def test_a_bulk_operation_is_not_counted_again_by_each_update_of_its_page(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[object] = []
+    preview = bulk.preview
+
+    async def noting(*args: Any) -> bulk.BulkPreview:
+        counts.append(args)
+        return await preview(*args)
+
+    monkeypatch.setattr(bulk, "preview", noting)
+    path = "/bulk?operation=bulk.cancel&action=a&count=yes"
+    await browser.get(path)
+    async with browser.http.stream("GET", path, headers={"Accept": "text/event-stream"}) as response:
+        assert "No jobs." in await anext(events(response))
+    assert len(counts) == 1
+
+
 async def test_rejected_messages_are_read_again_and_deleted(store: Store, browser: Browser) -> None:
     await store_rejected(store, '{"jsonrpc":"2.0","method":"submit:a","params":{}}')
     await store_rejected(store, "junk")

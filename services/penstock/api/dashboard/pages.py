@@ -240,7 +240,7 @@ async def load_bulk(request: PageRequest) -> dict[str, Any]:
     if operation not in operations:
         raise InvalidParams("operation", f"must be one of {', '.join(operations)}, not {operation[:60]!r}")
     count = problem = None
-    if query["count"] is not None:
+    if query["count"] is not None and not request.is_stream:  # which does not update it
         try:
             count = await request.call(operation, **params_of(operation, query) | {"dry_run": True})
         except InvalidParams as exc:
