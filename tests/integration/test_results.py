@@ -336,6 +336,21 @@ async def test_one_look_goes_on_behind_results_that_fill_it_in_bytes(
     assert [(one.id, one.state) for (one,) in outcomes] == [(task_id, "SUCCESS") for task_id in ids]
 
 
+async def test_one_look_has_no_more_errors_at_once_than_an_answer_has_room_for(
+    store: Store, settings: Settings, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.runtime.budget.ANSWER_BYTES", 1000)
+    ids = await make(store, 8)
+    async with store.transaction() as session:
+        await settle.cancel(session, ids)
+    await sql.execute("update penstock.task_history set failures = $1", json.dumps([{"error": "é" * 200}]))
+    assert len(await sql.fetch(SQL["read_settled"], ids, 1000)) == 3
+    polls = LongPolls(store, store.session, settings)  # no watch looks again
+    asking = [asyncio.create_task(polls.answer([ResultParams(id=task_id, timeout=0)])) for task_id in ids]
+    outcomes = await asyncio.gather(*asking)
+    assert [(one.id, len(one.error)) for (one,) in outcomes] == [(task_id, 402) for task_id in ids]
+
+
 # From a program and from the shell
 
 

@@ -213,7 +213,7 @@ class LongPolls:
         return ids - known
 
     async def _hand_over(self, session: Session, ids: set[int]) -> set[int]:
-        """One look; the tasks to look for in another, for there was no room for their results."""
+        """One look; the tasks to look for in another, for there was no room for their outcomes."""
         rows = await session.fetch("read_settled", [*ids], budget.ANSWER_BYTES)
         for row in rows:
             waiters = self._waiting.get(row["id"], set())
@@ -222,7 +222,7 @@ class LongPolls:
                 waiters.discard(waiter)
             if not waiters:
                 self._waiting.pop(row["id"], None)
-        if sum(utf8_size(row["result"] or "") for row in rows) < budget.ANSWER_BYTES:
+        if sum(map(_bytes_of, rows)) < budget.ANSWER_BYTES:
             return set()
         ids = ids - {row["id"] for row in rows}
         return {one for one in ids if any(not waiter.is_full for waiter in self._waiting.get(one, ()))}

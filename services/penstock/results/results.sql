@@ -1,21 +1,21 @@
 -- Results: what is waited for, and what is emptied before its record goes.
 
 -- name: read_settled
--- $1 ids (distinct), $2 how many bytes of results (the last one may go beyond). Of those that are not live: id, state
+-- $1 ids (distinct), $2 how many bytes of results and errors (the last one may go beyond). Of those that are not live: id, state
 -- (null where there is no such task), and its outcome. One snapshot, so a task that is just settling, or just being
 -- retried, is in one of the two tables. The history has an index in each partition, so it is asked for the settled alone;
--- those whose results are too many are left to the next look. Lateral: each record is found by its own look.
+-- those whose results and errors are too many are left to the next look. Lateral: each record is found by its own look.
 with live as materialized (
     select u.id from {asked} where (select t.id from penstock.task t where t.id = u.id) is not null
 ), gone as materialized (
     select i as id from unnest($1::bigint[]) i where i not in (select id from live) order by i
 ), found as materialized (
-    select g.id, h.state::text as state, h.result::text as result, (h.failures -> -1 -> 'error')::text as error,
-           h.reason, h.result_gone,
-           sum(coalesce(octet_length(h.result::text), 0)) over (order by g.id)
-               - coalesce(octet_length(h.result::text), 0) as bytes_before
+    select g.id, h.*, sum(s.size) over (order by g.id) - s.size as bytes_before
     from gone g left join lateral (
-        select state, result, failures, reason, result_gone from penstock.task_history where id = g.id limit 1) h on true
+        select state::text as state, result::text as result, (failures -> -1 -> 'error')::text as error, reason, result_gone
+        from penstock.task_history where id = g.id limit 1) h on true
+    cross join lateral (
+        select coalesce(octet_length(h.result), 0) + coalesce(octet_length(h.error), 0) as size) s
 )
 select id, state, result, error, reason, result_gone from found where bytes_before < $2::bigint;
 
