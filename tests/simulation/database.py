@@ -515,6 +515,10 @@ class _Listener:
     async def execute(self, _statement: str, timeout: float | None = None) -> None:
         await self._database.pause()
 
+    async def fetchval(self, _statement: str, timeout: float | None = None) -> str:
+        await self._database.pause()
+        return "off"  # transaction_read_only
+
     def hear(self, channel: str, payload: str) -> None:
         heard = self._events.get(channel)
         if heard is not None and self.process is not None:

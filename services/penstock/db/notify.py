@@ -118,8 +118,9 @@ class Listener:
                     await connection.add_listener(channel, partial(self._hear, event))
                     self._hear(event)  # a wake-up may have come while no one listened
                 while not await is_set_within(lost, _WATCHDOG_SECONDS):
-                    # A half-open socket stays silent; a query must be answered.
-                    await connection.execute("select 1", timeout=5)
+                    # A half-open socket stays silent; a query must be answered. Wake-ups come from the primary alone.
+                    if await connection.fetchval("show transaction_read_only", timeout=5) == "on":
+                        raise Unavailable("its server takes no writes any more")
                 log.warning("listen_lost", reason="the connection was closed")
             except Exception as exc:
                 text = f"{type(exc).__name__}: {exc}"

@@ -150,7 +150,7 @@ async def test_a_half_open_connection_is_found_by_a_question(
     task = asyncio.create_task(listener.run())
     await heard(listener)
     (pid,) = await listening(other)
-    asked = "select query_start from pg_stat_activity where pid = $1 and query = 'select 1'"
+    asked = "select query_start from pg_stat_activity where pid = $1 and query = 'show transaction_read_only'"
     times = set()
     async with asyncio.timeout(30):
         while len(times) < 2:
@@ -158,6 +158,30 @@ async def test_a_half_open_connection_is_found_by_a_question(
             await asyncio.sleep(0.02)
     assert await listening(other) == [pid]  # answered, it stays as it is
     assert not listener.event.is_set()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_server_that_takes_no_writes_any_more_is_left(
+    store: Store, monkeypatch: pytest.MonkeyPatch, other: Any
+) -> None:
+    monkeypatch.setattr(notify, "_WATCHDOG_SECONDS", 0.02)
+    monkeypatch.setattr(notify, "_RECONNECT_SECONDS", 0.05)
+    listener = Listener(store)
+    task = asyncio.create_task(listener.run())
+    await heard(listener)
+    (pid,) = await listening(other)
+    try:
+        # An old primary of which the name leads to another one by now: no connection to it ends.
+        await other.execute("alter system set default_transaction_read_only = on")
+        await other.execute("select pg_reload_conf()")
+        async with asyncio.timeout(30):
+            while pid in await listening(other):
+                await asyncio.sleep(0.02)
+    finally:
+        await other.execute("alter system reset default_transaction_read_only")
+        await other.execute("select pg_reload_conf()")
+    await heard(listener)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
