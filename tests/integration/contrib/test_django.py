@@ -26,7 +26,8 @@ import pytest
 
 import penstock
 from penstock.client import default
-from penstock.protocol.errors import PayloadLost, SettingsError
+from penstock.client.records import TaskDetail
+from penstock.protocol.errors import PayloadLost, ResultGone, SettingsError
 from penstock.testing.inline import Inline
 from penstock.testing.pipeline import Pipeline
 from penstock.worker.handlers.actions import REGISTRY
@@ -330,6 +331,18 @@ def test_a_result_that_status_does_not_show_is_fetched(
     hidden["result_unread"] = None
     result = more.add.get_result(task_id)
     assert (result.status, result.kwargs) == ("SUCCESSFUL", {})
+
+
+def test_a_result_that_is_kept_no_more_is_told(
+    more: ModuleType, penstock_pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task_id = more.add.enqueue(1).id
+    penstock_pipeline.drain_sync()
+    client = default.client()
+    gone = client.status(int(task_id), detail=True) | {"result": None, "result_gone": True}
+    monkeypatch.setattr(client, "status", lambda task_id, detail: TaskDetail(gone))
+    with pytest.raises(ResultGone):
+        more.add.get_result(task_id)
 
 
 def test_a_worker_closes_old_connections_around_each_attempt(

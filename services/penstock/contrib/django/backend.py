@@ -43,6 +43,7 @@ from penstock.protocol.errors import (
     InvalidParams,
     PayloadLost,
     PayloadUnavailable,
+    ResultGone,
     SettingsError,
     TaskFailed,
     TaskNotFound,
@@ -233,7 +234,8 @@ class PenstockBackend(BaseTaskBackend):
     def get_result(self, result_id: str) -> TaskResult[Any, Any]:
         """Ask the api that `penstock.connect` or the environment names.
 
-        Raises TaskResultDoesNotExist; PayloadUnavailable, PayloadLost for a result that cannot be read.
+        Raises TaskResultDoesNotExist; ResultGone for one that is kept no more; PayloadUnavailable, PayloadLost for one
+        that cannot be read.
         """
         client = default.client()
         try:
@@ -245,6 +247,8 @@ class PenstockBackend(BaseTaskBackend):
                 detail["result"] = client.download(detail.id, "result")
         except (ValueError, TaskNotFound, InvalidParams):
             raise TaskResultDoesNotExist(f"there is no task {result_id}") from None
+        if detail.result_gone:
+            raise ResultGone(detail.id)
         try:
             task = import_string(detail.action)
         except Exception:  # a module of another program may fail in any way
