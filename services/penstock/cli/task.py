@@ -126,6 +126,8 @@ def _standing(task: dict[str, Any]) -> str:
         return f"{shown}, runs at {task['run_at']}"
     if state == State.WAITING and task.get("waits_for"):
         return f"{state} for an event until {task['waits_for']['until']}"
+    if state == State.SUCCESS and task.get("result_unread"):
+        return f"{state}{on_worker(task)}, its result is not shown: {task['result_unread']}"
     if state == State.SUCCESS:
         return f"{state}{on_worker(task)}: {json.dumps(task['result'], ensure_ascii=False)}"
     if state == State.CANCELLED:

@@ -77,11 +77,12 @@ def test_an_error_is_told_in_one_line_with_its_type_once(error: Any, line: str) 
     ("end", "text"),
     [
         ({"state": "SUCCESS", "result": {"n": 1}}, 'SUCCESS: {"n": 1}'),
+        ({"state": "SUCCESS", "result_unread": "it is large"}, "SUCCESS, its result is not shown: it is large"),
         ({"state": "CANCELLED", "reason": "not wanted"}, "CANCELLED: not wanted"),
         ({"state": "CRITICAL_ERROR"}, "failed"),
         ({"state": "WAITING", "waits_for": {"token": "t", "until": "U"}}, "WAITING for an event until U"),
     ],
-    ids=["success", "cancelled", "critical", "waiting"],
+    ids=["success", "unread", "cancelled", "critical", "waiting"],
 )
 def test_the_end_is_told_with_what_came_of_it(end: dict[str, Any], text: str) -> None:
     assert said(TASK, **end) == [text]
