@@ -70,6 +70,8 @@ async def test_a_record_is_published_as_it_was_given_and_its_place_is_the_result
     [
         ({}, "either a topic, or records"),
         ({"topic": "t", "records": []}, "either a topic, or records"),
+        ({"records": [{"topic": "t", "value": "a"}], "key": "k"}, "beside records"),
+        ({"records": [], "json": None}, "beside records"),
         ({"topic": "t"}, "this one has none.*a tombstone is"),
         ({"topic": "t", "value": "a", "json": 1}, "this one has value and json"),
         ({"topic": "t", "value": "a", "key": "a", "key_base64": "aw=="}, "key and key_base64"),

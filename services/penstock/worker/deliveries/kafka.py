@@ -77,13 +77,13 @@ class Publisher:
         """Publish one record, or those of ``records`` in order, then those of ``then``; returns the place of each."""
         if (topic is None) == (records is None):
             raise Undeliverable("a task of kafka.publish has either a topic, or records: give one of them")
-        wanted = records or []
-        if topic is not None:
-            single = RecordParams(
-                topic=topic, key=key, key_base64=key_base64, value=value, value_base64=value_base64, json=json,
-                headers=headers or {}, headers_base64=headers_base64 or {}, partition=partition, due_at=due_at,
-            )  # fmt: skip
-            wanted = [single]
+        single = RecordParams(
+            topic=topic or "", key=key, key_base64=key_base64, value=value, value_base64=value_base64, json=json,
+            headers=headers or {}, headers_base64=headers_base64 or {}, partition=partition, due_at=due_at,
+        )  # fmt: skip
+        if records is not None and single != RecordParams(topic=""):
+            raise Undeliverable("beside records a task has nothing but then: give key, value and others in each record")
+        wanted = [single] if records is None else records
         last = [record_of(one, self._settings) for one in then or ()]  # before anything is published: it may be wrong
         first = [record_of(one, self._settings) for one in wanted]
         places = await self._send(first)
