@@ -67,8 +67,10 @@ notified as (
 case when t.workflow is null then t.run_at else greatest(t.run_at, now() + interval '2 seconds') end
 
 -- part: cancelled_by
--- When a step t of a workflow that is failing may run again at the earliest, for it is cancelled by then; null for other tasks.
-(select now() + interval '2 seconds' from penstock.workflow w where w.id = t.workflow and w.state = 'FAILING')
+-- When a step t of a workflow that is failing may run again at the earliest, for it is cancelled by then; null for other tasks,
+-- and for compensations, which run once all steps have ended.
+(select now() + interval '2 seconds' from penstock.workflow w
+ where w.id = t.workflow and w.state = 'FAILING' and not w.compensated)
 
 -- part: renoted
 -- Of the tasks in `changed`: what is noted of a return by a worker without their action. It ends where a task has `moved` to

@@ -75,7 +75,7 @@ from penstock.gate g where g.action = $1 and g.next_at <= now() order by g.next_
 update penstock.action set tokens = $2, refilled_at = now() where name = $1;
 
 -- name: give_back_starts
--- $1 ids, $2 claims. Of claims that were not sent and are about to be given back: what the rates of their actions, limit keys and
+-- $1 ids, $2 claims. Of claims that were not sent and still hold their tasks: what the rates of their actions, limit keys and
 -- tenants lost by them. Actions are locked first, as by all who lock gates, and each kind by name.
 with unsent as materialized (
     select t.action, t.gate, t.tenant from {pairs} join penstock.task t on {held} where t.gate is not null

@@ -118,9 +118,9 @@ class Sender:
         if not outcome.unsent and not outcome.refused:
             self.sent.append(batch.id)
             return
-        unsent = [(task.id, task.claim) for task in outcome.unsent]
+        unsent, refused = ([(task.id, task.claim) for task in some] for some in (outcome.unsent, outcome.refused))
         async with self.store.transaction(lock_wait_seconds=PATIENT_SECONDS) as session:
-            await session.fetch("give_back_starts", *columns(unsent))
+            await session.fetch("give_back_starts", *columns(unsent + refused))
             released = await claim.release(session, unsent)
             # Released, a refused task would be claimed again at once, before all others of its priority, for ever.
             problem = "the outbound queue refuses the task's message"

@@ -248,6 +248,17 @@ async def test_a_compensation_that_fails_does_not_keep_the_others_from_running_a
     assert (await lives.counts(flow)) == {"SUCCESS": 4, "CRITICAL_ERROR": 1}
 
 
+async def test_a_compensation_is_tried_again_without_a_wait_for_its_workflow(lives: Lives) -> None:
+    await lives.create(chain=[{"action": "a", "compensate": "u"}, {"action": "b", "on_failure": "compensate"}])
+    await lives.work(await lives.claim(), lambda *_: None)
+    await lives.advance()
+    await lives.work(await lives.claim(), _break)
+    await lives.advance()
+    (undo,) = await lives.claim()
+    await lives.report(Failed(undo.id, undo.claim, None, '{"code": -32000, "message": "m"}', Hints(retry_after=0.0)))
+    assert [task.id for task in await lives.claim()] == [undo.id]
+
+
 async def test_compensations_that_are_retried_still_run_one_by_one(lives: Lives) -> None:
     steps = [{"action": name, "compensate": f"undo-{name}"} for name in "abc"]
     flow = await lives.create(chain=[*steps, {"action": "d", "on_failure": "compensate"}])
