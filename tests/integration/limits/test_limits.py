@@ -533,12 +533,13 @@ async def test_a_changed_rate_holds_at_once_though_the_old_one_is_used_up(
     assert len(sent.pairs) == 3
 
 
-@pytest.mark.parametrize("whose", ["action", "action at once", "key", "tenant"])
+@pytest.mark.parametrize("whose", ["action", "action at once", "refused", "key", "tenant"])
 async def test_a_start_that_could_not_be_sent_is_given_back_to_the_rate(
     scheduler: Scheduler, store: Store, sent: Outbound, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
     async def send_none(messages: Sequence[Any]) -> SendReport:
-        return SendReport(list(range(len(messages))), "away")
+        places = range(len(messages))
+        return SendReport(list(places), "away", frozenset(places if whose == "refused" else ()))
 
     monkeypatch.setattr("penstock.scheduler.gates._PAUSE_SECONDS", 0.0)
     rate = {"rate": 1 / 3600, "burst": 2}
@@ -556,6 +557,8 @@ async def test_a_start_that_could_not_be_sent_is_given_back_to_the_rate(
         for _ in range(6):
             with suppress(Unavailable):
                 await scheduler.run_once()
+    if whose == "refused":
+        await enqueue(store, *(NewTask("mail") for _ in range(3)))
     async with asyncio.timeout(20):
         while len(sent.pairs) < 2:
             with suppress(Unavailable):
