@@ -17,7 +17,6 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import parse_qs, quote, urlsplit
@@ -29,7 +28,7 @@ from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies, normalize_url_path
 
 from penstock.protocol.version import __version__
-from penstock.runtime.loop_thread import in_own_thread
+from penstock.runtime.loop_thread import look_up
 
 if TYPE_CHECKING or find_spec("httptools"):  # which there is no build of for every Python
     import httptools
@@ -287,12 +286,9 @@ class Connections:
     async def _connect(self) -> _Connection:
         parts = urlsplit(self.url)
         host, port = parts.hostname or "", parts.port or (443 if self.context else 80)
-        # Not by uvloop, which looks up two names at once in the whole process: handlers may ask for ones whose servers
-        # do not answer, and leases would end meanwhile.
-        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         try:
             async with asyncio.timeout(self.connect_seconds):
-                found = await asyncio.wrap_future(in_own_thread(look_up))
+                found = await look_up(host, port, type=socket.SOCK_STREAM)
                 return await self._connect_to_one_of([str(where[0]) for *_, where in found], host, port)
         except TimeoutError as exc:
             raise exceptions.ConnectTimeoutError(endpoint_url=self.url, error=exc) from exc

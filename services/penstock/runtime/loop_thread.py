@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import os
+import socket
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +23,8 @@ _END_SECONDS = 1.0  # for calls under way when the event loop closes
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """An event loop of uvloop, where there is a build of it for the platform. Its executor has daemon threads."""
+    """An event loop of uvloop, where there is a build of it for the platform. Its executor has daemon threads, and each
+    look-up of a name has one of its own."""
     try:
         import uvloop
     except ImportError:
@@ -30,7 +32,14 @@ def new_loop() -> asyncio.AbstractEventLoop:
     else:
         loop = uvloop.new_event_loop()
     loop.set_default_executor(DaemonThreads())
+    loop.getaddrinfo = look_up  # type: ignore[method-assign]
     return loop
+
+
+async def look_up(*where: Any, **how: Any) -> Any:
+    """As ``getaddrinfo`` of an event loop. uvloop does two at once in the whole process: names whose servers do not
+    answer would hold up all others."""
+    return await asyncio.wrap_future(in_own_thread(partial(socket.getaddrinfo, *where, **how)))
 
 
 def run_whole(runner: asyncio.Runner, main: Coroutine[Any, Any, T]) -> T:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from time import monotonic
+from typing import Any
 
 import pytest
 
 from penstock.runtime import loop_thread
 from penstock.runtime.loop_thread import DaemonThreads, LoopThread, new_loop, run_whole
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -100,6 +103,36 @@ def test_a_task_of_a_handler_that_exits_ends_alone(
         assert "exit_in_task" in caplog.text
         with pytest.raises(SystemExit, match="4"):
             run_whole(runner, own())
+
+
+# Names
+
+
+def test_names_whose_servers_do_not_answer_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end, asked, real = threading.Event(), list[str](), socket.getaddrinfo
+
+    def slow(host: str, *where: Any, **how: Any) -> Any:
+        if host.endswith(".invalid"):
+            asked.append(host)
+            may_end.wait(60)
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return real(host, *where, **how)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        dead = [asyncio.create_task(loop.getaddrinfo(f"{n}.invalid", 80)) for n in range(40)]
+        await asyncio.sleep(0)
+        found = await asyncio.wait_for(loop.getaddrinfo("localhost", 80, type=socket.SOCK_STREAM), 30)
+        assert found[0][4][1] == 80
+        await asyncio.to_thread(wait_until, lambda: len(asked) == 40, "the threads of all look-ups", seconds=10)
+        may_end.set()
+        outcomes = await asyncio.gather(*dead, return_exceptions=True)
+        assert {type(one) for one in outcomes} == {socket.gaierror}
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
 
 
 # The executor

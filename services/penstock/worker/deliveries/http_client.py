@@ -13,7 +13,6 @@ import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import aiohttp  # the SQS client has loaded it already
@@ -23,7 +22,7 @@ from yarl import URL
 
 from penstock.protocol.version import __version__
 from penstock.runtime.logs import log
-from penstock.runtime.loop_thread import in_own_thread
+from penstock.runtime.loop_thread import look_up
 from penstock.settings.address_policy import AddressPolicy, address_of
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
@@ -197,13 +196,9 @@ class HttpClient:
 
 
 class _LookUps:
-    """What the library's resolver asks of an event loop, each look-up in a thread of its own.
+    """What the library's resolver asks of an event loop."""
 
-    uvloop has two for the whole process, SQS included: names whose servers do not answer would hold up all others.
-    """
-
-    async def getaddrinfo(self, *where: Any, **how: Any) -> Any:
-        return await asyncio.wrap_future(in_own_thread(partial(socket.getaddrinfo, *where, **how)))
+    getaddrinfo = staticmethod(look_up)
 
     async def getnameinfo(self, *where: Any) -> Any:
         return socket.getnameinfo(*where)  # of numbers alone
