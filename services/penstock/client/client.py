@@ -86,6 +86,8 @@ class Client(Methods[Answer]):
 
     def download(self, task_id: int, what: str) -> Any:
         """Return a task's "payload" or "result", of any size. Raises TaskNotFound, Unavailable, PayloadLost."""
+        if in_process.substitute is not None:
+            return (self.status(task_id, detail=True))[what]
         with exchanges.reaching(self.url):
             response = self._http.get(f"{self.url}/tasks/{task_id}/{what}", timeout=self._timeout)
         return exchanges.downloaded(response.status_code, response.content)

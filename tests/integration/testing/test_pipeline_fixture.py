@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import asyncpg
@@ -9,6 +10,7 @@ import pytest
 
 import penstock
 from penstock import AsyncClient, Call, Client, Context
+from penstock.protocol.errors import TaskNotFound
 from penstock.testing.pipeline import Pipeline
 from penstock.worker.handlers.actions import Registry, action
 
@@ -62,6 +64,21 @@ async def test_all_processes_work_until_nothing_is_due(pipeline: Pipeline, ran: 
     await connection.execute("insert into orders default values")
     assert await connection.fetchval("select at > pg_catalog.now() + interval '1 day' from orders")
     await connection.close()
+
+
+async def test_a_result_that_no_answer_has_room_for_is_downloaded_from_the_fixture(pipeline: Pipeline) -> None:
+    @action("long", registry=pipeline._registry)
+    async def long(n: int) -> str:
+        return "x" * 200_000
+
+    async with AsyncClient() as client:
+        tasks = [(await client.enqueue("long", {"n": n}))["id"] for n in range(50)]
+        await pipeline.drain()
+        results = await asyncio.gather(*map(client.result, tasks))
+        assert {len(one) for one in results} == {200_000}
+        assert await client.download(tasks[0], "payload") == {"n": 0}
+        with pytest.raises(TaskNotFound):
+            await client.download(4711, "payload")
 
 
 async def test_a_message_that_is_stored_leaves_its_queue(pipeline: Pipeline, ran: list[Any]) -> None:
