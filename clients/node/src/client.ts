@@ -183,6 +183,8 @@ export class Client<A extends Actions = Actions> {
   /** `url`: of the api; default PENSTOCK_API_URL, else http://127.0.0.1:8080. */
   constructor(url?: string, options: ClientOptions = {}) {
     this.base = (url || process.env["PENSTOCK_API_URL"] || "http://127.0.0.1:8080").replace(/\/(rpc)?$/, "");
+    // fetch refuses it, and errors would show it.
+    if (this.base.includes("@")) throw new RangeError("the URL of the api holds a user or a password, which fetch does not take");
     const key = options.apiKey ?? process.env["PENSTOCK_API_KEY"];
     this.headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
     this.timeout = options.timeout ?? 30;

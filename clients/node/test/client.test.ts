@@ -174,6 +174,8 @@ test("an answer that is not the api's is none: nothing is accepted, and waiting 
 
 test("an api that is not there is unavailable", async () => {
   await assert.rejects(new Client("http://127.0.0.1:1", { timeout: 5 }).status(1), Unavailable);
+  const names = (thrown: unknown) => thrown instanceof RangeError && /user or a password/.test(thrown.message) && !/pa55/.test(thrown.stack!);
+  for (const url of ["http://ann:pa55@127.0.0.1:1", "http://ann:pa55/x@127.0.0.1:1"]) assert.throws(() => new Client(url), names);
 });
 
 test("an option that is no time and no number is refused, and not sent as none", async () => {
