@@ -1,6 +1,7 @@
 """What a client may ask of a connection: uvicorn bounds neither the size of a request's head nor the time it takes."""
 
 import asyncio
+import re
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,9 @@ STALLED_SECONDS = 60.0  # with an answer that the client does not read,
 SLOWEST_BYTES = 1024 * 1024  # or of which it reads less than this in that time
 CLOSING_SECONDS = 1.0  # for a client to agree to the end of an idle connection over TLS
 _LEFTOVER_BYTES = 8 * 1024 * 1024
+# The parser drops the body of a request that offers HTTP/2, as Java's HttpClient does. The name that replaces it is as
+# long, so that the rest of a body that was refused keeps its length.
+_UPGRADE = re.compile(rb"\r\nUpgrade:", re.IGNORECASE)
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 if TYPE_CHECKING:
@@ -54,6 +58,8 @@ class LimitedProtocol(_Protocol):
         self._quiet_since = self.loop.time()
         before = self.cycle
         in_body = before is not None and before.more_body and not before.response_complete
+        if not in_body:
+            data = _UPGRADE.sub(b"\r\nIgnored:", data, 1)
         super().data_received(data)
         if self.cycle is not before:  # a head has come whole
             self._admitted = self._admitted or (before is not None and ADMITTED in before.scope)

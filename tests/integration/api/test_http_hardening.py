@@ -335,6 +335,20 @@ async def test_large_body_in_many_pieces_is_no_large_head(api: Api, store: Store
     assert await tasks(store) == 10_000
 
 
+@pytest.mark.parametrize("upgrade", [b"Upgrade: h2c\r\n", b"upgrade:h2c\r\n"])
+async def test_a_client_that_offers_http_2_is_answered_over_http_1(api: Api, upgrade: bytes) -> None:
+    """As Java's HttpClient does with each request that is not over TLS, and `curl --http2`."""
+    head = HEAD + b"Connection: Upgrade, HTTP2-Settings\r\n" + upgrade + b"HTTP2-Settings: AAMAAABk\r\n"
+    async with wire(api) as one:
+        for number in range(1, 4):
+            await one.send(head + b"Content-Length: %d\r\n\r\n" % len(GOOD) + (GOOD if number < 3 else b""))
+            if number == 3:
+                await asyncio.sleep(0.1)
+                await one.send(GOOD)
+            status, _, body = await one.answer()
+            assert (status, json.loads(body)["result"]["id"]) == (200, number)
+
+
 async def test_requests_sent_ahead_are_all_answered(api: Api) -> None:
     async with wire(api) as line:
         request = HEAD + b"Content-Length: %d\r\n\r\n" % len(GOOD) + GOOD
