@@ -4,9 +4,14 @@ variable "name" {
   default     = "penstock"
 
   validation {
-    # A load balancer's name has 32 characters, "-api" takes 4 of them.
-    condition     = can(regex("^[a-z][a-z0-9-]{0,26}[a-z0-9]$", var.name))
-    error_message = "name must be 2 to 28 lower-case letters, digits or hyphens, and begin with a letter."
+    condition     = can(regex("^[a-z][a-z0-9-]{0,27}[a-z0-9]$", var.name))
+    error_message = "name must be 2 to 29 lower-case letters, digits or hyphens, and begin with a letter."
+  }
+
+  validation {
+    # Of the 32 characters of a load balancer's name, "-api" takes 4.
+    condition     = length(var.name) <= 28 || var.certificate_arn == null
+    error_message = "name must be at most 28 characters with certificate_arn: the load balancer is called <name>-api."
   }
 }
 

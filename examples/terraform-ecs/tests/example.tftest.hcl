@@ -141,7 +141,8 @@ run "refuses_to_do_without_the_default_fleet" {
 run "refuses_a_name_that_is_too_long_for_a_load_balancer" {
   command = plan
   variables {
-    name = "a-name-of-29-characters-it-is"
+    name            = "a-name-of-29-characters-it-is"
+    certificate_arn = "arn:aws:acm:eu-central-1:123456789012:certificate/1"
   }
   expect_failures = [var.name]
 }
