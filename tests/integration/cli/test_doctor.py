@@ -469,6 +469,14 @@ async def test_a_queue_of_the_wrong_kind(
     assert said in (await complaint(settings, what)).fix
 
 
+async def test_an_inbound_queue_that_outlives_the_receipts(settings: Settings, sqs: Any) -> None:
+    await set_attributes(sqs, f"{settings.inbound_queue}-dlq", MessageRetentionPeriod="1209600")
+    await set_attributes(sqs, settings.inbound_queue, MessageRetentionPeriod="1209000")
+    found = await complaint(settings, "inbound queue")
+    assert (found.level, "PENSTOCK_RETENTION_RECEIPTS_SECONDS" in found.fix) == ("warning", True)
+    assert "receipts are kept for 5" in found.seen
+
+
 async def test_a_queue_that_gives_up_after_one_delivery(settings: Settings, sqs: Any) -> None:
     described = await sqs.get_queue_url(QueueName=f"{settings.results_queue}-dlq")
     arn = (await sqs.get_queue_attributes(QueueUrl=described["QueueUrl"], AttributeNames=["QueueArn"]))["Attributes"]

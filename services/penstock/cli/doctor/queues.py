@@ -96,7 +96,7 @@ async def examine_sqs(settings: Settings, report: Report) -> None:
                 report("error", f"{label} queue", str(exc), fix)
                 continue
             clock = skew if clock is None else clock
-            _examine_queue(label, attributes, report)
+            _examine_queue(label, attributes, settings.retention_receipts_seconds, report)
             known = name.rsplit("/", 1)[-1] + DEAD_LETTER_SUFFIX
             await _examine_dead_letters(transport, label, known, attributes, report)
     finally:
@@ -112,8 +112,8 @@ async def _look(transport: SqsTransport, name: str) -> tuple[dict[str, str], flo
     return attributes, None if answered is None else answered.timestamp() + 0.5 - time.time()
 
 
-def _examine_queue(label: str, attributes: Mapping[str, str], report: Report) -> None:
-    packed = LIMITS.max_message_bytes
+def _examine_queue(label: str, attributes: Mapping[str, str], receipts_seconds: float, report: Report) -> None:
+    packed, kept = LIMITS.max_message_bytes, int(attributes.get("MessageRetentionPeriod", 0))
     limit, delay = int(attributes.get("MaximumMessageSize", packed)), int(attributes.get("DelaySeconds", 0))
     report.judge(
         f"{label} queue", f"there, {attributes.get('ApproximateNumberOfMessages', '0')} messages visible",
@@ -123,6 +123,10 @@ def _examine_queue(label: str, attributes: Mapping[str, str], report: Report) ->
          "raise its MaximumMessageSize"),
         (delay > 0, "warning", f"it holds every message back for {delay} s",
          "set its DelaySeconds to 0: Penstock keeps tasks that are not due in Postgres"),
+        (label == "inbound" and kept > receipts_seconds, "warning",
+         f"it keeps messages for {kept / 86_400:g} days, and receipts are kept for {receipts_seconds / 86_400:g}: a "
+         "message that is delivered again behind that adds its tasks a second time",
+         "lower its MessageRetentionPeriod, or raise PENSTOCK_RETENTION_RECEIPTS_SECONDS above it"),
     )  # fmt: skip
 
 
