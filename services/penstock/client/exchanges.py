@@ -69,7 +69,7 @@ def address_of(url: str | None) -> tuple[str, httpx.BasicAuth | None]:
     """Return the address of the api: as given, else PENSTOCK_API_URL, else this machine; and the user and password in
     it, apart, for errors and logs show the address. Raises SettingsError."""
     given_url = url or os.environ.get("PENSTOCK_API_URL") or "http://127.0.0.1:8080"
-    scheme, mark, rest = given_url.rstrip("/").removesuffix("/rpc").rpartition("://")
+    scheme, mark, rest = given_url.strip().rstrip("/").removesuffix("/rpc").rpartition("://")
     login, has_login, host = rest.rpartition("@")
     if "/" in login:
         raise errors.SettingsError("the URL of the api has an @ behind its host: write the / of a password as %2F")

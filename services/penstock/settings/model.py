@@ -921,8 +921,8 @@ def _file() -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    """The values of the variables, whose names may be in any case."""
-    given = {name.upper(): value for name, value in os.environ.items()}
+    """The values of the variables, whose names may be in any case, without the line end that one from a file has."""
+    given = {name.upper(): value.rstrip("\r\n") for name, value in os.environ.items()}
     return {name: given[key] for name in Settings.model_fields if (key := PREFIX + name.upper()) in given}
 
 

@@ -100,10 +100,11 @@ def test_a_client_finds_the_api_and_its_key_in_the_environment(
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_a_key_from_a_file_is_read_without_its_newline_and_no_other_one_is_shown(
+def test_what_is_from_a_file_is_read_without_its_newline_and_no_wrong_key_is_shown(
     kind: type[Client] | type[AsyncClient],
 ) -> None:
     assert kind(api_key=" k-given\n")._http.headers["Authorization"] == "Bearer k-given"
+    assert kind("http://other.example.org/rpc\n").url == "http://other.example.org"
     for wrong in ("k-given\nk-older", "k-gïven"):
         with pytest.raises(SettingsError, match="the API key holds a line break") as raised:
             kind(api_key=wrong)

@@ -123,6 +123,15 @@ def test_an_empty_variable_is_an_unset_one(name: str, monkeypatch: pytest.Monkey
     assert getattr(load_settings(), name) is None
 
 
+def test_a_line_end_behind_a_variable_as_of_a_file_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_API_URL", "https://penstock.internal\n")
+    monkeypatch.setenv("PENSTOCK_SQS_ACCESS_KEY", "id:secret\r\n")
+    settings = load_settings()
+    assert settings.api_url == "https://penstock.internal"
+    assert settings.sqs_access_key is not None
+    assert settings.sqs_access_key.get_secret_value() == "id:secret"
+
+
 def test_api_keys_are_split_at_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_API_KEYS", " one-long-secret-key, two-long-secret-key ,,")
     monkeypatch.setenv("PENSTOCK_HTTP_HOST", "0.0.0.0")
