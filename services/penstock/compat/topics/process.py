@@ -243,7 +243,7 @@ class Source(Service):
                 if _is_overtaken(partition, state, row):
                     continue
                 fresh = [record for record in by_partition[partition] if record.offset >= state.next]
-                if not fresh:  # the consumer has begun again, as where the topic was made anew and is shorter
+                if not fresh:  # the consumer has begun again, as where the topic was made again and is shorter
                     del self._states[partition]
                     continue
                 taken += [SourceRecord(record, not state.caught_up, not state.complete) for record in fresh]
