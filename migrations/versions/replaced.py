@@ -62,7 +62,7 @@ _REPLACED = r"""        if body ~ '\\u(0000|[dD][89a-fA-F])' then
             body := replace(replace(body, E'\x02', '\'), E'\x01', '\\');
         end if;
 """
-_ESCAPED = r"""        if body ~ '^\s*"penstock"""
+_ESCAPED = r"""        if body ~ '^\s*"penstock\+"""
 _SETTLE = [(_ESCAPED, _REPLACED + _ESCAPED)]
 
 

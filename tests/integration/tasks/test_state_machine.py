@@ -368,6 +368,7 @@ class Lives(RuleBasedStateMachine):
         if replaced:
             self.met["replacement"] += 1
             first.payload = task.payload
+            first.expires = first.expires or task.expires_in_seconds is not None
             if task.delay_seconds is not None:
                 first.due = False
             if task.replaces_priority:
