@@ -3,7 +3,7 @@
 ``python benchmarks/partitions.py --tasks 30000 --partitions 1 4 16`` enqueues, claims and settles tasks with the
 statements of the processes, in one process, and prints the CPU time of the server by kind of statement, once plans are
 kept. Then as many tasks leave their dead rows, which one vacuum a partition removes, all at once. 1 is the undivided
-table. docs/performance.md has figures.
+table. docs/postgres.md has figures.
 """
 
 from __future__ import annotations
