@@ -79,12 +79,6 @@ def test_code_is_left_alone(words: ModuleType, path: str, content: str) -> None:
     assert words.findings(path, content) == []
 
 
-def test_every_glob_of_checked_paths_matches_a_file_and_none_has_a_phrase(
-    words: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert words.main([]) == 0, capsys.readouterr().out
-
-
 def test_every_phrase_is_found_by_its_own_words(words: ModuleType) -> None:
     for said in ("anew", "it is away", "what became of it", "doors", "let\ngo", "reckoned", "as it is, and", "nobody"):
         assert words.findings("page.md", f"So {said} here.\n"), said

@@ -29,6 +29,7 @@ from penstock.protocol.sealed import Reference, encode_reference, reference_of
 from penstock.protocol.task import NewTask
 from penstock.settings.model import Settings, load_settings
 from penstock.settings.payload_texts import fingerprint, new_key, read_key
+from penstock.settings.values import DAY
 from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.payload_objects import PayloadObjects
 from penstock.supervisor.payload_retention import PayloadRetention
@@ -829,8 +830,8 @@ async def test_objects_that_s3_does_not_delete_keep_no_others_from_deletion(
 async def test_what_was_uploaded_for_nothing_is_found_by_its_day(
     settings: Settings, s3: S3Bucket, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.supervisor.payload_objects._FIRST_DAY", timedelta(days=60))
-    async with plant(with_bucket(settings, s3), registry) as pipe:
+    monkeypatch.setattr("penstock.supervisor.payload_objects._FIRST_DAY", timedelta(days=5))
+    async with plant(with_bucket(settings, s3, payload_orphan_seconds=DAY), registry) as pipe:
         task = await pipe.call("enqueue", action="echo", payload=LARGE, delay=3600)
         (own,) = s3.objects()
         codec = pipe.store.codec
@@ -838,7 +839,7 @@ async def test_what_was_uploaded_for_nothing_is_found_by_its_day(
         await codec.offer(json.dumps(LARGE), payload_aad("echo", None))
         s3.client.put_object(Bucket=s3.name, Key="pipe/notes.txt", Body=b"somebody else's")
         assert await pipe.objects.run_once() == 0
-        later = datetime.now(UTC) + timedelta(days=50)
+        later = datetime.now(UTC) + timedelta(days=6)
         deleted = 0
         while deleted < 2:
             deleted += await pipe.objects.run_once(now=later)
@@ -868,7 +869,7 @@ async def test_a_page_of_foreign_objects_is_not_the_end_of_a_folder(
 async def test_the_search_for_orphans_lists_every_folder_of_a_day_once_whoever_else_searches(
     settings: Settings, s3: S3Bucket, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.supervisor.payload_objects._FIRST_DAY", timedelta(days=53))
+    monkeypatch.setattr("penstock.supervisor.payload_objects._FIRST_DAY", timedelta(days=5))
     monkeypatch.setattr("penstock.supervisor.payload_objects._PAGES_PER_ROUND", 1)
     listed: list[tuple[str, str, str]] = []
     listing = Bucket.list
@@ -879,9 +880,9 @@ async def test_the_search_for_orphans_lists_every_folder_of_a_day_once_whoever_e
 
     monkeypatch.setattr(Bucket, "list", noting)
     now = datetime.now(UTC)
-    days = [f"{now - timedelta(days=ago):%Y%m%d}" for ago in (53, 52, 51, 50, 49, 48, 47)]
+    days = [f"{now - timedelta(days=ago):%Y%m%d}" for ago in (5, 4, 3)]
     places = ["", OFFERED, folder_of("penstock-outbound"), folder_of("penstock-video")]
-    async with plant(with_bucket(settings, s3), registry) as pipe:
+    async with plant(with_bucket(settings, s3, payload_orphan_seconds=DAY), registry) as pipe:
         for number, (day, folder) in enumerate((day, folder) for day in days for folder in places):
             key = f"pipe/{folder}{day}/{number:032x}"
             s3.client.put_object(Bucket=s3.name, Key=key, Body=b"of nobody")
@@ -893,9 +894,9 @@ async def test_the_search_for_orphans_lists_every_folder_of_a_day_once_whoever_e
         await seekers[0].run_once(now=now)
         assert s3.objects() == {}
         assert len(listed) == len(days) * len(places) * 2
-        later = now + timedelta(days=7)
+        later = now + timedelta(days=3)
         for number, folder in enumerate(places):
-            for ago in (46, 45, 44, 43, 42, 41, 40):
+            for ago in (2, 1, 0):
                 key = f"pipe/{folder}{now - timedelta(days=ago):%Y%m%d}/{number:032x}"
                 s3.client.put_object(Bucket=s3.name, Key=key, Body=b"of nobody")
         turn = 0
