@@ -8,7 +8,7 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Annotated, Any, get_args
@@ -40,6 +40,7 @@ LEASE_SECONDS = 60  # until a message comes back if this process dies
 LOOK_SECONDS = 12.0  # of one call to the api, well within what its caller waits and what a message is held
 
 
+@dataclass(slots=True)
 class LeasedMessages:
     """Messages that only this caller sees until the block of :func:`lease_messages` ends.
 
@@ -47,13 +48,12 @@ class LeasedMessages:
     where the queue counts them; its counts are approximate. ``held``: messages taken and not removed, by id.
     """
 
-    def __init__(self, queue: Queue, total: int, elsewhere: int) -> None:
-        self._queue = queue
-        self._total = total
-        self.elsewhere = elsewhere
-        self._ends_at = monotonic() + LOOK_SECONDS
-        self.held: dict[str, Message] = {}
-        self.removed: set[str] = set()
+    _queue: Queue
+    _total: int
+    elsewhere: int
+    held: dict[str, Message] = field(default_factory=dict)
+    removed: set[str] = field(default_factory=set)
+    _ends_at: float = field(default_factory=lambda: monotonic() + LOOK_SECONDS)
 
     @property
     def seen(self) -> int:
@@ -66,18 +66,16 @@ class LeasedMessages:
     async def take(self) -> list[Message]:
         """A few messages not seen before; none at the end of the queue or of the time. Raises QueueAway."""
         while monotonic() < self._ends_at:
-            with _reported(self._queue):
+            with _reported(self._queue.label):
                 # A wait makes SQS ask all its servers; without one it may say that there is nothing where there is.
                 messages = await self._queue.receive(wait_seconds=1, visibility_seconds=LEASE_SECONDS)
             if not messages:
                 break
-            again = [message for message in messages if message.id in self.removed]
-            if again:
+            if again := [message for message in messages if message.id in self.removed]:
                 await self._queue.delete(again)  # its first deletion came too late for the queue
             fresh = [message for message in messages if message.id not in self.held.keys() | self.removed]
-            for message in messages:
-                if message.id not in self.removed:
-                    self.held[message.id] = replace(message, body="")  # its receipt is what giving back needs
+            left = [message for message in messages if message.id not in self.removed]
+            self.held |= {message.id: replace(message, body="") for message in left}  # giving back needs the receipt
             if fresh:
                 return fresh
         return []
@@ -96,7 +94,7 @@ class LeasedMessages:
 @asynccontextmanager
 async def lease_messages(dead: Queue) -> AsyncIterator[LeasedMessages]:
     """Take messages of a queue; those not removed are released when the block ends. Raises QueueAway."""
-    with _reported(dead):
+    with _reported(dead.label):
         depth = await dead.depth()
     leased = LeasedMessages(dead, depth.total, depth.in_flight or 0)
     try:
@@ -106,19 +104,14 @@ async def lease_messages(dead: Queue) -> AsyncIterator[LeasedMessages]:
 
 
 @contextmanager
-def _reported(queue: Queue) -> Iterator[None]:
-    """Raise QueueAway to the caller for a queue that is unavailable, and log the reason."""
+def _reported(label: str) -> Iterator[None]:
+    """Raise QueueAway to the caller for a queue that is unavailable; the reason goes to the log alone."""
     try:
         yield
     except Unavailable as exc:
-        raise queue_away(queue.label, str(exc)) from exc
-
-
-def queue_away(label: str, reason: str) -> QueueAway:
-    """The error of a queue that cannot be used; the reason goes to the log alone."""
-    reference = secrets.token_hex(8)
-    log.warning("queue_away", queue=label, reason=reason, ref=reference)
-    return QueueAway(label, reference)
+        reference = secrets.token_hex(8)
+        log.warning("queue_away", queue=label, reason=str(exc), ref=reference)
+        raise QueueAway(label, reference) from exc
 
 
 _FIRST_SHOWN = 3
@@ -345,10 +338,11 @@ async def count(context: ApiContext, _given: NoParams) -> DeadLetterQueues:
     """Count the messages of each dead-letter queue."""
     counted = []
     for label in get_args(QueueName):
+        name = label + DEAD_LETTER_SUFFIX
         try:
-            depth = await _queue(context, label + DEAD_LETTER_SUFFIX).depth()
-        except Unavailable as exc:
-            queue_away(label + DEAD_LETTER_SUFFIX, str(exc))
+            with _reported(name):
+                depth = await _queue(context, name).depth()
+        except QueueAway:
             counted.append(DeadLetterQueue(label, None, None))
         else:
             counted.append(DeadLetterQueue(label, depth.total, depth.in_flight))
@@ -419,10 +413,10 @@ async def purge(context: ApiContext, command: WhichDead) -> DeadPurged:
 
 
 def _queue(context: ApiContext, name: str) -> Queue:
-    queue = context.queues.get(name)
-    if queue is None:
-        raise queue_away(name, "the api was started without it")
-    return queue
+    with _reported(name):
+        if name not in context.queues:
+            raise Unavailable("the api was started without it")
+        return context.queues[name]
 
 
 async def _choose(leased: LeasedMessages, command: WhichDead) -> AsyncIterator[list[Message]]:
