@@ -1,6 +1,5 @@
 """GET /scaling: the load of each route as plain numbers, for a tool that starts and stops workers."""
 
-import asyncio
 import math
 from collections.abc import Mapping
 from time import monotonic
@@ -8,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.db.context import Recent
 from penstock.db.pool import Store
 from penstock.limits.scaling import DRAIN_SECONDS, RouteLoad, read_route_loads
 from penstock.protocol.errors import InvalidParams, RouteNotFound
@@ -24,27 +24,26 @@ class Scaling:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._counting = asyncio.Lock()
-        self._loads: dict[str, RouteLoad] = {}
-        self._good_until = float("-inf")
+        self._recent = Recent()
+        self._good_seconds = _FRESH_SECONDS
 
     async def answer(self, name: str | None, query: Mapping[str, str]) -> bytes:
         """The load of one route, or of all by name, as JSON. Raises InvalidParams, RouteNotFound, Unavailable."""
         drain_seconds = _drain_seconds(query)
-        async with self._counting:
-            if monotonic() >= self._good_until:
-                started = monotonic()
-                async with self._store.session() as session:
-                    self._loads = {load.name: load for load in await read_route_loads(session)}
-                took = monotonic() - started
-                self._good_until = started + took + min(_REST_SECONDS, max(_FRESH_SECONDS, _REST * took))
-            loads = self._loads
+        loads: dict[str, RouteLoad] = await self._recent.get("loads", "", self._count, self._good_seconds)
         if name is None:
             routes = {load.name: _figures(load, drain_seconds) for load in loads.values()}
             return msgspec.json.encode({"routes": routes})
         if name not in loads:
             raise RouteNotFound(name[:200])
         return msgspec.json.encode(_figures(loads[name], drain_seconds))
+
+    async def _count(self) -> dict[str, RouteLoad]:
+        began = monotonic()
+        async with self._store.session() as session:
+            loads = {load.name: load for load in await read_route_loads(session)}
+        self._good_seconds = min(_REST_SECONDS, max(_FRESH_SECONDS, _REST * (monotonic() - began)))
+        return loads
 
 
 def _drain_seconds(query: Mapping[str, str]) -> float:
