@@ -41,11 +41,10 @@ def refusal_of(task: NewTask, enqueued: Accepted) -> errors.DuplicateTask | None
 
 
 class Wanted(NamedTuple):
-    """A change, its request as text, and who the broker says has sent it, empty where it does not say."""
+    """A change that a request asks for, and who the broker says has sent it, empty where it does not say."""
 
-    method: str
+    request: Request
     change: Any
-    text: str
     sender: str
 
 
@@ -59,9 +58,12 @@ class Inbound:
     """What a body of the inbound queue asks for. See ``take_in`` for large payloads."""
 
     tasks: list[NewTask] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)  # of each task, empty for one that nothing can refuse any more
+    requests: list[Request] = field(default_factory=list)  # of each task
     changes: list[Wanted] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)  # texts, with the reason
+
+    def refuse(self, request: Request, reason: str) -> None:
+        self.refused.append((_encode(request).decode(), reason))
 
 
 def is_change(method: str, command: Any) -> bool:
@@ -98,15 +100,13 @@ def read_inbound(body: str, settings: Settings, *, sender: str = "") -> Inbound:
                 reason = f"{entry.method} is not among PENSTOCK_INBOUND_METHODS: ask over HTTP, with a key that may"
             elif isinstance(command, NewTask):
                 inbound.tasks.append(command)
-                may_be_refused = command.on_duplicate == "error" or command.offered is not None
-                may_be_refused = may_be_refused or settings.check_payloads
-                inbound.texts.append(_encode(entry).decode() if may_be_refused else "")
+                inbound.requests.append(entry)
             elif is_change(entry.method, command):
-                inbound.changes.append(Wanted(entry.method, command, _encode(entry).decode(), sender))
+                inbound.changes.append(Wanted(entry, command, sender))
             else:
                 reason = _ONLY_ANSWERS.format(method=entry.method)
         if reason:
-            inbound.refused.append((_encode(entry).decode(), reason))
+            inbound.refuse(entry, reason)
     return inbound
 
 
@@ -117,16 +117,15 @@ async def take_in(inbound: Inbound, codec: PayloadCodec, settings: Settings, ope
     Raises PayloadUnavailable while the bucket is unavailable.
     """
     taken = await take_in_tasks(inbound.tasks, codec, settings, open_session)
-    texts = inbound.texts
-    inbound.tasks, inbound.texts = [], []
-    for task, text in zip(taken, texts, strict=True):
+    requests, inbound.tasks, inbound.requests = inbound.requests, [], []
+    for task, request in zip(taken, requests, strict=True):
         if isinstance(task, errors.RpcError):
-            inbound.refused.append((text, task.message))
+            inbound.refuse(request, task.message)
         elif isinstance(task, BaseException):
             raise task
         else:
             inbound.tasks.append(task)
-            inbound.texts.append(text)
+            inbound.requests.append(request)
 
 
 async def take_in_tasks(
@@ -187,18 +186,19 @@ async def accept_inbound(session: Session, inbound: Inbound, settings: Settings,
     """Carry out a body, inside a transaction; ``inbound.refused`` gains what could not be done. Raises Refused."""
     enqueued = await enqueue.enqueue(session, inbound.tasks)
     count_enqueued(inbound.tasks, enqueued, source=source)
-    for task, text, answer in zip(inbound.tasks, inbound.texts, enqueued, strict=True):
+    for task, request, answer in zip(inbound.tasks, inbound.requests, enqueued, strict=True):
         if (refusal := refusal_of(task, answer)) is not None:
-            inbound.refused.append((text, refusal.message))
+            inbound.refuse(request, refusal.message)
     noted = await _note(session, inbound.changes) if source == "inbound" else {}
     outcomes = dict.fromkeys(noted.values(), "ok")
     context = within(session, settings)
-    for place, (method, change, text, _) in enumerate(inbound.changes):
+    for place, (request, change, _) in enumerate(inbound.changes):
+        method = METHODS[request.method]
         try:
-            async with session.savepoint() if METHODS[method].savepoint else nullcontext():
-                await METHODS[method].carry_out(context, change)
+            async with session.savepoint() if method.savepoint else nullcontext():
+                await method.carry_out(context, change)
         except errors.RpcError as exc:
-            inbound.refused.append((text, exc.message))
+            inbound.refuse(request, exc.message)
             if place in noted:
                 outcomes[noted[place]] = exc.message
     if outcomes:
@@ -209,10 +209,10 @@ async def accept_inbound(session: Session, inbound: Inbound, settings: Settings,
 async def _note(session: Session, changes: Sequence[Wanted]) -> dict[int, int]:
     """Record the audited changes, in the transaction that makes them: records by place."""
     entries: dict[int, AuditEntry] = {}
-    for place, wanted in enumerate(changes):
-        if METHODS[wanted.method].audited:
-            params = shown_params(wanted.method, bytes(msgspec.json.decode(wanted.text, type=Request).params))
-            entries[place] = AuditEntry(wanted.sender, "", "inbound", wanted.method, params)
+    for place, (request, _, sender) in enumerate(changes):
+        if METHODS[request.method].audited:
+            params = shown_params(request.method, bytes(request.params))
+            entries[place] = AuditEntry(sender, "", "inbound", request.method, params)
     return dict(zip(entries, await begin_audit(session, list(entries.values())), strict=True)) if entries else {}
 
 

@@ -593,7 +593,7 @@ def test_a_body_of_good_and_bad_entries_keeps_each_with_its_reason(limits: Setti
     inbound = read_inbound(json.dumps(entries), limits)
     assert [task.action for task in inbound.tasks] == ["a", "b"]
     assert [wanted.change for wanted in inbound.changes] == [CancelParams(5), RetryParams(6)]
-    assert [json.loads(text) for _, _, text, _ in inbound.changes] == [entries[4], entries[5]]
+    assert [json.loads(bytes(wanted.request.params)) for wanted in inbound.changes] == [{"id": 5}, {"id": 6}]
     assert [json.loads(text) for text, _ in inbound.refused] == [entries[n] for n in (1, 2, 3, 6, 7)]
     reasons = [reason for _, reason in inbound.refused]
     assert reasons[0] == "Invalid params: action is missing"
