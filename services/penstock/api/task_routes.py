@@ -36,7 +36,7 @@ from penstock.runtime.periodic import is_set_within
 from penstock.tasks import output
 from penstock.tasks.views import TaskDetail
 
-CallerOf = Callable[[Request, bool], Awaitable[Caller | None]]
+CallerOf = Callable[[Request], Awaitable[Caller | None]]
 """The caller of a browser's session, to whose tenant the request is then bound; None without a session."""
 
 HEADERS = {
@@ -114,10 +114,7 @@ class _Stream:
 
 
 class TaskRoutes(Part):
-    """For callers with an API key that may read, or a browser's session.
-
-    caller_of: is also given whether it was asked before; None without a dashboard.
-    """
+    """For callers with an API key that may read, or a browser's session. caller_of: None without a dashboard."""
 
     def __init__(
         self, methods: Methods, store: Store, authenticator: Authenticator, caller_of: CallerOf | None = None
@@ -140,16 +137,16 @@ class TaskRoutes(Part):
     async def _admit(self, request: Request, *, again: bool = False) -> str:
         """Bind the request to its caller's tenant; returns the name of the key. Raises AccessDenied, RateLimited.
 
-        again: without counting a key's request for its rate once more.
+        again: without counting a request for the rate once more.
         """
         self._authenticator.check_host(request.headers)
         bind(None)
-        caller = None if self._caller_of is None else await self._caller_of(request, again)  # which binds
+        caller = None if self._caller_of is None else await self._caller_of(request)  # which binds
         if caller is None:
             caller = self._authenticator.admit_request(request)
-            if not again:
-                caller.charge(1)
             bind(caller.tenant, caller.actions)
+        if not again:
+            caller.charge(1)
         if not caller.may("status"):
             raise errors.AccessDenied(403, "this API key may not read tasks")
         return caller.key

@@ -66,9 +66,8 @@ class BrowserSessions:
         arn = settings.dashboard_alb_arn
         self._users = None if arn is None else LoadBalancerUsers(settings, arn)
 
-    async def identify(self, request: Request, *, again: bool = False) -> BrowserSession:
-        """again: without counting a request for the rate. Raises AccessDenied for a foreign host or user, RateLimited,
-        Unavailable."""
+    async def identify(self, request: Request) -> BrowserSession:
+        """Raises AccessDenied for a foreign host or user, RateLimited for unknown cookies, Unavailable."""
         self._authenticator.check_host(request.headers)
         address = address_of(request)
         token = request.cookies.get(SESSION_COOKIE, "")
@@ -89,8 +88,6 @@ class BrowserSessions:
             caller = None if digest is None else self._authenticator.admit_digest(bytes(digest))
         if caller is not None:
             request.scope[ADMITTED] = True
-            if not again:
-                caller.charge(1)
         return BrowserSession(
             caller or SIGNED_OUT, token, address, self._authenticator.asks_for_keys, signed is not None
         )

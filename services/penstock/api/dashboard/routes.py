@@ -68,11 +68,11 @@ class Dashboard(Part):
             Route("/assets/{name}", self._asset, methods=["GET"]),
         ]
 
-    async def caller_of(self, request: Request, again: bool) -> Caller | None:
+    async def caller_of(self, request: Request) -> Caller | None:
         """The caller of a browser's session, to whose tenant the request is then bound; None outside of a session."""
         if SESSION_COOKIE not in request.cookies:
             return None
-        browser = await self._identify(request, again=again)
+        browser = await self._identify(request)
         return browser.caller if browser.is_signed_in else None
 
     def warm(self) -> None:
@@ -85,8 +85,8 @@ class Dashboard(Part):
         self._streams.stop()
         self._overview.stop()
 
-    async def _identify(self, request: Request, *, again: bool = False) -> BrowserSession:
-        browser = await self._sessions.identify(request, again=again)
+    async def _identify(self, request: Request) -> BrowserSession:
+        browser = await self._sessions.identify(request)
         bind(browser.caller.tenant, browser.caller.actions)
         return browser
 
@@ -99,6 +99,7 @@ class Dashboard(Part):
             browser: BrowserSession | None = None
             try:
                 browser = await self._identify(request)
+                browser.caller.charge(1)
                 set_actor(browser.caller.key, browser.address, "dashboard")
                 response = await handle(request, browser)
             except ClientDisconnect:
@@ -141,7 +142,7 @@ class Dashboard(Part):
         async def render() -> str | None:
             in_hand().age_seconds = None
             try:
-                current = await self._identify(request, again=True)
+                current = await self._identify(request)
                 if not current.may(page.method):
                     return None
                 values = await page.load(self._page_request(request, current, is_stream=True))
