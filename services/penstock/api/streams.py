@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from time import perf_counter
 
@@ -56,10 +56,8 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, events: AsyncIterator[bytes], counted: ExitStack, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(events, headers={"X-Accel-Buffering": "no", **(headers or {})})  # nginx would hold events back
+    def __init__(self, events: AsyncIterator[bytes], counted: ExitStack) -> None:
+        super().__init__(events, headers={"X-Accel-Buffering": "no"})  # nginx would hold events back
         self._counted = counted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -39,10 +39,9 @@ from penstock.tasks.views import TaskDetail
 CallerOf = Callable[[Request], Awaitable[Caller | None]]
 """The caller of a browser's session, to whose tenant the request is then bound; None without a session."""
 
-HEADERS = {
+_HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
-    "X-Content-Type-Options": "nosniff",
 }
 _AADS: dict[str, Callable[[Any], str | TenantAad]] = {
     "payload": lambda row: payload_aad(row["action"], row["tenant"]),
@@ -59,6 +58,7 @@ _STATE = ("id", "action", "state", "attempts", "max_attempts", "claim", "worker"
 _OUTCOME = ("state", "result", "result_gone", "result_unread", "error", "reason")
 
 _encode = msgspec.json.encode
+_json = partial(Response, media_type="application/json")
 
 
 class _Stream:
@@ -162,22 +162,20 @@ class TaskRoutes(Part):
         """answer: called with the task's id and the name of the caller's key."""
 
         async def guarded(request: Request) -> Response:
-            headers: dict[str, str] | None = None
             try:
                 name = await self._admit(request)
-                return await answer(request, read_id(request.path_params["id"], "id"), name)
+                response = await answer(request, read_id(request.path_params["id"], "id"), name)
             except (errors.RateLimited, errors.Overloaded) as exc:
-                status, headers = refusal(exc)
-                body = error_body(exc)
+                response = _json(error_body(exc), *refusal(exc))
             except errors.RpcError as exc:
-                body = error_body(exc)
                 status = 404 if isinstance(exc, errors.InvalidParams) else status_of(exc, 404)
+                response = _json(error_body(exc), status)
             except (errors.PayloadUnavailable, errors.PayloadLost) as exc:
-                body = msgspec.json.encode({"error": {"message": str(exc)}})
-                status = status_of(exc)
+                response = _json(_encode({"error": {"message": str(exc)}}), status_of(exc))
             except Exception as exc:
-                body, status = error_body(masked(exc, "download")), 503
-            return Response(body, status, {**HEADERS, **(headers or {})}, media_type="application/json")
+                response = _json(error_body(masked(exc, "download")), 503)
+            response.headers.update(_HEADERS)
+            return response
 
         return Route(f"/tasks/{{id}}/{path}", guarded, methods=["GET"])
 
@@ -190,8 +188,7 @@ class TaskRoutes(Part):
             raise errors.TaskNotFound(task_id)
         body = await codec.load(rows[0][what], _AADS[what](rows[0]))
         in_hand().hold(len(body))
-        headers = {**HEADERS, "Content-Disposition": f'attachment; filename="task-{task_id}-{what}.json"'}
-        return Response(body, 200, headers, media_type="application/json")
+        return _json(body, 200, {"Content-Disposition": f'attachment; filename="task-{task_id}-{what}.json"'})
 
     async def _events(self, request: Request, task_id: int, name: str) -> Response:
         last = request.headers.get("last-event-id", "")
@@ -206,7 +203,7 @@ class TaskRoutes(Part):
             task = await self._read(stream)  # raises TaskNotFound
             follows = request.query_params.get("follow") != "false"
             events = self._follow(request, stream, task, follows=follows)
-            return EventStream(events, counted.pop_all(), HEADERS)
+            return EventStream(events, counted.pop_all())
 
     async def _follow(
         self, request: Request, stream: _Stream, task: TaskDetail | None, *, follows: bool
