@@ -62,6 +62,7 @@ class Authenticator:
 
     def __init__(self, key_cache: KeyCache | None = None, rates: Rates | None = None) -> None:
         self._key_cache = key_cache
+        self.asks_for_keys = key_cache is not None
         self.rates = rates
 
     def check_host(self, headers: Headers) -> None:
@@ -100,10 +101,6 @@ class Authenticator:
         request.scope[ADMITTED] = True
         return caller
 
-    @property
-    def asks_for_keys(self) -> bool:
-        return self._key_cache is not None
-
     def admit_digest(self, digest: bytes) -> Caller | None:
         """Who has the key of this digest; None for no key that is accepted. Raises Unavailable."""
         key = None if self._key_cache is None else self._key_cache.find(digest)
@@ -111,10 +108,6 @@ class Authenticator:
             return None
         name = f"{key.id or ''}:{key.name}"
         return Caller(name, key.permissions, self.rates, key.name, key.tenant, key.actions, key.digest)
-
-    def admit_user(self, name: str, permissions: frozenset[Permission]) -> Caller:
-        """A user whom something else than a key has identified."""
-        return Caller(name, permissions, self.rates, name)
 
 
 def is_of_another_origin(headers: Headers) -> bool:

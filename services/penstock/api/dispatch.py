@@ -33,8 +33,6 @@ from penstock.settings.model import Settings
 READS_AT_ONCE = 8  # of one body: each may have an answer of megabytes
 _SPARED_CONNECTIONS = PARALLEL_INSERTS + 2  # for enqueues and the ping, whatever the other methods are busy with
 
-_encode = msgspec.json.Encoder().encode
-
 
 class Methods:
     """Carries out requests; ``handlers`` are what a Dispatcher takes. replica: of the store, None without one."""
@@ -113,7 +111,7 @@ class Methods:
         load = in_hand()
         if not load.room_bytes:
             raise InvalidRequest("Invalid Request: the answer to this batch is full; send the rest in another")
-        result = msgspec.Raw(_encode(await self._answer(method, request)))
+        result = msgspec.Raw(msgspec.json.encode(await self._answer(method, request)))
         load.answer(len(result))
         return result
 

@@ -28,13 +28,9 @@ class Rates:
         self._clock = clock
         self._full_at: dict[str, float] = {}
 
-    def check(self, caller: str) -> None:
-        """Refuse a caller whose bucket has not one token, before its body is read. Raises RateLimited."""
-        self._start(caller, 1)
-
     def charge(self, caller: str, requests: int) -> None:
         """Take tokens for so many requests, all or none. Raises RateLimited."""
-        start = self._start(caller, requests)
+        start = self.check(caller, requests)
         if len(self._full_at) >= _BUCKETS_KEPT and caller not in self._full_at:
             # Full buckets say nothing; where none is full, the one that will be first goes.
             now = self._clock()
@@ -43,7 +39,8 @@ class Rates:
                 del self._full_at[min(self._full_at, key=self._full_at.__getitem__)]
         self._full_at[caller] = start + requests / self._per_second
 
-    def _start(self, caller: str, requests: int) -> float:
+    def check(self, caller: str, requests: int = 1) -> float:
+        """Refuse a caller whose bucket has too few tokens; returns when it is full, or now. Raises RateLimited."""
         now = self._clock()
         start = max(now, self._full_at.get(caller, now))
         lacking = min(requests, self._burst) - (self._burst - (start - now) * self._per_second)

@@ -29,9 +29,6 @@ class Streams:
         self.stopping = asyncio.Event()
         self._open: Counter[str] = Counter()
 
-    def stop(self) -> None:
-        self.stopping.set()
-
     def admit(self, name: str) -> ExitStack:
         """Count a stream until what is returned is closed. Raises TooManyWaits.
 

@@ -130,7 +130,7 @@ class TaskRoutes(Part):
         self.routes = [*downloads, self._route("events", self._events)]
 
     def stop(self) -> None:
-        self._streams.stop()
+        self._streams.stopping.set()
         for stream in self._followed:
             stream.changed.set()
 

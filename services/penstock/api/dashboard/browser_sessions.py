@@ -78,7 +78,7 @@ class BrowserSessions:
         signed = None if self._users is None else request.headers.get(HEADER)
         if self._users is not None and signed is not None:
             user, permissions = await self._users.identify(signed, address)
-            caller = self._authenticator.admit_user(f"alb:{user}", permissions)
+            caller = Caller(f"alb:{user}", permissions, self._authenticator.rates, f"alb:{user}")
         elif not self._authenticator.asks_for_keys:
             caller = self._authenticator.admit(request.headers, address)
         elif is_known:

@@ -51,8 +51,10 @@ class LoadBalancerUsers:
         """The claims of a token that this load balancer signed and that has not expired."""
         try:
             header = self._jwt.get_unverified_header(token)
-            self._check_header(header)
-            key = await self._key(header["kid"], address)
+            kid = self._check_header(header)
+            key = await self._lookups.find(kid.encode("ascii"), address, partial(self._look, kid))
+            if key is None:
+                raise _refusal(f"{self._keys_url} has no key {kid!r}")
             claims: dict[str, Any] = self._jwt.decode(
                 token, key, algorithms=["ES256"], options={"verify_aud": False, "verify_iat": False}
             )
@@ -64,8 +66,8 @@ class LoadBalancerUsers:
             raise _refusal(f"it expired at {expires!r}")
         return claims
 
-    def _check_header(self, header: Mapping[str, Any]) -> None:
-        """Before a key is fetched for it. Raises AccessDenied."""
+    def _check_header(self, header: Mapping[str, Any]) -> str:
+        """The id of the key to be fetched for it. Raises AccessDenied."""
         signer, client, kid = header.get("signer"), header.get("client"), header.get("kid")
         if header.get("alg") != "ES256":
             raise _refusal(f"its algorithm is {header.get('alg')!r}, not 'ES256'")
@@ -75,15 +77,10 @@ class LoadBalancerUsers:
             raise _refusal(f"its client is {client!r}, not that of PENSTOCK_DASHBOARD_ALB_CLIENT")
         if not isinstance(kid, str) or _KEY_ID.fullmatch(kid) is None:
             raise _refusal(f"its key id is {kid!r}")
-
-    async def _key(self, kid: str, address: str) -> str:
-        """The public key, as PEM. Raises AccessDenied for an unknown key."""
-        key = await self._lookups.find(kid.encode("ascii"), address, partial(self._look, kid))
-        if key is None:
-            raise _refusal(f"{self._keys_url} has no key {kid!r}")
-        return key
+        return kid
 
     async def _look(self, kid: str) -> str | None:
+        """The public key, as PEM; None for an unknown one."""
         if kid in self._keys:
             return self._keys[kid]
         try:

@@ -36,7 +36,6 @@ class Overview:
     """Reads the page's values at most once a second, for all browsers."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
         self._recent = Recent()
         self._reading: asyncio.Task[dict[str, Any]] | None = None
         self._probe = ProcessProbe(settings.dashboard_processes)
@@ -85,7 +84,7 @@ class Overview:
             "states": stats.states,
             "backlog": sum(count for _, count in live_states),
             "live_states": live_states,
-            "settings": self._settings,
+            "settings": request.settings,
             "age_seconds": in_hand().age_seconds,
         }
 

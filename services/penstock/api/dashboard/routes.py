@@ -82,7 +82,7 @@ class Dashboard(Part):
 
     def stop(self) -> None:
         """End the streams, so that open pages do not keep the api from stopping."""
-        self._streams.stop()
+        self._streams.stopping.set()
         self._overview.stop()
 
     async def _identify(self, request: Request) -> BrowserSession:
