@@ -44,14 +44,11 @@ class Enqueuer:
             tasks = [replace(task, trace=trace.text) for task in tasks]
         # All payloads before any task, as tasks are stored in their order.
         taken = await take_in_tasks(tasks, self._store.codec, self._settings, self._open_session)
-        inserts = [self._insert_soon(one) if isinstance(one, NewTask) else one for one in taken]
+        answers = [self._insert_soon(one) if isinstance(one, NewTask) else one for one in taken]
         outcomes: list[Accepted | BaseException] = []
-        for insert in inserts:
-            if isinstance(insert, BaseException):
-                outcomes.append(insert)
-                continue
+        for answer in answers:
             try:
-                outcomes.append(await insert)
+                outcomes.append(answer if isinstance(answer, BaseException) else await answer)
             except Exception as exc:
                 outcomes.append(exc)
         return outcomes
