@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -48,26 +49,22 @@ async def _wait_gone() -> None:
         pass
 
 
+@dataclass(slots=True, eq=False)
 class _Waiter:
     """A request that waits for tasks. ``ready``: enough of them has settled, or it waits no longer.
 
-    hidden: tasks that its caller may not see, which are found at once, as unknown ones are. began: when it came; a
-    replica that may lack what was committed before is not asked for it. refused: the process has no room for more.
+    any: one of them is enough. began: when it came; a replica that may lack what was committed before is not asked for
+    it. refused: the process has no room for more.
     """
 
-    __slots__ = ("any", "began", "found", "load", "missing", "ready", "refused", "size")
-
-    def __init__(self, command: ResultParams, hidden: set[int]) -> None:
-        self.began = monotonic()
-        self.missing = set(command.task_ids)
-        self.any = command.wait == "any"
-        self.found: dict[int, Any] = {}
-        self.size = 0
-        self.load = budget.in_hand()
-        self.refused: Overloaded | None = None
-        self.ready = asyncio.Event()
-        for task_id in self.missing & hidden:
-            self.take({"id": task_id, "state": None, "result": None, "error": None})
+    missing: set[int]
+    any: bool
+    began: float = field(default_factory=monotonic)
+    found: dict[int, Any] = field(default_factory=dict)
+    size: int = 0
+    load: budget.Load = field(default_factory=budget.in_hand)
+    refused: Overloaded | None = None
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self, row: Any) -> None:
         self.missing.discard(row["id"])
@@ -160,7 +157,9 @@ class LongPolls:
         """limit: of waiting requests, 0 where it is not reached."""
         if command.timeout and limit:
             raise TooManyWaits("requests", limit)
-        waiter = _Waiter(command, hidden)
+        waiter = _Waiter(set(command.task_ids), command.wait == "any")
+        for task_id in waiter.missing & hidden:  # these are found at once, as unknown ones are
+            waiter.take({"id": task_id, "state": None, "result": None, "error": None})
         ids = frozenset(waiter.missing)
         if command.timeout and self._waits + len(ids) > self._tasks_limit:
             raise TooManyWaits("tasks", self._tasks_limit)
