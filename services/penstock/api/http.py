@@ -127,13 +127,11 @@ def make_app(
     async def figures(request: Request) -> Response:
         started = perf_counter()
         try:
-            caller = authenticator.admit_request(request)
-            caller.charge(1)
-        except errors.RpcError as exc:
-            return _refused(exc)
-        except errors.Unavailable as exc:
-            return _failed(exc, "scaling")
-        try:
+            try:
+                caller = authenticator.admit_request(request)
+                caller.charge(1)
+            except errors.RpcError as exc:
+                return _refused(exc)
             caller.check(Permission.SCALING)
             answer = await scaling.answer(request.path_params.get("route"), request.query_params)
         except Exception as exc:

@@ -168,11 +168,8 @@ class McpServer:
 
     async def _look(self, method: Method, given: dict[str, msgspec.Raw], caller: Caller) -> dict[str, Any]:
         """What a change is about, and the value that confirms it."""
-        if has_dry_run(method):
-            shown = preview = await self._preview(method, given, caller)
-            count = preview.estimate
-        else:
-            shown, count = await self._current(method, given, caller), 0
+        shown = await (self._preview if has_dry_run(method) else self._current)(method, given, caller)
+        count = shown.estimate if has_dry_run(method) else 0
         until = int(time.time() + CONFIRM_SECONDS)
         return {
             "changed": False,
