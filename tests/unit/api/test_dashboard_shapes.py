@@ -135,7 +135,7 @@ def detail(**given: Any) -> views.TaskDetail:
 
 
 def life(**given: Any) -> dict[str, Any]:
-    values = dict.fromkeys(("claimed_at", "heartbeat_at", "finished_at", "workflow", "route", "gate", "behind"))
+    values = dict.fromkeys(("claimed_at", "heartbeat_at", "workflow", "route", "behind"))
     return values | {"suspect": False, "unsent": False} | given
 
 

@@ -126,13 +126,13 @@ group by 1, 2, 3 order by 1, 2, 3;
 
 -- name: read_life
 -- $1 id. Columns of a task that no method answers, from either table.
-select claimed_at, heartbeat_at, null::timestamptz as finished_at, workflow, route, gate, suspect,
+select claimed_at, heartbeat_at, workflow, route, suspect,
        state = 'ACQUIRED' and exists (select from penstock.dispatch d where d.id = t.claim) as unsent,
        (select h.task_id from penstock.ordering_head h where h.key = t.ordering_key
         and (h.held or exists (select from penstock.task r where r.id = h.task_id))) as behind
 from penstock.task t where id = $1
 union all
-select claimed_at, null, finished_at, workflow, null, null, false, false, null
+select claimed_at, null, workflow, null, false, false, null
 from penstock.task_history where id = $1;
 
 -- name: read_failed_steps
