@@ -20,9 +20,8 @@ from penstock.api.params import DlqListParams, DlqShowParams, QueueName, ReplayD
 from penstock.brokers.base import ORIGINAL_ID_ATTRIBUTE, Message, Outgoing, Queue
 from penstock.methods.inbound import accept_inbound, is_change, read_inbound, take_in
 from penstock.methods.table import API_ONLY, read_command
-from penstock.protocol import reports
+from penstock.protocol import errors, reports
 from penstock.protocol.api_key import Permission
-from penstock.protocol.errors import MessageNotFound, QueueAway, Refused, RpcError, Unavailable
 from penstock.protocol.json_text import body_bytes, entry_text
 from penstock.protocol.message_attributes import worker_of
 from penstock.protocol.method import NoParams, Scope, method
@@ -108,16 +107,17 @@ def _reported(label: str) -> Iterator[None]:
     """Raise QueueAway to the caller for a queue that is unavailable; the reason goes to the log alone."""
     try:
         yield
-    except Unavailable as exc:
+    except errors.Unavailable as exc:
         reference = secrets.token_hex(8)
         log.warning("queue_away", queue=label, reason=str(exc), ref=reference)
-        raise QueueAway(label, reference) from exc
+        raise errors.QueueAway(label, reference) from exc
 
 
 _FIRST_SHOWN = 3
 _RECEIPT_SHARE = 0.95  # of its retention after which a receipt is no longer counted on, for clocks that differ
 _SHOWN_CHARS = 100
 _LATEST_SECONDS = 253_402_300_799  # the end of the year 9999
+_NEVER_TAKEN = "the queue will never take it: purge it once you have seen it"
 _ONLY_ANSWERS = "it only answers, and a queue has no way back"
 _KINDS = {
     reports.Succeeded: "result", reports.SharedResult: "shared_result", reports.Failed: "error",
@@ -166,7 +166,7 @@ class Contents:
         try:
             batch_limit = settings.batch_limit if queue == "inbound" else settings.packed_limit
             _, self.texts = split_body(message.body, batch_limit=batch_limit)
-        except RpcError as exc:
+        except errors.RpcError as exc:
             self._problem = exc.message
         self.entries = [self._read(text) for text in self.texts[:limit]]
 
@@ -202,7 +202,7 @@ class Contents:
 def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
     try:
         command = read_command(method, params, settings)
-    except RpcError as exc:
+    except errors.RpcError as exc:
         return Entry(method[:_SHOWN_CHARS], problem=_ONLY_ANSWERS if method.startswith(API_ONLY) else exc.message)
     except Exception:
         log.exception("request_not_read", method=method[:_SHOWN_CHARS])  # it must not hide the others
@@ -342,14 +342,14 @@ async def count(context: ApiContext, _given: NoParams) -> DeadLetterQueues:
         try:
             with _reported(name):
                 depth = await _queue(context, name).depth()
-        except QueueAway:
+        except errors.QueueAway:
             counted.append(DeadLetterQueue(label, None, None))
         else:
             counted.append(DeadLetterQueue(label, depth.total, depth.in_flight))
     return DeadLetterQueues(counted)
 
 
-@method("dlq.list", permission=Permission.READ, scope=Scope.CLOSED, errors=(QueueAway,))
+@method("dlq.list", permission=Permission.READ, scope=Scope.CLOSED, errors=(errors.QueueAway,))
 async def list_(context: ApiContext, command: DlqListParams) -> DeadMessages:
     """List messages of a dead-letter queue, with what Postgres knows of them; they stay where they are."""
     shown: list[DeadMessage] = []
@@ -361,7 +361,7 @@ async def list_(context: ApiContext, command: DlqListParams) -> DeadMessages:
     return DeadMessages(shown[: command.limit], leased.seen, leased.total, leased.elsewhere)
 
 
-@method("dlq.show", permission=Permission.READ, scope=Scope.CLOSED, errors=(MessageNotFound, QueueAway))
+@method("dlq.show", permission=Permission.READ, scope=Scope.CLOSED, errors=(errors.MessageNotFound, errors.QueueAway))
 async def show(context: ApiContext, command: DlqShowParams) -> DeadMessageDetail:
     """Show a message of a dead-letter queue whole, with the state of each task in it; it stays in the queue."""
     name = command.queue + DEAD_LETTER_SUFFIX
@@ -372,10 +372,10 @@ async def show(context: ApiContext, command: DlqShowParams) -> DeadMessageDetail
                     return await _describe_whole(context, command.queue, message)
     elsewhere = f", {leased.elsewhere} of them held by another caller" if leased.elsewhere else ""
     looked_at = f"{leased.seen} of about {leased.total} were looked at{elsewhere}"
-    raise MessageNotFound(command.id, f" in {name}: {looked_at}")
+    raise errors.MessageNotFound(command.id, f" in {name}: {looked_at}")
 
 
-@method("dlq.replay", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(QueueAway,))
+@method("dlq.replay", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(errors.QueueAway,))
 async def replay(context: ApiContext, command: ReplayDead) -> DeadReplayed:
     """Send messages again and take them from the dead-letter queue; doing so twice does nothing twice."""
     dead, queue = _queue(context, command.queue + DEAD_LETTER_SUFFIX), _queue(context, command.queue)
@@ -402,7 +402,7 @@ async def replay(context: ApiContext, command: ReplayDead) -> DeadReplayed:
     )
 
 
-@method("dlq.purge", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(QueueAway,))
+@method("dlq.purge", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(errors.QueueAway,))
 async def purge(context: ApiContext, command: WhichDead) -> DeadPurged:
     """Delete messages of a dead-letter queue permanently."""
     async with lease_messages(_queue(context, command.queue + DEAD_LETTER_SUFFIX)) as leased:
@@ -415,7 +415,7 @@ async def purge(context: ApiContext, command: WhichDead) -> DeadPurged:
 def _queue(context: ApiContext, name: str) -> Queue:
     with _reported(name):
         if name not in context.queues:
-            raise Unavailable("the api was started without it")
+            raise errors.Unavailable("the api was started without it")
         return context.queues[name]
 
 
@@ -523,21 +523,23 @@ async def _send(context: ApiContext, queue: Queue, plans: Sequence[_Plan]) -> No
         plan, _ = sent[position]
         if position not in report.refused:
             plan.obstacle = "the queue did not take it: try again later"
-        elif queue.label != "inbound" or not await _accept_here(context, plan.message):
-            plan.obstacle = "the queue will never take it: purge it once you have seen it"
+        else:
+            plan.obstacle = await _accept_here(context, plan.message) if queue.label == "inbound" else _NEVER_TAKEN
 
 
-async def _accept_here(context: ApiContext, message: Message) -> bool:
-    """Do the submitter's work on a message too full to carry its first id as well."""
+async def _accept_here(context: ApiContext, message: Message) -> str | None:
+    """Do the submitter's work on a message too full to carry its first id as well; returns why it cannot be done."""
     inbound = read_inbound(message.body, context.settings)
-    await take_in(inbound, context.store.codec, context.settings, context.store.session)
     try:
+        await take_in(inbound, context.store.codec, context.settings, context.store.session)
         async with context.store.transaction() as session:
             if await enqueue.record_receipts(session, [message.original_id]):
                 await accept_inbound(session, inbound, context.settings, source="replay")
                 await enqueue.insert_rejected(session, "inbound", inbound.refused)
-    except Refused as exc:
+    except errors.Refused as exc:
         log.warning("message_refused", message_id=message.id, reason=str(exc))
-        return False
+        return _NEVER_TAKEN
+    except (errors.Locked, errors.PayloadUnavailable) as exc:  # which the messages behind it need not wait for
+        return f"{exc}: try again later"
     context.wake()
-    return True
+    return None

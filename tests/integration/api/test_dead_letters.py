@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -378,19 +379,21 @@ async def test_a_message_older_than_receipts_is_sent_only_by_force(
     assert len(await take(inbound)) == 1
 
 
-async def test_a_message_too_full_to_carry_its_id_is_accepted_on_the_spot_and_once(
-    dead: dict[str, SqsQueue], inbound: SqsQueue, store: Store, settings: Settings
-) -> None:
-    entries = [request("enqueue", {"action": "a", "payload": {"x": "y" * 150_000}}) for _ in range(6)]
-    entries.append(json.dumps("z" * (LIMITS.max_message_bytes - len(join_batch(entries)) - len(',""'))))
-    body = join_batch(entries)
+def full_of(*entries: str) -> str:
+    """A message as large as any can be, with an entry that is none."""
+    room = LIMITS.max_message_bytes - len(join_batch([*entries, '""']))
+    body = join_batch([*entries, json.dumps("z" * room)])
     assert len(body) == LIMITS.max_message_bytes
-    await put(dead["inbound"], body)
+    return body
+
+
+@asynccontextmanager
+async def counting_attributes(store: Store, settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    """An api whose queues count the attributes of a message, as those of AWS and not the embedded ones."""
     assert settings.sqs_endpoint_url is not None
     with sqs_proxy(settings.sqs_endpoint_url) as proxy:
 
         def as_aws(operation: str, body: dict[str, Any], forward: Any) -> tuple[int, dict[str, Any]]:
-            """The embedded endpoint counts no attributes."""
             if operation == "SendMessageBatch" and len(json.dumps(body["Entries"])) > LIMITS.max_message_bytes:
                 return 400, {"__type": "com.amazonaws.sqs#BatchRequestTooLong", "message": "too long"}
             return forward(body)
@@ -401,18 +404,41 @@ async def test_a_message_too_full_to_carry_its_id_is_accepted_on_the_spot_and_on
             running(store, through) as api,
             httpx.AsyncClient(base_url=api.url, timeout=30, headers=JSON) as http,
         ):
-            for expected in ({"replayed": 1, "dropped": 0}, {"replayed": 0, "dropped": 1}):
-                (message,) = await take(dead["inbound"])
-                copy = Outgoing(body, {ORIGINAL_ID_ATTRIBUTE: message.original_id})
-                await dead["inbound"].release([message])
-                answer = await http.post("/rpc", content=request("dlq.replay", {"queue": "inbound", "limit": 9}, id=1))
-                result = answer.json()["result"]
-                assert {name: result[name] for name in expected} == expected, result
-                assert (await inbound.depth()).total == (await dead["inbound"].depth()).total == 0
-                assert await count(store) == 6
-                assert (await dead["inbound"].send([copy])).failed == []
+            yield http
+
+
+async def test_a_message_too_full_to_carry_its_id_is_accepted_on_the_spot_and_once(
+    dead: dict[str, SqsQueue], inbound: SqsQueue, store: Store, settings: Settings
+) -> None:
+    body = full_of(*(request("enqueue", {"action": "a", "payload": {"x": "y" * 150_000}}) for _ in range(6)))
+    await put(dead["inbound"], body)
+    async with counting_attributes(store, settings) as http:
+        for expected in ({"replayed": 1, "dropped": 0}, {"replayed": 0, "dropped": 1}):
+            (message,) = await take(dead["inbound"])
+            copy = Outgoing(body, {ORIGINAL_ID_ATTRIBUTE: message.original_id})
+            await dead["inbound"].release([message])
+            answer = await http.post("/rpc", content=request("dlq.replay", {"queue": "inbound", "limit": 9}, id=1))
+            result = answer.json()["result"]
+            assert {name: result[name] for name in expected} == expected, result
+            assert (await inbound.depth()).total == (await dead["inbound"].depth()).total == 0
+            assert await count(store) == 6
+            assert (await dead["inbound"].send([copy])).failed == []
     ((source, _, reason),) = await rejected(store)
     assert (source, "Invalid Request" in reason) == ("inbound", True)
+
+
+async def test_a_full_message_whose_key_is_held_keeps_no_other_from_its_replay(
+    dead: dict[str, SqsQueue], inbound: SqsQueue, store: Store, settings: Settings, sql: Any
+) -> None:
+    await put(dead["inbound"], full_of(request("enqueue", {"action": "a", "unique_key": "x"})), request("submit:b", {}))
+    async with counting_attributes(store, settings) as http, sql.transaction():
+        await sql.execute("select penstock_enqueue('a', '{}', unique_key => 'x')")
+        answer = await http.post("/rpc", content=request("dlq.replay", {"queue": "inbound", "limit": 9}, id=1))
+        result = answer.json()["result"]
+        assert result["replayed"] == 1
+        (left,) = result["left"]
+        assert "holds a lock" in left["reason"]
+    assert ((await dead["inbound"].depth()).total, (await inbound.depth()).total) == (1, 1)
 
 
 # Replay: outbound
