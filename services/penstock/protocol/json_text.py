@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -161,6 +161,8 @@ def foreign(value: Any) -> Any:
         return decode_any(value)
     if isinstance(value, dict | list | tuple | set | frozenset):
         raise TypeError(f"a dict with a {kind.__name__} as a key is not JSON-serialisable")
+    if isinstance(value, Mapping):
+        return to_builtins(dict(value), foreign)
     if not isinstance(value, Iterator):  # an iterator could be read only once
         from pydantic_core import PydanticSerializationError, to_jsonable_python  # loaded when first needed
 

@@ -16,18 +16,20 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from datetime import datetime
+from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Self
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
 from penstock.brokers.base import Outgoing, SendReport
 from penstock.brokers.sqs import LIMITS
 from penstock.client.async_client import AsyncClient
 from penstock.client.client import Client
-from penstock.client.exchanges import EventReader, Unfinished, answer_of, downloaded, enqueueing, error_of
+from penstock.client.exchanges import EventReader, Unfinished, answer_of, downloaded, enqueueing, error_of, request_text
 from penstock.client.inbound import InboundClient
 from penstock.client.results import AsyncResults
 from penstock.payloads.codec import offered_aad
@@ -207,6 +209,14 @@ def test_payload_that_is_no_json_is_refused_before_it_is_sent() -> None:
             client.enqueue("a", {"x": float("nan")})
         with pytest.raises(TypeError, match=r"_thread\.lock is not JSON-serialisable"):
             client.enqueue("a", {"x": threading.Lock()})
+
+
+def test_a_mapping_that_is_no_dict_is_an_object() -> None:
+    params = {"labels": MappingProxyType({"team": "a"}), "payload": [MappingProxyType({3: Decimal("1.5")})]}
+    sent = json.loads(request_text("enqueue", params, None))["params"]
+    assert sent == {"labels": {"team": "a"}, "payload": [{"3": "1.5"}]}
+    with pytest.raises(TypeError, match="holds a secret"):
+        request_text("enqueue", {"payload": MappingProxyType({"key": SecretStr("s")})}, None)
 
 
 def test_run_at_without_a_zone_is_refused_before_it_is_sent() -> None:
