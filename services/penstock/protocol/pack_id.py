@@ -3,7 +3,7 @@
 Task ids, and places in a message, are written as ranges in their order: ``17-101,140``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from penstock.protocol.requests import INT8_MAX
@@ -43,23 +43,19 @@ def ranges_of(numbers: Sequence[int]) -> str:
 def parse_ranges(text: str) -> Sequence[int]:
     """The numbers. Raises ValueError."""
     found: list[int] = []
-    for low, high in _bounds(text):
-        if high < low or high > INT8_MAX or len(found) + high - low >= PACK_MAX_TASKS:
+    for part in text.split(","):
+        low, dash, high = part.partition("-")
+        if not _is_number(low) or (dash and not _is_number(high)):
+            raise ValueError(f"{part[:100]!r} is no number or range of numbers")
+        first, last = int(low), int(high or low)
+        if last < first or last > INT8_MAX or len(found) + last - first >= PACK_MAX_TASKS:
             raise ValueError(f"{text[:100]!r} is not at most {PACK_MAX_TASKS} numbers in ranges such as 17-101,140")
-        found += range(low, high + 1)
+        found += range(first, last + 1)
     return found
 
 
 def _range(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
-
-
-def _bounds(text: str) -> Iterator[tuple[int, int]]:
-    for part in text.split(","):
-        low, dash, high = part.partition("-")
-        if not _is_number(low) or (dash and not _is_number(high)):
-            raise ValueError(f"{part[:100]!r} is no number or range of numbers")
-        yield int(low), int(high or low)
 
 
 def _is_number(text: str) -> bool:
