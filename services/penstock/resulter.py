@@ -15,8 +15,9 @@ from penstock.protocol import reports
 from penstock.protocol.errors import HANDLER_ERROR, Locked, PenstockError, Refused, TooSlow, Unavailable
 from penstock.protocol.json_text import entry_text
 from penstock.protocol.message_attributes import worker_of
+from penstock.protocol.reports import Outcome
 from penstock.protocol.trace_context import Hop
-from penstock.results.apply import ApplySummary, Outcome, apply_reports, plain_results
+from penstock.results.apply import ApplySummary, apply_reports, plain_results
 from penstock.results.watermark import ReadingNote
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import log

@@ -201,19 +201,9 @@ class Unreadable(msgspec.Struct, frozen=True, gc=False):
     is_foreign: bool = False
 
 
-Report = (
-    Succeeded
-    | SharedResult
-    | Failed
-    | Waiting
-    | Suspended
-    | Stepped
-    | Progress
-    | Output
-    | RunTimes
-    | Announced
-    | Unreadable
-)
+Outcome = Succeeded | Failed | Waiting | Suspended
+"""How an attempt has ended."""
+Report = Outcome | SharedResult | Stepped | Progress | Output | RunTimes | Announced | Unreadable
 
 NO_HINTS = Hints()
 
@@ -490,8 +480,7 @@ class _Decoder:
         return Announced(given.action, worker, version, description, *kept)
 
     def _steps(self, response: Response) -> Sequence[Entry]:
-        raw = response.steps
-        return tuple(map(self._stored, decode_entries(raw))) if bytes(raw) else ()
+        return tuple(map(self._stored, decode_entries(response.steps)))
 
     def _stored(self, entry: Entry) -> Entry:
         """The entry with its result or error as it is stored. Raises ValueError."""

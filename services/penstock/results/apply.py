@@ -22,6 +22,7 @@ from penstock.protocol import reports
 from penstock.protocol.errors import HANDLER_ERROR, TOO_LARGE, PayloadLost, PayloadUnavailable, RpcError, SettingsError
 from penstock.protocol.journal import StepKey, carried, encode_step
 from penstock.protocol.json_text import replace_unstorable, utf8_size
+from penstock.protocol.reports import Outcome
 from penstock.protocol.retry import Backoff
 from penstock.protocol.sealed import MARK, SEALED_ENCODING, is_sealed, reference_of
 from penstock.protocol.task import Failure
@@ -46,7 +47,6 @@ _SEAL_BYTES = 200  # the mark, the key's id, nonce and tag of an encrypted text,
 _FEW = 10  # results of a message or ten, one each
 _FINAL = reports.Hints(final=True)  # the handler has done its work and would return the same again
 
-Outcome = reports.Succeeded | reports.Failed | reports.Waiting | reports.Suspended
 _KINDS: dict[Any, Any] = dict.fromkeys(get_args(Outcome), "outcome")  # of any other report: its type
 
 

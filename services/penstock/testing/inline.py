@@ -29,7 +29,7 @@ from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.protocol.task import Claimed, NewTask, State
 from penstock.protocol.tenant import own_key, stored_key
 from penstock.protocol.views import raw, timestamp, view_of
-from penstock.results.apply import Outcome, bad_children, delay_after, hold_of, interrupted, postponement
+from penstock.results.apply import bad_children, delay_after, hold_of, interrupted, postponement
 from penstock.results.spawn import read_spawner
 from penstock.results.wait_answers import KEPT, Answered, AnswerWait, answer_again
 from penstock.results.waits import Ended, read_answer, timed_out, token_taken
@@ -251,7 +251,7 @@ class Inline:
             if entry.key not in task.steps or task.steps[entry.key].claim < claim:
                 task.steps[entry.key] = _Step(entry, claim, self.clock.now())
 
-    def _apply(self, report: Outcome | reports.Progress) -> None:
+    def _apply(self, report: reports.Outcome | reports.Progress) -> None:
         task = self._tasks[report.task_id]
         if not isinstance(report, reports.Progress):
             self._note_steps(task.id, report.claim or 0, report.steps)

@@ -9,9 +9,8 @@ from penstock.brokers.base import Outgoing, SendReport
 from penstock.brokers.sqs import LIMITS
 from penstock.protocol.batching import join_batch
 from penstock.protocol.json_text import entry_text
-from penstock.protocol.reports import SharedResult, Stepped, decode_report
+from penstock.protocol.reports import Outcome, SharedResult, Stepped, decode_report
 from penstock.protocol.requests import split_body
-from penstock.results.apply import Outcome
 from penstock.settings.model import Settings
 from penstock.testing.faults import Faults
 from penstock.testing.queue import MemoryQueue
