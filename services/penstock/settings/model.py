@@ -101,13 +101,6 @@ def _readable_file(path: str) -> None:
         raise ValueError(f"{path} is no file that can be read")
 
 
-def _http_url(url: str) -> None:
-    if not url.startswith(HTTP):
-        raise ValueError("must begin with http:// or https://")
-    if "@" in url:
-        raise ValueError("must hold no user and no password, for it is shown in logs")
-
-
 def _database_url(url: str) -> None:
     """Raises ValueError for what the driver would refuse with a text that may hold a part of the password."""
     if not url.startswith(("postgresql://", "postgres://")):
@@ -181,7 +174,11 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Name = Annotated[str, Field(min_length=1)]
-HttpUrl = Annotated[str, checked(_http_url)]
+HttpUrl = Annotated[
+    str,
+    must(lambda url: url.startswith(HTTP), "must begin with http:// or https://"),
+    must(lambda url: "@" not in url, "must hold no user and no password, for it is shown in logs"),
+]
 ReadableFile = Annotated[str, checked(_readable_file)]
 DatabaseUrl = Annotated[
     SecretStr,
