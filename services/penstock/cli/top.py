@@ -8,10 +8,9 @@ import select
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -74,7 +73,8 @@ def top(
         are included.
     """
     client = common.connect(api_url, data_dir)
-    watch = Watch(client, _processes(metrics or (), data_dir if api_url is None else None, known=api_url is None))
+    stack = common.folder_of(data_dir).read_state() if api_url is None else None
+    watch = Watch(client, _processes(metrics or (), client.url, stack))
     if sys.stdout.isatty() and not (once or as_json):
         _show(watch, interval)
         return
@@ -162,16 +162,15 @@ class Watch:
         return figures | {"actions": self.rows(), "processes": self.health}
 
 
-def _processes(given: Sequence[str], data_dir: Path | None, *, known: bool) -> list[tuple[str, str]]:
-    """Names and URLs of processes: the given ones, and those of the local stack if ``known``."""
+def _processes(given: Sequence[str], api_url: str, stack: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Names and URLs of processes: the given ones, and those of a stack, if it is its api that is watched."""
     found = []
     for url in map(_base, given):
         if not url.startswith(("http://", "https://")):
             raise typer.BadParameter(f"{url!r} is not a URL such as http://127.0.0.1:9464", param_hint="--metrics")
         found.append((url, url))
-    state = common.folder_of(data_dir).read_state() if known else None
-    if state is not None:
-        found += [(entry["name"], _base(entry["metrics"])) for entry in state["processes"] if entry["metrics"]]
+    if stack is not None and stack["api"] == api_url:
+        found += [(entry["name"], _base(entry["metrics"])) for entry in stack["processes"] if entry["metrics"]]
     return found
 
 

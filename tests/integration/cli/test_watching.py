@@ -139,15 +139,22 @@ def read_until(descriptor: int, text: bytes, *, times: int = 1) -> bytes:
     return seen
 
 
-def test_the_processes_of_the_stack_that_runs_here_are_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    health = Health("well")
-    health.succeeded()
-    with closing(serve_health(health, "127.0.0.1", 0)) as server:
-        state = {"processes": [{"name": "api", "metrics": f"{server.url}/metrics"}, {"name": "new", "metrics": None}]}
-        monkeypatch.setattr("penstock.local.state.DataDir.read_state", lambda self: state)
-        known = top._processes([], tmp_path, known=True)
-        assert [top._health_of(process) for process in known] == [{"name": "api", "ready": True, "reason": None}]
-    assert top._processes([], tmp_path, known=False) == []
+STATE = {"api": "http://127.0.0.1:1", "processes": [{"name": "api", "metrics": "http://127.0.0.1:2/metrics"},
+                                                    {"name": "new", "metrics": None}]}  # fmt: skip
+
+
+def test_the_processes_of_the_stack_that_runs_here_are_known() -> None:
+    assert top._processes([], "http://127.0.0.1:1", STATE) == [("api", "http://127.0.0.1:2")]
+
+
+async def test_processes_of_the_stack_here_are_not_shown_beside_another_api(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.local.state.DataDir.read_state", lambda self: STATE)
+    async with running(store, settings) as api:
+        monkeypatch.setenv("PENSTOCK_API_URL", api.url)
+        done = await asyncio.to_thread(CliRunner().invoke, app, ["top", "--once", "--json"])
+    assert json.loads(done.stdout)["processes"] == []
 
 
 def test_rates_are_counted_from_one_look_to_the_next_and_an_api_that_goes_away_is_told() -> None:
