@@ -258,7 +258,7 @@ def _page(watch: Watch, rows: int | None) -> RenderableType:
         away = [process for process in watch.health if not process["ready"]]
         ready = f"{len(watch.health) - len(away)} of {len(watch.health)} ready"
         parts.append(Text.assemble(("processes  ", "bold"), (ready, "red" if away else "green")))
-        parts += [Text(f"  {process['name']}: {process['reason']}", style="red") for process in away]
+        parts += [Text(printable(f"  {process['name']}: {process['reason']}"), style="red") for process in away]
         parts.append(Text())
         used += 2 + len(away)
     if watch.stats is not None:

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from penstock.brokers.sqs import SqsTransport
 from penstock.cli.app import app
 from penstock.cli.doctor.checks import _examine_processes, examine, examine_deliveries, examine_payloads
+from penstock.cli.doctor.command import _show
 from penstock.cli.doctor.database import PROCESSES, examine_database
 from penstock.cli.doctor.findings import Finding, Report
 from penstock.cli.doctor.queues import examine_queues
@@ -584,3 +585,10 @@ async def test_processes_that_are_away_or_saturated_are_found(settings: Settings
     assert "busy: ok, but saturated: a task waits for one of 16 threads" in busy.seen
     assert "PENSTOCK_WORKER_THREADS" in (busy.fix or "")
     assert "gone" in gone.seen
+
+
+def test_what_was_seen_is_no_command_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    _show(Finding("warning", "processes", "busy: \x1b]52;c;Y3VybCBldmls\x07", "look at \x07"))
+    out = capsys.readouterr().out
+    assert "busy: \\x1b]52;c;Y3VybCBldmls\\x07\n" in out
+    assert "-> look at \\x07\n" in out

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cli import top
+from penstock.cli import common, top
 from penstock.cli.app import app
 from penstock.db.pool import Store
 from penstock.protocol.errors import RateLimited, Unavailable
@@ -155,6 +155,13 @@ async def test_processes_of_the_stack_here_are_not_shown_beside_another_api(
         monkeypatch.setenv("PENSTOCK_API_URL", api.url)
         done = await asyncio.to_thread(CliRunner().invoke, app, ["top", "--once", "--json"])
     assert json.loads(done.stdout)["processes"] == []
+
+
+def test_what_a_process_says_is_no_command_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    watch = top.Watch(None, [])  # type: ignore[arg-type]
+    watch.health = [{"name": "worker-1", "ready": False, "reason": "boom \x1b]52;c;Y3VybCBldmls\x07"}]
+    common.wide_console(120).print(top._page(watch, rows=None))
+    assert "worker-1: boom \\x1b]52;c;Y3VybCBldmls\\x07" in capsys.readouterr().out
 
 
 def test_rates_are_counted_from_one_look_to_the_next_and_an_api_that_goes_away_is_told() -> None:

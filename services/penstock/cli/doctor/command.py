@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.common import DataDirOption, print_json, settings_here
+from penstock.cli.common import DataDirOption, print_json, say, settings_here
 from penstock.cli.doctor.findings import Finding, Level, Report
 from penstock.cli.parameters import expanded
+from penstock.runtime.logs import printable
 
 _COLOURS: dict[Level, str] = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 
@@ -43,6 +44,6 @@ def doctor(
 
 def _show(finding: Finding) -> None:
     level = typer.style(f"{finding.level:<8}", fg=_COLOURS[finding.level])
-    typer.echo(f"{level} {finding.what}: {finding.seen}")
+    typer.echo(f"{level} {finding.what}: {printable(finding.seen)}")
     if finding.fix:
-        typer.echo(f"         -> {finding.fix}")
+        say(f"         -> {finding.fix}")
