@@ -311,9 +311,7 @@ class Arena:
         """What `penstock doctor --invariants` asks."""
         store, report = Store(self.database_url, pool_size=1), Report()
         async with store.session() as session:
-            await examine_invariants(
-                session, report, stale_after_seconds=float(self._env["PENSTOCK_STALE_AFTER_SECONDS"])
-            )
+            await examine_invariants(session, report, self.stack.settings)
         await store.close()
         self.row.problems += [f"{one.what}: {one.seen}" for one in report.findings if one.level != "ok"]
 

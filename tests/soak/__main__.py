@@ -183,7 +183,7 @@ class Soak:
                         break
                     await asyncio.sleep(1)
                 left = await session.value("count_live_up_to", 1000)
-                await examine_invariants(session, report, stale_after_seconds=self.stack.settings.stale_after_seconds)
+                await examine_invariants(session, report, self.stack.settings)
         finally:
             await store.close()
         broken = [f"{one.what}: {one.seen}" for one in report.findings if one.level != "ok"]

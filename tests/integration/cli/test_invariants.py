@@ -71,7 +71,7 @@ async def prepare(store: Store, settings: Settings) -> None:
 
 async def complaints(session: Session, settings: Settings) -> list[Finding]:
     report = Report()
-    await examine_invariants(session, report, stale_after_seconds=settings.stale_after_seconds)
+    await examine_invariants(session, report, settings)
     assert len(report.findings) == len(INVARIANTS)
     return [finding for finding in report.findings if finding.level != "ok"]
 
@@ -106,7 +106,7 @@ async def test_what_many_tasks_break_is_shown_shortly_and_a_look_is_bounded(
     report = Report()
     async with store.transaction() as session:
         await session._connection.execute("delete from penstock.unique_key")
-        await examine_invariants(session, report, stale_after_seconds=60)
+        await examine_invariants(session, report, settings)
     (found, bound) = [finding for finding in report.findings if finding.level != "ok"]
     assert found.seen.endswith("; task 3 is live, and its unique key is free and 2 more")
     assert bound.seen == "only the 5 oldest live tasks were read"
@@ -118,7 +118,7 @@ async def test_a_task_that_waits_in_its_queue_for_a_worker_is_not_overdue(store:
     report = Report()
     async with store.session() as session:
         await session._connection.execute("update penstock.task set claimed_at = now() - interval '1 hour'")
-        await examine_invariants(session, report, stale_after_seconds=120, untaken_after_seconds=6 * 3600)
+        await examine_invariants(session, report, settings)
     assert "nothing is overdue" not in {one.what for one in report.findings if one.level != "ok"}
 
 

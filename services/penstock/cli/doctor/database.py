@@ -20,7 +20,7 @@ from penstock.db.session import Session
 from penstock.db.statements import SQL
 from penstock.limits.announced import list_announced
 from penstock.protocol.errors import PenstockError
-from penstock.protocol.schema import DEFAULT, renamed
+from penstock.protocol.schema import renamed
 from penstock.runtime.logs import printable
 from penstock.runtime.periodic import is_set_within
 from penstock.settings.model import Settings
@@ -50,28 +50,20 @@ async def examine_stored(settings: Settings, report: Report) -> None:
         return
     try:
         async with open_store(settings, "penstock-doctor", pool_size=1) as store, store.session() as session:
-            await examine_invariants(
-                session, report, stale_after_seconds=settings.stale_after_seconds,
-                untaken_after_seconds=settings.untaken_after_seconds, schema=settings.database_schema,
-            )  # fmt: skip
+            await examine_invariants(session, report, settings)
     except PenstockError as exc:
         report("error", "invariants", str(exc).splitlines()[0], "see the findings about the database")
 
 
-async def examine_invariants(
-    session: Session, report: Report, *, stale_after_seconds: float, untaken_after_seconds: float = 0.0,
-    schema: str = DEFAULT,
-) -> None:  # fmt: skip
-    """One finding for each invariant. untaken_after_seconds: for which a task may wait for a worker in its queue."""
-    overdue = LOOKED_AT, stale_after_seconds, untaken_after_seconds
+async def examine_invariants(session: Session, report: Report, settings: Settings) -> None:
+    """One finding for each invariant."""
+    ages = settings.stale_after_seconds, settings.untaken_after_seconds
     for statement, holds, fix, level in INVARIANTS:
-        args = overdue if statement == "find_work_overdue" else (LOOKED_AT,)
-        seen = [printable(row["seen"], one_line=True) for row in await session.fetch(statement, *args)]
-        if seen:
-            more = f" and {len(seen) - _SHOWN} more" if len(seen) > _SHOWN else ""
-            report(level, holds, f"not so: {'; '.join(seen[:_SHOWN])}{more}", renamed(fix, schema))
-        else:
-            report("ok", holds, "so it is")
+        found = await session.fetch(statement, LOOKED_AT, *(ages if statement == "find_work_overdue" else ()))
+        seen = [printable(row["seen"], one_line=True) for row in found]
+        more = f" and {len(seen) - _SHOWN} more" if len(seen) > _SHOWN else ""
+        broken = f"not so: {'; '.join(seen[:_SHOWN])}{more}"
+        report.judge(holds, "so it is", (bool(seen), level, broken, renamed(fix, settings.database_schema)))
     if await session.value("count_live_up_to", LOOKED_AT) == LOOKED_AT:
         report("note", "invariants", f"only the {LOOKED_AT} oldest live tasks were read", "look again when fewer wait")
 
