@@ -16,7 +16,7 @@ from typer.models import ArgumentInfo, OptionInfo
 from typer.testing import CliRunner
 
 from docs.generated import row, write
-from penstock.cli.app import MODULES, app, make_app
+from penstock.cli.app import MODULES, app, load
 from penstock.cli.groups import default_of
 from penstock.cli.start import HELP
 
@@ -60,7 +60,10 @@ class Command:
 
 def commands(of: typer.Typer | None = None, path: tuple[str, ...] = (), panel: str = "") -> Iterator[Command]:
     """Every command that can be called, in the order of --help."""
-    of = of or make_app(MODULES)
+    if of is None:
+        of = typer.Typer()
+        for module in MODULES:
+            load(module, of)
     for info in of.registered_commands:
         assert info.callback is not None
         name = info.name or info.callback.__name__.replace("_", "-")

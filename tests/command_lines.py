@@ -7,13 +7,16 @@ from typing import Any
 
 import typer.main
 
-from penstock.cli.app import MODULES, make_app
+from penstock.cli.app import app
 
 
 @cache
 def command_tree() -> Any:
     """The whole command line."""
-    return typer.main.get_command(make_app(MODULES))
+    root: Any = typer.main.get_command(app)
+    for name in root.list_commands(None):
+        root.get_command(None, name)  # which loads its module
+    return root
 
 
 def find_command(words: list[str]) -> tuple[Any, list[str]]:

@@ -1,9 +1,8 @@
 """The command line. Commands load what they need when they run, so that `penstock worker` loads no database driver."""
 
 import sys
-from collections.abc import Iterable
 from importlib import import_module
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -39,13 +38,18 @@ MODULES = {
 _MODULE_OF = {command: module for module, commands in MODULES.items() for command in commands}
 
 
+def load(module: str, into: typer.Typer) -> None:
+    """Add the commands of one of the modules."""
+    import_module(f"penstock.cli.{module}").add_to(into)
+
+
 class Root(TyperGroup):
     """All commands. Invalid parameters are reported alike, found by the command line or by the api."""
 
     def get_command(self, ctx: Any, name: str) -> Any:
         if name not in self.commands and name in _MODULE_OF:
-            part = typer.Typer(rich_markup_mode=_MARKUP)
-            _load(_MODULE_OF[name], part)
+            part = typer.Typer(rich_markup_mode="markdown")
+            load(_MODULE_OF[name], part)
             self.commands.update(get_group(part).commands)
         return super().get_command(ctx, name)
 
@@ -67,7 +71,16 @@ class Root(TyperGroup):
             raise typer.BadParameter(error_text(exc).removeprefix("Invalid params: ")) from exc
 
 
-_MARKUP: Literal["markdown"] = "markdown"
+app = typer.Typer(
+    name="penstock",
+    cls=Root,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="A durable task pipeline: Postgres holds every task, SQS carries the work, JSON-RPC is the only protocol.",
+)
 
 
 def _print_version(wanted: bool) -> None:
@@ -76,37 +89,13 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     pass
-
-
-def make_app(modules: Iterable[str] = ()) -> typer.Typer:
-    """The command line. modules: whose commands are loaded at once, for those who want to see them all."""
-    made = typer.Typer(
-        name="penstock",
-        cls=Root,
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=_MARKUP,
-        epilog=EPILOG,
-        context_settings={"help_option_names": ["-h", "--help"]},
-        help="A durable task pipeline: Postgres holds every task, SQS carries the work, JSON-RPC is the only protocol.",
-    )
-    made.callback()(_root)
-    for module in modules:
-        _load(module, made)
-    return made
-
-
-def _load(module: str, into: typer.Typer) -> None:
-    import_module(f"penstock.cli.{module}").add_to(into)
-
-
-app = make_app()
 
 
 def main() -> None:
