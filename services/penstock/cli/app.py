@@ -21,8 +21,7 @@ MODULES = {
     "tasks": ("tasks", "jobs"),
     "workflows": ("workflows",),
     "schedules": ("schedules",),
-    "limits": ("actions", "tenants"),
-    "routes": ("routes", "ordering"),
+    "limits": ("actions", "tenants", "routes", "ordering"),
     "rejected": ("rejected",),
     "dlq": ("dlq",),
     "processes": (

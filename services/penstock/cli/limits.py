@@ -1,4 +1,4 @@
-"""`penstock actions` and `penstock tenants`: limits and pauses of actions and of tenants."""
+"""`penstock actions`, `tenants`, `routes`, `ordering`: limits, pauses, queues of their own, and keys that are held."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,6 +15,7 @@ from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import Given, ParamsOf
 from penstock.limits import model
 from penstock.protocol.method import NoParams
+from penstock.tasks.params import OrderingListParams, OrderingReleaseParams
 
 
 class Rate(NamedTuple):
@@ -72,6 +73,21 @@ _print_announced = listing(
     member="actions", right=("workers", "waiting"),
 )  # fmt: skip
 _print_tenants = _listing("tenant", _TENANT_OPTIONS, ("limits", lambda row: "own" if row["own"] else "default"))
+_print_routes = listing(
+    "routes",
+    (
+        ("route", "name"), "queue", ("actions", lambda row: " ".join(row["actions"])),
+        ("labels", lambda row: " ".join(f"{name}={value}" for name, value in row["labels"].items())),
+        "position", ("in flight", "in_flight"),
+    ),
+    right=("position", "in flight"),
+)  # fmt: skip
+_print_keys = listing(
+    "held ordering keys",
+    ("key", "tenant", "task_id", "action", "since", "waiting"),
+    member="keys",
+    right=("task_id", "waiting"),
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -93,6 +109,17 @@ def add_to(app: typer.Typer) -> None:
         "resume": calling("tenant.resume", model.TenantName),
     }
     add_group(app, "tenants", tenants, panel="Tasks", help="Limit and pause tenants, across all schedulers.")
+    routes: Commands = {
+        "list": calling("route.list", NoParams, _print_routes),
+        "set": set_route,
+        "delete": calling("route.delete", model.RouteName, lambda _: typer.echo("deleted")),
+    }
+    add_group(app, "routes", routes, panel="Tasks", help="Send some tasks to a queue and workers of their own.")
+    ordering: Commands = {
+        "list": calling("ordering.list", OrderingListParams, _print_keys),
+        "release": calling("ordering.release", OrderingReleaseParams, _print_released),
+    }
+    add_group(app, "ordering", ordering, panel="Tasks", help="Ordering keys that a failed task holds.")
 
 
 def _setting(method: str, params: type[msgspec.Struct], options: Mapping[str, Any]) -> Callable[..., None]:
@@ -128,3 +155,30 @@ def in_one_unit(given: Given) -> Given:
         name: rate.number * model.SECONDS_OF[per] / model.SECONDS_OF[units[name]] for name, rate in rates.items()
     }
     return given | numbers | {"per": per}
+
+
+def set_route(
+    *,
+    route: Annotated[
+        Given,
+        ParamsOf(
+            model.RouteSetParams,
+            queue=typer.Option("--queue", help="Its queue, by name or URL; the queue must exist."),
+            actions=typer.Option(
+                "--action", metavar="PATTERN", help="Actions that take this route, such as video.*. Repeatable."
+            ),
+        ),
+    ],
+    api: Api,
+) -> None:
+    """Create or replace a route. Run workers for it with `penstock worker --queue`."""
+    if "actions" not in route and "labels" not in route:
+        raise typer.BadParameter("name the tasks of the route: --action PATTERN or --label NAME=TEXT")
+    api.show(api.client.call("route.set", route), lambda _: typer.echo(f"{route['name']} set"))
+
+
+def _print_released(answer: dict[str, Any]) -> None:
+    if not answer["released"]:
+        typer.echo("the key is not held")
+    else:
+        typer.echo("released" + (f"; task {answer['next']} may run" if answer["next"] is not None else ""))
