@@ -37,7 +37,6 @@ EPILOG = (
     "130 interrupted. Settings come from PENSTOCK_* variables and penstock.toml."
 )
 DEFAULT_API_URL = "http://127.0.0.1:8080"
-AWAY_SECONDS = 0.5
 _SHOWN_CHARS = 80
 # What each method does: `make reference` writes it from the methods, which would load the database's driver.
 SUMMARIES: dict[str, str] = json.loads(Path(__file__).with_name("summaries.json").read_text("utf-8"))
@@ -192,7 +191,7 @@ def outlasting(ask: Callable[[], Result]) -> Result:
             if not is_away:
                 say(f"penstock: {exc}; still trying", err=True)
             is_away = True
-            time.sleep(AWAY_SECONDS)
+            time.sleep(0.5)
 
 
 def calling(

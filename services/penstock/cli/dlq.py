@@ -25,14 +25,11 @@ class QueueName(StrEnum):
     results = "results"
 
 
-QueueArgument = Annotated[QueueName, typer.Argument(metavar="QUEUE", help="inbound, outbound or results.")]
-
-
 @dataclass(frozen=True)
 class Choice:
     """The messages that a command changes."""
 
-    queue: QueueArgument
+    queue: Annotated[QueueName, typer.Argument(metavar="QUEUE", help="inbound, outbound or results.")]
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids from `penstock dlq list QUEUE`.")] = None
     everything: Annotated[bool, typer.Option("--all", help="As many messages as the queue has now.")] = False
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many messages, in any order.")] = None

@@ -37,7 +37,6 @@ _LOOPS = {
 }
 
 _LEVELS = {"warn": "warning", "trace": "debug", "off": "error", "fatal": "error"}
-_STORES = ("KEYSTORE_LOCATION", "TRUSTSTORE_LOCATION")
 # The variable of kafka-message-scheduler or clockwork -> our setting, and how to convert its value.
 Older = Mapping[str, tuple[str, Callable[[str], Any]]]
 KAFKA_MESSAGE_SCHEDULER: Older = {
@@ -122,8 +121,8 @@ def run(
     """Run a process, and exit with its code. overrides: of settings; None leaves one unchanged."""
     from penstock.cli.run import run_process
 
-    overrides |= {} if log_level is None else {"log_level": log_level.lower()}
-    raise typer.Exit(run_process(name, load_settings(**overrides), loops=loops, apps=apps))
+    settings = load_settings(**overrides, log_level=log_level and log_level.lower())
+    raise typer.Exit(run_process(name, settings, loops=loops, apps=apps))
 
 
 def older_settings(names: Older, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -131,7 +130,7 @@ def older_settings(names: Older, environ: Mapping[str, str]) -> dict[str, Any]:
     from penstock.settings.values import PREFIX  # here, since pydantic doubles the time of --help
 
     if environ.get("SECURITY_PROTOCOL", "").lower().endswith("ssl") and PREFIX + "KAFKA_SSL_CA_FILE" not in environ:
-        for name in _STORES:
+        for name in ("KEYSTORE_LOCATION", "TRUSTSTORE_LOCATION"):
             if environ.get(name):
                 raise SettingsError(
                     f"{name} names a Java key store, which librdkafka cannot read: export it as PEM (`keytool "

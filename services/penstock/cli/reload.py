@@ -35,12 +35,11 @@ def run_reloading(arguments: Sequence[str]) -> int:
             signal.signal(number, stop)
     while not stopped.wait(_LOOK_SECONDS):
         found = _python_files()
-        changed = sorted(path for path, _ in seen.items() ^ found.items())
+        changed = sorted({path for path, _ in seen.items() ^ found.items()})
         if not changed:
             continue
         seen = found
-        files = list(dict.fromkeys(changed))
-        log.info("reloading", files=",".join(files[:5]), changed=len(files))
+        log.info("reloading", files=",".join(changed[:5]), changed=len(changed))
         child.terminate()
         child.wait()
         if not stopped.is_set():
