@@ -166,7 +166,7 @@ def _copy_clusters(folder: Path) -> None:
     initdb, made = EmbeddedPostgres._initdb, folder / "made"
 
     def copy(self: EmbeddedPostgres) -> None:
-        if self.version != EmbeddedPostgres(folder / "postgres").version:
+        if self.version != EmbeddedPostgres.version:
             initdb(self)
             return
         with (folder / "lock").open("wb") as lock:

