@@ -3,16 +3,16 @@
 `python -m penstock.local.suggestion MODULE...`, a process of its own, since it imports the modules of --app.
 """
 
-import inspect
 import json
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.worker.handlers.actions import REGISTRY, Handler, load_app
-from penstock.worker.handlers.parameters import resolve
+from penstock.worker.announcing import schemas
+from penstock.worker.handlers.actions import REGISTRY, load_app
 
-_EXAMPLES: dict[Any, Any] = {str: "text", int: 1, float: 1.5, bool: True, list: [], dict: {}, tuple: [], set: []}
+# By the type in a parameter's schema.
+_EXAMPLES = {"string": "text", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
 
 
 def suggestion(apps: Sequence[str]) -> dict[str, Any] | None:
@@ -20,20 +20,12 @@ def suggestion(apps: Sequence[str]) -> dict[str, Any] | None:
     for app in apps:
         load_app(app)
     handlers = sorted(REGISTRY.values(), key=lambda handler: handler.batch is not None)
-    return {"action": handlers[0].name, "payload": _payload(handlers[0])} if handlers else None
-
-
-def _payload(handler: Handler) -> dict[str, Any]:
-    if handler.batch is not None:
-        return {}
-    found = {}
-    parameters = [*inspect.signature(handler.function).parameters.values()]
-    for parameter in parameters[handler.takes_context :]:
-        wanted = resolve(parameter.annotation, handler.function)
-        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if is_named and parameter.default is parameter.empty:
-            found[parameter.name] = _EXAMPLES.get(getattr(wanted, "__origin__", wanted), "...")
-    return found
+    if not handlers:
+        return None
+    params, _ = schemas(handlers[0])
+    properties = params.get("properties", {})
+    payload = {name: _EXAMPLES.get(properties[name].get("type"), "...") for name in params.get("required", ())}
+    return {"action": handlers[0].name, "payload": payload}
 
 
 if __name__ == "__main__":
