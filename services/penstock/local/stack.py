@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -35,18 +36,7 @@ _OF_ANOTHER_DATABASE = (
     "SSL_KEY",
 )  # fmt: skip
 # Not for workers: handlers, and what they import, could reach everything by them.
-_WITHHELD = (
-    "DATABASE_URL",
-    "DATABASE_LISTEN_URL",
-    "DATABASE_READ_URL",
-    "DATABASE_PASSWORD_FILE",
-    "DATABASE_PASSWORD_COMMAND",
-    "DATABASE_IAM",
-    "API_KEYS",
-    "API_KEY",
-    "CONTROL_API_KEY",
-    "SCHEDULER0_AUTH_PASSWORD",
-)
+_WITHHELD = re.compile("PENSTOCK_(DATABASE_.*|API_KEYS?|CONTROL_API_KEY|SCHEDULER0_AUTH_PASSWORD)", re.IGNORECASE)
 _CREDENTIAL_VARIABLES = (
     "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
@@ -74,7 +64,7 @@ class Stack:
     one_process: run all but the workers in one process, `penstock run`. reload: start workers again when code changes.
     database_url, sqs_endpoint_url: use these instead of the embedded Postgres or SQS.
     transport_url: use this broker instead of SQS.
-    settings: what the processes run with, once started.
+    settings: those of the user, and once started those that the processes run with.
     Raises StackError or SettingsError from ``start``, with the next step.
     """
 
@@ -104,7 +94,6 @@ class Stack:
         self._example: dict[str, str] = {}
         self._control_key = new_secret()
         self._suggestion: dict[str, Any] | None = None
-        self._http_host = HOST
         self._http_port = 0
         self._http_ports_near = 0  # tried from the first one on, before any other; 0: the port is fixed
         self._grace_seconds = 30.0
@@ -125,9 +114,8 @@ class Stack:
         left_behind = self._held.enter_context(self.data_dir.held())
         if left_behind is not None:
             await asyncio.to_thread(end_leftovers, left_behind)
-        user = load_settings()  # mistakes in the user's own settings come to light before anything is started
-        self._http_host = user.http_host
-        self._http_port = self._api_port(user)
+        self.settings = user = load_settings()  # mistakes in it come to light before anything is started
+        self._http_port = self._api_port()
         self._grace_seconds = user.grace_seconds + 5
 
         database_url, sqs_url, access_key = await self._start_services(broker)
@@ -158,8 +146,7 @@ class Stack:
             env |= _of_sdks(self._places)
         metrics_host = _reachable(self.settings.metrics_host)
 
-        withheld = {f"PENSTOCK_{name}" for name in _WITHHELD}
-        worker_env = {name: value for name, value in env.items() if name.upper() not in withheld}
+        worker_env = {name: value for name, value in env.items() if not _WITHHELD.fullmatch(name)}
         worker_env |= self._example
         worker = [sys.executable, "-m", "penstock", "worker", *(word for app in self.apps for word in ("--app", app))]
         worker += ["--reload"] if self.reload else []
@@ -186,8 +173,8 @@ class Stack:
             self._children.keep(child)
         await asyncio.gather(self._wait_ready(), self._find_suggestion(worker_env))
 
-    def _api_port(self, user: Settings) -> int:
-        wanted = self.port
+    def _api_port(self) -> int:
+        user, wanted = self.settings, self.port
         if wanted is None and "http_port" in user.model_fields_set:
             wanted = user.http_port
         if wanted:
@@ -203,7 +190,7 @@ class Stack:
 
     def _next_http_port(self, first: int) -> int:
         near = range(first, min(first + self._http_ports_near, 65536))
-        return next((port for port in near if is_free(port, self._http_host)), None) or free_port()
+        return next((port for port in near if is_free(port, self.settings.http_host)), None) or free_port()
 
     def _api_environment(self) -> dict[str, str]:
         """Where the api listens, and the workers that its dashboard checks, which have no connection to Postgres.
@@ -212,8 +199,8 @@ class Stack:
         """
         if self._http_ports_near and not self._ready:
             self._http_port = self._next_http_port(self._http_port)
-        env = {"PENSTOCK_HTTP_HOST": self._http_host, "PENSTOCK_HTTP_PORT": str(self._http_port)}
         settings = self.settings
+        env = {"PENSTOCK_HTTP_HOST": settings.http_host, "PENSTOCK_HTTP_PORT": str(self._http_port)}
         if settings.needs_keys and settings.control_api_key is None:
             entry = f"local-workers:{Permission.WORKER}:{digest_of(self._control_key.encode()).hex()}"
             env["PENSTOCK_API_KEYS"] = ",".join([*(key.get_secret_value() for key in settings.api_keys), entry])
@@ -341,7 +328,7 @@ class Stack:
 
     @property
     def _api_url(self) -> str:
-        return f"http://{_reachable(self._http_host)}:{self._http_port}"
+        return f"http://{_reachable(self.settings.http_host)}:{self._http_port}"
 
     def state(self) -> dict[str, Any]:
         """What `penstock ps --json` prints."""
@@ -441,11 +428,9 @@ def _sdk_profile() -> Mapping[str, str]:
     from botocore.exceptions import BotoCoreError
     from botocore.session import Session
 
-    try:
-        profile: Mapping[str, str] = Session().get_scoped_config()
-    except BotoCoreError:
-        return {}
-    return profile
+    with contextlib.suppress(BotoCoreError):
+        return dict(Session().get_scoped_config())
+    return {}
 
 
 def _of_sdks(places: Mapping[str, str]) -> dict[str, str]:

@@ -70,7 +70,7 @@ def test_processes_that_the_user_names_stay(tmp_path: Path) -> None:
 def test_a_port_that_was_lost_is_not_replaced_by_that_of_another_process_of_the_stack(tmp_path: Path) -> None:
     stack = Stack(tmp_path, port=0)
     stack.settings = load_settings()
-    first = stack._http_port = stack._api_port(stack.settings)
+    first = stack._http_port = stack._api_port()
     promised = free_port()
     with ExitStack() as taken:
         for port in range(first, promised):
