@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -26,7 +25,6 @@ _TRANSPORT_URL = "PENSTOCK_UP_TRANSPORT_URL"
 ReloadOption = Annotated[
     bool, typer.Option("--reload", help="Start workers again when a Python file below the current folder changes.")
 ]
-EXAMPLE_APP = "examples.export"  # as in penstock.local.stack, which is not loaded for --help
 
 
 def add_to(app: typer.Typer) -> None:
@@ -68,9 +66,8 @@ def up(
     secrets = {_DATABASE_URL: database_url, _TRANSPORT_URL: transport_url}
     for name in secrets:
         os.environ.pop(name, None)
-    sys.path.insert(0, os.getcwd())
     settings = load_settings()
-    apps = app if app else _example()
+    apps = app or (["examples.export"] if Path("examples/export/__init__.py").exists() else [])
     fleets = _fleets(fleet or ())
     notes = []
     if not apps and not settings.deliveries and (workers or fleets):
@@ -174,13 +171,6 @@ def logs(
             if not chunk:
                 time.sleep(0.2)
             chunk = file.read(65536)
-
-
-def _example() -> list[str]:
-    if Path(*EXAMPLE_APP.split(".")).exists():
-        with contextlib.suppress(ImportError, ValueError):
-            return [EXAMPLE_APP] if importlib.util.find_spec(EXAMPLE_APP) else []
-    return []
 
 
 def _spinner(text: str) -> contextlib.AbstractContextManager[Any]:

@@ -97,9 +97,11 @@ def test_help_documents_the_exit_codes(tmp_path: Path) -> None:
     assert "Exit codes: 0 done; 1 the operation failed" in penstock("--help", cwd=tmp_path).stdout
 
 
-@pytest.mark.parametrize(("deliveries", "workers"), [("", 0), ("http.request", 1)])
-def test_up_without_handlers_starts_a_worker_where_deliveries_are_on(
-    deliveries: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("deliveries", "is_clone", "workers"), [("", False, 0), ("http.request", False, 1), ("", True, 1)]
+)
+def test_up_without_handlers_starts_a_worker_where_deliveries_are_on_or_an_example_is_there(
+    deliveries: str, is_clone: bool, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from typer.testing import CliRunner
 
@@ -118,6 +120,9 @@ def test_up_without_handlers_starts_a_worker_where_deliveries_are_on(
     monkeypatch.setattr("penstock.runtime.logs.setup_logging", lambda *_, **__: None)  # of this process
     monkeypatch.setenv("PENSTOCK_DELIVERIES", deliveries)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples" / "export").mkdir(parents=True)
+    if is_clone:
+        (tmp_path / "examples" / "export" / "__init__.py").touch()
     done = CliRunner().invoke(app, ["up"])
     assert isinstance(done.exception, Made), done.output
     assert made == [workers]
