@@ -183,7 +183,8 @@ class Soak:
                         break
                     await asyncio.sleep(1)
                 left = await session.value("count_live_up_to", 1000)
-                await examine_invariants(session, report, self.stack.settings)
+                settings = self.stack.settings.model_copy(update={"untaken_after_seconds": 0.0})
+                await examine_invariants(session, report, settings)
         finally:
             await store.close()
         broken = [f"{one.what}: {one.seen}" for one in report.findings if one.level != "ok"]
