@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from penstock import Context, action
 from penstock.brokers.sqs import SqsQueue
 from penstock.cli.app import app
-from penstock.compat.delayed_records import DelayedRecords
+from penstock.compat import delayed_records
 from penstock.db.migrate import grant
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
@@ -105,7 +105,7 @@ async def test_every_process_works_by_a_role_without_ddl(
         submitter = Submitter(store=stores["submitter"], inbound=inbound, settings=settings)
         supervisor = Supervisor(
             store=stores["supervisor"], queues=queues, dead_letters=dead_letters, settings=settings,
-            open_queue=no_routes, additions=[DelayedRecords],
+            open_queue=no_routes, additions=[delayed_records.side_tasks],
         )  # fmt: skip
         line = await stack.enter_async_context(line_running(stores["api"], settings, stores))
         api = await stack.enter_async_context(api_running(stores["api"], settings))

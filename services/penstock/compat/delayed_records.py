@@ -166,43 +166,40 @@ def _count(changes: Counter[tuple[str, str]]) -> None:
         metrics.DELAYED_RECORD_CHANGES.labels(source, outcome).inc(count)
 
 
-class DelayedRecords:
-    """Publishes due records and counts all. listener: wakes it when a record that is due soon was stored."""
+def side_tasks(store: Store, notifier: Notifier, listener: Listener) -> Mapping[str, SideTask]:
+    """What publishes due records and counts all. listener: wakes it when a record that is due soon was stored."""
+    woken = listener.also(DELAYED_RECORDS)
+    counted: set[str] = set()  # sources
 
-    def __init__(self, store: Store, notifier: Notifier, listener: Listener) -> None:
-        self._store = store
-        self._notifier = notifier
-        self._woken = listener.also(DELAYED_RECORDS)
-        self._counted: set[str] = set()  # sources
-        self.side_tasks: Mapping[str, SideTask] = {
-            "delayed records": partial(repeat, "delayed records", self._publish_or_wait),
-            "count delayed records": partial(repeat, "count delayed records", self._count),
-        }
-
-    async def _publish_or_wait(self) -> float:
+    async def publish_or_wait() -> float:
         """Wait until a record is due, or publish in one transaction; returns the pause in seconds."""
-        self._woken.clear()
-        wait: float | None = await self._store.value("read_delayed_record_wait")
+        woken.clear()
+        wait: float | None = await store.value("read_delayed_record_wait")
         if wait is None or wait > 0:
-            await is_set_within(self._woken, LOOK_SECONDS if wait is None else min(LOOK_SECONDS, wait))
+            await is_set_within(woken, LOOK_SECONDS if wait is None else min(LOOK_SECONDS, wait))
             return 0
         started = monotonic()
-        async with self._store.transaction() as session:
+        async with store.transaction() as session:
             published = await publish_due(session)
         seconds = monotonic() - started
         if published is None:
             return _HELD_SECONDS
         if not published:
             return max(_GATHER_SECONDS, _REST * seconds)
-        self._notifier.wake()
+        notifier.wake()
         log.debug("delayed_records_published", records=published, seconds=round(seconds, 4))
         return 0 if published >= MAX_AT_ONCE else _GATHER_SECONDS
 
-    async def _count(self) -> float:
+    async def count() -> float:
         """Set the gauge; returns the pause in seconds, which is long: counting reads every record."""
         started = monotonic()
-        counts = {row["source"]: row["count"] for row in await self._store.fetch("count_delayed_records")}
-        self._counted |= counts.keys()
-        for source in self._counted:
+        counts = {row["source"]: row["count"] for row in await store.fetch("count_delayed_records")}
+        counted.update(counts)
+        for source in counted:
             metrics.DELAYED_RECORDS.labels(source).set(counts.get(source, 0))
         return max(_COUNT_SECONDS, _COUNT_REST * (monotonic() - started))
+
+    return {
+        "delayed records": partial(repeat, "delayed records", publish_or_wait),
+        "count delayed records": partial(repeat, "count delayed records", count),
+    }

@@ -1,10 +1,7 @@
 """Supervisor: upkeep, one module per duty. Several supervisors are safe: every repair is guarded by its claim."""
 
-import asyncio
-import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 from penstock.brokers.base import Queue
 from penstock.db.notify import Listener, Notifier
@@ -27,15 +24,12 @@ from penstock.workflows.advancer import WorkflowAdvancer
 _MAKE_TASKS_DUE = ("Rules", "Repair", "Expiry", "Waits", "Retention")  # duties after which schedulers are woken
 
 
-class Addition(Protocol):
-    """What is added to a supervisor: tasks that run beside its rounds."""
-
-    @property
-    def side_tasks(self) -> Mapping[str, SideTask]: ...
+Addition = Callable[[Store, Notifier, Listener], Mapping[str, SideTask]]
+"""Tasks of another package that run beside the rounds."""
 
 
 class Supervisor(Service):
-    """One supervisor process; ``run_once`` is one round of every duty. additions: tasks that other packages have."""
+    """One supervisor process; ``run_once`` is one round of every duty."""
 
     name = "supervisor"
 
@@ -47,12 +41,12 @@ class Supervisor(Service):
         settings: Settings,
         open_queue: Callable[[str, str], Queue],
         dead_letters: Mapping[str, Queue] | None = None,
-        additions: Sequence[Callable[[Store, Notifier, Listener], Addition]] = (),
+        additions: Sequence[Addition] = (),
         names_of_import: NamesOfImport | None = None,
     ) -> None:
         self._store = store
         self._guard = DutyGuard()
-        self._interval_seconds = settings.supervisor_interval_seconds
+        self.idle_seconds = settings.supervisor_interval_seconds
         notifier = self._notifier = Notifier(store)
         limits = LimitUpkeep(store=store, outbound=queues["outbound"], open_queue=open_queue)
         repair = Repair(store=store, queue_of=limits.queue_of, results=queues["results"], settings=settings)
@@ -61,7 +55,6 @@ class Supervisor(Service):
         firing = ScheduleFiring(store=store, notifier=notifier, settings=settings)
         imports = Imports(store=store, settings=settings, names_of_import=names_of_import)
         jobs = BulkJobs(store=store, changed=notifier.wake)
-        added = [make(store, notifier, advancing.listener) for make in additions]
         # By the names that metrics and log lines have.
         self._duties: dict[str, Callable[[], Awaitable[int]]] = {
             "Rules": limits.run_once,
@@ -81,8 +74,9 @@ class Supervisor(Service):
             "workflows": partial(repeat, "workflows", advancing.advance_or_wait),
             "listen": advancing.listener.run,
             "turns": Promotions(store=store, notifier=notifier).run,
-            **{name: run for addition in added for name, run in addition.side_tasks.items()},
         }
+        for addition in additions:
+            self._side_tasks |= addition(store, notifier, advancing.listener)
 
     async def open(self) -> None:
         await self._store.open()
@@ -96,7 +90,3 @@ class Supervisor(Service):
             if changed and name in _MAKE_TASKS_DUE:
                 self._notifier.wake()
         return 0
-
-    async def wait_for_work(self) -> None:
-        # Jitter keeps several supervisors from meeting at the same rows each time.
-        await asyncio.sleep(self._interval_seconds * random.uniform(0.8, 1.2))

@@ -16,7 +16,6 @@ from penstock.compat.delayed_records import (
     KEY_WAIT_SECONDS,
     ROUND_BYTES,
     DelayedRecord,
-    DelayedRecords,
     instant_of,
     key_of,
     ordering_key_of,
@@ -209,10 +208,8 @@ async def test_a_claim_reads_what_it_takes_and_neither_the_rest_of_what_is_due_n
 async def test_the_supervisor_fires_at_the_time_though_nobody_asks(store: Store, sql: Any) -> None:
     listener = Listener(store)
     notifier = Notifier(store, DELAYED_RECORDS)
-    firing = DelayedRecords(store=store, notifier=Notifier(store), listener=listener)
-    running = [
-        asyncio.create_task(part()) for part in (listener.run, notifier.run, firing.side_tasks["delayed records"])
-    ]
+    firing = delayed_records.side_tasks(store, Notifier(store), listener)
+    running = [asyncio.create_task(part()) for part in (listener.run, notifier.run, firing["delayed records"])]
     due_ms = soon_ms(1.5)
     await put(store, schedule("a", due_ms))
     notifier.wake()
