@@ -8,8 +8,6 @@ copied by day then (docs/decisions/033-full-default-partitions.md).
 A partition is dropped in transactions that do not grow with a day: detach, delete unique keys by blocks, drop.
 """
 
-import json
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -74,6 +72,9 @@ class Retention:
             "schedule_import": partial(delete, "delete_old_imports", runs_seconds),
             "waits": partial(delete, "delete_ended_waits", settings.retention_waits_seconds, None),
         }
+        # The tasks of workflows settled before they ended, so none is kept for longer.
+        longest = max(self._keep.values())
+        self._delete_workflows = partial(store.value, "delete_old_workflows", longest, _WORKFLOW_STEPS)
 
     async def run_once(self) -> int:
         """Returns how many records were removed and keys released. Raises Unavailable when a part failed."""
@@ -168,10 +169,7 @@ class Retention:
     async def _index_partition(self, session: Session) -> bool:
         """Index a new partition of a state whose rows are deleted one by one."""
         short = [f"task_{state.lower()}" for state, seconds in self._keep.items() if seconds < _SHORT_SECONDS]
-        partition = await session.value("find_unindexed_partition", short)
-        if partition is not None:
-            await session.fetch("index_partition", partition)
-        return partition is not None
+        return bool(await session.fetch("index_next_partition", short))
 
     async def _compact_tally(self) -> int:
         limits = _TALLY_KEPT_SECONDS, _TALLY_BY_MINUTE_SECONDS, _TALLY_ROWS_AT_ONCE, MAX_ACTIONS_SHOWN, OTHER_ACTIONS
@@ -185,20 +183,14 @@ class Retention:
 
     async def _detach_oldest(self, session: Session) -> bool:
         parents = [f"task_{state.lower()}" for state in self._keep]
-        expired = await session.value("find_expired_partition", parents, [*self._keep.values()])
-        if expired is not None:
-            await session.fetch("detach_partition", expired)
-        return expired is not None
+        return bool(await session.fetch("detach_expired_partition", parents, [*self._keep.values()]))
 
     async def _drop_detached(self) -> int:
         """Drop detached partitions; returns how many records they had."""
-        async with self._store.session() as session:
-            await session.fetch("forget_forgotten")
-            detached = await session.fetch("list_detached")
         dropped = 0
         deadline = monotonic() + _FORGETTING_SECONDS
-        for row in detached:
-            while (rows := await self._forget_some(row["name"], State(row["state"]))) is None:
+        for partition, state in await self._store.fetch("list_detached"):
+            while (rows := await self._forget_some(partition, State(state))) is None:
                 if monotonic() >= deadline:
                     return dropped
             dropped += rows
@@ -218,10 +210,7 @@ class Retention:
             if first < upto:
                 # A retried record left the partition before it was detached, so no key of a live task is deleted.
                 await session.fetch("plan_forgetting")
-                counts = Counter(json.loads(at["counts"]))
-                for action, count in await session.fetch("forget_blocks", first, upto, partition=partition):
-                    counts[action] += count
-                await session.fetch("note_forgotten", partition, upto, json.dumps(counts))
+                await session.fetch("forget_blocks", first, upto, partition=partition)
                 return None
             await session.lift_timeout()
             rows: int = await session.value("end_forgetting", partition, state.value)
@@ -254,15 +243,6 @@ class Retention:
                 break
         metrics.CLEANED.labels(kind).inc(total)
         return total
-
-    async def _delete_workflows(self) -> int:
-        """Delete a batch of workflows that ended before the longest retention of tasks."""
-        async with self._store.transaction() as session:
-            # Their tasks settled before they ended, so none is kept for longer.
-            old = await session.fetch("find_old_workflows", max(self._keep.values()), _WORKFLOW_STEPS)
-            if old:
-                await session.fetch("delete_workflows", [row["id"] for row in old])
-        return len(old)
 
     async def _release_orphaned_keys(self) -> int:
         """Release ordering keys whose failed task was deleted, emptied, or cancelled as a step: no retry releases them.

@@ -79,18 +79,22 @@ with looked as materialized (
 )
 select array(select key from freed) as keys, (select max(key) from looked having count(*) >= $1) as last;
 
--- name: find_expired_partition
+-- name: detach_expired_partition
 -- $1 partitioned tables of the history, $2 seconds for which each keeps a record. The first partition of a day that has none
--- to keep, by its name; a default partition is of no day.
-select c.relname
-from unnest($1::text[], $2::float8[]) kept (parent, seconds)
-join pg_class p on p.relname = kept.parent
-join pg_namespace n on n.oid = p.relnamespace and n.nspname = 'penstock'
-join pg_inherits i on i.inhparent = p.oid
-join pg_class c on c.oid = i.inhrelid
-where (to_date(substring(c.relname from '_(\d{8})$'), 'YYYYMMDD') + 1)::timestamp at time zone 'UTC'
-      < now() - make_interval(secs => kept.seconds)
-order by c.relname limit 1;
+-- to keep, by its name; a default partition is of no day. From here on no statement sees its records. This and other changes
+-- of tables are functions with the rights of the schema's owner, which the role of the processes need not have.
+with expired as materialized (
+    select c.relname
+    from unnest($1::text[], $2::float8[]) kept (parent, seconds)
+    join pg_class p on p.relname = kept.parent
+    join pg_namespace n on n.oid = p.relnamespace and n.nspname = 'penstock'
+    join pg_inherits i on i.inhparent = p.oid
+    join pg_class c on c.oid = i.inhrelid
+    where (to_date(substring(c.relname from '_(\d{8})$'), 'YYYYMMDD') + 1)::timestamp at time zone 'UTC'
+          < now() - make_interval(secs => kept.seconds)
+    order by c.relname limit 1
+)
+select penstock.detach_partition(relname) from expired;
 
 -- name: read_clock
 select now();
@@ -142,11 +146,6 @@ select penstock.make_partition($1, $2, $3, $4);
 select set_config('lock_timeout', '20', true),
        set_config('statement_timeout', greatest($1::int / 10, least($1, 100))::text, true);
 
--- name: detach_partition
--- $1 partition. From here on no statement sees its records. This and other changes of tables are functions with the rights of
--- the schema's owner, which the role of the processes need not have.
-select penstock.detach_partition($1);
-
 -- name: list_detached
 -- Partitions of the history that are attached no more: (name, state).
 select c.relname as name, regexp_replace(upper(c.relname), '^TASK_|_\d{8}$', '', 'g') as state
@@ -156,15 +155,15 @@ where n.nspname = 'penstock' and c.relkind = 'r' and c.relname ~ '^task_(success
 order by c.relname;
 
 -- name: begin_forgetting
--- {partition} is detached. Up to which block its unique keys were deleted, its records up to there by action as JSON text,
--- and how many blocks there are; locked. Nothing when the table is gone.
+-- {partition} is detached. Up to which block its unique keys were deleted, and how many blocks there are; locked. Nothing when
+-- the table is gone.
 insert into penstock.forgetting as f (partition, filenode)
 select '{partition}', pg_relation_filenode(part) from to_regclass('penstock.{partition}') part where part is not null
 on conflict (partition) do update
 set filenode = excluded.filenode,
     next_block = case when f.filenode = excluded.filenode then f.next_block else 0 end,
     counts = case when f.filenode = excluded.filenode then f.counts else '{}' end
-returning next_block, counts::text as counts,
+returning next_block,
           pg_relation_size(to_regclass('penstock.{partition}')) / current_setting('block_size')::bigint as blocks;
 
 -- name: plan_forgetting
@@ -173,8 +172,8 @@ select set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin'
 
 -- name: forget_blocks
 -- $1 first block, $2 block behind the last; {partition} is detached, so its records have all expired and stay where they
--- are. Deletes the unique keys that they hold; deleting them again is harmless. By key, as an enqueue takes them. Returns
--- (action, count) of the records.
+-- are. Deletes the unique keys that they hold; deleting them again is harmless. By key, as an enqueue takes them. The records
+-- are counted by action, in the row that begin_forgetting has locked.
 with old as materialized (
     select id, action, unique_key from penstock.{partition}
     where ctid >= ('(' || $1::bigint || ',0)')::tid and ctid < ('(' || $2::bigint || ',0)')::tid
@@ -182,12 +181,16 @@ with old as materialized (
 ), keys as (
     delete from penstock.unique_key k using old o
     where o.unique_key is not null and k.action = o.action and k.key = o.unique_key and k.task_id = o.id
+), counted as (
+    select jsonb_object_agg(action, count) as counts from (
+        select action, sum(count)::bigint as count from (
+            select c.key as action, c.value::bigint as count
+            from penstock.forgetting f cross join jsonb_each_text(f.counts) c where f.partition = '{partition}'
+            union all
+            select action, count(*) from old group by action) each group by action) summed
 )
-select action, count(*) as count from old group by action;
-
--- name: note_forgotten
--- $1 partition, $2 next block, $3 records so far by action, as JSON text. The row is locked by begin_forgetting.
-update penstock.forgetting set next_block = $2, counts = $3::jsonb where partition = $1;
+update penstock.forgetting set next_block = $2, counts = coalesce(counted.counts, '{}')
+from counted where partition = '{partition}';
 
 -- name: end_forgetting
 -- $1 partition, $2 state. Its records leave the counts; returns how many there were.
@@ -200,32 +203,27 @@ with gone as (
 )
 select coalesce(sum(count), 0)::bigint from counted;
 
--- name: forget_forgotten
--- Rows of partitions that an older supervisor has dropped.
-delete from penstock.forgetting where to_regclass('penstock.' || partition) is null;
-
 -- name: drop_partition
 -- $1 partition, which is detached.
 select penstock.drop_partition($1);
 
--- name: find_unindexed_partition
--- $1 partitioned tables of the history. A partition of a day, from today's on, that has no btree on finished_at and is small
--- enough to be given one.
-select c.relname as name
-from unnest($1::text[]) parent (name) join pg_inherits i on i.inhparent = ('penstock.' || parent.name)::regclass
-join pg_class c on c.oid = i.inhrelid
-where right(c.relname, 8) between to_char(now() at time zone 'utc', 'YYYYMMDD') and '99999999'
-  and pg_relation_size(c.oid) < 8388608
-  and not exists (
-      select from pg_index x join pg_class ic on ic.oid = x.indexrelid join pg_am m on m.oid = ic.relam
-      join pg_attribute a on a.attrelid = c.oid and a.attnum = x.indkey[0]
-      where x.indrelid = c.oid and m.amname = 'btree' and a.attname = 'finished_at')
-order by c.relname limit 1;
-
--- name: index_partition
--- $1 partition, whose records leave one by one. BRIN knows nothing of pages written since the last vacuum, and of reused
--- pages only the oldest record, so a look for what has expired would read the day.
-select penstock.index_partition($1);
+-- name: index_next_partition
+-- $1 partitioned tables of the history, whose records leave one by one. A partition of a day, from today's on, that has no
+-- btree on finished_at and is small enough to be given one. BRIN knows nothing of pages written since the last vacuum, and of
+-- reused pages only the oldest record, so a look for what has expired would read the day.
+with found as materialized (
+    select c.relname
+    from unnest($1::text[]) parent (name) join pg_inherits i on i.inhparent = ('penstock.' || parent.name)::regclass
+    join pg_class c on c.oid = i.inhrelid
+    where right(c.relname, 8) between to_char(now() at time zone 'utc', 'YYYYMMDD') and '99999999'
+      and pg_relation_size(c.oid) < 8388608
+      and not exists (
+          select from pg_index x join pg_class ic on ic.oid = x.indexrelid join pg_am m on m.oid = ic.relam
+          join pg_attribute a on a.attrelid = c.oid and a.attnum = x.indkey[0]
+          where x.indrelid = c.oid and m.amname = 'btree' and a.attname = 'finished_at')
+    order by c.relname limit 1
+)
+select penstock.index_partition(relname) from found;
 
 -- name: delete_expired
 -- $1 state, $2 seconds, $3 how many, $4 now or null; {partition} where to look. Records that have outlived their

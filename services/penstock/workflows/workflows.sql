@@ -388,23 +388,22 @@ select s.number, s.name, s.kind, s.action, s.task_id,
 from penstock.workflow_step s
 where s.workflow_id = $1 and s.number > $2 order by s.number limit $3;
 
--- name: find_old_workflows
--- $1 seconds since they ended, $2 how many steps at most, all together, but for one workflow. Locked.
+-- name: delete_old_workflows
+-- $1 seconds since they ended, $2 how many steps at most, all together, but for one workflow. Returns how many workflows.
 with old as (
     select id, steps from penstock.workflow
     where finished_at < now() - make_interval(secs => $1) order by finished_at limit 1000 for update skip locked
 ), summed as (
     select id, sum(steps) over (order by id) as total, row_number() over (order by id) as place from old
-)
-select id from summed where total <= $2 or place = 1;
-
--- name: delete_workflows
--- $1 ids.
-with steps as (
-    delete from penstock.workflow_step where workflow_id = any($1::bigint[])
+), few as materialized (
+    select id from summed where total <= $2 or place = 1
+), steps as (
+    delete from penstock.workflow_step where workflow_id = any(array(select id from few))
 ), edges as (
-    delete from penstock.workflow_edge where workflow_id = any($1::bigint[])
+    delete from penstock.workflow_edge where workflow_id = any(array(select id from few))
 ), events as (
-    delete from penstock.workflow_event where workflow_id = any($1::bigint[])
+    delete from penstock.workflow_event where workflow_id = any(array(select id from few))
+), gone as (
+    delete from penstock.workflow where id = any(array(select id from few)) returning 1
 )
-delete from penstock.workflow where id = any($1::bigint[]) returning id;
+select count(*) from gone;
