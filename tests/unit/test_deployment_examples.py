@@ -149,7 +149,7 @@ def test_a_pod_is_given_more_time_to_stop_than_its_process_takes(process: str) -
 def test_probes_ask_what_the_health_port_answers(process: str) -> None:
     container = container_of(process)
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    server = serve_health(Health(process), "127.0.0.1", 0)
+    server = serve_health([Health(process)], "127.0.0.1", 0)
     answers: list[int] = []
     for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
         get = container[probe]["httpGet"]

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from typing import Any
@@ -23,21 +24,18 @@ _WAIT_SECONDS = 0.5
 _REQUEST_SECONDS = 10  # each request has a thread, which one that never comes must not keep
 
 
+@dataclass
 class Health:
     """What a process knows of its own state. ends_stalls: whether it sees itself to what keeps the event loop now."""
 
-    def __init__(
-        self,
-        process: str,
-        saturation: Callable[[], str | None] = lambda: None,
-        ends_stalls: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.process = process
-        self._saturation = saturation
-        self._ends_stalls = ends_stalls
-        self._problem: str | None = "starting"
-        self._last_turn = time.monotonic()
-        metrics.READY.labels(process).set(0)
+    process: str
+    saturation: Callable[[], str | None] = lambda: None
+    ends_stalls: Callable[[], bool] = lambda: False
+    _problem: str | None = field(init=False, default="starting")
+    _last_turn: float = field(init=False, default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        metrics.READY.labels(self.process).set(0)
 
     def succeeded(self) -> None:
         if self._problem is not None:
@@ -57,32 +55,24 @@ class Health:
 
     def alive(self) -> tuple[bool, str]:
         quiet = time.monotonic() - self._last_turn
-        if quiet <= _STALLED_AFTER_SECONDS or self._ends_stalls():
+        if quiet <= _STALLED_AFTER_SECONDS or self.ends_stalls():
             return True, "ok"
         return False, f"event loop stalled for {quiet:.0f} s"
 
     def ready(self) -> tuple[bool, str]:
         if self._problem is not None:
             return False, self._problem
-        saturation = self._saturation()
+        saturation = self.saturation()
         return True, "ok" if saturation is None else f"{SATURATED}{saturation}"
 
 
-class AllHealth:
-    """The health of several services in one process: good if each is; a problem is named with its service."""
-
-    def __init__(self, each: Sequence[Health]) -> None:
-        self._each = each
-
-    def alive(self) -> tuple[bool, str]:
-        return self._each[0].alive()  # they share the event loop
-
-    def ready(self) -> tuple[bool, str]:
-        if len(self._each) == 1:
-            return self._each[0].ready()
-        states = [(health.process, *health.ready()) for health in self._each]
-        notes = [f"{process}: {text}" for process, _, text in states if text != "ok"]
-        return all(good for _, good, _ in states), "; ".join(notes) or "ok"
+def ready(each: Sequence[Health]) -> tuple[bool, str]:
+    """Of several services in one process: good if each is; a problem is named with its service."""
+    if len(each) == 1:
+        return each[0].ready()
+    states = [(health.process, *health.ready()) for health in each]
+    notes = [f"{process}: {text}" for process, _, text in states if text != "ok"]
+    return all(good for _, good, _ in states), "; ".join(notes) or "ok"
 
 
 class HealthServer(ThreadingTCPServer):
@@ -91,8 +81,8 @@ class HealthServer(ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, health: Health | AllHealth, host: str, port: int) -> None:
-        self.health = health
+    def __init__(self, each: Sequence[Health], host: str, port: int) -> None:
+        self.each = each
         self._free_threads = threading.BoundedSemaphore(_REQUESTS_AT_ONCE)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
@@ -139,7 +129,8 @@ class _Handler(BaseHTTPRequestHandler):
                 encode, content_type = choose_encoder("")
             status, body = 200, encode(metrics.REGISTRY)
         elif path in ("/healthz", "/readyz"):
-            good, text = self.server.health.alive() if path == "/healthz" else self.server.health.ready()
+            each = self.server.each  # which share the event loop
+            good, text = each[0].alive() if path == "/healthz" else ready(each)
             status, body = 200 if good else 503, text.encode() + b"\n"
         self.send_response(status)
         self.send_header("Content-Type", content_type)
@@ -159,11 +150,11 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
 
-def serve_health(health: Health | AllHealth, host: str, port: int | None) -> HealthServer:
+def serve_health(each: Sequence[Health], host: str, port: int | None) -> HealthServer:
     """Start the server; ``port`` None means 9464 or, if that is taken, a free one. Raises SettingsError."""
     for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
         try:
-            return HealthServer(health, host, candidate)
+            return HealthServer(each, host, candidate)
         except OSError as exc:
             problem = exc
     raise SettingsError(

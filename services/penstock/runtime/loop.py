@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.protocol.errors import Locked, Unavailable
 from penstock.runtime import metrics
-from penstock.runtime.health import AllHealth, Health, serve_health
+from penstock.runtime.health import Health, serve_health
 from penstock.runtime.logs import bind_process, log
 from penstock.runtime.loop_thread import new_loop, run_whole
 from penstock.runtime.periodic import Pauses, is_set_within
@@ -221,9 +221,7 @@ def run_services(makes: Sequence[tuple[MakeService, int]], settings: Settings) -
             gc.freeze()
             gc.set_threshold(20_000, 50, 100)
             loops = [Loop(service, passes=n, grace_seconds=settings.grace_seconds) for service, n in services]
-            server = serve_health(
-                AllHealth([each.health for each in loops]), settings.metrics_host, settings.metrics_port
-            )
+            server = serve_health([each.health for each in loops], settings.metrics_host, settings.metrics_port)
             stack.callback(server.close)
             log.info("metrics_listening", url=server.url)
             return await _run_all(loops, settings.grace_seconds)

@@ -1092,7 +1092,7 @@ async def test_an_overview_that_could_not_be_counted_is_counted_anew(browser: Br
 
 async def test_processes_without_a_database_are_asked_whether_they_are_ready(store: Store, settings: Settings) -> None:
     health = Health("worker")
-    server = serve_health(health, "127.0.0.1", 0)
+    server = serve_health([health], "127.0.0.1", 0)
     gone = f"http://127.0.0.1:{free_port()}"
     asked = settings.model_copy(
         update={"dashboard_processes": (f"worker-1={server.url}", f"worker-2={gone}", server.url)}

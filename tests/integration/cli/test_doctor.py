@@ -573,7 +573,7 @@ def test_a_key_is_made_that_settings_take_and_is_named_by_its_id() -> None:
 async def test_processes_that_are_away_or_saturated_are_found(settings: Settings) -> None:
     health = Health("worker", lambda: "a task waits for one of 16 threads, for 9 s")
     health.succeeded()
-    server = serve_health(health, "127.0.0.1", 0)
+    server = serve_health([health], "127.0.0.1", 0)
     urls = (f"busy={server.url}", "gone=http://127.0.0.1:1")
     report = Report()
     try:

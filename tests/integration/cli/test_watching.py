@@ -80,7 +80,7 @@ async def test_limits_pauses_and_the_health_of_processes_are_shown(store: Store,
     def use(url: str) -> None:
         for words in (["actions", "set", "export", "--max-in-flight", "9"], ["actions", "pause", "export"]):
             assert CliRunner().invoke(app, [*words, "--api-url", url]).exit_code == 0
-        with closing(serve_health(well, "127.0.0.1", 0)) as one, closing(serve_health(ill, "127.0.0.1", 0)) as two:
+        with closing(serve_health([well], "127.0.0.1", 0)) as one, closing(serve_health([ill], "127.0.0.1", 0)) as two:
             urls = [one.url, two.url, "http://127.0.0.1:1"]
             named = [word for process in urls for word in ("--metrics", process)]
             page = CliRunner().invoke(app, ["top", "--once", "--api-url", url, *named]).stdout

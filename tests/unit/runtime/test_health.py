@@ -14,7 +14,7 @@ import pytest
 from penstock.protocol.errors import SettingsError
 from penstock.runtime import health as health_module
 from penstock.runtime import metrics
-from penstock.runtime.health import DEFAULT_PORT, SATURATED, AllHealth, Health, HealthServer, serve_health
+from penstock.runtime.health import DEFAULT_PORT, SATURATED, Health, HealthServer, ready, serve_health
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def health() -> Health:
 
 @pytest.fixture
 def server(health: Health) -> Iterator[HealthServer]:
-    server = serve_health(health, "127.0.0.1", 0)
+    server = serve_health([health], "127.0.0.1", 0)
     yield server
     server.close()
 
@@ -53,11 +53,11 @@ def test_a_saturated_process_is_ready_and_says_so() -> None:
     one, other = Health("worker", lambda: told[0]), Health("api")
     one.succeeded()
     assert one.ready() == (True, f"{SATURATED}a task waits")
-    assert AllHealth([one, other]).ready() == (False, f"worker: {SATURATED}a task waits; api: starting")
+    assert ready([one, other]) == (False, f"worker: {SATURATED}a task waits; api: starting")
     other.succeeded()
-    assert AllHealth([one, other]).ready() == (True, f"worker: {SATURATED}a task waits")
+    assert ready([one, other]) == (True, f"worker: {SATURATED}a task waits")
     told[0] = None
-    assert AllHealth([one, other]).ready() == (True, "ok")
+    assert ready([one, other]) == (True, "ok")
 
 
 async def test_a_blocked_loop_lags() -> None:
@@ -147,12 +147,12 @@ def test_a_taken_port_that_was_asked_for_is_a_mistake_with_the_setting(health: H
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SettingsError, match=f"127.0.0.1:{port} .*PENSTOCK_METRICS_PORT"):
-            serve_health(health, "127.0.0.1", port)
+            serve_health([health], "127.0.0.1", port)
 
 
 def test_without_a_port_a_second_process_takes_a_free_one(health: Health) -> None:
-    first = serve_health(health, "127.0.0.1", None)
-    second = serve_health(Health("second"), "127.0.0.1", None)
+    first = serve_health([health], "127.0.0.1", None)
+    second = serve_health([Health("second")], "127.0.0.1", None)
     try:
         assert first.url != second.url
         assert not second.url.endswith(f":{DEFAULT_PORT}")
@@ -163,10 +163,10 @@ def test_without_a_port_a_second_process_takes_a_free_one(health: Health) -> Non
 
 
 def test_closing_frees_the_port(health: Health) -> None:
-    server = serve_health(health, "127.0.0.1", 0)
+    server = serve_health([health], "127.0.0.1", 0)
     port = int(server.url.rsplit(":", 1)[1])
     server.close()
-    again = serve_health(health, "127.0.0.1", port)
+    again = serve_health([health], "127.0.0.1", port)
     again.close()
     assert again.url == server.url
 
@@ -176,9 +176,9 @@ def test_an_address_of_ipv6_is_listened_on_and_stands_in_brackets(health: Health
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:  # a machine without IPv6
         with pytest.raises(SettingsError, match="::1:0"):
-            serve_health(health, "::1", 0)
+            serve_health([health], "::1", 0)
         return
-    server = serve_health(health, "::1", 0)
+    server = serve_health([health], "::1", 0)
     try:
         assert server.url.startswith("http://[::1]:")
         assert get(server, "/healthz") == (200, "ok\n")
@@ -189,7 +189,7 @@ def test_an_address_of_ipv6_is_listened_on_and_stands_in_brackets(health: Health
 def test_an_address_that_is_not_this_machines_is_a_mistake_with_the_setting(health: Health) -> None:
     for port in (0, None):
         with pytest.raises(SettingsError, match=r"192\.0\.2\.1:0 .*PENSTOCK_METRICS_PORT.*PENSTOCK_METRICS_HOST"):
-            serve_health(health, "192.0.2.1", port)
+            serve_health([health], "192.0.2.1", port)
 
 
 def test_answers_do_not_tell_what_serves_them(server: HealthServer) -> None:

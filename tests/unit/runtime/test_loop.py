@@ -15,7 +15,7 @@ import pytest
 from penstock.protocol.errors import SettingsError, Unavailable
 from penstock.runtime import loop as loop_module
 from penstock.runtime import metrics
-from penstock.runtime.health import AllHealth, Health
+from penstock.runtime.health import Health, ready
 from penstock.runtime.loop import Loop, MakeService, Service, SideTask, run_services
 from penstock.runtime.periodic import Pauses
 from penstock.settings.model import Settings, load_settings
@@ -569,12 +569,12 @@ def test_a_mistake_in_one_service_is_raised_when_the_others_have_stopped(setting
 
 def test_a_process_is_ready_when_all_its_services_are_and_names_those_that_are_not() -> None:
     api, scheduler = Health("api"), Health("scheduler")
-    both = AllHealth([api, scheduler])
-    assert both.ready() == (False, "api: starting; scheduler: starting")
+    both = [api, scheduler]
+    assert ready(both) == (False, "api: starting; scheduler: starting")
     api.succeeded()
     scheduler.failed("Postgres is unavailable")
-    assert both.ready() == (False, "scheduler: Postgres is unavailable")
+    assert ready(both) == (False, "scheduler: Postgres is unavailable")
     scheduler.succeeded()
-    assert (both.ready(), both.alive()) == ((True, "ok"), (True, "ok"))
+    assert ready(both) == (True, "ok")
     api.failed("gone")
-    assert AllHealth([api]).ready() == (False, "gone")
+    assert ready([api]) == (False, "gone")
