@@ -19,8 +19,8 @@ from penstock.api.server import HttpServer, Part
 from penstock.api.task_routes import TaskRoutes
 from penstock.brokers.base import Queue
 from penstock.db.notify import Notifier
-from penstock.db.opening import open_replica
 from penstock.db.pool import Store
+from penstock.db.replica import open_replica
 from penstock.runtime.budget import ANSWER_BYTES, Budget
 from penstock.runtime.logs import log
 from penstock.runtime.loop import Service, SideTask

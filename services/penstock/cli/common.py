@@ -172,7 +172,7 @@ class Database(Shown):
         """The result of work in a session of its own."""
         import asyncio
 
-        from penstock.db.opening import open_store
+        from penstock.db.pool import open_store
 
         async def run() -> Result:
             async with open_store(self.settings, "penstock-cli", pool_size=1) as store, store.session() as session:

@@ -60,7 +60,7 @@ def _maker(name: str, settings: Settings, apps: Sequence[str], faults: Faults | 
     """Modules are imported per process, so that a worker loads no database driver."""
     if name == "worker":
         return _worker(settings, apps, faults)
-    from penstock.db.opening import open_store
+    from penstock.db.pool import open_store
 
     _ = settings.require_database_url  # raises at once
 

@@ -105,3 +105,8 @@ def _iam_token(url: str, region: str | None) -> str:
     except (BotoCoreError, ClientError) as exc:
         raise Unavailable(f"{PREFIX}DATABASE_IAM cannot sign: {type(exc).__name__}") from exc
     return signed.removeprefix("https://")
+
+
+def connecting_options(settings: Settings) -> dict[str, Any]:
+    """How connections are made, for ``Store`` and the functions of ``migrate``."""
+    return {"passwords": passwords_of(settings), "schema": settings.database_schema}

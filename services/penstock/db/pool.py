@@ -10,7 +10,7 @@ from typing import Any, Self, cast
 import asyncpg
 
 from penstock.db.connecting import connect
-from penstock.db.credentials import Passwords
+from penstock.db.credentials import Passwords, connecting_options
 from penstock.db.driver_errors import TRANSIENT, Translated
 from penstock.db.pooler import REFUSALS, PooledConnection, Pooler, is_direct, keeps_statements, set_local
 from penstock.db.session import LOST_REPLY, Session
@@ -20,6 +20,7 @@ from penstock.protocol.fence import ClaimKey, Fence
 from penstock.protocol.schema import DEFAULT
 from penstock.runtime.chaos import Faults
 from penstock.runtime.logs import log
+from penstock.settings.model import Settings
 
 _FENCE_SECONDS = 60.0
 
@@ -268,3 +269,14 @@ class Store:
 
 async def _no_reset(_connection: Any) -> None:
     """Nothing of ours survives a statement or its transaction, so the reset's round trip is saved."""
+
+
+def open_store(settings: Settings, application_name: str, *, url: str | None = None, **options: Any) -> Store:
+    """The store of PENSTOCK_DATABASE_URL, or of another URL, which connects when it is first used.
+
+    options: as of ``Store``. Raises SettingsError when there is no URL.
+    """
+    options.setdefault("pool_size", settings.database_pool_size)
+    options.setdefault("statement_timeout_seconds", settings.statement_timeout_seconds)
+    known = connecting_options(settings) | {"pooler": settings.database_pooler, "listen_url": settings.listen_url}
+    return Store(url or settings.require_database_url, application_name=application_name, **known, **options)

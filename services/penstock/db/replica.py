@@ -14,12 +14,13 @@ from typing import TypeVar
 
 import asyncpg
 
-from penstock.db.pool import Store
+from penstock.db.pool import Store, open_store
 from penstock.db.session import Session
 from penstock.protocol.errors import Unavailable
 from penstock.runtime import metrics
 from penstock.runtime.budget import in_hand
 from penstock.runtime.logs import log
+from penstock.settings.model import Settings
 
 Answer = TypeVar("Answer")
 
@@ -113,3 +114,11 @@ def _reporting(who: str) -> Iterator[None]:
         yield
     except (asyncpg.FeatureNotSupportedError, asyncpg.UndefinedFunctionError) as exc:
         raise Unavailable(f"{who} does not report its position in the log: {exc}") from exc
+
+
+def open_replica(settings: Settings, primary: Store) -> Replica | None:
+    """The replica of PENSTOCK_DATABASE_READ_URL, if there is one."""
+    if (url := settings.read_url) is None:
+        return None
+    store = open_store(settings, "penstock-api", url=url, codec=primary.codec)
+    return Replica(store, primary, settings.database_read_max_age_seconds)

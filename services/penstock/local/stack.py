@@ -249,8 +249,8 @@ class Stack:
             self._example["EXPORT_DATABASE_URL"] = postgres.own_database("export")
 
     async def _migrate(self, database_url: str) -> None:
+        from penstock.db.credentials import connecting_options
         from penstock.db.migrate import upgrade
-        from penstock.db.opening import connecting_options
 
         try:
             await asyncio.to_thread(upgrade, database_url, **connecting_options(self.settings))

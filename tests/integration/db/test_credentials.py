@@ -20,8 +20,7 @@ from typer.testing import CliRunner
 
 from penstock.cli.app import app
 from penstock.db import credentials
-from penstock.db.opening import open_store
-from penstock.db.pool import Store
+from penstock.db.pool import Store, open_store
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.errors import SettingsError, Unavailable
 from penstock.settings.model import load_settings

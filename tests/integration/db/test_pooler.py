@@ -12,8 +12,7 @@ import pytest
 
 from penstock.db.migrate import head_revision, upgrade
 from penstock.db.notify import Listener
-from penstock.db.opening import open_store
-from penstock.db.pool import Store
+from penstock.db.pool import Store, open_store
 from penstock.db.pooler import PooledConnection
 from penstock.db.statements import SQL
 from penstock.local.postgres import EmbeddedPostgres

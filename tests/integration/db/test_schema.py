@@ -13,8 +13,7 @@ from penstock.cli.doctor.database import examine_database, examine_stored
 from penstock.cli.doctor.findings import Report
 from penstock.db.migrate import downgrade, grant, upgrade
 from penstock.db.notify import Listener, Notifier
-from penstock.db.opening import open_store
-from penstock.db.pool import Store
+from penstock.db.pool import Store, open_store
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.task import NewTask
 from penstock.settings.model import load_settings

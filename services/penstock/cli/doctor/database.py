@@ -12,10 +12,9 @@ from penstock.cli.run import PROCESSES
 from penstock.db.driver_errors import Translated
 from penstock.db.grants import RIGHTS, is_needed
 from penstock.db.migrate import head_revision, revisions
-from penstock.db.opening import open_replica, open_store
-from penstock.db.pool import Store
+from penstock.db.pool import Store, open_store
 from penstock.db.pooler import is_direct
-from penstock.db.replica import Replica
+from penstock.db.replica import Replica, open_replica
 from penstock.db.session import Session
 from penstock.db.statements import SQL
 from penstock.limits.announced import list_announced
