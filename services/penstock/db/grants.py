@@ -43,6 +43,7 @@ def grants(role: str, processes: Sequence[str], *, schema: str = DEFAULT) -> lis
         if process not in RIGHTS:
             raise Refused(f"unknown process {process!r}{did_you_mean(process, RIGHTS)} (one of {', '.join(RIGHTS)})")
     name = '"' + role.replace('"', '""') + '"'
+    as_text = name.replace("'", "''")
     later = f"alter default privileges in schema {schema}"
     statements = [
         f"revoke all on all {kind} in schema {schema} from {name}" for kind in ("tables", "sequences", "functions")
@@ -62,10 +63,6 @@ def grants(role: str, processes: Sequence[str], *, schema: str = DEFAULT) -> lis
             f"{later} grant {privileges} on tables to {name}",  # the partitions of days to come
             "do $penstock$ declare part regclass; begin "
             f"for part in select relid from pg_partition_tree('{schema}.task_history') where level > 0 loop "
-            f"execute format('grant {privileges} on %s to %s', part, {_literal(name)}); end loop; end $penstock$",
+            f"execute format('grant {privileges} on %s to %s', part, '{as_text}'); end loop; end $penstock$",
         ]
     return statements
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

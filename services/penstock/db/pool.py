@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from time import monotonic
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import asyncpg
 
@@ -50,7 +50,7 @@ PATIENT_SECONDS = 5.0
 """The same for statements of one caller, with which nothing else waits."""
 
 
-class Store:
+class Store(AbstractAsyncContextManager["Store"]):
     """A pool of connections to the database that holds the tasks; opened when first used.
 
     pooler: what stands before Postgres; None: found out when the pool is opened. listen_url: for LISTEN, None for the
@@ -152,9 +152,6 @@ class Store:
             reset=_no_reset,
             **(pooled if self.is_pooled else direct),
         )
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_exc_info: object) -> None:
         await self.close()
