@@ -177,7 +177,7 @@ class Resulter(Consumer):
                 for report in part
                 if isinstance(report, reports.Succeeded | reports.Failed) and report.trace is not None
             ]
-            spans.passed("settle", "settle", hops, started_ns=started_ns, count=len(part))
+            spans.passed("settle", hops, started_ns=started_ns, count=len(part))
 
     async def _finish_few(self, part: Sequence[reports.Report]) -> Sequence[reports.Report]:
         """Record a few plain results with one statement; returns the other reports."""

@@ -168,5 +168,5 @@ def _observe(tasks: Sequence[Claimed], outcome: SendOutcome, started_ns: int) ->
         metrics.QUEUE_WAIT_SECONDS.labels(action).observe_many(seconds, exemplars[action])
     spans = active.active()
     if spans is not None and hops:
-        spans.passed("send", "send", hops, started_ns=started_ns, count=len(tasks))
+        spans.passed("send", hops, started_ns=started_ns, count=len(tasks))
     log.debug("dispatched", tasks=len(tasks), unsent=len(outcome.unsent))

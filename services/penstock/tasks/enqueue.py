@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 import asyncpg
 from msgspec.structs import replace
@@ -33,10 +34,7 @@ async def enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Accepted]:
     spans = active.active()
     if spans is None:
         return await _enqueue(session, tasks)
-    with spans.enqueuing(tasks) as (traced, stored):
-        enqueued = await _enqueue(session, traced)
-        stored(enqueued)
-        return enqueued
+    return await spans.enqueuing(tasks, partial(_enqueue, session))
 
 
 async def _enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Accepted]:

@@ -6,7 +6,7 @@ task's id as that of the message. A task's row stores the span of its enqueue, t
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import time_ns
@@ -111,9 +111,10 @@ class Spans:
         if status >= 500:
             _fail(span, str(status))
 
-    @contextmanager
-    def enqueuing(self, tasks: Sequence[NewTask]) -> Iterator[tuple[list[NewTask], Callable[[Sequence[Any]], None]]]:
-        """Tasks with the contexts that they carry on, and what is called once stored. One span for a caller."""
+    async def enqueuing(
+        self, tasks: Sequence[NewTask], store: Callable[[Sequence[NewTask]], Awaitable[list[Any]]]
+    ) -> list[Any]:
+        """Have tasks stored, with the contexts that they carry on. One span for a caller."""
         here = trace_context.current()
         places_of: dict[object, list[int]] = defaultdict(list)
         for place, task in enumerate(tasks):
@@ -133,17 +134,15 @@ class Spans:
             carried = trace_context.of_span(span)
             for place in places:
                 traced[place] = replace(tasks[place], trace=carried and carried.text)
-
-        def stored(enqueued: Sequence[Any]) -> None:
+        try:
+            enqueued = await store(traced)
             for span, places in spans:
                 if len(places) == 1 and span.is_recording():
                     made = enqueued[places[0]]
                     span.set_attribute("messaging.message.id", str(made.id))
                     if made.duplicate:
                         span.set_attribute("penstock.duplicate", True)
-
-        try:
-            yield traced, stored
+            return enqueued
         except BaseException as exc:
             for span, _ in spans:
                 _fail(span, type(exc).__name__)
@@ -152,11 +151,11 @@ class Spans:
             for span, _ in spans:
                 span.end()
 
-    def passed(self, operation: str, kind: str, hops: Sequence[Hop], *, started_ns: int, count: int) -> None:
+    def passed(self, operation: str, hops: Sequence[Hop], *, started_ns: int, count: int) -> None:
         """``count`` tasks have passed this process together; those that are sampled get a span each.
 
         A span has one parent, and several tasks have several. So a span of the batch links to the tasks' traces, and
-        their spans to it. kind: create, send or settle.
+        their spans to it. operation: send or settle.
         """
         hops = [hop for hop in hops if hop.parent.is_sampled]
         if not hops:
@@ -164,7 +163,7 @@ class Spans:
         ended_ns = time_ns()
         links = []
         if len(hops) > 1:
-            attributes = {**_about(operation, kind), "messaging.batch.message_count": count}
+            attributes = {**_about(operation, operation), "messaging.batch.message_count": count}
             to_all = [_link(hop.parent) for hop in hops[:_LINKS]]
             batch = self._tracer.start_span(
                 f"{operation} batch", _ROOT, SpanKind.CLIENT, attributes, to_all, start_time=started_ns
@@ -173,9 +172,9 @@ class Spans:
                 _fail(batch, error)
             batch.end(ended_ns)
             links = [Link(batch.get_span_context())]
-        span_kind = SpanKind.PRODUCER if kind == "send" else SpanKind.CLIENT
+        span_kind = SpanKind.PRODUCER if operation == "send" else SpanKind.CLIENT
         for hop in hops:
-            attributes = _about(operation, kind, hop.name, hop.task_id)
+            attributes = _about(operation, operation, hop.name, hop.task_id)
             span = self._tracer.start_span(
                 f"{operation} {hop.name}", _under(hop.parent), span_kind, attributes, links, start_time=started_ns
             )
