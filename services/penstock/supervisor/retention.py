@@ -91,10 +91,7 @@ class Retention:
             **{f"gone {kind}": partial(self._delete_gone, kind) for kind in _BESIDE_TASKS},
             "records workflow": partial(_delete, "workflow", self._delete_workflows, full=1),
         }
-        removed = 0
-        async for _, count in self._guard.run(parts):
-            removed += count
-        return removed
+        return sum([count async for _, count in self._guard.run(parts)])
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[Session | None]:
