@@ -319,8 +319,7 @@ class Worker(Service):
     # Heartbeats
 
     def _progress(self, attempt: Attempt, percent: float | None, note: str | None) -> None:
-        sealed = encrypt_note(self._codec, attempt.claim.task_id, note)
-        self._sender.progress(attempt.claim_id, encode_progress(attempt.claim_id, percent, sealed), replace=True)
+        self._sender.progress(attempt.claim_id, percent, encrypt_note(self._codec, attempt.claim.task_id, note))
 
     async def _heartbeat(self) -> None:
         """Send a heartbeat of every task without one for the interval, running or waiting; a side task."""
@@ -328,7 +327,7 @@ class Worker(Service):
         while True:
             await asyncio.sleep(interval / 4)
             for attempt in due_heartbeats(self._runner, interval):
-                self._sender.progress(attempt.claim_id, encode_progress(attempt.claim_id), replace=False)
+                self._sender.progress(attempt.claim_id)
 
     async def _watch_threads(self) -> None:
         """End the process when every thread is stuck, to be restarted; a side task."""

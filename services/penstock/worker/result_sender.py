@@ -15,7 +15,7 @@ from penstock.protocol.compression import PACKED_PER_MESSAGE, PACKED_PREFIX
 from penstock.protocol.errors import TOO_LARGE, Unavailable
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.message_attributes import WORKER_ATTRIBUTE
-from penstock.protocol.reports import SHARED_RESULT_BYTES, encode_notification, encode_shared_result
+from penstock.protocol.reports import SHARED_RESULT_BYTES, encode_notification, encode_progress, encode_shared_result
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.runtime.periodic import Linger, Pace, Pauses
@@ -146,10 +146,10 @@ class ResultSender:
         self._answers.append(Entry(text))
         self._send_soon()
 
-    def progress(self, claim_id: str, text: str, *, replace: bool) -> None:
-        """Send the newest report of a task; without ``replace`` a bare heartbeat, which an unsent report implies."""
-        if replace or claim_id not in self._progress:
-            self._progress[claim_id] = text
+    def progress(self, claim_id: str, percent: float | None = None, note: str | None = None) -> None:
+        """Send the newest report of a task; a bare heartbeat replaces no unsent report."""
+        if claim_id not in self._progress or not (percent is None and note is None):
+            self._progress[claim_id] = encode_progress(claim_id, percent, note)
         self._send_soon()
 
     def _send_soon(self) -> None:

@@ -1213,6 +1213,19 @@ async def test_progress_is_sent_while_the_task_runs(bench: Bench, registry: Regi
     assert json.loads(sign.detail or "") == {"percent": 40.0, "note": "page 2 of 5"}
 
 
+async def test_a_heartbeat_replaces_no_progress_that_is_not_sent_yet(bench: Bench, registry: Registry) -> None:
+    @action("act", registry=registry)
+    async def act(ctx: Context) -> None:
+        await ctx.progress(40, "page 2 of 5")
+        await ctx.progress()
+
+    await bench.send(encode_call(1, 7, "act", "{}"))
+    await bench.work()
+    await bench.until(lambda: bench.signs(1), "progress")
+    (sign,) = bench.signs(1)
+    assert json.loads(sign.detail or "null") == {"percent": 40.0, "note": "page 2 of 5"}
+
+
 # Stopping
 
 
