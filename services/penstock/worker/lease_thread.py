@@ -50,7 +50,6 @@ class LeaseThread:
     runner: Runner
     sender: ResultSender
     codec: PayloadCodec
-    worker: str
     _loop: asyncio.AbstractEventLoop = field(init=False, default_factory=asyncio.get_running_loop)
     _loop_thread: int = field(init=False, default_factory=threading.get_ident)
     _opened: asyncio.Future[tuple[LoopThread, Queue]] = field(init=False, default_factory=asyncio.Future)
@@ -81,7 +80,7 @@ class LeaseThread:
             queues = self.open_queues(stack)
             outbound = queues["outbound"]
             self._loop.call_soon_threadsafe(self._opened.set_result, (thread, outbound))
-            sender = ResultSender(queues["results"], sent=lambda lease: None, timings=Timings(), worker=self.worker)
+            sender = ResultSender(queues["results"], self.settings, sent=lambda lease: None, timings=Timings())
             group.create_task(self.leases.extend_unfinished(outbound))
             group.create_task(self._heartbeat(sender))
             group.create_task(self._watch_stuck(sender, outbound))

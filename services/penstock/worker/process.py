@@ -7,8 +7,6 @@ at once, too short to delay others.
 
 import asyncio
 import math
-import os
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -58,7 +56,6 @@ _SUSPECT_DELIVERIES = 3
 _ALONE_SECONDS = 1.0  # for which a suspect waits for the others to end, and then runs alone
 _LAST_SECONDS = 2.0  # of the grace period, for sending responses and releasing messages
 _PARTS_OF_RUN, _MOST_RUNS = 1_000_000, 2000  # of output: their product is a number of Postgres
-_HOST_CHARS = 80  # of a worker's default name
 
 
 class Worker(Service):
@@ -91,24 +88,20 @@ class Worker(Service):
             delete_seconds=settings.billed_call_wait_seconds,
         )
         self._timings = Timings()
-        self._name = settings.worker_name or name_of_process()
-        self._sender = ResultSender(
-            results, sent=self._leases.answered, timings=self._timings, worker=self._name,
-            progress_seconds=min(settings.billed_call_wait_seconds, settings.heartbeat_seconds / 4),
-            pace_seconds=settings.hop_wait_seconds,
-        )  # fmt: skip
+        self._sender = ResultSender(results, settings, sent=self._leases.answered, timings=self._timings)
         self._threads = Threads(settings.worker_threads)
         wants_processes = bool(apps) and any(handler.process for handler in registry.values())
         self._processes = ProcessPool(settings, apps) if wants_processes else None
         self._resources = Resources(in_child=False)
         self._runner = Runner(
             settings, threads=self._threads, codec=self._codec, timings=self._timings, answer=self._answer,
-            progress=self._progress, send_step=self._send_step, send_output=self._send_output,
+            send_step=lambda attempt, entry: self._sender.step(encode_step(attempt.claim_id, entry)),
+            progress=self._progress, send_output=self._send_output,
             processes=self._processes, resources=self._resources,
         )  # fmt: skip
         self._lease_thread = (
             None if own_queues is None else
-            LeaseThread(own_queues, settings, self._leases, self._runner, self._sender, self._codec, self._name)
+            LeaseThread(own_queues, settings, self._leases, self._runner, self._sender, self._codec)
         )  # fmt: skip
         self._receiver = Receiver(self._lease_thread or outbound, settings)
         self._starting = asyncio.Lock()
@@ -303,9 +296,6 @@ class Worker(Service):
             result = None if attempt.lease.pack_id is None else sole_result(answer, attempt.claim_id)
             self._sender.answer(answer, attempt.lease, result, attempt.place)
 
-    async def _send_step(self, attempt: Attempt, entry: str) -> None:
-        await self._sender.step(encode_step(attempt.claim_id, entry))
-
     def _send_output(self, attempt: Attempt, entries: str, dropped: int) -> None:
         if attempt.is_lost:
             return
@@ -408,9 +398,3 @@ def _limit_seconds(message: Message) -> float | None:
             return float(given)
     log.warning("timeout_attribute_ignored", message_id=message.id, value=given[:50])
     return None
-
-
-def name_of_process() -> str:
-    """Default name of a worker: ``host:pid``, limited to printable ASCII."""
-    host = "".join(char for char in socket.gethostname() if "!" <= char <= "~")
-    return f"{host[:_HOST_CHARS] or 'localhost'}:{os.getpid()}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
@@ -19,6 +21,7 @@ from penstock.protocol.reports import SHARED_RESULT_BYTES, encode_notification, 
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.runtime.periodic import Linger, Pace, Pauses
+from penstock.settings.model import Settings
 from penstock.worker.leases import Lease
 from penstock.worker.responses import Unfit, refused_answer
 
@@ -31,6 +34,7 @@ _RUN_TIMES_SECONDS = 0.25  # between two notifications of run times
 _MAX_ACTIONS = 1000  # in one of them
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 10.0
+_HOST_CHARS = 80  # of a worker's default name
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -94,32 +98,22 @@ class Timings:
 
 
 class ResultSender:
-    """Sends at once under little load, in growing batches under much; each response's lease goes to ``sent``.
+    """Sends at once under little load, in growing batches under much; each response's lease goes to ``sent``."""
 
-    Where calls are billed: progress_seconds, for which progress waits for responses to go with; pace_seconds, the
-    longest time between two sends.
-    """
-
-    def __init__(
-        self,
-        queue: Queue,
-        *,
-        sent: Callable[[Lease], None],
-        timings: Timings,
-        worker: str,
-        progress_seconds: float = 0.0,
-        pace_seconds: float = 0.0,
-    ) -> None:
+    def __init__(self, queue: Queue, settings: Settings, *, sent: Callable[[Lease], None], timings: Timings) -> None:
         self._queue = queue
-        self._attributes = {WORKER_ATTRIBUTE: worker}
+        self._attributes = {WORKER_ATTRIBUTE: settings.worker_name or name_of_process()}
         self._sent = sent
         self._timings = timings
         self._linger = Linger(MAX_TASKS, longest_seconds=_LONGEST_LINGER_SECONDS)
-        self._pace = Pace(pace_seconds if queue.limits.bills_calls else 0.0)
+        # Where calls are billed, sends keep a distance, and progress waits for responses to go with.
+        is_billed = queue.limits.bills_calls
+        self._pace = Pace(settings.hop_wait_seconds if is_billed else 0.0)
+        progress_seconds = min(settings.billed_call_wait_seconds, settings.heartbeat_seconds / 4)
+        self._progress_seconds = progress_seconds if is_billed else 0.0
         self._answers: list[Entry] = []
         self._in_call: list[Entry] = []
         self._progress: dict[str, str] = {}
-        self._progress_seconds = progress_seconds if queue.limits.bills_calls else 0.0
         self._progress_due: asyncio.TimerHandle | None = None
         self._hurry = False
         self._max_bytes = queue.limits.max_message_bytes - _ATTRIBUTES_BYTES
@@ -305,3 +299,9 @@ def share_results(entries: Sequence[Entry]) -> list[Entry]:
             text = encode_shared_result(pack_id, places, result)
             sent.append(Entry(text, lease, members=tuple(members)))
     return sent
+
+
+def name_of_process() -> str:
+    """Default name of a worker: ``host:pid``, limited to printable ASCII."""
+    host = "".join(char for char in socket.gethostname() if "!" <= char <= "~")
+    return f"{host[:_HOST_CHARS] or 'localhost'}:{os.getpid()}"

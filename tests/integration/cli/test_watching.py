@@ -29,7 +29,7 @@ from penstock.tasks import claim, enqueue
 from penstock.worker.handlers.actions import action
 from penstock.worker.handlers.context import Context
 from penstock.worker.handlers.outcomes import Fail
-from penstock.worker.process import name_of_process
+from penstock.worker.result_sender import name_of_process
 from tests.integration import lines
 from tests.integration.apis import running
 

@@ -807,7 +807,7 @@ async def test_what_tasks_spawn_goes_with_responses_of_their_own(bench: Bench, r
 
 async def test_a_shared_result_that_the_queue_refuses_is_sent_one_by_one() -> None:
     queue, settled = _Narrow(700), list[Lease]()
-    sender = ResultSender(queue, sent=settled.append, timings=Timings(), worker="w")  # type: ignore[arg-type]
+    sender = ResultSender(queue, load_settings(), sent=settled.append, timings=Timings())  # type: ignore[arg-type]
     lease = Lease(Message("m", "r", "", 1, None, {}), 9, 0.0, 30.0, "pack:1:" + ",".join(map(str, range(0, 800, 4))))
     for place in range(9):
         sender.answer(encode_result(f"{place}:1", "7"), lease, "7", place)
@@ -825,7 +825,7 @@ async def test_a_shared_result_that_the_queue_refuses_is_sent_one_by_one() -> No
 async def test_messages_are_made_no_smaller_than_the_results_queue_needs(bench: Bench, transport: SqsTransport) -> None:
     client = await transport.client()
     await client.set_queue_attributes(QueueUrl=await bench.results.url(), Attributes={"MaximumMessageSize": "16384"})
-    sender = ResultSender(bench.results, sent=lambda lease: None, timings=Timings(), worker="w")
+    sender = ResultSender(bench.results, load_settings(), sent=lambda lease: None, timings=Timings())
     for number in range(600):
         sender.answer(encode_result(f"{number}:1", '"' + "x" * (40_000 if number == 30 else 400) + '"'), None)
     sending = asyncio.create_task(sender.run())
@@ -1547,7 +1547,7 @@ class _Narrow:
 
 async def test_an_answer_that_is_sent_at_once_and_refused_becomes_an_error() -> None:
     queue = _Narrow()
-    sender = ResultSender(queue, sent=lambda lease: None, timings=Timings(), worker="w")  # type: ignore[arg-type]
+    sender = ResultSender(queue, load_settings(), sent=lambda lease: None, timings=Timings())  # type: ignore[arg-type]
     lease = Lease(Message("m", "r", "", 1, None, {}), 1, 0.0, 30.0)
     await sender.send_now([Entry(encode_result("1:1", json.dumps("x" * 9000)), lease)])
     ((report,),) = [decode_reports(body, batch_limit=10) for body in queue.taken]

@@ -25,7 +25,7 @@ from penstock.protocol.reports import (
     encode_result,
 )
 from penstock.settings.model import load_settings
-from penstock.worker.process import name_of_process
+from penstock.worker.result_sender import name_of_process
 
 
 @pytest.mark.parametrize("name", ["a", "web-1:4711", "two words", "x" * WORKER_NAME_MAX_CHARS])
