@@ -23,15 +23,7 @@ from penstock.protocol.journal import encode_step
 from penstock.protocol.output import encode_output
 from penstock.protocol.pack_id import parse_pack_id
 from penstock.protocol.reports import encode_progress, sole_result
-from penstock.protocol.requests import (
-    ClaimId,
-    Invalid,
-    Request,
-    TaskRequest,
-    decode_task_requests,
-    new_claim_id,
-    parse_claim_id,
-)
+from penstock.protocol.requests import ClaimId, Invalid, Request, TaskRequest, decode_task_requests, parse_claim_id
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.runtime.loop import Service, SideTask
@@ -231,21 +223,17 @@ class Worker(Service):
             tasks = [claim.task_id for _, claim in claims if claim is not None]
             if not tasks:
                 raise InvalidRequest("no entry is a request with a claim id")
-        except RpcError as exc:
-            # No claim id to respond to: the broker moves it to the dead-letter queue after its last delivery.
-            log.error("message_unreadable", message_id=message.id, reason=exc.message)
-            return []
-        try:
             tenants = message_attributes.decode_tenants(message.attributes, tasks)
-        except ValueError as exc:
-            # A handler must never run a task for the wrong tenant.
-            log.error("message_unreadable", message_id=message.id, reason=f"its tenants: {exc}")
+        except (RpcError, ValueError) as exc:
+            # There is no claim id to respond to, or no certain tenant, for whom alone a handler may run a task. The
+            # broker moves the message to the dead-letter queue after its last delivery.
+            reason = f"its tenants: {exc}" if isinstance(exc, ValueError) else str(exc)
+            log.error("message_unreadable", message_id=message.id, reason=reason)
             return []
         self._leases.add(lease, len(tasks))
-        limit = _limit_seconds(message)
-        traces: Mapping[int, message_attributes.CarriedTrace] = {}
-        if message.attributes and active.active() is not None:
-            traces = message_attributes.decode_traces(message.attributes, tasks)
+        own_limit = _limit_seconds(message)
+        is_traced = message.attributes and active.active() is not None
+        traces = message_attributes.decode_traces(message.attributes, tasks) if is_traced else {}
         attempts = []
         for place, (entry, (claim_id, claim)) in enumerate(zip(entries, claims, strict=True)):
             if claim is None or not isinstance(entry, TaskRequest):
@@ -253,15 +241,13 @@ class Worker(Service):
             elif (handler := self._registry.get(entry.method)) is None:
                 self._answer_unknown(entry, claim_id, claim, lease)
             else:
+                limit = own_limit or handler.timeout or self._settings.task_timeout_seconds
                 received_at = lease.received_at
                 attempt = Attempt(handler, limit, received_at, claim_id, claim, entry.params, lease, received_at, place)
-                if traces:
-                    attempt.carried = traces.get(claim.task_id)
-                if tenants:
-                    attempt.tenant = tenants.get(claim.task_id)
-                if bytes(entry.steps):
-                    attempt.journal = bytes(entry.steps).decode()
-                    attempt.journal_bytes = len(bytes(entry.steps))
+                attempt.carried = traces.get(claim.task_id)
+                attempt.tenant = tenants.get(claim.task_id)
+                if steps := bytes(entry.steps):
+                    attempt.journal, attempt.journal_bytes = steps.decode(), len(steps)
                 attempts.append(attempt)
         return attempts
 
@@ -382,14 +368,12 @@ def _claims_of(
             names = [entry.id for entry in entries if isinstance(entry, TaskRequest)]
             starts = [f"{task_id}:{claim}:" for task_id in task_ids]
             if len(names) == len(starts) == len(entries) and all(map(str.startswith, names, starts)):
-                return [
-                    (name, new_claim_id(task_id, claim)) for name, task_id in zip(names, task_ids, strict=True)
-                ], pack_id
+                return [(name, ClaimId(task_id, claim)) for name, task_id in zip(names, task_ids, strict=True)], pack_id
     return [(one.id, parse_claim_id(one.id)) if isinstance(one, TaskRequest) else ("", None) for one in entries], None
 
 
 def _limit_seconds(message: Message) -> float | None:
-    """The time limit in a message's attributes; None: the settings'."""
+    """The time limit in a message's attributes; None: the handler's or the settings'."""
     given = message.attributes.get(message_attributes.TIMEOUT_ATTRIBUTE)
     if given is None:
         return None
