@@ -13,6 +13,7 @@ from penstock.brokers.sqs import LIMITS, SqsTransport, code_of
 from penstock.protocol.batching import pack
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
+from penstock.protocol.requests import given
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
 from penstock.worker.deliveries.errors import Base64, NotDelivered, Undeliverable, short_text
@@ -106,26 +107,21 @@ class Sender:
                 f"the queue {sending.queue[:300]!r} is not among those of {PREFIX}SQS_SEND_QUEUES; there an operator "
                 "allows it, by name or URL"
             )
+        is_fifo = queue.endswith(_FIFO)
+        if is_fifo and sending.delay is not None:
+            raise Undeliverable("a FIFO queue takes no delay of single messages: enqueue the task with a delay")
+        if is_fifo and sending.group_id is None:
+            raise Undeliverable(f"{sending.queue} is a FIFO queue: give group_id")
+        if not is_fifo and sending.deduplication_id is not None:
+            raise Undeliverable(f"deduplication_id is for FIFO queues, and {sending.queue} is none")
         body = _body(sending)
         attributes = {name: _attribute(name, value) for name, value in sending.attributes.items()}
-        arguments: dict[str, Any] = {"Id": str(position), "MessageBody": body}
-        if attributes:
-            arguments["MessageAttributes"] = attributes
-        is_fifo = queue.endswith(_FIFO)
-        if sending.delay is not None:
-            if is_fifo:
-                raise Undeliverable("a FIFO queue takes no delay of single messages: enqueue the task with a delay")
-            arguments["DelaySeconds"] = sending.delay
-        if sending.group_id is not None:
-            arguments["MessageGroupId"] = sending.group_id
-        elif is_fifo:
-            raise Undeliverable(f"{sending.queue} is a FIFO queue: give group_id")
-        if is_fifo:
-            # The same in all attempts of a task: SQS drops the second of two within five minutes.
-            given = f"penstock-{task_id}" if sending.deduplication_id is None else sending.deduplication_id
-            arguments["MessageDeduplicationId"] = given
-        elif sending.deduplication_id is not None:
-            raise Undeliverable(f"deduplication_id is for FIFO queues, and {sending.queue} is none")
+        # The same in all attempts of a task: SQS drops the second of two within five minutes.
+        own_id = f"penstock-{task_id}" if is_fifo else None
+        arguments = given(
+            Id=str(position), MessageBody=body, MessageAttributes=attributes or None, DelaySeconds=sending.delay,
+            MessageGroupId=sending.group_id, MessageDeduplicationId=sending.deduplication_id or own_id,
+        )  # fmt: skip
         size = utf8_size(body)
         for name, value in attributes.items():
             content = value.get("BinaryValue") or value["StringValue"].encode()
