@@ -49,8 +49,7 @@ class Parameters:
         self._only_position = frozenset(p.name for p in named.values() if p.kind is p.POSITIONAL_ONLY)
         self._known = named.keys() - self._only_position
         self._any_name = any(p.kind is p.VAR_KEYWORD for p in rest)
-        self._always_checked = bool(self._only_position or (self._any_name and self._injected))
-        self._required = frozenset(p.name for p in named.values() if p.default is p.empty)
+        self._required = tuple(p.name for p in named.values() if p.default is p.empty)
         # A payload's member with the context's name would be its second value.
         self._reserved = context.name if context and context.kind is context.POSITIONAL_OR_KEYWORD else None
         self._conversions: dict[str, Callable[[Any], Any]] = {}
@@ -68,14 +67,7 @@ class Parameters:
         """A task's parameters, raw JSON, as the arguments after the context. Raises InvalidParams."""
         value = read_params(params)
         if type(value) is dict:
-            keys = value.keys()
-            if (
-                not self._required <= keys
-                or not (self._any_name or keys <= self._known)
-                or self._reserved in value
-                or self._always_checked
-            ):
-                self._check_names(value)
+            self._check_names(value)
             for name, convert in self._conversions.items():
                 if name in value:
                     value[name] = convert(value[name])
@@ -104,8 +96,8 @@ class Parameters:
         return {**named, **kwargs}
 
     def _check_names(self, given: Mapping[str, Any]) -> None:
-        for name in self._named:
-            if name in self._required and (name not in given or name in self._only_position):
+        for name in self._required:
+            if name not in given or name in self._only_position:
                 how = "; it is taken by position only: send an array" if name in self._only_position else ""
                 raise InvalidParams(name, f"is missing{how}")
         for name in given:
