@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from penstock.protocol.journal import EVENT, LONGEST_SLEEP_SECONDS, SLEEP, decode_entries
 from penstock.protocol.json_text import MAX_DEPTH, dumps, foreign, is_deeper, replace_unstorable
+from penstock.protocol.options import TaskOptions
 from penstock.protocol.reports import LONGEST_WAIT_SECONDS, check_token, check_wait_seconds, make_token
 from penstock.protocol.requests import prepared
 from penstock.protocol.task import ACTION_MAX_CHARS
@@ -21,10 +22,7 @@ from penstock.worker.handlers.outcomes import is_number
 from penstock.worker.handlers.steps import Step, StepPort, Steps
 
 _NOTE_KEPT_CHARS = 1000
-_SPAWN_OPTIONS = {
-    "name", "on_failure", "compensate", "run_at", "delay", "priority", "ordering_key", "max_attempts", "timeout",
-    "labels", "expires_at", "expires_in", "limit_key",
-}  # fmt: skip
+_SPAWN_OPTIONS = {*TaskOptions.__annotations__, "name", "on_failure", "compensate"}
 
 _lock = threading.Lock()  # for all cancellations: it is held briefly
 
