@@ -144,20 +144,13 @@ async def _work(worker: Worker) -> None:
 
 def _message(record: Mapping[str, Any]) -> Message:
     """A message as ReceiveMessage answers it: an event has the same fields, in lower case."""
-    attributes = {
+    message = {name[:1].upper() + name[1:]: value for name, value in record.items()}
+    message["MessageAttributes"] = {
         name: {"StringValue": value["stringValue"]}
         for name, value in record.get("messageAttributes", {}).items()
         if value.get("stringValue") is not None
     }
-    return message_of(
-        {
-            "MessageId": record["messageId"],
-            "ReceiptHandle": record["receiptHandle"],
-            "Body": record["body"],
-            "Attributes": record.get("attributes", {}),
-            "MessageAttributes": attributes,
-        }
-    )
+    return message_of(message)
 
 
 _environment = cache(_Environment)
