@@ -76,7 +76,7 @@ def answer_of(attempt: Attempt, result: Any, settings: Settings, *, compress_byt
             raise Unfit("BadResult", problem)
         if attempt.claim != result.attempt:
             raise Unfit("BadResult", "the wait was made by the context of another attempt; return your own ctx.wait()")
-        return _wait(claim_id, attempt.handler, result.token, result.timeout, on_timeout=result.on_timeout)
+        return _wait(claim_id, attempt.handler, result.token, result.timeout, result.on_timeout)
     if spawned:
         size = sum(map(len, spawned)) + len(spawned) + 1  # it is ASCII
         limit = settings.result_limit_bytes  # also with a bucket: they travel in the message
@@ -105,12 +105,10 @@ def suspension(claim_id: str, handler: Handler, why: Suspend) -> str:
 
 
 def _wait(
-    claim_id: str, handler: Handler, token: str, timeout: float | None, *, on_timeout: str = "retry", step: Any = None
+    claim_id: str, handler: Handler, token: str, timeout: float | None, on_timeout: str = "retry", **more: Any
 ) -> str:
-    hints = _hints(handler)
-    return encode_notification(
-        "wait", id=claim_id, token=token, timeout=timeout, on_timeout=on_timeout, **hints, step=step
-    )
+    more |= _hints(handler)
+    return encode_notification("wait", id=claim_id, token=token, timeout=timeout, on_timeout=on_timeout, **more)
 
 
 def too_large(kind: str, what: str, size: int, limit_bytes: int, setting: str) -> Unfit:
@@ -158,7 +156,7 @@ def failure_answer(
             errors[id(exc)] = _error_of(handler, exc)
         answer = encode_error(claim_id, *errors[id(exc)])
     except BaseException as broken:  # a subclass of Retry, say, that does not call its __init__
-        errors[id(exc)] = _error_of_broken(handler, exc, broken)
+        errors[id(exc)] = _error_of(handler, _unreadable(exc, broken))
         answer = encode_error(claim_id, *errors[id(exc)])
     data = errors[id(exc)][2]
     problem = Problem(
@@ -203,10 +201,16 @@ def legible(exc: BaseException) -> BaseException:
     """The exception; instead of one that fails when it is asked for its class, a Refusal."""
     try:
         isinstance(exc, Refusal)
-    except BaseException:
-        kind = cut(type(exc).__name__, 200)
-        return Refusal(kind, f"{kind} cannot be read", data={"traceback": traceback_of(exc)})
+    except BaseException as broken:
+        return _unreadable(exc, broken)
     return exc
+
+
+def _unreadable(exc: BaseException, broken: BaseException) -> Refusal:
+    """Instead of an exception that lacks what its kind has. broken: what was raised when it was read."""
+    kind = cut(type(exc).__name__, 200)
+    problem = f"{kind} cannot be read: {type(broken).__name__}: {text_of(broken)}"
+    return Refusal(kind, problem, data={"traceback": traceback_of(exc)})
 
 
 def unknown_action(action: str, registry: Registry) -> Refusal:
