@@ -16,20 +16,26 @@ from penstock.protocol.sealed import MARK, SEALED_ENCODING, escape_plain
 from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.context import TaskCancelled
-from penstock.worker.handlers.steps import Suspend, Trial
+from penstock.worker.handlers.steps import StepPort, Suspend, Trial
 from penstock.worker.payload_io import kept_object, needed
 from penstock.worker.responses import Unfit, encoded_error, encoded_result, too_large
 
 
 @dataclass(slots=True, eq=False)  # frozen takes four times as long to make, once an attempt
-class AttemptSteps:
-    """The steps of one attempt; a ``StepPort``. send: done once an entry is in the results queue; raises Refusal."""
+class AttemptSteps(StepPort):
+    """Reports the steps of one attempt. send: done once an entry is in the results queue; raises Refusal."""
 
     settings: Settings
     codec: PayloadCodec
     send: Callable[[Attempt, str], Awaitable[None]]
     loop: asyncio.AbstractEventLoop
     attempt: Attempt
+
+    def check_blocking(self) -> None:
+        if asyncio._get_running_loop() is self.loop:
+            raise RuntimeError(
+                "ctx.step_sync() would hold up the worker for ever here: await ctx.step() in a coroutine"
+            )
 
     def begin(self, steps: int) -> None:
         attempt, limit = self.attempt, self.settings.steps_limit
@@ -68,9 +74,8 @@ class AttemptSteps:
             report = encode_entry(entry)
         journal_bytes = attempt.journal_bytes + sum(map(utf8_size, attempt.reported)) + utf8_size(report)
         if journal_bytes > settings.steps_limit_bytes:
-            problem = f"the results of the task's steps are {journal_bytes} bytes; the limit is"
-            limited = f"{problem} {settings.steps_limit_bytes} (PENSTOCK_STEPS_LIMIT_BYTES)"
-            raise Unfit("JournalTooLarge", limited, code=TOO_LARGE)
+            what, setting = "the results of the task's steps are", "PENSTOCK_STEPS_LIMIT_BYTES"
+            raise too_large("JournalTooLarge", what, journal_bytes, settings.steps_limit_bytes, setting)
         attempt.reported = (*attempt.reported, report)
         await self.send(attempt, report)
         if not attempt.lease.is_unbroken():

@@ -211,7 +211,7 @@ class Context:
 
     def _durable(self) -> Steps:
         if self._steps is None:
-            self._steps = Steps(decode_entries(self.journal), self.step_port)
+            self._steps = Steps(decode_entries(self.journal), self.step_port or StepPort())
         return self._steps
 
     async def step(self, name: str | Step, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

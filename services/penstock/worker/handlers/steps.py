@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -136,26 +136,31 @@ class Trial:
         return self.step.backoff.delay_seconds(self.tries) if asked is None else asked
 
 
-class StepPort(Protocol):
-    """The worker's side of an attempt's steps; from any thread. loop: by which it sends their reports."""
+class StepPort:
+    """Where an attempt's steps are reported, from any thread; here, as in a test of a handler, nowhere."""
 
-    loop: asyncio.AbstractEventLoop
+    def check_blocking(self) -> None:
+        """Raises RuntimeError on the event loop that sends the reports, which a blocking step would hold up."""
 
     def begin(self, steps: int) -> None:
         """Raises what forbids another step: the attempt holds its message no more. steps: how many began before it."""
 
     def record(self, place: StepPlace, trial: Trial) -> Future[Entry]:
         """Done once the report of a finished step is in the results queue; gives what a later attempt gets."""
-        ...
+        error = trial.error
+        if error is None:
+            text = msgspec.json.encode(trial.result).decode()
+        else:
+            text = error_text(HANDLER_ERROR, str(error), type=type(error).__name__, message=str(error))
+        recorded: Future[Entry] = Future()
+        recorded.set_result(Entry.of(place, text, is_error=error is not None))
+        return recorded
 
 
 class Steps:
-    """The steps of one attempt: those that its task has finished before, and those that it asks for.
+    """The steps of one attempt: those that its task has finished before, and those that it asks for."""
 
-    port: None where nothing is recorded, as in a test of a handler.
-    """
-
-    def __init__(self, finished: Sequence[Entry], port: StepPort | None) -> None:
+    def __init__(self, finished: Sequence[Entry], port: StepPort) -> None:
         self._not_asked: dict[StepKey, Entry] = {entry.key: entry for entry in finished}
         self._repetitions: Counter[str] = Counter()
         self._asked = 0
@@ -196,22 +201,6 @@ class Steps:
         finally:
             self._under_way -= 1
 
-    def _begin(self, place: StepPlace) -> None:
-        if self._port is not None:
-            self._port.begin(place.position)
-
-    def _record(self, place: StepPlace, trial: Trial) -> Future[Entry]:
-        if self._port is not None:
-            return self._port.record(place, trial)
-        error = trial.error
-        if error is None:
-            text = msgspec.json.encode(trial.result).decode()
-        else:
-            text = error_text(HANDLER_ERROR, str(error), type=type(error).__name__, message=str(error))
-        recorded: Future[Entry] = Future()
-        recorded.set_result(Entry.of(place, text, is_error=error is not None))
-        return recorded
-
     async def run(self, step: Step, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         found = self._ask(step.name)
         if isinstance(found, Entry):
@@ -219,32 +208,29 @@ class Steps:
         with self._running(found) as place:
             trial = Trial(step, partial(function, *args, **kwargs))
             while not trial.is_over:
-                self._begin(found)
+                self._port.begin(found.position)
                 try:
                     async with asyncio.timeout(step.timeout):
                         trial.returned(await trial.call())
                 except Exception as exc:
                     await asyncio.sleep(trial.pause_after(exc))
-            entry = await asyncio.wrap_future(self._record(place(), trial))
+            entry = await asyncio.wrap_future(self._port.record(place(), trial))
         return replayed(entry, trial.error)
 
     def run_sync(self, step: Step, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if self._port is not None and asyncio._get_running_loop() is self._port.loop:
-            raise RuntimeError(
-                "ctx.step_sync() would hold up the worker for ever here: await ctx.step() in a coroutine"
-            )
+        self._port.check_blocking()
         found = self._ask(step.name)
         if isinstance(found, Entry):
             return replayed(found)
         with self._running(found) as place:
             trial = Trial(step, partial(function, *args, **kwargs))
             while not trial.is_over:
-                self._begin(found)  # again before each try: a thread goes on behind its time limit
+                self._port.begin(found.position)  # again before each try: a thread goes on behind its time limit
                 try:
                     trial.returned(trial.call_sync())
                 except Exception as exc:
                     time.sleep(trial.pause_after(exc))
-            entry = self._record(place(), trial).result()
+            entry = self._port.record(place(), trial).result()
         return replayed(entry, trial.error)
 
     def suspend(self, name: str, what: str, **when: Any) -> Any:
@@ -254,5 +240,5 @@ class Steps:
             return replayed(found)
         if self._under_way:
             raise RuntimeError(f"{what} suspends the task, and a step still runs: await the step first")
-        self._begin(found)
+        self._port.begin(found.position)
         raise Suspend(found, **when)
