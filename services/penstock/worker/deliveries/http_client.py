@@ -13,7 +13,6 @@ import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
 
 import aiohttp  # the SQS client has loaded it already
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -22,7 +21,6 @@ from yarl import URL
 
 from penstock.protocol.version import __version__
 from penstock.runtime.logs import log
-from penstock.runtime.loop_thread import look_up
 from penstock.settings.address_policy import AddressPolicy, address_of
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
@@ -69,7 +67,7 @@ class HttpClient:
     def __init__(self, settings: Settings, resolver: AbstractResolver | None = None) -> None:
         self._settings = settings
         self._policy = AddressPolicy(settings.http_allow)
-        self._resolver = _Resolver(self._policy, resolver or aiohttp.ThreadedResolver(cast(Any, _LookUps())))
+        self._resolver = _Resolver(self._policy, resolver)
         self._session: aiohttp.ClientSession | None = None
 
     async def request(
@@ -195,19 +193,10 @@ class HttpClient:
             await session.close()
 
 
-class _LookUps:
-    """What the library's resolver asks of an event loop."""
-
-    getaddrinfo = staticmethod(look_up)
-
-    async def getnameinfo(self, *where: Any) -> Any:
-        return socket.getnameinfo(*where)  # of numbers alone
-
-
 class _Resolver(AbstractResolver):
     """Resolves names to addresses that may be reached. trusted: refused addresses of hosts that are allowed by name."""
 
-    def __init__(self, policy: AddressPolicy, names: AbstractResolver) -> None:
+    def __init__(self, policy: AddressPolicy, names: AbstractResolver | None) -> None:
         self._policy = policy
         self._names = names
         self.trusted: set[str] = set()
@@ -216,6 +205,8 @@ class _Resolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         """Raises AddressRefused when no address is allowed, OSError when there is none."""
+        if self._names is None:
+            self._names = aiohttp.ThreadedResolver()  # of the running loop
         found = await self._names.resolve(host, port, family)
         if not found:
             raise OSError(f"{host} has no address")
