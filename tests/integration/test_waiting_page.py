@@ -17,7 +17,7 @@ from penstock.results.apply import apply_reports
 from penstock.settings.model import Settings, load_settings
 from penstock.tasks import claim
 from penstock.worker.handlers.actions import REGISTRY
-from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.context import Cancellation, Context
 from penstock.worker.responses import answer_of
 from tests.integration.apis import JSON, running
 from tests.integration.test_protocol_page import same
@@ -82,7 +82,7 @@ async def run_what_is_due(store: Store, settings: Settings) -> None:
         returned = await returned if handler.is_async else returned
         name = f"{task.id}:{task.claim}"
         attempt: Any = SimpleNamespace(
-            claim_id=name, claim=(task.id, task.claim), handler=handler, spawned=[], is_settled=False
+            claim_id=name, claim=(task.id, task.claim), handler=handler, spawned=[], cancellation=Cancellation()
         )
         text = answer_of(attempt, returned, settings)
         async with store.transaction() as session:

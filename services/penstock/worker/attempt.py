@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,20 +23,17 @@ if TYPE_CHECKING:
     from penstock.runtime.tracing.spans import AttemptSpan, Spans
 
 
-_making = threading.Lock()
-
-
 @dataclass(slots=True, eq=False)
 class HandlerCall:
     """One call of a handler, which occupies one slot of the worker: an attempt, or a batch of attempts.
 
-    limit_seconds: run time; of an attempt before its start, the message's own limit or None.
+    limit_seconds: of its run time.
     overdue: stopped at its time limit. cut: stopped with the process. where: the stack at which it was stopped.
     thread_call: of a plain function. child: the process that is reserved. ended: how it did, killed at the time limit.
     """
 
     handler: Handler
-    limit_seconds: float | None
+    limit_seconds: float
     received_at: float
     started_at: float = field(init=False, default=0.0)
     ran_seconds: float = field(init=False, default=0.0)
@@ -61,6 +57,7 @@ class Attempt(HandlerCall):
     carried: trace context of the message.
     journal: finished durable steps, JSON text; journal_bytes: as they are stored. reported: entries that this attempt
     has added. sleep: one that begins.
+    large: its response, whose result is to be stored as an object.
     output: what it logs and emits, if that is collected; output_parts: how many reports of it were sent.
     """
 
@@ -73,13 +70,14 @@ class Attempt(HandlerCall):
     tenant: str | None = field(init=False, default=None)
     carried: CarriedTrace | None = field(init=False, default=None)
     answered: bool = field(init=False, default=False)
-    _cancellation: Cancellation | None = field(init=False, default=None)
-    spawned: list[str] | None = field(init=False, default=None)
+    cancellation: Cancellation = field(init=False, default_factory=Cancellation)
+    spawned: list[str] = field(init=False, default_factory=list)
     journal: str = field(init=False, default="")
     journal_bytes: int = field(init=False, default=0)
     reported: Sequence[str] = field(init=False, default=())
     sleep: str | None = field(init=False, default=None)
-    output: AttemptOutput[Attempt] | None = field(init=False, default=None)
+    large: str = field(init=False, default="")
+    output: AttemptOutput | None = field(init=False, default=None)
     output_parts: int = field(init=False, default=0)
 
     @property
@@ -92,27 +90,16 @@ class Attempt(HandlerCall):
         return self.reported if self.sleep is None else [*self.reported, self.sleep]
 
     @property
-    def cancellation(self) -> Cancellation:
-        """Made when it is asked for: most attempts, by the thousand a second, need none."""
-        if self._cancellation is None:
-            with _making:  # a batched handler may ask in its thread for what the event loop sets
-                self._cancellation = self._cancellation or Cancellation()
-        return self._cancellation
+    def has_response(self) -> bool:
+        return self.answered or self.large != ""
 
     @property
     def is_lost(self) -> bool:
         """Whether its claim has ended, so that the response would be ignored."""
-        return self._cancellation is not None and self._cancellation.is_set
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether its handler has recorded the result, so that no response is sent."""
-        return self._cancellation is not None and self._cancellation.is_settled
+        return self.cancellation.is_set
 
     def context(self, report: Report, steps: StepPort) -> Context:
         again = self.lease.message.receive_count > 1
-        if self.spawned is None:
-            self.spawned = []
         return Context(
             *self.claim, self.handler.name, again, report, self.cancellation, self.spawned, self.tenant, self.lease,
             self.journal, steps, None if self.output is None else self.output.emit,
@@ -139,11 +126,10 @@ class Attempt(HandlerCall):
 
 @dataclass(slots=True, eq=False)
 class Batch(HandlerCall):
-    """Attempts of one batched call. timer: of the batching delay, while it lasts. early: large answers given early."""
+    """Attempts of one batched call. timer: of the batching delay, while it lasts."""
 
     attempts: list[Attempt]
     timer: asyncio.TimerHandle | None = field(init=False, default=None)
-    early: dict[Attempt, Any] = field(init=False, default_factory=dict)
 
     @classmethod
     def of(cls, attempt: Attempt) -> Batch:
@@ -160,13 +146,16 @@ class Batch(HandlerCall):
         return self.span
 
 
+Unit = Attempt | Batch
+
+
 class OpenBatches:
     """Batches that are not full, by handler and limit. queue: called once with each, full or after its delay."""
 
     def __init__(self, queue: Callable[[Batch], None]) -> None:
         self._queue = queue
         self._loop = asyncio.get_running_loop()
-        self._open: dict[tuple[Handler, float | None], Batch] = {}
+        self._open: dict[tuple[Handler, float], Batch] = {}
 
     def __bool__(self) -> bool:
         return bool(self._open)

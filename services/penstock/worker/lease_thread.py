@@ -169,9 +169,7 @@ class LeaseThread:
         entries = self.sender.unsent()
         for attempt in dict.fromkeys(self.runner.attempts()):
             if attempt in culprits:
-                ran = monotonic() - attempt.started_at
-                limit = attempt.limit_seconds or attempt.handler.timeout or self.settings.task_timeout_seconds
-                refusal = timeout_of(ran, limit, stack)
+                refusal = timeout_of(monotonic() - attempt.started_at, attempt.limit_seconds, stack)
             else:
                 problem = "another task's handler blocked this worker past its time limit, so the worker ended"
                 refusal = Refusal("WorkerStuck", problem, data={"not_begun": True})

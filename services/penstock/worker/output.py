@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from time import time
-from typing import Any, Generic, TextIO, TypeVar, cast
+from typing import Any, TextIO, cast
 
 import msgspec
 
@@ -28,19 +28,17 @@ _ENTRY_BYTES = 80  # what surrounds a text
 
 _LOGS, _PRINTS = MODES.index("logs"), MODES.index("prints")
 _RENDER = logging.Formatter()
-_collecting: ContextVar[AttemptOutput[Any] | None] = ContextVar("output", default=None)
-
-Owner = TypeVar("Owner")
+_collecting: ContextVar[AttemptOutput | None] = ContextVar("output", default=None)
 
 
 @dataclass(slots=True, eq=False)
-class AttemptOutput(Generic[Owner]):
+class AttemptOutput:
     """Output of one attempt, its owner, which is added from any thread."""
 
-    owner: Owner
+    owner: Any
     left_bytes: int
     has_prints: bool
-    changed: Callable[[AttemptOutput[Owner]], None]
+    changed: Callable[[AttemptOutput], None]
     dropped: int = 0
     reported_dropped: int = 0
     _entries: list[OutputEntry] = field(default_factory=list)
@@ -101,22 +99,20 @@ def _bounded(text: str) -> str:
     return text[:_TEXT_CHARS].replace("\0", "\ufffd")  # whose escape takes six bytes
 
 
-class Outputs(Generic[Owner]):
+class Outputs:
     """The output of a runner's attempts. send: takes an attempt, entries as JSON text, and the drops until now."""
 
     flush_seconds = _FLUSH_SECONDS
 
-    def __init__(
-        self, settings: Settings, send: Callable[[Owner, str, int], None], on_loop: Callable[..., None]
-    ) -> None:
+    def __init__(self, settings: Settings, send: Callable[[Any, str, int], None], on_loop: Callable[..., None]) -> None:
         self._mode = settings.task_output
         self._limit_bytes = settings.output_limit_bytes
         self._send = send
         self._note_change = partial(on_loop, self._later)
-        self._changed: dict[AttemptOutput[Owner], None] = {}
+        self._changed: dict[AttemptOutput, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, owner: Owner, mode: OutputMode | None, *, is_alone: bool = True) -> AttemptOutput[Owner] | None:
+    def begin(self, owner: Any, mode: OutputMode | None, *, is_alone: bool = True) -> AttemptOutput | None:
         """Collect what the current context gives out for an attempt. is_alone: False in a batch, which has chunks."""
         level = MODES.index(mode or self._mode)
         if not level:
@@ -128,14 +124,14 @@ class Outputs(Generic[Owner]):
             _collecting.set(output)
         return output
 
-    def end(self, output: AttemptOutput[Owner] | None) -> None:
+    def end(self, output: AttemptOutput | None) -> None:
         """Send what is left of an attempt's output."""
         if output is not None:
             self._changed.pop(output, None)
             output.end_line()
             self._flush(output)
 
-    def _later(self, output: AttemptOutput[Owner]) -> None:
+    def _later(self, output: AttemptOutput) -> None:
         self._changed[output] = None
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self.flush_seconds, self._flush_changed)
@@ -146,7 +142,7 @@ class Outputs(Generic[Owner]):
         for output in changed:
             self._flush(output)
 
-    def _flush(self, output: AttemptOutput[Owner]) -> None:
+    def _flush(self, output: AttemptOutput) -> None:
         parts, dropped = output.take(), output.dropped
         if not parts and dropped > output.reported_dropped:
             parts = [[]]

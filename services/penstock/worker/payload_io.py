@@ -10,10 +10,10 @@ import msgspec
 from penstock.payloads.codec import PayloadCodec, aad_of, payload_aad
 from penstock.payloads.records import encrypt_error
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
-from penstock.protocol.journal import add_entries
+from penstock.protocol.journal import add_entries, decode_entries
 from penstock.protocol.reports import add_trace, decode_response, encode_result, trace_of
 from penstock.protocol.requests import ClaimId
-from penstock.protocol.sealed import SEALED_ENCODING, escape_plain
+from penstock.protocol.sealed import MARK, SEALED_ENCODING, escape_plain
 from penstock.runtime.logs import log
 from penstock.runtime.periodic import Pauses
 from penstock.worker.attempt import Attempt
@@ -29,16 +29,25 @@ def needs_opening(params: Any) -> bool:
     return type(params) is msgspec.Raw and len(params) > 0 and memoryview(params)[0] == _QUOTE
 
 
-async def open_params(codec: PayloadCodec, attempt: Attempt) -> None:
-    """Replace encrypted or offloaded parameters by the payload itself. Raises Refusal: lost, or unavailable now."""
-    text = bytes(attempt.params).decode()
-    with needed(attempt, "its payload"):
-        opened = await codec.load(text, payload_aad(attempt.handler.name, attempt.tenant))
-    attempt.params = msgspec.Raw(opened.encode())
+async def open_attempt(codec: PayloadCodec, attempt: Attempt) -> None:
+    """Replace what is encrypted or offloaded, parameters and results in the journal, by the values themselves.
+
+    Raises Refusal: one is lost, or unavailable now.
+    """
+    if needs_opening(attempt.params):
+        with _needed(attempt, "its payload"):
+            aad = payload_aad(attempt.handler.name, attempt.tenant)
+            attempt.params = msgspec.Raw((await codec.load(bytes(attempt.params).decode(), aad)).encode())
+    if MARK in attempt.journal:
+        entries, task_id = decode_entries(attempt.journal), attempt.claim.task_id
+        with _needed(attempt, "the result of a step"):
+            values = await asyncio.gather(*(codec.load(e.value, aad_of("step", task_id, *e.key)) for e in entries))
+        opened = [entry.with_value(value, None) for entry, value in zip(entries, values, strict=True)]
+        attempt.journal = msgspec.json.encode(opened).decode()
 
 
 @contextmanager
-def needed(attempt: Attempt, what: str) -> Iterator[None]:
+def _needed(attempt: Attempt, what: str) -> Iterator[None]:
     """Raises Refusal where a payload that the attempt cannot begin without is lost, or unavailable now."""
     try:
         yield

@@ -67,9 +67,9 @@ class Problem(NamedTuple):
 
 def answer_of(attempt: Attempt, result: Any, settings: Settings, *, compress_bytes: int | None = None) -> str:
     """The response to what a handler returned, packed over ``compress_bytes``; empty if settled. Raises Refusal."""
-    if attempt.is_settled:
+    if attempt.cancellation.is_settled:
         return ""
-    claim_id, spawned = attempt.claim_id, attempt.spawned or ()
+    claim_id, spawned = attempt.claim_id, attempt.spawned
     if type(result) is Wait:
         if spawned:
             problem = "ctx.spawn() goes with a result, and a task that waits has none: do one of the two"
@@ -189,14 +189,6 @@ def _error_of(handler: Handler | None, exc: BaseException) -> Error:
     return HANDLER_ERROR, cut(f"{kind}: {message}"), data
 
 
-def _error_of_broken(handler: Handler | None, exc: BaseException, broken: BaseException) -> Error:
-    """Of an exception that lacks what its kind has. broken: what was raised when it was read."""
-    kind = cut(type(exc).__name__, 200)
-    message = cut(f"{kind} cannot be read: {type(broken).__name__}: {text_of(broken)}")
-    data = {"type": kind, "message": message, "traceback": traceback_of(exc), **_hints(handler)}
-    return HANDLER_ERROR, message, data
-
-
 def legible(exc: BaseException) -> BaseException:
     """The exception; instead of one that fails when it is asked for its class, a Refusal."""
     try:
@@ -224,7 +216,7 @@ def unknown_action(action: str, registry: Registry) -> Refusal:
     return Refusal("UnknownAction", message, code=METHOD_NOT_FOUND, data={"nearest": near})
 
 
-def timeout_of(ran_seconds: float, limit_seconds: float | None, where: str | None, **more: Any) -> Refusal:
+def timeout_of(ran_seconds: float, limit_seconds: float, where: str | None, **more: Any) -> Refusal:
     """The failure of an attempt at its time limit. where: the stack at which it was stopped."""
     message = f"stopped after {ran_seconds:.3g} s; one attempt may run {limit_seconds:g} s"
     data = {"limit_seconds": limit_seconds, "traceback": where, **more}

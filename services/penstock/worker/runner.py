@@ -6,7 +6,7 @@ import inspect
 import math
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -24,17 +24,17 @@ from penstock.runtime.logs import bind_task, log
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.worker import responses
-from penstock.worker.attempt import Attempt, Batch, OpenBatches
+from penstock.worker.attempt import Attempt, Batch, OpenBatches, Unit
 from penstock.worker.handlers.context import Call, Context
 from penstock.worker.handlers.lifespan import HOOKS, Entered, Resources, enter_hooks, leave_hooks
 from penstock.worker.handlers.steps import Suspend
 from penstock.worker.leases import Lease
 from penstock.worker.output import Outputs
-from penstock.worker.payload_io import needs_opening, open_params, store_result
+from penstock.worker.payload_io import needs_opening, open_attempt, store_result
 from penstock.worker.processes.channel import Child
 from penstock.worker.processes.pool import ProcessDied, ProcessKilled, ProcessPool
 from penstock.worker.result_sender import Timings
-from penstock.worker.steps import AttemptSteps, open_journal, sleep_entry
+from penstock.worker.steps import AttemptSteps, sleep_entry
 from penstock.worker.threads import Threads, stack_of
 
 _CANCEL_SECONDS = 5.0  # clean-up time of a cancelled handler before the task is answered without it
@@ -45,7 +45,6 @@ _MEAN_WEIGHT = 0.05
 _KILL_SECONDS = _CANCEL_SECONDS + 1  # from the time limit until the child that did not stop its handler is killed
 
 
-Unit = Attempt | Batch
 Answer = tuple[str, responses.Problem | None]
 
 
@@ -69,11 +68,8 @@ class Runner:
         settings, codec = self.settings, self.codec
         if self.processes is not None:
             self.processes.on_idle = self._use_child
-        self._answer_of = partial(
-            responses.answer_of,
-            settings=settings,
-            compress_bytes=None if codec.is_on else settings.result_compress_bytes,
-        )
+        compress_bytes = None if codec.is_on else settings.result_compress_bytes
+        self._answer_of = partial(responses.answer_of, settings=settings, compress_bytes=compress_bytes)
         self._outputs = Outputs(settings, self.send_output, self._on_loop)
         self._delay_noted_at = float("-inf")
         self._spans = active.active()
@@ -234,8 +230,7 @@ class Runner:
             else:
                 break
             if isinstance(unit, Attempt):
-                if not unit.lease.begun:
-                    unit.lease.begin()
+                unit.lease.begin()
             elif not self._close_batch(unit):
                 continue
             now = monotonic()
@@ -272,20 +267,20 @@ class Runner:
     async def _run(self, unit: Unit) -> None:
         """Run one call, and answer its attempts."""
         unit.started_at = now = monotonic()
-        limit = unit.limit_seconds or unit.handler.timeout or self.settings.task_timeout_seconds
-        unit.limit_seconds = min(limit, self._ends_at - now)
+        for attempt in unit.attempts:
+            attempt.started_at = now
+        unit.limit_seconds = min(unit.limit_seconds, self._ends_at - now)
         unit.deadline = now + unit.limit_seconds
         if unit.deadline < self._alarm_at:
             self._set_alarm(unit.deadline)
         error = ""
         try:
             if self.processes is not None and unit.handler.process:
-                answers = await self._run_in_process(unit, self.processes)
+                await self._run_in_process(unit, self.processes)
             else:
-                answers = await (self._run_batch(unit) if isinstance(unit, Batch) else self._run_attempt(unit))
-            if self.codec.bucket is not None and any(map(self._is_large, answers)):
-                unit.deadline = math.inf  # the handler has done its work
-                answers = await asyncio.gather(*map(self._stored, unit.attempts, answers))
+                await (self._run_batch(unit) if isinstance(unit, Batch) else self._run_attempt(unit))
+            if self.codec.bucket is not None:
+                await self._store_large(unit)
         except BaseException as raised:
             # SystemExit, or a CancelledError of the handler's own, fails one call and not the worker.
             exc = responses.legible(raised)
@@ -305,27 +300,23 @@ class Runner:
                 with suppress(Exception):  # its text may fail
                     unit.span.raised(exc)
             error = "" if isinstance(exc, Suspend) else type(exc).__name__
-            if isinstance(unit, Batch) and unit.early:
-                await self._settle_early(unit)
-            errors: dict[int, responses.Error] = {}
-            answers = [self._answer_to(attempt, exc, errors) for attempt in unit.attempts]
+            await self._store_large(unit)
+            if not unit.overdue:
+                self._fail(unit, exc)
         if isinstance(unit, Batch) and unit.span is not None:
             unit.span.end(error)
         if unit.overdue:
             self._finish_overdue(unit)
         else:
-            self._finish(unit, answers)
+            self._finish(unit)
 
-    async def _run_attempt(self, attempt: Attempt) -> Sequence[Answer]:
+    async def _run_attempt(self, attempt: Attempt) -> None:
         handler = attempt.handler
         if self._spans is not None:
             attempt.begin_span(self._spans).activate()
         bind_task(attempt.claim.task_id, attempt.claim.claim, handler.name)
         attempt.output = self._outputs.begin(attempt, handler.output)
-        if needs_opening(attempt.params):
-            await open_params(self.codec, attempt)
-        if attempt.journal:
-            await open_journal(self.codec, attempt)
+        await open_attempt(self.codec, attempt)
         args, kwargs = self._fitted(attempt)
         if handler.injected:
             kwargs = {**kwargs, **self.resources.values(handler.injected)}
@@ -347,22 +338,20 @@ class Runner:
             raise
         if entered:
             leave_hooks(entered, [None])
-        return ((self._answer_of(attempt, result), None),)
+        self._respond(attempt, attempt, (self._answer_of(attempt, result), None))
 
-    async def _run_batch(self, batch: Batch) -> Sequence[Answer]:
+    async def _run_batch(self, batch: Batch) -> None:
         handler = batch.handler
         bind_task(None, None, handler.name)
-        for attempt in batch.attempts:
-            attempt.started_at = batch.started_at
         await self._open_all(batch)
         if not batch.attempts:
-            return ()
+            return
         if self._spans is not None:
             batch.begin_span(self._spans).activate()
         for attempt in batch.attempts:
             attempt.output = self._outputs.begin(attempt, handler.output, is_alone=False)
         # Made when it is asked for: it takes longer than the rest, and most batched handlers need none.
-        context_of, answer = self._context, partial(self._on_loop, self._answer_early, batch)
+        context_of, answer = self._context, partial(self._on_loop, self._respond_early, batch)
         calls: list[Call[Any]] = []
         entered: list[Entered] = []
         for attempt in [*batch.attempts]:
@@ -376,7 +365,7 @@ class Runner:
             else:
                 calls.append(call)
         if not calls:
-            return ()
+            return
         function = partial(handler.function, calls, **self.resources.values(handler.injected))
         try:
             returned = await (function() if handler.is_async else self._in_thread(batch, function))
@@ -392,10 +381,9 @@ class Runner:
             raise
         leave_hooks(entered, returned)
         errors: dict[int, responses.Error] = {}
-        return [
-            ("", None) if attempt.answered else batch.early.get(attempt) or self._answer_to(attempt, outcome, errors)
-            for attempt, outcome in zip(batch.attempts, returned, strict=True)
-        ]
+        for attempt, outcome in zip(batch.attempts, returned, strict=True):
+            if not attempt.has_response:
+                self._respond(batch, attempt, self._answer_to(attempt, outcome, errors))
 
     async def _open_all(self, batch: Batch) -> None:
         """Open the payloads of a batch, and drop the attempts for which that fails."""
@@ -407,7 +395,7 @@ class Runner:
     async def _open(self, attempt: Attempt) -> None:
         """Open the payload of an attempt in a batch, and fit it; if that fails, the attempt is answered."""
         try:
-            await open_params(self.codec, attempt)
+            await open_attempt(self.codec, attempt)
             if not self._is_for_process(attempt):
                 attempt.params = self._fitted(attempt)
         except Exception as exc:
@@ -420,8 +408,7 @@ class Runner:
         """The response to an outcome, a result or an exception. Raises nothing."""
         try:
             if isinstance(outcome, Suspend):
-                if (entry := sleep_entry(outcome)) is not None:
-                    attempt.sleep = entry
+                attempt.sleep = sleep_entry(outcome)
                 return responses.suspension(attempt.claim_id, attempt.handler, outcome), None
             if not isinstance(outcome, BaseException):
                 return self._answer_of(attempt, outcome), None
@@ -429,57 +416,59 @@ class Runner:
             outcome, errors = exc, {}  # it is gone before the next answer is made, and another has its id then
         return responses.failure_answer(attempt.claim_id, attempt.handler, outcome, errors)
 
-    def _is_large(self, answer: Answer) -> bool:
-        return answer[1] is None and utf8_size(answer[0]) > self.codec.threshold_bytes
+    def _share(self, unit: Unit) -> float:
+        """Seconds of the call's run time that each of its attempts has taken until now."""
+        return (monotonic() - unit.started_at) / len(unit.attempts)
 
-    async def _stored(self, attempt: Attempt, answer: Answer) -> Answer:
-        """The response, with a large result stored as an object."""
-        if attempt.answered or not self._is_large(answer):
-            return answer
-        try:
-            return await store_result(self.codec, attempt.claim, answer[0]), None
-        except responses.Refusal as exc:
-            return responses.failure_answer(attempt.claim_id, attempt.handler, exc)
+    def _respond(self, unit: Unit, attempt: Attempt, answer: Answer) -> None:
+        """Answer an attempt of a call; a large result is stored first, once the call has ended."""
+        if unit.overdue:
+            return  # the time limit is its outcome
+        if self.codec.bucket is not None and answer[1] is None and utf8_size(answer[0]) > self.codec.threshold_bytes:
+            attempt.large = answer[0]
+        else:
+            self._settle(attempt, answer, self._share(unit))
 
-    def _answer_early(self, batch: Batch, attempt: Attempt, outcome: Any) -> None:
+    def _respond_early(self, batch: Batch, attempt: Attempt, outcome: Any) -> None:
         """Answer a task of a batch whose others still run."""
-        if attempt.answered or attempt in batch.early or batch.overdue or batch.cut:
-            return
-        answer = self._answer_to(attempt, outcome, {})
-        if self.codec.bucket is not None and self._is_large(answer):
-            batch.early[attempt] = answer  # stored with the others' when the call ends
-            return
-        self._settle(attempt, answer, (monotonic() - batch.started_at) / len(batch.attempts))
-        self.changed.set()
+        if not (attempt.has_response or batch.overdue or batch.cut):
+            self._respond(batch, attempt, self._answer_to(attempt, outcome, {}))
+            self.changed.set()
 
-    async def _settle_early(self, batch: Batch) -> None:
-        """Answer the tasks whose large results were given before the call failed or was stopped."""
-        batch.deadline = math.inf  # for these the handler has done its work
-        early = [attempt for attempt in batch.early if not attempt.answered]
-        stored = await asyncio.gather(*(self._stored(attempt, batch.early[attempt]) for attempt in early))
-        for attempt, answer in zip(early, stored, strict=True):
+    async def _store_large(self, unit: Unit) -> None:
+        """Store large results, and answer by references; the handler has done its work for these."""
+        large = [attempt for attempt in unit.attempts if attempt.large and not attempt.answered]
+        if large:
+            unit.deadline = math.inf
+            await asyncio.gather(*(self._store(unit, attempt) for attempt in large))
+
+    async def _store(self, unit: Unit, attempt: Attempt) -> None:
+        answer: Answer
+        try:
+            answer = await store_result(self.codec, attempt.claim, attempt.large), None
+        except Exception as exc:
+            answer = responses.failure_answer(attempt.claim_id, attempt.handler, exc)
+        self._settle(attempt, answer, self._share(unit))
+
+    def _fail(self, unit: Unit, exc: BaseException) -> None:
+        """Answer the attempts without a response by what ended the call."""
+        errors: dict[int, responses.Error] = {}
+        for attempt in unit.attempts:
             if not attempt.answered:
-                self._settle(attempt, answer, (monotonic() - batch.started_at) / len(batch.attempts))
+                self._settle(attempt, self._answer_to(attempt, exc, errors), self._share(unit))
 
-    async def _run_in_process(self, unit: Unit, processes: ProcessPool) -> Sequence[Answer]:
-        """Run a call in a child, which sends the responses; they are settled as they come, but for large ones."""
+    async def _run_in_process(self, unit: Unit, processes: ProcessPool) -> None:
+        """Run a call in a child, which sends the responses."""
         unit.deadline += _KILL_SECONDS  # the child stops its handler at the limit; if it does not, it is killed
         if isinstance(unit, Batch):
             await self._open_all(unit)
             if not unit.attempts:
-                return ()
+                return
         else:
-            if needs_opening(unit.params):
-                await open_params(self.codec, unit)
-            if unit.journal:
-                await open_journal(self.codec, unit)
+            await open_attempt(self.codec, unit)
         attempts = {attempt.claim_id: attempt for attempt in unit.attempts}
-        for attempt in attempts.values():
-            attempt.started_at = unit.started_at
         if self._spans is not None:
             unit.begin_span(self._spans)
-        trace = None if unit.span is None else unit.span.context
-        answers: dict[str, Answer] = {}
         assert unit.child is not None
         child, unit.child = unit.child, None
 
@@ -497,22 +486,18 @@ class Runner:
                 recording.add_done_callback(self._recordings.discard)
             else:
                 text, problem, attempt.sleep = content
-                answers[claim_id] = text, problem and responses.Problem(*problem)
-                if not (self.codec.bucket and self._is_large(answers[claim_id])):
-                    # At once: the child may hang behind its answers, as in a destructor.
-                    self._settle(attempt, answers[claim_id], (monotonic() - unit.started_at) / len(attempts))
-                elif isinstance(unit, Batch):
-                    unit.early[attempt] = answers[claim_id]
+                # At once: the child may hang behind its answers, as in a destructor.
+                self._respond(unit, attempt, (text, problem and responses.Problem(*problem)))
 
-        limit = unit.limit_seconds or self.settings.task_timeout_seconds
         try:
-            await processes.call(child, unit.handler.name, limit, unit.attempts, trace and trace.headers, receive)
+            await processes.call(child, unit, receive)
         except ProcessDied as exc:
-            if len(answers) < len(attempts):  # else it has died behind its answers, which count
-                if not (isinstance(unit, Batch) and len(unit.attempts) > 1):
-                    raise
-                self._run_alone(unit, answers, exc)
-        return [answers[attempt.claim_id] for attempt in unit.attempts]
+            alone = [attempt for attempt in unit.attempts if not attempt.has_response]
+            if not alone:
+                return  # it has died behind its answers, which count
+            if not isinstance(unit, Batch) or len(unit.attempts) == 1:
+                raise
+            self._run_alone(unit, alone, exc)
 
     async def _keep_step(self, child: Child, attempt: Attempt, number: int, report: str) -> None:
         """Report a step that has finished in a child."""
@@ -525,10 +510,9 @@ class Runner:
         else:
             child.send("recorded", attempt.claim_id, number, None)
 
-    def _run_alone(self, batch: Batch, answers: Mapping[str, Answer], death: ProcessDied) -> None:
-        """Run the unanswered tasks of a batch once more, each in a call of its own: one of them ended the child."""
-        alone = [attempt for attempt in batch.attempts if attempt.claim_id not in answers]
-        batch.attempts = [attempt for attempt in batch.attempts if attempt.claim_id in answers]
+    def _run_alone(self, batch: Batch, alone: Sequence[Attempt], death: ProcessDied) -> None:
+        """Run tasks of a batch once more, each in a call of its own: one of them ended the child."""
+        batch.attempts = [attempt for attempt in batch.attempts if attempt.has_response]
         log.warning("batch_split", action=batch.handler.name, tasks=len(alone), reason=str(death))
         for attempt in alone:
             attempt.end_span("ProcessDied")
@@ -550,15 +534,9 @@ class Runner:
 
     # Answering
 
-    def _finish(self, unit: Unit, answers: Sequence[Answer]) -> None:
-        """Answer the attempts, each with its share of the call's run time."""
-        now = monotonic()
-        ran = now - unit.started_at
-        for attempt, answer in zip(unit.attempts, answers, strict=True):
-            if not attempt.answered:
-                self._settle(attempt, answer, ran / len(answers))
-        self._mean_seconds += (ran - self._mean_seconds) * _MEAN_WEIGHT
-        self._last_end = now
+    def _finish(self, unit: Unit) -> None:
+        self._last_end = monotonic()
+        self._mean_seconds += (self._last_end - unit.started_at - self._mean_seconds) * _MEAN_WEIGHT
         self._end(unit)
 
     def _give_back(self, unit: Unit) -> None:
@@ -584,13 +562,10 @@ class Runner:
 
     def _settle(self, attempt: Attempt, answer: Answer, ran: float) -> None:
         attempt.answered = True
-        if attempt.output is not None:
-            self._outputs.end(attempt.output)
+        self._outputs.end(attempt.output)
         text, problem = answer
-        trace_id = None
-        if attempt.span is not None:
-            trace_id = attempt.span.trace_id
-            text = attempt.end_span("" if problem is None else problem.kind, text)
+        trace_id = None if attempt.span is None else attempt.span.trace_id
+        text = attempt.end_span("" if problem is None else problem.kind, text)
         outcome = "ok" if problem is None else "timeout" if problem.kind == responses.TIMEOUT_KIND else "error"
         self.timings.add(attempt.handler.name, outcome, ran, trace_id)
         if attempt.is_lost:
@@ -640,14 +615,9 @@ class Runner:
     def _finish_overdue(self, unit: Unit) -> None:
         if unit not in self._running:
             return  # its attempts were answered before, while it went on
-        refusal = responses.timeout_of(
-            unit.ran_seconds, unit.limit_seconds, unit.where, **(unit.ended.data if unit.ended else {})
-        )
-        errors: dict[int, responses.Error] = {}
-        answers = [
-            ("", None) if attempt.answered else self._answer_to(attempt, refusal, errors) for attempt in unit.attempts
-        ]
-        self._finish(unit, answers)
+        ended = unit.ended.data if unit.ended else {}
+        self._fail(unit, responses.timeout_of(unit.ran_seconds, unit.limit_seconds, unit.where, **ended))
+        self._finish(unit)
 
     # Progress
 

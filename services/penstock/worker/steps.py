@@ -6,18 +6,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from time import monotonic, time
 
-import msgspec
-
 from penstock.payloads.codec import PayloadCodec, aad_of
 from penstock.protocol.errors import TOO_LARGE
-from penstock.protocol.journal import Entry, StepPlace, decode_entries, encode_entry
+from penstock.protocol.journal import Entry, StepPlace, encode_entry
 from penstock.protocol.json_text import utf8_size
-from penstock.protocol.sealed import MARK, SEALED_ENCODING, escape_plain
+from penstock.protocol.sealed import SEALED_ENCODING, escape_plain
 from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.context import TaskCancelled
 from penstock.worker.handlers.steps import StepPort, Suspend, Trial
-from penstock.worker.payload_io import kept_object, needed
+from penstock.worker.payload_io import kept_object
 from penstock.worker.responses import Unfit, encoded_error, encoded_result, too_large
 
 
@@ -89,14 +87,3 @@ def sleep_entry(why: Suspend) -> str | None:
     if place is None or why.token is not None:
         return None
     return encode_entry(Entry.of(place, "null", at=time(), seconds=why.seconds))
-
-
-async def open_journal(codec: PayloadCodec, attempt: Attempt) -> None:
-    """Replace encrypted or offloaded results in the journal. Raises Refusal: one is lost, or unavailable now."""
-    if MARK not in attempt.journal:
-        return
-    entries, task_id = decode_entries(attempt.journal), attempt.claim.task_id
-    with needed(attempt, "the result of a step"):
-        values = await asyncio.gather(*(codec.load(e.value, aad_of("step", task_id, *e.key)) for e in entries))
-    opened = [entry.with_value(value, None) for entry, value in zip(entries, values, strict=True)]
-    attempt.journal = msgspec.json.encode(opened).decode()

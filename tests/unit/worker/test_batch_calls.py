@@ -163,7 +163,7 @@ class World:
     def attempt(self, handler: Handler, task_id: int, lease: Lease) -> Attempt:
         params = msgspec.Raw(f'{{"n":{task_id}}}'.encode())
         return Attempt(
-            handler, None, lease.received_at, f"{task_id}:1", ClaimId(task_id, 1), params, lease,
+            handler, handler.timeout or 60, lease.received_at, f"{task_id}:1", ClaimId(task_id, 1), params, lease,
             lease.received_at,
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ import asyncio
 import math
 import threading
 import types
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -72,12 +72,12 @@ class Cancellation:
 
     is_set: bool = False
     is_settled: bool = False
-    _waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = field(default_factory=list)
+    _waiting: Sequence[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = ()
 
     def set(self) -> None:
         with _lock:
             self.is_set = True
-            waiting, self._waiting = self._waiting, []
+            waiting, self._waiting = self._waiting, ()
         for loop, event in waiting:
             with suppress(RuntimeError):  # that loop is closed
                 loop.call_soon_threadsafe(event.set)
@@ -88,13 +88,12 @@ class Cancellation:
             if self.is_set:
                 return
             entry = asyncio.get_running_loop(), event
-            self._waiting.append(entry)
+            self._waiting = (*self._waiting, entry)
         try:
             await event.wait()
         finally:
             with _lock:
-                if entry in self._waiting:
-                    self._waiting.remove(entry)
+                self._waiting = [one for one in self._waiting if one != entry]
 
 
 @dataclass(slots=True, eq=False, repr=False)

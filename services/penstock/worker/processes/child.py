@@ -23,7 +23,7 @@ from penstock.runtime.chaos import faults_of
 from penstock.runtime.loop_thread import new_loop
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
-from penstock.worker.attempt import Attempt
+from penstock.worker.attempt import Attempt, Unit
 from penstock.worker.handlers.actions import REGISTRY, Registry
 from penstock.worker.handlers.chaos import with_faults
 from penstock.worker.handlers.lifespan import Resources
@@ -32,7 +32,7 @@ from penstock.worker.leases import Lease
 from penstock.worker.processes.channel import Channel
 from penstock.worker.responses import Refusal, Unfit
 from penstock.worker.result_sender import Timings
-from penstock.worker.runner import Answer, Runner, Unit
+from penstock.worker.runner import Answer, Runner
 from penstock.worker.steps import AttemptSteps
 from penstock.worker.threads import Threads
 
@@ -96,7 +96,9 @@ class _ChildRunner(Runner):
         self._registry = registry
         super().__init__(
             settings, threads=Threads(1), codec=PayloadCodec(settings), timings=Timings(), resources=resources,
-            answer=self._leave_out, send_step=self._send_step,
+            send_step=self._send_step,
+            # Of a task whose claim was lost before its start: the worker counts the answers of a call.
+            answer=lambda attempt, text: channel.send("answer", attempt.claim_id, text, None, None),
             progress=lambda attempt, *report: channel.send("progress", attempt.claim_id, *report),
             send_output=lambda attempt, *part: channel.send("output", attempt.claim_id, *part),
         )  # fmt: skip
@@ -147,10 +149,6 @@ class _ChildRunner(Runner):
         if self._trace is not None and spans is not None:
             spans.continue_from(self._trace)
         await super()._run(unit)
-
-    def _leave_out(self, attempt: Attempt, text: str) -> None:
-        """Answer a task whose claim was lost before its start, for the worker counts the answers of a call."""
-        self._channel.send("answer", attempt.claim_id, text, None, None)
 
     def _settle(self, attempt: Attempt, answer: Answer, ran: float) -> None:
         attempt.answered = True

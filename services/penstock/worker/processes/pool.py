@@ -14,7 +14,7 @@ from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.runtime.periodic import Pauses, ends_within
 from penstock.settings.model import Settings
-from penstock.worker.attempt import Attempt
+from penstock.worker.attempt import Attempt, Unit
 from penstock.worker.processes import channel
 from penstock.worker.processes.channel import Child, Ended
 from penstock.worker.responses import Refusal
@@ -71,14 +71,13 @@ class ProcessPool:
 
     # Calls
 
-    async def call(
-        self, child: Child, action: str, limit_seconds: float, attempts: Sequence[Attempt],
-        trace: dict[str, str] | None, receive: Callable[..., None],
-    ) -> None:  # fmt: skip
+    async def call(self, child: Child, unit: Unit, receive: Callable[..., None]) -> None:
         """Run a call in a child. receive: called with the child's messages. Raises ProcessDied, ProcessKilled."""
+        action = unit.handler.name
         try:
-            child.send("call", action, limit_seconds, [task_of(attempt) for attempt in attempts], trace)
-            resident, is_left = await self._until_done(child, attempts, receive)
+            trace = unit.span and unit.span.context
+            child.send("call", action, unit.limit_seconds, [*map(task_of, unit.attempts)], trace and trace.headers)
+            resident, is_left = await self._until_done(child, unit.attempts, receive)
         except BaseException as exc:
             self._kill(child, "timeout")
             if isinstance(exc, asyncio.CancelledError):
