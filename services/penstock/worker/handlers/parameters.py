@@ -6,6 +6,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -53,15 +54,11 @@ class Parameters:
         # A payload's member with the context's name would be its second value.
         self._reserved = context.name if context and context.kind is context.POSITIONAL_OR_KEYWORD else None
         self._conversions: dict[str, Callable[[Any], Any]] = {}
-        for parameter in named.values():
-            if parameter.annotation is parameter.empty:
-                continue
-            try:
-                convert = converter(resolve(parameter.annotation, function))
-            except Exception as exc:
-                raise uncheckable(action, function, str(parameter), exc) from None
-            if convert is not None:
-                self._conversions[parameter.name] = checked(convert, parameter.name)
+        for p in named.values():
+            if p.annotation is not p.empty:
+                convert = _converter_of(action, function, str(p), partial(resolve, p.annotation, function))
+                if convert is not None:
+                    self._conversions[p.name] = checked(convert, p.name)
 
     def fit(self, params: msgspec.Raw | bytes) -> Arguments:
         """A task's parameters, raw JSON, as the arguments after the context. Raises InvalidParams."""
@@ -139,12 +136,7 @@ def batch_fit(action: str, function: Callable[..., Any]) -> Callable[[msgspec.Ra
             f"action {action!r}: {place(function)} is batched, so it must take one parameter, "
             "such as calls: list[Call[MyParams]]"
         )
-    try:
-        convert = converter(batch_params(action, function))
-    except SettingsError:
-        raise
-    except Exception as exc:
-        raise uncheckable(action, function, str(parameters[0]), exc) from None
+    convert = _converter_of(action, function, str(parameters[0]), partial(batch_params, action, function))
     if convert is None:
         return read_params
     check = checked(convert)
@@ -172,10 +164,7 @@ def batch_params(action: str, function: Callable[..., Any]) -> Any:
 
 def result_converter(action: str, function: Callable[..., Any], *, is_batched: bool) -> Callable[[Any], Any]:
     """Converts decoded JSON to the result's annotated type, or raises ValidationError. Raises SettingsError."""
-    try:
-        convert = converter(result_type(function, is_batched=is_batched))
-    except Exception as exc:
-        raise uncheckable(action, function, "the result", exc) from None
+    convert = _converter_of(action, function, "the result", partial(result_type, function, is_batched=is_batched))
     return convert or (lambda result: result)
 
 
@@ -228,17 +217,24 @@ def _is_context(annotation: Any, function: Callable[..., Any], *, or_any: bool =
     )
 
 
-def uncheckable(action: str, function: Callable[..., Any], shown: str, exc: Exception) -> SettingsError:
-    """The error for an unusable annotation, with the next step."""
-    reason = str(exc).partition("\n")[0].partition(". ")[0].rstrip(".")
-    if isinstance(exc, NameError):
-        why = f"{reason}: import its names outside of TYPE_CHECKING and functions"
-    else:
-        why = (
-            f"{reason or type(exc).__name__}. Take a pydantic model, a dataclass, a msgspec.Struct, a "
-            "TypedDict, dict[str, Any] or the like, or leave the annotation out"
-        )
-    return SettingsError(f"action {action!r}: {shown} of {place(function)} cannot be checked: {why}")
+def _converter_of(
+    action: str, function: Callable[..., Any], shown: str, find: Callable[[], Any]
+) -> Callable[[Any], Any] | None:
+    """A converter to the type that ``find`` gives. Raises SettingsError, with the next step, for an unusable one."""
+    try:
+        return converter(find())
+    except SettingsError:
+        raise
+    except Exception as exc:
+        reason = str(exc).partition("\n")[0].partition(". ")[0].rstrip(".")
+        if isinstance(exc, NameError):
+            why = f"{reason}: import its names outside of TYPE_CHECKING and functions"
+        else:
+            why = (
+                f"{reason or type(exc).__name__}. Take a pydantic model, a dataclass, a msgspec.Struct, a "
+                "TypedDict, dict[str, Any] or the like, or leave the annotation out"
+            )
+        raise SettingsError(f"action {action!r}: {shown} of {place(function)} cannot be checked: {why}") from None
 
 
 def resolve(annotation: Any, function: Callable[..., Any]) -> Any:
