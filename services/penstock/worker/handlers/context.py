@@ -230,11 +230,11 @@ class Context:
 
     async def sleep(self, seconds: float | timedelta) -> None:
         """Suspend the task, which occupies no worker then; it goes on here in another attempt, and spends none."""
-        self._durable().suspend(SLEEP, "ctx.sleep()", seconds=_sleep_seconds(seconds))
+        self.sleep_sync(seconds)
 
     async def sleep_until(self, instant: datetime) -> None:
         """As :meth:`sleep`, until an instant, which has a zone. Raises ValueError for one over a century away."""
-        self._durable().suspend(SLEEP, "ctx.sleep_until()", until=_zoned(instant))
+        self.sleep_until_sync(instant)
 
     async def event(self, token: str, timeout: float | None = None) -> Any:
         """Suspend the task until ``task.complete`` with this token, and return what that gives; spends no attempt.
@@ -242,19 +242,20 @@ class Context:
         token: the same in each attempt. timeout: seconds, None for PENSTOCK_WAIT_TIMEOUT_SECONDS.
         Raises EventTimeout, or StepFailed after ``task.fail``.
         """
-        return self._durable().suspend(EVENT, "ctx.event()", **_event_of(token, timeout))
+        return self.event_sync(token, timeout)
 
     def sleep_sync(self, seconds: float | timedelta) -> None:
         """As :meth:`sleep`, in a handler that is a plain function."""
-        self._durable().suspend(SLEEP, "ctx.sleep_sync()", seconds=_sleep_seconds(seconds))
+        self._durable().suspend(SLEEP, seconds=_sleep_seconds(seconds))
 
     def sleep_until_sync(self, instant: datetime) -> None:
         """As :meth:`sleep_until`, in a handler that is a plain function."""
-        self._durable().suspend(SLEEP, "ctx.sleep_until_sync()", until=_zoned(instant))
+        self._durable().suspend(SLEEP, until=_zoned(instant))
 
     def event_sync(self, token: str, timeout: float | None = None) -> Any:
         """As :meth:`event`, in a handler that is a plain function."""
-        return self._durable().suspend(EVENT, "ctx.event_sync()", **_event_of(token, timeout))
+        seconds = None if timeout is None else check_wait_seconds(timeout)
+        return self._durable().suspend(EVENT, token=check_token(token), timeout=seconds)
 
     def check_steps(self) -> None:
         """Raises StepChanged when the handler has returned without asking for a step that its task has finished."""
@@ -368,7 +369,3 @@ def _zoned(instant: datetime) -> datetime:
         longest = f"{LONGEST_WAIT_SECONDS:.0f} seconds from now"
         raise ValueError(f"a task sleeps until at most {longest}, not until {instant.isoformat()}")
     return instant
-
-
-def _event_of(token: str, timeout: float | None) -> dict[str, Any]:
-    return {"token": check_token(token), "timeout": None if timeout is None else check_wait_seconds(timeout)}

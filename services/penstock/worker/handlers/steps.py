@@ -233,12 +233,12 @@ class Steps:
             entry = self._port.record(place(), trial).result()
         return replayed(entry, trial.error)
 
-    def suspend(self, name: str, what: str, **when: Any) -> Any:
+    def suspend(self, name: str, **when: Any) -> Any:
         """What a sleep or an event that is over gave; raises Suspend for one that begins."""
         found = self._ask(name)
         if isinstance(found, Entry):
             return replayed(found)
         if self._under_way:
-            raise RuntimeError(f"{what} suspends the task, and a step still runs: await the step first")
+            raise RuntimeError(f"{name}() suspends the task, and a step still runs: await the step first")
         self._port.begin(found.position)
         raise Suspend(found, **when)
