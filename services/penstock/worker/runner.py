@@ -638,9 +638,9 @@ class Runner:
 
     def take_back(self) -> list[Lease]:
         """Remove the attempts of messages of which no task has started; returns the leases of these messages."""
-        untouched: dict[Lease, None] = {}
-        for unit in [*chain(*self._queues), *self._open_batches.delayed()]:
-            untouched |= dict.fromkeys(attempt.lease for attempt in unit.attempts if not attempt.lease.begun)
+        waiting = [*chain(*self._queues), *self._open_batches.delayed()]
+        untouched = {attempt.lease: None for unit in waiting for attempt in unit.attempts if not attempt.lease.begun}
+        for unit in waiting:
             if isinstance(unit, Batch):
                 unit.attempts = [attempt for attempt in unit.attempts if attempt.lease.begun]
                 if not unit.attempts:

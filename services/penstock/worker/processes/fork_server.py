@@ -43,13 +43,12 @@ class ForkServer:
         self._alive: set[int] = set()
         self._ordered: deque[int] = deque()  # the sockets of children that are not forked yet
         self._pauses = Pauses()
-        self._woken, waker = os.pipe()
-        for end in (self._woken, waker):
+        self._woken, self._waker = os.pipe()
+        for end in (self._woken, self._waker):
             os.set_blocking(end, False)
-        self._waker = waker
         for number in (signal.SIGCHLD, *_FOR_WORKER):
             signal.signal(number, _note)  # not SIG_IGN, which what a handler starts would inherit
-        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
 
     def serve(self) -> None:
         """Fork and reap until the worker hangs up; then kill every child."""
