@@ -5,6 +5,7 @@ import inspect
 import json
 import random
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from itertools import count
 from typing import Any
@@ -56,12 +57,12 @@ def schemas(handler: Handler) -> tuple[dict[str, Any], dict[str, Any]]:
     function, is_batched = handler.function, handler.batch is not None
     definitions: dict[str, Any] = {}
     if is_batched:
-        params = _schema(lambda: batch_params(handler.name, function), definitions)
+        params = _schema(partial(batch_params, handler.name, function), definitions)
     else:
         params = _of_call(function, definitions, skipped=int(handler.takes_context))
     whole = {**params, "$defs": definitions} if definitions else params
     definitions = {}
-    result = _schema(lambda: result_type(function, is_batched=is_batched), definitions, mode="serialization")
+    result = _schema(partial(result_type, function, is_batched=is_batched), definitions, mode="serialization")
     return whole, {**result, "$defs": definitions} if definitions else result
 
 
@@ -71,9 +72,7 @@ def _of_call(function: Callable[..., Any], definitions: dict[str, Any], *, skipp
     if any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in parameters):
         return _ANY  # it may be given as an array
     properties = {
-        p.name: _ANY
-        if p.annotation is p.empty
-        else _schema(lambda wanted=p.annotation: resolve(wanted, function), definitions)  # type: ignore[misc]
+        p.name: _ANY if p.annotation is p.empty else _schema(partial(resolve, p.annotation, function), definitions)
         for p in named
     }
     required = [p.name for p in named if p.default is p.empty]
