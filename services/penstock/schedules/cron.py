@@ -9,18 +9,20 @@ with ``@robfig`` is read as robfig/cron reads it (:mod:`penstock.schedules.robfi
 """
 
 import re
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from cronsim import CronSim, CronSimError
 
 from penstock.protocol.spelling import did_you_mean
 from penstock.schedules import robfig
+from penstock.schedules.robfig import CronError as CronError
 
 EXPRESSION_MAX_CHARS = 200
 ROBFIG = "@robfig "  # begins an expression of that dialect
@@ -44,16 +46,6 @@ _ZONE_MAX_CHARS = 100
 _HOSTS_OWN = re.compile(r"localtime|posixrules|(posix|right)/.*")  # of which each host makes its own, or none
 _REMEMBERED = 32  # of each of the expressions, of which a process keeps thousands
 _SHARED = 64
-Read = TypeVar("Read")
-
-
-class CronError(ValueError):
-    """An expression or a zone is wrong; ``field`` is ``expression`` or ``timezone``, ``problem`` says what to do."""
-
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field} {problem}")
-        self.field = field
-        self.problem = problem
 
 
 class Elapsed(NamedTuple):
@@ -158,13 +150,13 @@ def every_seconds(expression: str) -> int | None:
     if len(expression) > EXPRESSION_MAX_CHARS:
         raise CronError("expression", f"is {len(expression)} characters long; the limit is {EXPRESSION_MAX_CHARS}")
     if expression.startswith(ROBFIG):
-        return _of_robfig(robfig.every_seconds, expression)
+        return robfig.every_seconds(expression.removeprefix(ROBFIG))
     text = expression.strip().lower()
     if not text.startswith("@every"):
         return None
     match = _EVERY.fullmatch(text)
     seconds = sum(int(n) * _UNIT_SECONDS[unit] for n, unit in _PART.findall(match[1])) if match else 0
-    if match is None or not 1 <= seconds <= LONGEST_EVERY_SECONDS:
+    if not 1 <= seconds <= LONGEST_EVERY_SECONDS:
         raise CronError(
             "expression", f"must be like @every 90s or @every 1h30m, of 1 s to ten years, not {_shown(expression)}"
         )
@@ -224,7 +216,7 @@ def _between(when: Timing, after: datetime, until: datetime) -> Iterator[datetim
 def _read(expression: str) -> CronSim:
     """Raises CronError, naming the invalid part."""
     if expression.startswith(ROBFIG):
-        expression = _of_robfig(robfig.translate, expression)
+        expression = robfig.translate(expression.removeprefix(ROBFIG))
     elif expression.startswith("@"):
         if expression.lower() not in MACROS:
             known = ", ".join((*MACROS, "@every 90s"))
@@ -244,13 +236,6 @@ def _read(expression: str) -> CronSim:
     except (CronSimError, AssertionError) as exc:
         raise CronError("expression", _problem(fields, str(exc))) from None
     return matches
-
-
-def _of_robfig(read: Callable[[str], Read], expression: str) -> Read:
-    try:
-        return read(expression.removeprefix(ROBFIG))
-    except ValueError as exc:
-        raise CronError("expression", str(exc)) from None
 
 
 def _problem(fields: list[str], text: str) -> str:
@@ -296,10 +281,7 @@ def _changes(zone: ZoneInfo, year: int) -> tuple[datetime, ...]:
         high = low + timedelta(days=1)
         before = _offset(zone, low)
         if _offset(zone, high) != before:
-            first, last = low, high
-            while last - first > _SECOND:
-                middle = first + (last - first) // 2 // _SECOND * _SECOND
-                first, last = (middle, last) if _offset(zone, middle) == before else (first, middle)
-            found.append(last)
+            seconds = bisect_left(range(86_400), True, key=lambda n: _offset(zone, low + n * _SECOND) != before)
+            found.append(low + seconds * _SECOND)
         low = high
     return tuple(found)

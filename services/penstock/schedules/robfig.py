@@ -28,6 +28,16 @@ _UNIT_SECONDS = {
 }  # fmt: skip
 _LONGEST_SECONDS = Decimal(2**63 - 1) / 10**9
 _NUMBER = re.compile(r"\+?[0-9]{1,9}", re.ASCII)
+_TERM = re.compile(r"(?:([*?])(?:-[^/]*)?|([^/-]+)(?:-([^/-]+))?)(?:/(\+?[0-9]{1,9}))?", re.ASCII)
+
+
+class CronError(ValueError):
+    """An expression or a zone is wrong; ``field`` is ``expression`` or ``timezone``, ``problem`` says what to do."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field} {problem}")
+        self.field = field
+        self.problem = problem
 
 
 class _Field(NamedTuple):
@@ -51,7 +61,7 @@ _FIELDS = (
 
 @lru_cache(maxsize=4096)  # thousands of schedules share a spec, and each fire asks
 def every_seconds(spec: str) -> int | None:
-    """The interval of ``@every 1h30m10s``, one second or more; None for other expressions. Raises ValueError."""
+    """The interval of ``@every 1h30m10s``, one second or more; None for other expressions. Raises CronError."""
     if not spec.startswith("@every "):
         return None
     text = spec.removeprefix("@every ")
@@ -59,22 +69,22 @@ def every_seconds(spec: str) -> int | None:
         return 1
     match = _DURATION.fullmatch(text.translate(_MICRO))
     if match is None:
-        raise ValueError(f"must be like @every 90s or @every 1h30m10s, not {spec[:60]!r}")
+        raise CronError("expression", f"must be like @every 90s or @every 1h30m10s, not {spec[:60]!r}")
     seconds = sum(Decimal(number) * _UNIT_SECONDS[unit] for number, unit in _PART.findall(match[2]))
     if seconds > _LONGEST_SECONDS:
-        raise ValueError(f"must be of no more than 292 years, not {spec[:60]!r}")
+        raise CronError("expression", f"must be of no more than 292 years, not {spec[:60]!r}")
     return 1 if match[1] == "-" else max(1, int(seconds))
 
 
 def translate(spec: str) -> str:
-    """Six equivalent fields for cronsim, as lists of numbers; not for ``@every``. Raises ValueError."""
+    """Six equivalent fields for cronsim, as lists of numbers; not for ``@every``. Raises CronError."""
     if spec.startswith("@"):
         if spec not in MACROS:
-            raise ValueError(f"{spec[:60]!r} is unknown; there are {', '.join(MACROS)} and @every 90s")
+            raise CronError("expression", f"{spec[:60]!r} is unknown; there are {', '.join(MACROS)} and @every 90s")
         return MACROS[spec]
     given = spec.split()
     if len(given) not in (5, 6):
-        raise ValueError(f"must have 5 or 6 fields, the seconds first, not {len(given)}: {spec[:60]!r}")
+        raise CronError("expression", f"must have 5 or 6 fields, the seconds first, not {len(given)}: {spec[:60]!r}")
     texts = [*given, "*"] if len(given) == 5 else given
     return " ".join(_field(text, field) for text, field in zip(texts, _FIELDS, strict=True))
 
@@ -94,7 +104,7 @@ def _field(text: str, field: _Field) -> str:
         if star and (not starred or step == 1):
             starred = "*" if step == 1 else f"*/{step}"
     if not values:
-        raise ValueError(f"has no value for {field.name}: {text[:60]!r}")
+        raise CronError("expression", f"has no value for {field.name}: {text[:60]!r}")
     if starred == "*":
         return starred
     return ",".join(filter(None, (starred, *map(str, sorted(values)))))
@@ -102,34 +112,21 @@ def _field(text: str, field: _Field) -> str:
 
 def _part(text: str, field: _Field) -> tuple[int, int, int, bool]:
     """First, last, step, and whether it is a star; what follows a hyphen after a star is ignored."""
-    span, *steps = text.split("/")
-    ends = span.split("-")
+    term = _TERM.fullmatch(text)
+    if term is not None:
+        star, begin, end, steps = term.groups()
+        first = field.low if star else _value(begin, field)
+        last = field.high if star or (steps and end is None) else _value(end or begin, field)
+        step = int(steps or 1)
+        if step > 0 and field.low <= first <= last <= field.high:
+            return first, last, step, bool(star)
     problem = f"has {field.name} {text[:60]!r}; it may be {field.low} to {field.high}"
     if field.names:
         problem += f" or {next(iter(field.names))} to {list(field.names)[-1]}"
-    problem += ", with * ? , - and /"
-    star = ends[0] in ("*", "?")
-    if len(steps) > 1 or (len(ends) > 2 and not star):
-        raise ValueError(problem)
-    if star:
-        first, last = field.low, field.high
-    else:
-        first, last = (_value(end, field, problem) for end in (ends[0], ends[-1]))
-    step = 1
-    if steps:
-        if not _NUMBER.fullmatch(steps[0]) or int(steps[0]) == 0:
-            raise ValueError(problem)
-        step = int(steps[0])
-        if len(ends) == 1:
-            last = field.high
-    if not field.low <= first <= last <= field.high:
-        raise ValueError(problem)
-    return first, last, step, star
+    raise CronError("expression", f"{problem}, with * ? , - and /")
 
 
-def _value(text: str, field: _Field, problem: str) -> int:
-    if text.lower() in field.names:
-        return field.names[text.lower()]
-    if not _NUMBER.fullmatch(text):
-        raise ValueError(problem)
-    return int(text)
+def _value(text: str, field: _Field) -> int:
+    """-1 for what is no value."""
+    number = int(text) if _NUMBER.fullmatch(text) else -1
+    return field.names.get(text.lower(), number)
