@@ -445,28 +445,11 @@ class Inline:
         return self._tasks[task_id]
 
     def _show(self, command: params.StatusParams) -> Any:
+        shown = views.task_detail if command.detail else views.task
         if command.ids is None:
-            return self._shown(self._find(command.task_ids[0]), command.detail)
+            return shown(_row(self._find(command.task_ids[0])))
         found = map(self._tasks.get, command.task_ids)
-        return [None if task is None else self._shown(task, command.detail) for task in found]
-
-    def _shown(self, task: InlineTask, detail: bool) -> views.Task:
-        new, at = task.new, timestamp(task.created_at)
-        waits_for = None
-        if task.token is not None and task.wait_until is not None:
-            waits_for = views.WaitsFor(own_key(task.token), timestamp(task.wait_until))
-        steps = sorted(task.steps.values(), key=lambda step: (step.entry.position, step.entry.key))
-        found = views.TaskDetail(
-            id=task.id, action=task.action, state=task.state, attempts=task.attempts, max_attempts=new.max_attempts,
-            priority=new.priority, run_at=timestamp(task.due_at), created_at=at, updated_at=at, progress=task.progress,
-            result=task.result, error=task.error, reason=task.reason, tenant=new.tenant, payload=task.payload,
-            unique_key=new.unique_key, ordering_key=new.ordering_key, limit_key=new.limit_key,
-            labels=json.loads(new.labels or "null"), timeout=new.timeout_seconds, claim=task.claim, worker=None,
-            expires_at=None if new.expires_at is None else timestamp(new.expires_at), waits_for=waits_for,
-            failures=task.failures, steps=[*map(_shown_step, steps)] or None,
-            claimed_at=None if task.claimed_at is None else timestamp(task.claimed_at), snoozes=task.snoozes,
-        )  # fmt: skip
-        return found if detail else msgspec.convert(found, views.Task, from_attributes=True)
+        return [None if task is None else shown(_row(task)) for task in found]
 
     def _await(self, command: params.ResultParams) -> Any:
         found = [self._find(one) for one in command.task_ids]
@@ -474,11 +457,7 @@ class Inline:
         if pending and not (command.wait == "any" and len(pending) < len(found)):
             # A test that waited here would wait for ever.
             raise AssertionError(f"task {pending[0].id} is {pending[0].state}, not settled: drain() first")
-        told = [
-            views.Outcome(id=task.id, state=task.state, result=task.result, error=task.error, reason=task.reason)
-            for task in found
-            if task.state.final
-        ]
+        told = [views.outcome(_row(task)) for task in found if task.state.final]
         return told[0] if command.ids is None else told
 
     def _answer_wait(self, command: AnswerWait) -> Answered:
@@ -542,6 +521,21 @@ def _claimed(task: InlineTask) -> Claimed:
     name, new = (task.id, task.claim, task.action), task.new
     steps = journal_text(step.entry for step in task.steps.values())
     return Claimed(*name, new.payload, new.timeout_seconds, 0.0, task.is_suspect, tenant=new.tenant, journal=steps)
+
+
+def _row(task: InlineTask) -> dict[str, Any]:
+    """As of the statement ``show_tasks``."""
+    waits_for = None
+    if task.token is not None and task.wait_until is not None:
+        waits_for = views.WaitsFor(own_key(task.token), timestamp(task.wait_until))
+    steps = sorted(task.steps.values(), key=lambda step: (step.entry.position, step.entry.key))
+    return {
+        **msgspec.structs.asdict(task.new), **vars(task), "run_at": task.due_at, "updated_at": task.created_at,
+        "worker": None, "result": task.result_text, "error": json.dumps(task.error),
+        "progress": json.dumps(task.progress), "failures": msgspec.json.encode(task.failures).decode(),
+        "waits_for": waits_for, "steps": [*map(_shown_step, steps)] or None, "is_cut": False, "result_gone": False,
+        "payload_gone": False,
+    }  # fmt: skip
 
 
 def _shown_step(step: _Step) -> views.FinishedStep:

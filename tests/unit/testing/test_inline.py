@@ -95,6 +95,12 @@ async def test_tasks_of_every_client_are_recorded_with_the_answers_of_the_api(in
     assert [task.result for task in inline.tasks] == [1, 2, 2, 4, 5, 6, 7]
 
 
+async def test_a_task_without_labels_is_shown_as_by_the_api(inline: Inline) -> None:
+    async with AsyncClient() as client:
+        await client.enqueue("note", {"n": 1})
+        assert (await client.status(1, detail=True)).labels == {}
+
+
 async def test_a_unique_key_decides_as_in_production(inline: Inline) -> None:
     key: dict[str, Any] = {"unique_key": "a"}
     assert not (await penstock.enqueue(None, "note", {"n": 1}, **key))["duplicate"]
