@@ -52,7 +52,6 @@ from penstock.protocol.schema import DEFAULT  # noqa: E402
 from penstock.runtime import metrics  # noqa: E402
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX  # noqa: E402
 from penstock.settings.model import Settings, load_settings  # noqa: E402
-from penstock.testing.plugin import _penstock_template as _penstock_template  # noqa: E402
 from penstock.testing.plugin import penstock_inline as penstock_inline  # noqa: E402
 from penstock.testing.plugin import penstock_pipeline as penstock_pipeline  # noqa: E402
 from tests import postgres_versions  # noqa: E402

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 from penstock.db.migrate import upgrade
@@ -32,7 +33,8 @@ def running_server() -> Iterator[EmbeddedPostgres]:
             server.stop()
 
 
-def make_template(server: EmbeddedPostgres) -> str:
+@cache
+def _make_template(server: EmbeddedPostgres) -> None:
     """A migrated database whose clock `set_offset` moves, in each copy."""
     if server.create_database(_TEMPLATE):
         upgrade(server.dsn(_TEMPLATE))
@@ -40,15 +42,15 @@ def make_template(server: EmbeddedPostgres) -> str:
         server.execute(clock_statements("penstock_clock", now, clock), _TEMPLATE)
         server.execute("grant execute on function pg_read_file(text, bigint, bigint, boolean) to public", _TEMPLATE)
         (server.pgdata / _FOLDER).mkdir(mode=0o755)
-    return _TEMPLATE
 
 
 @contextmanager
-def database_of_test(server: EmbeddedPostgres, template: str) -> Iterator[str]:
+def database_of_test(server: EmbeddedPostgres) -> Iterator[str]:
     """A database of its own, by its name."""
-    name = f"{template}_{next(_numbers)}"
+    _make_template(server)
+    name = f"{_TEMPLATE}_{next(_numbers)}"
     strategy = "strategy file_copy" if server.version > 14 else ""  # a fifth of the time; 14 has no other way
-    server.execute(f"create database {name} template {template} {strategy}")
+    server.execute(f"create database {name} template {_TEMPLATE} {strategy}")
     server.execute(f'alter database {name} set search_path = "$user", public, penstock_clock, pg_catalog')
     try:
         yield name

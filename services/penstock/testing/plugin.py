@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,24 +38,13 @@ def penstock_postgres() -> Iterator[EmbeddedPostgres]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def _penstock_template(penstock_postgres: EmbeddedPostgres) -> str:
-    from penstock.testing.database import make_template
-
-    return make_template(penstock_postgres)
-
-
 @pytest.fixture
-def penstock_pipeline(
-    penstock_postgres: EmbeddedPostgres, _penstock_template: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Pipeline]:
+def penstock_pipeline(penstock_postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
     """All processes over a database of this test, with queues in memory; `drain()` runs their passes."""
-    from functools import partial
-
     from penstock.testing.database import database_of_test, set_offset
     from penstock.testing.pipeline import Pipeline
 
-    with database_of_test(penstock_postgres, _penstock_template) as name:
+    with database_of_test(penstock_postgres) as name:
         pipeline = Pipeline(penstock_postgres.dsn(name), partial(set_offset, penstock_postgres, name))
         monkeypatch.setattr(in_process, "substitute", pipeline)
         yield pipeline
