@@ -67,10 +67,8 @@ class Clockwork(Part):
         return PlainTextResponse(text, status, {"Cache-Control": "no-store"})
 
     async def _admit(self, request: Request) -> bytes:
-        address = address_of(request)
-        if not self._needs_no_key(request.headers, address):
-            self._authenticator.check_host(request.headers)
-            caller = self._authenticator.admit(request.headers, address)
+        if not self._needs_no_key(request.headers, address_of(request)):
+            caller = self._authenticator.admit_request(request)
             caller.check(Permission.ENQUEUE)
             if request.method == "POST" and not may_enqueue(ACTION, caller.actions, caller.tenant):
                 raise AccessDenied(403, f"Not permitted: this API key may not enqueue {ACTION}", {"actions": [ACTION]})
