@@ -168,7 +168,7 @@ def more(shop: SimpleNamespace) -> Iterator[ModuleType]:
 @pytest.fixture
 def signals() -> Iterator[list[tuple[str, str]]]:
     """What the signals of tasks were sent with: their name and the task's status."""
-    from penstock.contrib.django.framework import task_enqueued, task_finished, task_started
+    from penstock.contrib.django.backend import task_enqueued, task_finished, task_started
 
     seen: list[tuple[str, str]] = []
     named = {"enqueued": task_enqueued, "started": task_started, "finished": task_finished}
@@ -376,7 +376,7 @@ async def test_a_task_is_enqueued_and_read_from_a_coroutine(project: Path, penst
 
 
 def test_what_no_worker_could_run_is_refused(shop: SimpleNamespace, more: ModuleType) -> None:
-    from penstock.contrib.django.framework import InvalidTask, Task, TaskResultDoesNotExist
+    from penstock.contrib.django.backend import InvalidTask, Task, TaskResultDoesNotExist
 
     with pytest.raises(InvalidTask, match="did you mean max_attempts"):
         more.add.using(options={"max_attempt": 1})

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import django
 from django.apps import apps
 from django.conf import settings
 from django.core import checks
@@ -25,20 +26,6 @@ from django.utils.module_loading import import_string
 
 from penstock.client import default
 from penstock.client.records import Failure, TaskDetail
-from penstock.contrib.django.framework import (
-    BaseTaskBackend,
-    InvalidTask,
-    Task,
-    TaskContext,
-    TaskError,
-    TaskResult,
-    TaskResultDoesNotExist,
-    TaskResultStatus,
-    normalize_json,
-    task_enqueued,
-    task_finished,
-    task_started,
-)
 from penstock.protocol.errors import (
     InvalidParams,
     PayloadLost,
@@ -55,6 +42,23 @@ from penstock.tasks.transactional import enqueue_sync
 from penstock.worker.handlers.actions import REGISTRY, Handler
 from penstock.worker.handlers.context import Context, Wait
 from penstock.worker.handlers.outcomes import ASKED, Fail, Retry
+
+# The tasks framework is Django's own since Django 6, before that the package django-tasks, from which it was taken.
+if TYPE_CHECKING or django.VERSION >= (6, 0):
+    from django.tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
+    from django.tasks.backends.base import BaseTaskBackend
+    from django.tasks.base import Task, TaskError
+    from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
+    from django.tasks.signals import task_enqueued, task_finished, task_started
+    from django.utils.json import normalize_json
+else:
+    from django_tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
+    from django_tasks.backends.base import BaseTaskBackend
+    from django_tasks.base import Task, TaskError
+    from django_tasks.exceptions import InvalidTaskError as InvalidTask
+    from django_tasks.exceptions import TaskResultDoesNotExist
+    from django_tasks.signals import task_enqueued, task_finished, task_started
+    from django_tasks.utils import normalize_json
 
 OPTIONS = EnqueueOptions.__annotations__.keys() - {"priority", "run_at", "delay"}
 """Options of Penstock that a task may have; Django has words of its own for the others."""
@@ -291,6 +295,11 @@ class PenstockBackend(BaseTaskBackend):
         if not apps.is_installed(APP):
             hint = f"Add {APP!r} to INSTALLED_APPS for penstock_worker, penstock_migrate and checks of the database."
             yield checks.Warning(f"{where}: {APP} is not installed", hint=hint, id="penstock.W001")
+
+
+def aliases() -> list[str]:
+    """Aliases of the databases in which these backends enqueue."""
+    return sorted({one.database for one in task_backends.all() if isinstance(one, PenstockBackend)})
 
 
 def _instant(text: str) -> datetime:

@@ -8,8 +8,7 @@ from django.core import checks
 from django.db import connections
 from sqlalchemy import URL
 
-from penstock.contrib.django.backend import PenstockBackend
-from penstock.contrib.django.framework import task_backends
+from penstock.contrib.django.backend import aliases
 from penstock.protocol.errors import SettingsError
 from penstock.protocol.schema import renamed
 from penstock.settings.model import load_settings
@@ -23,11 +22,6 @@ _PARAMETERS = frozenset({
 _LOOK = """
 select has_function_privilege(current_user, oid, 'execute') from pg_proc
 where proname = 'penstock_enqueue_many' and pronamespace = 'public'::regnamespace"""
-
-
-def aliases() -> list[str]:
-    """Aliases of the databases in which Penstock's backends enqueue."""
-    return sorted({one.database for one in task_backends.all() if isinstance(one, PenstockBackend)})
 
 
 def database_url(alias: str) -> str:

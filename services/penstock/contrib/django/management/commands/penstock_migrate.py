@@ -4,7 +4,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from penstock.contrib.django.databases import aliases, database_url
+from penstock.contrib.django.backend import aliases
+from penstock.contrib.django.databases import database_url
 from penstock.db.migrate import upgrade
 from penstock.protocol.errors import PenstockError
 from penstock.settings.model import load_settings
