@@ -93,16 +93,18 @@ select nextval(pg_get_serial_sequence('penstock.scheduler0_job', 'id')) as id, n
 from generate_series(1, $1::int) order by 1;
 
 -- name: create_request
--- $1 its name, $2 import id, $3 body, $4 jobs with their ids (JSON).
+-- $1 its name, $2 import id, $3 body, $4 its jobs with their ids, as answers have them (JSON). Adds the jobs too.
+with made as (
+    insert into penstock.scheduler0_job (id, project_id, import_id, spec, timezone, timezone_offset, callback_url, data,
+                                         execution_type, start_date, end_date, created_at)
+    select id, "projectId", $2, spec, timezone, coalesce("timezoneOffset", 0), coalesce("callbackUrl", ''),
+           coalesce(data, ''), "executionType", nullif("startDate", '0001-01-01T00:00:00Z'),
+           nullif("endDate", '0001-01-01T00:00:00Z'), "dateCreated"
+    from json_to_recordset($4::text::json) as j (
+        id bigint, "projectId" bigint, spec text, timezone text, "timezoneOffset" bigint, "callbackUrl" text, data text,
+        "executionType" text, "startDate" timestamptz, "endDate" timestamptz, "dateCreated" timestamptz)
+)
 insert into penstock.scheduler0_request (request_id, import_id, input, output) values ($1, $2, $3, $4) returning id;
-
--- name: insert_jobs
--- $1 import id, $2 instant; arrays, one element a job: $3 ids, $4 projects, $5 specs, $6 zones, $7 their offsets,
--- $8 URLs, $9 data, $10 execution types, $11 and $12 dates or null.
-insert into penstock.scheduler0_job (import_id, created_at, id, project_id, spec, timezone, timezone_offset, callback_url,
-                                     data, execution_type, start_date, end_date)
-select $1, $2, u.* from unnest($3::bigint[], $4::bigint[], $5::text[], $6::text[], $7::bigint[], $8::text[], $9::text[],
-                               $10::text[], $11::timestamptz[], $12::timestamptz[]) u;
 
 -- name: count_jobs
 -- $1 project id. By scheduler0_job_project.

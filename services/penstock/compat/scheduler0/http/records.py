@@ -265,14 +265,9 @@ def _project_problem(field: str, text: str | None) -> str | None:
     return None
 
 
-JOBS_A_STATEMENT = 5000
 LOOK_SECONDS = 0.25
 LONGEST_SECONDS = 25.0  # of a long poll, less than most proxies wait
 WAITS_LIMIT = 200  # at once; further requests are answered without waiting
-_COLUMNS = (
-    "id", "project_id", "spec", "timezone", "timezone_offset", "callback_url", "data", "execution_type", "start_date",
-    "end_date",
-)  # fmt: skip
 _AT_A_STRETCH = 100
 _COUNTED = 10_000  # a larger total is given as this
 _LIVE = tuple(state.value for state in State if not state.final)
@@ -319,15 +314,11 @@ class Jobs(Records[Job]):
     async def _add(self, given: Sequence[JobGiven], body: bytes) -> tuple[str, int]:
         """Returns the id and the number of the request that creates the jobs. Raises BadJob, Refused."""
         reserved = await self._store.fetch("reserve_job_ids", len(given))
-        made, parts, output = await asyncio.to_thread(_prepare, given, reserved, self._settings)
+        parts, output = await asyncio.to_thread(_prepare, given, reserved, self._settings)
         request_id = str(uuid.uuid4())
         async with self._store.transaction() as session:
-            import_id = await start_import(session, parts, total=len(made), replaces=False)
-            for start in range(0, len(made), JOBS_A_STATEMENT):
-                part = made[start : start + JOBS_A_STATEMENT]
-                columns = [[getattr(job, name) for job in part] for name in _COLUMNS]
-                columns[-2:] = [[None if at == jobs.NEVER else at for at in column] for column in columns[-2:]]
-                await session.fetch("insert_jobs", import_id, part[0].date_created, *columns)
+            await session.lift_timeout()  # tens of thousands of jobs take seconds, and each has its project looked up
+            import_id = await start_import(session, parts, total=len(given), replaces=False)
             return request_id, await session.value("create_request", request_id, import_id, body.decode(), output)
 
     async def update(self, request: Request, body: bytes) -> Response:
@@ -401,13 +392,11 @@ class Jobs(Records[Job]):
         return answer({"total": total, "offset": offset, "limit": limit, "executions": runs})
 
 
-def _prepare(
-    given: Sequence[JobGiven], reserved: Sequence[Any], settings: Settings
-) -> tuple[list[Job], list[str], str]:
-    """The jobs, the parts of the import of their schedules, and the output of the async task. Raises BadJob."""
+def _prepare(given: Sequence[JobGiven], reserved: Sequence[Any], settings: Settings) -> tuple[list[str], str]:
+    """The parts of the import of the jobs' schedules, and the output of the async task. Raises BadJob."""
     made = [jobs.make_job(one, row["id"], row["now"]) for one, row in zip(given, reserved, strict=True)]
     parts = import_parts([jobs.schedule_of(job, settings) for job in made])
-    return made, parts, msgspec.json.encode(made).decode()
+    return parts, msgspec.json.encode(made).decode()
 
 
 def _too_early() -> Problem:
