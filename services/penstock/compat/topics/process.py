@@ -208,15 +208,14 @@ class Source(Service):
             self._states[partition].is_at_end = True
         by_partition: dict[Partition, list[Received]] = {}
         for record in records:
-            by_partition.setdefault(Partition(record.topic, record.partition), []).append(record)
+            if record.topic_partition in self._states:
+                by_partition.setdefault(record.topic_partition, []).append(record)
         try:
-            known = {one: received for one, received in by_partition.items() if one in self._states}
-            if known:
-                await self._store_all(known)
+            if by_partition:
+                await self._store_all(by_partition)
             for partition, state in list(self._states.items()):
-                if state.is_at_end and state.is_aligned:
+                if state.is_at_end and state.is_aligned and not state.caught_up:
                     await self._reach_end(partition, state)
-                    state.is_at_end = False
             await self._commit()
         except BaseException:
             for partition in by_partition.keys() & self._states.keys():
@@ -267,8 +266,6 @@ class Source(Service):
 
     async def _reach_end(self, partition: Partition, state: PartitionState) -> None:
         """Release the delayed records of a partition that was read to its end."""
-        if state.caught_up:
-            return
         released, is_last = 0, False
         while not is_last:
             async with self._store.transaction() as session:
@@ -284,10 +281,7 @@ class Source(Service):
             released += count
         state.caught_up = state.complete = True
         self._notifier.wake()
-        log.info(
-            "source_caught_up", topic=partition.topic, partition=partition.partition, offset=state.next,
-            released=released,
-        )  # fmt: skip
+        log.info("source_caught_up", **partition._asdict(), offset=state.next, released=released)
 
     async def _read_states(self, partitions: Sequence[Partition]) -> dict[Partition, PartitionState]:
         """The positions of partitions in Postgres, or where they begin. Raises Unavailable."""
@@ -324,14 +318,13 @@ class Source(Service):
         if not moved or not (at_once or monotonic() - self._committed_at >= _COMMIT_SECONDS):
             return
         self._committed_at = monotonic()
-        for state in moved.values():
-            state.is_committed = True
         try:
             await self._consumer.commit([Position(*partition, state.next) for partition, state in moved.items()])
         except Unavailable as exc:
-            for state in moved.values():
-                state.is_committed = False
             log.info("source_commit_failed", reason=str(exc))  # Postgres has them
+            return
+        for state in moved.values():
+            state.is_committed = True
 
     def _uncommitted(self, partitions: Sequence[Partition]) -> list[Position]:
         states = self._states
@@ -354,6 +347,6 @@ def _is_overtaken(partition: Partition, state: PartitionState, position: Mapping
     """Whether another process has read on. The group decides who owns the partition; this process follows."""
     if position["next_offset"] == state.next:
         return False
-    log.info("source_overtaken", topic=partition.topic, partition=partition.partition)
+    log.info("source_overtaken", **partition._asdict())
     state.next, state.complete, state.is_aligned = position["next_offset"], position["complete"], False
     return True
