@@ -123,19 +123,17 @@ async def publish_due(session: Session) -> int | None:
         _count(Counter((row["source"], "published") for row in free))
         return len(free)
 
-    async def stop(row: Any, error: PenstockError) -> int:
-        if isinstance(error, Refused):
-            await session.fetch("stop_delayed_record", row["id"])
-            log.error("delayed_record_stopped", id=row["id"], source=row["source"], reason=str(error))
+    async def give_up(part: Sequence[Any], error: PenstockError) -> int:
+        first = part[0]
+        if isinstance(error, Refused):  # of this one alone
+            await session.fetch("stop_delayed_record", first["id"])
+            log.error("delayed_record_stopped", id=first["id"], source=first["source"], reason=str(error))
             return 1
-        return await leave([row], error)
-
-    async def leave(part: Sequence[Any], error: PenstockError) -> int:
         locked.update(row["ordering_key"] for row in part)
-        log.warning("delayed_records_postponed", records=len(part), first=part[0]["id"], reason=str(error))
+        log.warning("delayed_records_postponed", records=len(part), first=first["id"], reason=str(error))
         return 0
 
-    return sum(await in_halves(rows, publish, stop, leave))
+    return sum(await in_halves(rows, publish, lambda row, error: give_up([row], error), give_up))
 
 
 def _tasks_of(rows: Iterable[Any]) -> Iterable[NewTask]:
