@@ -224,7 +224,7 @@ async def test_the_tasks_of_a_schedule_are_for_its_tenant(store: Store, sql: Any
     raw = b'{"name":"n","expression":"@daily","action":"a","tenant":"acme","ordering_key":"o"}'
     async with store.transaction() as session:
         made = await change_schedule(session, "schedule.create", raw, settings)
-        assert made.schedule.tenant == "acme"
+        assert made.tenant == "acme"
         await change_schedule(session, "schedule.run_now", b'{"name":"n"}', settings)
     await sql.execute(
         "update penstock.schedule_clock set next_at = now() - interval '1s', due_at = now() - interval '1s'"
@@ -235,7 +235,7 @@ async def test_the_tasks_of_a_schedule_are_for_its_tenant(store: Store, sql: Any
     assert [tuple(row) for row in rows] == [("acme", "acme\x1fo")] * 2
     async with store.transaction() as session:
         changed = await change_schedule(session, "schedule.update", b'{"name":"n","tenant":null}', settings)
-    assert changed.schedule.tenant is None
+    assert changed.tenant is None
 
 
 # Given to the queue

@@ -5,29 +5,30 @@ an instant once.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from itertools import zip_longest
 from time import monotonic
 from typing import Any, NamedTuple
 
 from penstock.db.session import Session
 from penstock.protocol.errors import PenstockError, Refused
 from penstock.protocol.task import NewTask
-from penstock.protocol.tenant import own_key
 from penstock.runtime import metrics
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import log
 from penstock.runtime.sweeps import Sweeps
-from penstock.schedules.cron import CronError, timing
-from penstock.schedules.policy import Missed, Overlap, Plan, Rule, plan, queue_of, render
-from penstock.schedules.store import add_tasks
+from penstock.schedules.cron import CronError
+from penstock.schedules.model import ScheduleRecord
+from penstock.schedules.policy import Overlap, Plan, plan
+from penstock.schedules.store import add_tasks, record_of
 from penstock.settings.model import Settings
 
 DECIDING_SECONDS = 2.0  # of a round at most: Postgres ends a transaction that is idle for a minute
 ROUND_BYTES = 16 * 1024 * 1024  # of payloads, which are in memory several times
 _READ_AT_ONCE = 250
 _AT_A_STRETCH_SECONDS = 0.02
-_MISSED = {policy.value: policy for policy in Missed}
 PUT_OFF_SECONDS = 5.0  # a schedule whose keys another transaction holds; each look costs the others its wait
 
 
@@ -43,8 +44,7 @@ class FiringSummary(NamedTuple):
 class _Due(NamedTuple):
     """A due schedule and its plan. tasks: of the first instants of the plan."""
 
-    id: int
-    name: str
+    schedule: ScheduleRecord
     plan: Plan
     tasks: list[NewTask]
 
@@ -63,7 +63,8 @@ async def fire_due(session: Session, settings: Settings, sweeps: Sweeps | None =
     began = paused = monotonic()
     async with aclosing(_read(session, held)) as rows:
         async for row in rows:
-            sweeps.found((row["now"] - row["due_at"]).total_seconds())
+            late = (row["now"] - row["due_at"]).total_seconds()
+            sweeps.found(late)
             now = monotonic()
             if tasks >= limit or size >= ROUND_BYTES or now - began > DECIDING_SECONDS:
                 break  # many instants were missed, or payloads are large: the other schedules follow in the next round
@@ -75,7 +76,7 @@ async def fire_due(session: Session, settings: Settings, sweeps: Sweeps | None =
             except CronError as exc:
                 await _stop(session, row["id"], row["name"], str(exc))
                 continue
-            lateness.append((row["now"] - row["due_at"]).total_seconds())
+            lateness.append(late)
             due.append(one)
             tasks += len(one.tasks)
             size += sum(len(task.payload) for task in one.tasks)
@@ -93,28 +94,15 @@ async def _read(session: Session, held: Sequence[int]) -> AsyncGenerator[Any, No
 
 def _decide(row: Any, settings: Settings) -> _Due:
     """Decide about a row of ``read_due_schedules``; a hundred thousand may be due at once."""
-    (schedule_id, name, expression, timezone, start_at, end_at, jitter_seconds, missed, max_missed, max_lateness,
-     overlap, action, payload, priority, attempts, timeout_seconds, ordering_key, tenant, created_at, next_at, _due_at,
-     now, busy) = row  # fmt: skip
-    when = timing(expression, timezone, start_at or created_at.replace(microsecond=0))
-    rule = Rule(name, when, start_at, end_at, jitter_seconds, _MISSED[missed], max_missed, max_lateness)
-    most = None if overlap == Overlap.SKIP else max(1, ROUND_BYTES // len(payload))
-    decided = plan(rule, next_at, now, settings.schedule_grace_seconds, most)
+    schedule = record_of(row)
+    skips = schedule.overlap is Overlap.SKIP
+    most = None if skips else max(1, ROUND_BYTES // len(schedule.payload))
+    rule = schedule.rule(schedule.created_at)
+    decided = plan(rule, row["next_at"], row["now"], settings.schedule_grace_seconds, most)
     instants = decided.run
-    if overlap == Overlap.SKIP:
-        instants = [] if busy else instants[:1]
-    elif ordering_key is None and overlap == Overlap.QUEUE:
-        ordering_key = queue_of(schedule_id)
-    own_name = own_key(name)
-    # No run_at: a past one sorts before the position that claims have reached.
-    tasks = [
-        NewTask(
-            action, render(payload, own_name, schedule_id, instant), None, None, priority, None, ordering_key,
-            attempts or settings.max_attempts, timeout_seconds, tenant=tenant,
-        )
-        for instant in instants
-    ]  # fmt: skip
-    return _Due(schedule_id, name, decided, tasks)
+    if skips:
+        instants = [] if row["busy"] else instants[:1]
+    return _Due(schedule, decided, [schedule.task(instant, settings.max_attempts) for instant in instants])
 
 
 async def _carry_out(session: Session, due: Sequence[_Due]) -> FiringSummary:
@@ -125,18 +113,16 @@ async def _carry_out(session: Session, due: Sequence[_Due]) -> FiringSummary:
         async with session.savepoint(hurried=hurried):
             return await _store(session, part)
 
-    async def stop(one: _Due, error: PenstockError) -> FiringSummary:
-        if isinstance(error, Refused):
-            await _stop(session, one.id, one.name, str(error))
-            return FiringSummary(1)
-        return await put_off([one], error)
-
-    async def put_off(part: Sequence[_Due], error: PenstockError) -> FiringSummary:
-        await session.fetch("put_clocks_off", [one.id for one in part], PUT_OFF_SECONDS)
-        log.warning("schedules_put_off", schedules=len(part), first=part[0].name, reason=str(error))
+    async def give_up(part: Sequence[_Due], error: PenstockError) -> FiringSummary:
+        first = part[0].schedule
+        if isinstance(error, Refused):  # of this one alone
+            await _stop(session, first.id, first.name, str(error))
+        else:
+            await session.fetch("put_clocks_off", [one.schedule.id for one in part], PUT_OFF_SECONDS)
+            log.warning("schedules_put_off", schedules=len(part), first=first.name, reason=str(error))
         return FiringSummary(len(part))
 
-    parts = await in_halves(due, store, stop, put_off)
+    parts = await in_halves(due, store, lambda one, error: give_up([one], error), give_up)
     return FiringSummary(*map(sum, zip(*parts, strict=True)))
 
 
@@ -144,30 +130,24 @@ async def _store(session: Session, due: Sequence[_Due]) -> FiringSummary:
     added = iter(await add_tasks(session, [task for one in due for task in one.tasks]))
     runs: list[tuple[Any, ...]] = []
     clocks: list[tuple[Any, ...]] = []
-    skipped = missed = 0
+    counts: Counter[str] = Counter()
     for one in due:
-        decided = one.plan
-        fires = len(one.tasks)
-        newest = None
-        for instant in decided.run[:fires]:
-            newest = next(added)[0]
-            runs.append((one.id, instant, "FIRED", newest, False, None, 1))
-        for instant in decided.run[fires:]:
-            skipped += 1
-            runs.append((one.id, instant, "SKIPPED", None, False, None, 1))
+        schedule_id, decided = one.schedule.id, one.plan
+        ids = [next(added)[0] for _ in one.tasks]
+        for instant, task_id in zip_longest(decided.run, ids):
+            runs.append((schedule_id, instant, "SKIPPED" if task_id is None else "FIRED", task_id, False, None, 1))
         misfires = decided.misfires
         if misfires is not None:
-            missed += misfires.instants
             since = misfires.since if misfires.instants > 1 else None
-            runs.append((one.id, misfires.until, "MISSED", None, False, since, misfires.instants))
-        clocks.append((one.id, decided.next.at, decided.next.due, decided.last, newest))
+            runs.append((schedule_id, misfires.until, "MISSED", None, False, since, misfires.instants))
+        clocks.append((schedule_id, decided.next.at, decided.next.due, decided.last, ids[-1] if ids else None))
+    for _, _, outcome, *_, instants in runs:
+        counts[outcome] += instants
     await session.fetch("record_runs", *map(list, zip(*runs, strict=True)))
     await session.fetch("move_clocks", *map(list, zip(*clocks, strict=True)))
-    fired = sum(len(one.tasks) for one in due)
-    for outcome, count in (("FIRED", fired), ("SKIPPED", skipped), ("MISSED", missed)):
-        if count:
-            metrics.SCHEDULE_RUNS.labels(outcome).inc(count)
-    return FiringSummary(len(due), fired, skipped, missed)
+    for outcome, count in counts.items():
+        metrics.SCHEDULE_RUNS.labels(outcome).inc(count)
+    return FiringSummary(len(due), counts["FIRED"], counts["SKIPPED"], counts["MISSED"])
 
 
 async def _stop(session: Session, schedule_id: int, name: str, problem: str) -> None:

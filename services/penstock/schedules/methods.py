@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from penstock.db.session import Session
 from penstock.protocol.api_key import Permission
@@ -15,7 +15,7 @@ from penstock.protocol.caller import actions_of_caller, bound_to, check_actions,
 from penstock.protocol.checks import HIGHEST_ID, read_cursor
 from penstock.protocol.errors import AccessDenied, InvalidParams, ScheduleNotFound, TooLarge
 from penstock.protocol.method import Scope, decode, method
-from penstock.protocol.task import BEGINNING, NewTask, State
+from penstock.protocol.task import BEGINNING, State
 from penstock.protocol.tenant import stored_key, tenant_of_key
 from penstock.protocol.views import timestamp, view_of
 from penstock.runtime import metrics
@@ -23,7 +23,7 @@ from penstock.runtime.logs import log
 from penstock.schedules import model, store
 from penstock.schedules.cron import CronError
 from penstock.schedules.model import CreateSchedule, UpdateSchedule
-from penstock.schedules.policy import Overlap, queue_of, render, run_name
+from penstock.schedules.policy import Overlap, render, run_name
 from penstock.settings.model import Settings
 from penstock.tasks.new_task import check_task_payload, new_task
 from penstock.tasks.params import EnqueueParams
@@ -57,11 +57,14 @@ def _narrow_create(command: CreateSchedule) -> CreateSchedule:
 @_change("schedule.create", errors=(TooLarge,), read=_read_create, narrow=_narrow_create)
 async def create(session: Session, command: CreateSchedule) -> model.ScheduleDetail:
     """Create a schedule, which creates tasks at set times."""
-    name = await _name_of_callers(session, command.schedule.name, lock=True, is_new=True)
+    names = _names(command.schedule.name)
+    rows = await session.fetch("lock_schedules" if command.replace else "read_schedules", names, bound_to())
+    actions = {row["name"]: row["action"] for row in rows}
+    name = next((one for one in names if one in actions), names[0])
     schedule = replace(command.schedule, name=name)
     model.check_not_a_jobs(schedule.own_name)
-    if command.replace:
-        check_actions({row["action"] for row in await session.fetch("lock_schedules", [name])})
+    if command.replace and name in actions:
+        check_actions({actions[name]})
     return await _detail(session, await store.write_schedule(session, schedule, replace_existing=command.replace))
 
 
@@ -82,28 +85,27 @@ def _narrow_update(command: UpdateSchedule) -> UpdateSchedule:
 @_change("schedule.update", errors=(ScheduleNotFound, TooLarge), read=_read_update, narrow=_narrow_update)
 async def update(session: Session, command: UpdateSchedule, settings: Settings) -> model.ScheduleDetail:
     """Change what is named of a schedule and leave the rest."""
-    name = await _name_of_callers(session, command.name, lock=True)
-    return await _detail(session, await update_schedule(session, name, command.given, settings))
+    current = await _find(session, command.name, lock=True)
+    return await _detail(session, await update_schedule(session, current, command.given, settings))
 
 
 async def update_schedule(
-    session: Session, name: str, given: dict[str, msgspec.Raw], settings: Settings
+    session: Session, current: model.ScheduleRecord, given: dict[str, msgspec.Raw], settings: Settings
 ) -> model.ScheduleRecord:
-    """name: as it is stored. Raises InvalidParams, TooLarge, ScheduleNotFound, AccessDenied."""
-    current = await store.read_schedule(session, name, lock=True)
-    members = msgspec.json.encode(current.schedule.params() | given)
+    """current: locked. Raises InvalidParams, TooLarge, AccessDenied."""
+    members = msgspec.json.encode(current.params() | given)
     checked = _read_create(decode(model.ScheduleCreateParams, members), settings).schedule
-    check_actions({current.schedule.action, checked.action})  # also of another payload alone
-    owner = tenant_of_key(name)
+    check_actions({current.action, checked.action})  # also of another payload alone
+    owner = tenant_of_key(current.name)
     if owner not in (None, checked.tenant):
         raise InvalidParams("tenant", f"must stay {owner!r}, whose API key made the schedule")
-    return await store.rewrite_schedule(session, current, replace(checked, name=name))
+    return await store.rewrite_schedule(session, current, **asdict(checked) | {"name": current.name})
 
 
 @method("schedule.get", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,))
 async def get(session: Session, given: model.ScheduleName) -> model.ScheduleDetail:
     """Show a schedule, its payload and its next few runs."""
-    return await _detail(session, await store.read_schedule(session, await _name_of_callers(session, given.name)))
+    return await _detail(session, await _find(session, given.name))
 
 
 @method("schedule.list", permission=Permission.READ, scope=Scope.OWN, narrow=narrow_tenant)
@@ -120,26 +122,21 @@ async def list_schedules(session: Session, given: model.ScheduleListParams) -> m
 async def delete(session: Session, given: model.ScheduleName) -> model.ScheduleDeleted:
     """Delete a schedule; its tasks stay."""
     deleted = await _lock(session, given)
-    await session.fetch("delete_schedules", [deleted.schedule.name])
-    log.info("schedule_deleted", name=deleted.schedule.name)
+    await session.fetch("delete_schedules", [deleted.name])
+    log.info("schedule_deleted", name=deleted.name)
     return model.ScheduleDeleted(deleted.id, _members(deleted)["name"])
 
 
 @_change("schedule.pause")
 async def pause(session: Session, given: model.ScheduleName) -> model.ScheduleDetail:
     """Pause a schedule; runs in the meantime are not made up."""
-    return await _pause(session, given, paused=True)
+    return await _detail(session, await store.rewrite_schedule(session, await _lock(session, given), paused=True))
 
 
 @_change("schedule.resume")
 async def resume(session: Session, given: model.ScheduleName) -> model.ScheduleDetail:
     """Resume a schedule, from now on."""
-    return await _pause(session, given, paused=False)
-
-
-async def _pause(session: Session, given: model.ScheduleName, *, paused: bool) -> model.ScheduleDetail:
-    name = (await _lock(session, given)).schedule.name
-    return await _detail(session, await store.pause_schedule(session, name, paused=paused))
+    return await _detail(session, await store.rewrite_schedule(session, await _lock(session, given), paused=False))
 
 
 @_change("schedule.run_now", wakes=True)
@@ -147,22 +144,10 @@ async def run_now(session: Session, given: model.ScheduleName, settings: Setting
     """Trigger a schedule now, even if paused."""
     standing = await _lock(session, given)
     instant: datetime = await session.value("read_instant")
-    schedule = standing.schedule
     outcome, task_id, state = "SKIPPED", None, None
-    busy = schedule.overlap is Overlap.SKIP and await session.value("is_live_task", standing.last_task_id)
+    busy = standing.overlap is Overlap.SKIP and await session.value("is_live_task", standing.last_task_id)
     if not busy:
-        ordering_key = schedule.ordering_key
-        if ordering_key is None and schedule.overlap is Overlap.QUEUE:
-            ordering_key = queue_of(standing.id)
-        task = NewTask(
-            action=schedule.action,
-            payload=render(schedule.payload, schedule.own_name, standing.id, instant),
-            priority=schedule.priority,
-            ordering_key=ordering_key,
-            max_attempts=schedule.max_attempts or settings.max_attempts,
-            timeout_seconds=schedule.timeout_seconds,
-            tenant=schedule.tenant,
-        )
+        task = standing.task(instant, settings.max_attempts)
         outcome, ((task_id, state),) = "FIRED", await store.add_tasks(session, [task])
         await session.fetch("note_manual_task", standing.id, task_id)
     await session.fetch("record_runs", [standing.id], [instant], [outcome], [task_id], [True], [None], [1])
@@ -174,7 +159,7 @@ async def run_now(session: Session, given: model.ScheduleName, settings: Setting
 @method("schedule.runs", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,))
 async def list_runs(session: Session, given: model.ScheduleRunsParams) -> model.SchedulePageOfRuns:
     """List the runs of a schedule and their outcomes, newest first."""
-    schedule = await store.read_schedule(session, await _name_of_callers(session, given.name))
+    schedule = await _find(session, given.name)
     before = read_cursor(given.cursor)
     try:
         instant = None if before is None else _EPOCH + before * _MICROSECOND
@@ -225,9 +210,9 @@ async def import_status(session: Session, given: model.ScheduleImportStatusParam
 async def _detail(session: Session, record: model.ScheduleRecord) -> model.ScheduleDetail:
     upcoming: list[datetime] = []
     instant = record.next_at
-    if instant is not None or (record.schedule.paused and record.problem is None):
+    if instant is not None or (record.paused and record.problem is None):
         with suppress(CronError):  # a paused one whose zone is known no more
-            rule = record.schedule.rule(record.created_at)
+            rule = record.rule(record.created_at)
             if instant is None:
                 instant = rule.next_after(await session.value("read_instant")).at
             while instant is not None and len(upcoming) < UPCOMING:
@@ -239,34 +224,27 @@ async def _detail(session: Session, record: model.ScheduleRecord) -> model.Sched
 def _members(record: model.ScheduleRecord) -> dict[str, Any]:
     if record.problem is not None:
         state = "STOPPED"
-    elif record.schedule.paused:
+    elif record.paused:
         state = "PAUSED"
     else:
         state = "ENDED" if record.next_at is None else "ACTIVE"
-    clock = {name: getattr(record, name) for name in model.ScheduleRecord.__slots__ if name != "schedule"}
-    name = record.schedule.name if bound_to() is None else record.schedule.own_name
-    return record.schedule.params() | clock | {"name": name, "state": state}
+    name = record.name if bound_to() is None else record.own_name
+    return asdict(record) | record.params() | {"name": name, "state": state}
 
 
 async def _lock(session: Session, given: model.ScheduleName) -> model.ScheduleRecord:
     """The caller's schedule, locked for a change. Raises ScheduleNotFound; AccessDenied if it is of another action."""
-    name = await _name_of_callers(session, given.name, lock=True)
-    standing = await store.read_schedule(session, name, lock=True)
-    check_actions({standing.schedule.action})
+    standing = await _find(session, given.name, lock=True)
+    check_actions({standing.action})
     return standing
 
 
-async def _name_of_callers(session: Session, name: str, *, lock: bool = False, is_new: bool = False) -> str:
-    """The stored name of the caller's schedule. Prefers what a key of the tenant created to what another key did.
+async def _find(session: Session, name: str, *, lock: bool = False) -> model.ScheduleRecord:
+    """The caller's schedule. lock: for a change. Raises ScheduleNotFound."""
+    return await store.read_schedule(session, *_names(name), tenant=bound_to(), lock=lock)
 
-    lock: lock its row, for a change. is_new: it need not exist. Raises ScheduleNotFound.
-    """
+
+def _names(name: str) -> list[str]:
+    """As a schedule of the caller may be stored: by a key of its tenant, which is preferred, or by another key."""
     bound = bound_to()
-    if bound is None:
-        return name
-    names = [stored_key(bound, name), name]
-    rows = await session.fetch("lock_schedules_of" if lock else "find_schedules_of", names, bound)
-    found = {row["name"] for row in rows}
-    if not found and not is_new:
-        raise ScheduleNotFound(name)
-    return next((one for one in names if one in found), names[0])
+    return [name] if bound is None else [stored_key(bound, name), name]

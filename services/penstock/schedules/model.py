@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -16,7 +15,7 @@ from penstock.protocol.task import NewTask
 from penstock.protocol.tenant import TENANT, own_key, read_stored
 from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about
 from penstock.schedules.cron import CronError, timing
-from penstock.schedules.policy import JOB_PREFIX, MAX_MISSED_LIMIT, Missed, Overlap, Rule
+from penstock.schedules.policy import JOB_PREFIX, MAX_MISSED_LIMIT, Missed, Overlap, Rule, render
 
 NAME_MAX_CHARS = 200
 LABELS_MAX = 32
@@ -272,7 +271,10 @@ class NewSchedule(
     def rule(self, anchor: datetime) -> Rule:
         """When and how it fires. anchor: creation time, from which ``@every`` counts without a start."""
         instants = timing(self.expression, self.timezone, self.start_at or anchor.replace(microsecond=0))
-        return Rule(**{name: getattr(self, name) for name in Rule.__slots__ if name != "timing"}, timing=instants)
+        return Rule(
+            self.name, instants, self.start_at, self.end_at, self.jitter_seconds, self.missed, self.max_missed,
+            self.max_lateness_seconds,
+        )  # fmt: skip
 
     @property
     def timing_key(self) -> tuple[Any, ...]:
@@ -289,12 +291,10 @@ class NewSchedule(
 _MEMBERS = [(field.name, field.encode_name) for field in msgspec.structs.fields(NewSchedule)]
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleRecord:
-    """A schedule and its clock. next_at: None if it is paused, has ended, or has a ``problem``."""
+class ScheduleRecord(NewSchedule, frozen=True, kw_only=True):
+    """A stored schedule and its clock. next_at: None if it is paused, has ended, or has a ``problem``."""
 
     id: int
-    schedule: NewSchedule
     next_at: datetime | None
     due_at: datetime | None
     last_at: datetime | None
@@ -302,6 +302,22 @@ class ScheduleRecord:
     problem: str | None
     created_at: datetime
     updated_at: datetime
+
+    def task(self, instant: datetime, max_attempts: int) -> NewTask:
+        """The task of a fire. max_attempts: the setting's."""
+        ordering_key = self.ordering_key
+        if ordering_key is None and self.overlap is Overlap.QUEUE:
+            ordering_key = f"schedule:{self.id}"
+        # No run_at: a past one sorts before the position that claims have reached.
+        return NewTask(
+            action=self.action,
+            payload=render(self.payload, self.own_name, self.id, instant),
+            priority=self.priority,
+            ordering_key=ordering_key,
+            max_attempts=self.max_attempts or max_attempts,
+            timeout_seconds=self.timeout_seconds,
+            tenant=self.tenant,
+        )
 
 
 class CreateSchedule(NamedTuple):

@@ -3,7 +3,6 @@
 import json
 import re
 import zlib
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
@@ -50,8 +49,7 @@ class Next(NamedTuple):
     due: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """When and how a schedule fires. max_lateness_seconds: None: unlimited."""
 
     name: str
@@ -153,8 +151,3 @@ def render(payload: str, name: str, schedule_id: int, instant: datetime) -> str:
         return text if "{{" not in text or match[1] else _PLACE.sub(lambda place: values[place[1]], text)
 
     return _STRING.sub(fill, payload)
-
-
-def queue_of(schedule_id: int) -> str:
-    """The ordering key of tasks of a schedule with the policy `queue` and no key of its own."""
-    return f"schedule:{schedule_id}"

@@ -2,18 +2,10 @@
 -- of the schedule and that of the clock, in this order.
 
 -- name: lock_schedules
--- $1 names. The existing ones, current and locked. Locking both rows is what makes both of them current.
+-- $1 names, $2 tenant or null. The existing ones, of that tenant, current and locked. Locking both rows is what makes both of them current.
 select s.*, c.next_at, c.due_at, c.last_at, c.last_task_id, c.problem
 from penstock.schedule s join penstock.schedule_clock c on c.schedule_id = s.id
-where s.name = any($1::text[]) order by s.name for update;
-
--- name: lock_schedules_of
--- $1 names, $2 tenant. Those of the tenant, locked; a change of the schedule locks the clock's row after it.
-select name from penstock.schedule where name = any($1::text[]) and tenant = $2 order by name for update;
-
--- name: find_schedules_of
--- $1 names, $2 tenant.
-select name from penstock.schedule where name = any($1::text[]) and tenant = $2;
+where s.name = any($1::text[]) and ($2::text is null or s.tenant = $2) order by s.name for update;
 
 -- name: write_schedules
 -- $1 to $21 arrays, one element a schedule, of distinct names: the fields of NewSchedule in their order, payloads and
@@ -62,10 +54,10 @@ with gone as (
 select id from gone;
 
 -- name: read_schedules
--- $1 names.
+-- $1 names, $2 tenant or null.
 select s.*, c.next_at, c.due_at, c.last_at, c.last_task_id, c.problem
 from penstock.schedule s join penstock.schedule_clock c on c.schedule_id = s.id
-where s.name = any($1::text[]);
+where s.name = any($1::text[]) and ($2::text is null or s.tenant = $2);
 
 -- name: list_schedules
 -- Newest first. $1 id that the page begins behind, or null; $2 limit; $3 labels that they all have (JSON text) or null,
@@ -91,9 +83,7 @@ order by due_at limit $1 for update skip locked;
 -- name: read_due_schedules
 -- $1 ids of clocks that are held. A statement of its own, so that it sees what was written before they were locked.
 -- busy: the newest task of one that is not to overlap is not settled.
-select s.id, s.name, s.expression, s.timezone, s.start_at, s.end_at, s.jitter_seconds, s.missed, s.max_missed,
-       s.max_lateness_seconds, s.overlap, s.action, s.payload, s.priority, s.max_attempts, s.timeout_seconds,
-       s.ordering_key, s.tenant, s.created_at, c.next_at, c.due_at, now() as now,
+select s.*, c.next_at, c.due_at, c.last_at, c.last_task_id, c.problem, now() as now,
        s.overlap = 'skip' and exists (select from penstock.task t where t.id = c.last_task_id) as busy
 from penstock.schedule_clock c join penstock.schedule s on s.id = c.schedule_id
 where c.schedule_id = any($1::bigint[]) order by c.due_at;

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from penstock.db.session import Session
@@ -24,16 +25,10 @@ from penstock.tasks import enqueue as enqueuing
 _ERRORS_KEPT = 100
 
 
-async def pause_schedule(session: Session, name: str, *, paused: bool) -> model.ScheduleRecord:
-    """Pause or resume. Raises ScheduleNotFound."""
-    current = await read_schedule(session, name, lock=True)
-    return await rewrite_schedule(session, current, replace(current.schedule, paused=paused))
-
-
-async def rewrite_schedule(
-    session: Session, current: model.ScheduleRecord, changed: model.NewSchedule
-) -> model.ScheduleRecord:
-    if changed == current.schedule and current.problem is None:
+async def rewrite_schedule(session: Session, current: model.ScheduleRecord, **changes: Any) -> model.ScheduleRecord:
+    """current: locked. Raises InvalidParams."""
+    changed = replace(current, **changes)
+    if changed == current and current.problem is None:
         return current
     return await write_schedule(session, changed, replace_existing=True)
 
@@ -58,7 +53,7 @@ async def create_batch(
     """
     standing: dict[str, model.ScheduleRecord] = {}
     if replace_existing:
-        rows = await session.fetch("lock_schedules", [schedule.name for schedule in wanted])
+        rows = await session.fetch("lock_schedules", [schedule.name for schedule in wanted], None)
         standing = {row["name"]: record_of(row) for row in rows}
     ((began, now),) = await session.fetch("read_instants")
     last_place = {schedule.name: place for place, schedule in enumerate(wanted)}
@@ -73,7 +68,7 @@ async def create_batch(
             continue
         before = standing.get(schedule.name)
         if schedule.paused is None:  # creating it again, as programs do at each start, does not end a pause
-            schedule = replace(schedule, paused=before is not None and before.schedule.paused)
+            schedule = replace(schedule, paused=before is not None and before.paused)
         try:
             ready[schedule.name] = place, schedule, _first(schedule, before, began, now)
         except InvalidParams as exc:
@@ -95,7 +90,7 @@ def _first(schedule: model.NewSchedule, standing: model.ScheduleRecord | None, b
         return Next(None, None)
     after, anchor = now, began
     if standing is not None:
-        if standing.schedule.timing_key == schedule.timing_key and standing.problem is None:
+        if standing.timing_key == schedule.timing_key and standing.problem is None:
             return Next(standing.next_at, standing.due_at)
         anchor = standing.created_at
         after = now if standing.last_at is None else max(now, standing.last_at)
@@ -113,12 +108,16 @@ def _first(schedule: model.NewSchedule, standing: model.ScheduleRecord | None, b
 # Reading
 
 
-async def read_schedule(session: Session, name: str, *, lock: bool = False) -> model.ScheduleRecord:
-    """lock: lock the schedule and its clock, for a change. Raises ScheduleNotFound."""
-    rows = await session.fetch("lock_schedules" if lock else "read_schedules", [name])
-    if not rows:
-        raise ScheduleNotFound(name)
-    return record_of(rows[0])
+async def read_schedule(
+    session: Session, *names: str, tenant: str | None = None, lock: bool = False
+) -> model.ScheduleRecord:
+    """The first that there is. lock: lock it and its clock, for a change. Raises ScheduleNotFound."""
+    rows = await session.fetch("lock_schedules" if lock else "read_schedules", names, tenant)
+    found = {row["name"]: row for row in rows}
+    for name in names:
+        if name in found:
+            return record_of(found[name])
+    raise ScheduleNotFound(names[-1])
 
 
 # Imports of many
@@ -146,11 +145,10 @@ async def note_import(
 
 
 def record_of(row: Any) -> model.ScheduleRecord:
-    columns = {name: row[name] for name in model.NewSchedule.__struct_fields__}
+    columns = {name: row[name] for name in model.ScheduleRecord.__struct_fields__}
     columns |= {"missed": Missed(row["missed"]), "overlap": Overlap(row["overlap"])}
-    columns["labels"] = json.loads(row["labels"])
-    clock = {name: row[name] for name in model.ScheduleRecord.__slots__ if name != "schedule"}
-    return model.ScheduleRecord(schedule=model.NewSchedule(**columns), **clock)
+    columns["labels"] = msgspec.json.decode(row["labels"])
+    return model.ScheduleRecord(**columns)
 
 
 async def add_tasks(session: Session, tasks: Sequence[NewTask]) -> list[tuple[int, State]]:

@@ -687,7 +687,7 @@ async def test_an_edit_that_would_be_refused_leaves_the_old_task_alone(store: St
 async def test_a_schedule_that_was_stopped_is_started_again(browser: Browser, store: Store) -> None:
     await browser.call("schedule.create", name="s", expression="@daily", action="a")
     async with store.session() as session:
-        (row,) = await session.fetch("read_schedules", ["s"])
+        (row,) = await session.fetch("read_schedules", ["s"], None)
         await session.fetch("stop_clock", row["id"], "the zone is gone")
     for path in ("/schedules", "/schedules/s"):
         page = await browser.get(path)

@@ -133,7 +133,7 @@ async def test_a_new_schedule_waits_for_its_next_instant(do: Change, sql: Any) -
     assert now - timedelta(seconds=5) < record.next_at <= now + timedelta(minutes=5)
     assert record.next_at.minute % 5 == 0
     assert record.due_at == record.next_at
-    assert (record.schedule.labels, record.schedule.payload) == ({"team": "a"}, '{"n": 1.5}')
+    assert (record.labels, record.payload) == ({"team": "a"}, '{"n": 1.5}')
 
 
 async def test_a_name_is_taken_once_unless_it_is_to_be_replaced(do: Change, store: Store) -> None:
@@ -143,7 +143,7 @@ async def test_a_name_is_taken_once_unless_it_is_to_be_replaced(do: Change, stor
     second = await make(do, payload={"v": 2}, replace=True)
     assert second.id == first.id
     assert second.next_at == first.next_at
-    assert (await get(store)).schedule.payload == '{"v": 2}'
+    assert (await get(store)).payload == '{"v": 2}'
 
 
 async def test_replacing_a_schedule_by_itself_loses_no_fire_that_is_due(
@@ -160,17 +160,17 @@ async def test_replacing_a_schedule_by_itself_loses_no_fire_that_is_due(
 async def test_an_update_changes_what_it_names_and_nothing_else(do: Change, store: Store) -> None:
     before = await make(do, payload=[1, 2], priority=3, labels={"a": "b"}, jitter=5)
     after = await do("schedule.update", name="n", priority=4)
-    assert after.schedule.priority == 4
+    assert after.priority == 4
     assert (after.next_at, after.due_at, after.id) == (before.next_at, before.due_at, before.id)
-    assert after.schedule.payload == "[1, 2]"
-    assert after.schedule.labels == {"a": "b"}
+    assert after.payload == "[1, 2]"
+    assert after.labels == {"a": "b"}
 
 
 async def test_every_counts_from_the_making_of_the_schedule(do: Change) -> None:
     record = await make(do, expression="@every 100s")
     first = record.created_at.replace(microsecond=0)
     assert record.next_at == first + timedelta(seconds=100)
-    rule = record.schedule.rule(record.created_at)
+    rule = record.rule(record.created_at)
     assert rule.next_after(record.next_at).at == first + timedelta(seconds=200)
     begun = await make(do, name="m", expression="@every 100s", start_at="2040-01-01T00:00:00.5Z")
     assert begun.next_at == datetime(2040, 1, 1, 0, 0, 1, tzinfo=UTC)
@@ -373,7 +373,7 @@ async def test_a_zone_that_is_known_no_more_stops_its_schedule_alone(
     with pytest.raises(InvalidParams, match="timezone 'Mars/Olympus' is no IANA zone"):
         await do("schedule.resume", name="lost")
     paused = await do("schedule.pause", name="lost")
-    assert (paused.schedule.paused, paused.problem) == (True, None)
+    assert (paused.paused, paused.problem) == (True, None)
 
 
 async def test_it_ends_after_its_last_instant(do: Change, store: Store, firing: ScheduleFiring, sql: Any) -> None:
@@ -597,9 +597,9 @@ async def test_a_pause_outlives_the_making_anew_of_the_schedule(do: Change) -> N
     await make(do)
     await do("schedule.pause", name="n")
     again = await make(do, priority=5, replace=True)
-    assert (again.schedule.paused, again.next_at, again.schedule.priority) == (True, None, 5)
+    assert (again.paused, again.next_at, again.priority) == (True, None, 5)
     resumed = await make(do, paused=False, replace=True)
-    assert resumed.schedule.paused is False
+    assert resumed.paused is False
     assert resumed.next_at is not None
 
 

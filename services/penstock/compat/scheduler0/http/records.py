@@ -34,7 +34,7 @@ from penstock.schedules.methods import update_schedule
 from penstock.schedules.model import import_parts
 from penstock.schedules.policy import run_name
 from penstock.schedules.robfig import is_shifted
-from penstock.schedules.store import pause_schedule, start_import
+from penstock.schedules.store import read_schedule, rewrite_schedule, start_import
 from penstock.settings.model import Settings
 
 PAGE_LIMIT = 50_000  # rows of a page; ``limit`` of a longer one's answer is this
@@ -334,11 +334,12 @@ class Jobs(Records[Job]):
             except BadJob as exc:
                 raise Problem(400, str(exc)) from None
             await session.fetch("update_callback_job", job.id, job.callback_url, job.data, job.execution_type)
-            name = jobs.schedule_name(job.id)
+            payload = {"payload": msgspec.Raw(jobs.payload_of(job))}
             try:
-                await update_schedule(session, name, {"payload": msgspec.Raw(jobs.payload_of(job))}, self._settings)
+                standing = await read_schedule(session, jobs.schedule_name(job.id), lock=True)
+                standing = await update_schedule(session, standing, payload, self._settings)
                 if (job.execution_type == jobs.HTTP) != (before.execution_type == jobs.HTTP):
-                    await pause_schedule(session, name, paused=job.execution_type != jobs.HTTP)
+                    await rewrite_schedule(session, standing, paused=job.execution_type != jobs.HTTP)
             except ScheduleNotFound:
                 if is_importing:
                     raise _too_early() from None
