@@ -17,7 +17,7 @@ from penstock.protocol.json_text import entry_text
 from penstock.protocol.message_attributes import worker_of
 from penstock.protocol.reports import Outcome
 from penstock.protocol.trace_context import Hop
-from penstock.results.apply import ApplySummary, apply_reports, plain_results
+from penstock.results.apply import ApplySummary, apply_reports, as_failed, plain_results
 from penstock.results.watermark import ReadingNote
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import log
@@ -212,7 +212,5 @@ def _replacements(report: reports.Report, text: str, reason: str) -> list[report
     kept = reports.Unreadable(text, reason)
     if not isinstance(report, Outcome):
         return [kept]
-    attempt = report.attempt if isinstance(report, reports.Succeeded | reports.Failed) else None
     problem = "what the worker sent cannot be stored; it is kept among the rejected messages"
-    error = reports.error_text(HANDLER_ERROR, problem, type="Unstorable", message=reason)
-    return [reports.Failed(report.task_id, report.claim, attempt, error, reports.NO_HINTS, worker=report.worker), kept]
+    return [as_failed(report, HANDLER_ERROR, problem, reports.NO_HINTS, type="Unstorable", message=reason), kept]

@@ -24,7 +24,7 @@ from penstock.protocol.journal import StepKey, carried, encode_step
 from penstock.protocol.json_text import replace_unstorable, utf8_size
 from penstock.protocol.reports import Outcome
 from penstock.protocol.retry import Backoff
-from penstock.protocol.sealed import MARK, SEALED_ENCODING, is_sealed, reference_of
+from penstock.protocol.sealed import SEALED_ENCODING, is_sealed, reference_of
 from penstock.protocol.task import Failure
 from penstock.results.spawn import Spawner, hold_spawners, read_spawner, refuse_strays, spawn_children
 from penstock.results.waits import begin_waits
@@ -116,15 +116,15 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
     if waits := _waits_of(outcomes, given):
         summary.stale -= len(waits) - len({wait.task_id for wait in waits})
         summary.waiting, answered = await begin_waits(session, waits, settings.wait_timeout_seconds)
-        outcomes |= {report.task_id: (report.claim or 0, report) for report in answered}
-        resumed = [report for report in answered if type(report) is reports.Suspended]
-        finished = [reports.Stepped(one.task_id, one.claim, entry) for one in resumed for entry in one.steps]
+        outcomes |= answered
+        resumed = {pair: one for pair, one in answered.items() if type(one) is reports.Suspended}
+        finished = [reports.Stepped(*pair, entry) for pair, one in resumed.items() for entry in one.steps]
         full |= await _record_steps(session, finished, summary, settings)
     if full:
         outcomes |= {
-            task_id: (claim, _without_room(report))
-            for task_id, (claim, report) in outcomes.items()
-            if type(report) is reports.Suspended and any((task_id, step.key) in full for step in report.steps)
+            pair: _without_room(report)
+            for pair, report in outcomes.items()
+            if type(report) is reports.Suspended and any((pair[0], step.key) in full for step in report.steps)
         }
     await _settle(session, outcomes, shared, summary, settings)
     summary.stale += len(outcomes) + sharing - summary.settled - summary.waiting - summary.postponed - summary.suspended
@@ -140,44 +140,37 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
 
 async def _settle(
     session: Session,
-    outcomes: Mapping[int, tuple[int, Outcome]],
+    outcomes: Mapping[Pair, Outcome],
     shared: Sequence[reports.SharedResult],
     summary: ApplySummary,
     settings: Settings,
 ) -> None:
-    succeeded: dict[Pair, reports.Succeeded] = {}
-    failed: dict[Pair, reports.Failed] = {}
-    suspended: dict[Pair, reports.Suspended] = {}
+    succeeded = {pair: one for pair, one in outcomes.items() if type(one) is reports.Succeeded}
+    failed = {pair: one for pair, one in outcomes.items() if type(one) is reports.Failed}
+    suspended = {pair: one for pair, one in outcomes.items() if type(one) is reports.Suspended}
     spawners: dict[Pair, Spawner] = {}
-    for task_id, (claim, report) in outcomes.items():
-        pair = task_id, claim
-        if type(report) is not reports.Succeeded:
-            if type(report) is reports.Failed:
-                failed[pair] = report
-            elif type(report) is reports.Suspended:
-                suspended[pair] = report
-            continue
+    for pair, report in [*succeeded.items()]:
         try:
             problem = _check_size(report, settings)
             if problem is None and report.spawn:
-                opened = session.codec.decode_inline(report.spawn, aad_of("spawn", task_id))
+                opened = session.codec.decode_inline(report.spawn, aad_of("spawn", pair[0]))
                 spawners[pair] = read_spawner(opened, settings, report.trace)
         except RpcError as exc:
             problem = bad_children(report, exc)
         except (PayloadUnavailable, PayloadLost) as exc:
             # The result is kept, and its task runs again unless it is replayed.
-            name = session.fence.name(task_id, claim)
+            name = session.fence.name(*pair)
             text = reports.encode_result(name, report.result, report.spawn, encoding=SEALED_ENCODING)
             summary.unreadable.append(reports.Unreadable(text, f"its spawned tasks cannot be read: {exc}"))
             summary.postponed += 1
+            del succeeded[pair]
             continue
-        if problem is None:
-            succeeded[pair] = report
-        else:
+        if problem is not None:
             failed[pair] = problem
+            del succeeded[pair]
     for pair in await journal.name_others_objects(session, {pair: report.result for pair, report in succeeded.items()}):
         why = "the result names an object of another task"
-        failed[pair] = _as_failed(
+        failed[pair] = as_failed(
             succeeded.pop(pair), HANDLER_ERROR, why, reports.NO_HINTS, type="BadEncoding", message=why
         )
         spawners.pop(pair, None)
@@ -186,26 +179,17 @@ async def _settle(
         for pair, reason in (await refuse_strays(session, spawners, held, settings.spawn_actions)).items():
             del held[pair]
             failed[pair] = bad_children(succeeded.pop(pair), reason)
-    codec = session.codec
-    results = {pair: report.result for pair, report in succeeded.items()}
-    if codec.encrypts:
-        results = {pair: codec.encode(result, aad_of("result", pair[0])) for pair, result in results.items()}
+    encode = session.codec.encode
+    results = {pair: encode(report.result, aad_of("result", pair[0])) for pair, report in succeeded.items()}
     workers = {pair: report.worker for pair, report in succeeded.items()}
     summary.succeeded = await settle.finish(session, results, workers, shared)
-    sealed = [(result, pair[0]) for pair, result in results.items() if result.startswith(MARK)]
-    if sealed:
-        await reference_objects(session, sealed)
+    await reference_objects(session, [(result, task_id) for (task_id, _), result in results.items()])
     if held:
         await spawn_children(session, spawners, held)
         session.wakes = True
-    if suspended:
-        summary.suspended = await _suspend(session, suspended, failed, settings)
-    postponed = {pair: report for pair, report in failed.items() if report.hints.spends_none}
-    if postponed:
-        failed = {pair: report for pair, report in failed.items() if pair not in postponed}
-        summary.postponed += await _postpone(session, postponed, failed, settings)
-    if failed:
-        summary.failed = await _fail(session, failed, settings)
+    summary.suspended = await _suspend(session, suspended, failed, settings)
+    summary.postponed += await _postpone(session, failed, settings)
+    summary.failed = await _fail(session, failed, settings)
 
 
 def _as_sent(
@@ -224,44 +208,36 @@ def _as_sent(
     return (), 0
 
 
-async def _newest_outcomes(
-    session: Session, given: Sequence[Outcome], summary: ApplySummary
-) -> dict[int, tuple[int, Outcome]]:
+async def _newest_outcomes(session: Session, given: Sequence[Outcome], summary: ApplySummary) -> dict[Pair, Outcome]:
     """One outcome per task, of its newest claim: the statements need distinct ids. Older ones count as stale."""
-    legacy = [r for r in given if isinstance(r, reports.Succeeded | reports.Failed) and r.claim is None]
-    claims = await settle.find_claims(session, [(r.task_id, r.attempt) for r in legacy if r.attempt is not None])
+    claims = await settle.find_claims(session, [(one.task_id, one.attempt or 0) for one in given if one.claim is None])
     newest: dict[int, tuple[int, Outcome]] = {}
     for report in given:
-        claim = report.claim
-        if claim is None and isinstance(report, reports.Succeeded | reports.Failed) and report.attempt is not None:
-            claim = claims.get((report.task_id, report.attempt))
+        claim = claims.get((report.task_id, report.attempt or 0)) if report.claim is None else report.claim
         if claim is None or (report.task_id in newest and newest[report.task_id][0] >= claim):
             log.info("stale_result", task_id=report.task_id, claim=claim)
         else:
             newest[report.task_id] = (claim, report)
     summary.stale += len(given) - len(newest)
-    return newest
+    return {(task_id, claim): report for task_id, (claim, report) in newest.items()}
 
 
-def _waits_of(outcomes: Mapping[int, tuple[int, Outcome]], given: Sequence[Outcome]) -> list[reports.Waiting]:
+def _waits_of(outcomes: Mapping[Pair, Outcome], given: Sequence[Outcome]) -> list[reports.Waiting]:
     """Waits of the newest claims, one for each token: a message delivered twice may have two."""
     waits: dict[tuple[int, str], reports.Waiting] = {}
     for report in given:
-        if type(report) is reports.Waiting:
-            claim, newest = outcomes[report.task_id]
-            if claim == report.claim and type(newest) is reports.Waiting:
-                waits.setdefault((report.task_id, report.token), report)
+        if type(report) is reports.Waiting and type(outcomes.get((report.task_id, report.claim))) is reports.Waiting:
+            waits.setdefault((report.task_id, report.token), report)
     return [*waits.values()]
 
 
 async def _note_heartbeats(
-    session: Session, heartbeats: Sequence[reports.Progress], outcomes: Mapping[int, tuple[int, Outcome]]
+    session: Session, heartbeats: Sequence[reports.Progress], outcomes: Mapping[Pair, Outcome]
 ) -> int:
     """Record the last heartbeat of each task's newest claim, unless its outcome came with it."""
-    settled = {(task_id, claim) for task_id, (claim, _) in outcomes.items()}
     # The last one stays: of the newest claim, and with a detail where any of its has one.
     ordered = sorted(heartbeats, key=lambda beat: (beat.claim, beat.detail is not None))
-    newest = {beat.task_id: beat for beat in ordered if (beat.task_id, beat.claim) not in settled}
+    newest = {beat.task_id: beat for beat in ordered if (beat.task_id, beat.claim) not in outcomes}
     codec = session.codec
     return await settle.note_heartbeats(
         session,
@@ -279,10 +255,11 @@ def hold_of(report: reports.Failed) -> holds.Hold | None:
     return holds.Hold(report.task_id, report.claim, bounded, hints.hold_key, hints.hold == "action")
 
 
-async def _postpone(
-    session: Session, postponed: Mapping[Pair, reports.Failed], failed: dict[Pair, reports.Failed], settings: Settings
-) -> int:
-    """Give back attempts that do not count, for another later; returns how many. Adds to ``failed`` what is over."""
+async def _postpone(session: Session, failed: dict[Pair, reports.Failed], settings: Settings) -> int:
+    """Give back attempts that do not count, for another later; returns how many. Leaves in ``failed`` what is over."""
+    postponed = {pair: failed.pop(pair) for pair, report in [*failed.items()] if report.hints.spends_none}
+    if not postponed:
+        return 0
     now = datetime.now(UTC).isoformat(timespec="seconds")
     again: dict[Pair, settle.Postponement] = {}
     for pair, before in (await settle.read_postponed(session, postponed)).items():
@@ -294,7 +271,7 @@ async def _postpone(
         put_off = postponement(report.hints, before, settings)
         if isinstance(put_off, str):
             kind = "UnknownAction" if report.hints.unknown_action else "PutOffTooOften"
-            failed[pair] = _as_failed(report, HANDLER_ERROR, f"{put_off}: {message}", _FINAL, type=kind)
+            failed[pair] = as_failed(report, HANDLER_ERROR, f"{put_off}: {message}", _FINAL, type=kind)
         else:
             note = encrypt_note(session.codec, pair[0], f"put off at {now}: {message}")
             again[pair] = settle.Postponement(*put_off, json.dumps({"percent": None, "note": note}))
@@ -342,22 +319,18 @@ def _without_room(report: reports.Suspended) -> reports.Failed:
     """Instead of a sleep or an event that the journal has no room for, which would begin again and again."""
     why = "its journal has no room for the sleep or the event that ended"
     why += " (PENSTOCK_STEPS_LIMIT, PENSTOCK_STEPS_LIMIT_BYTES)"
-    return _as_failed(report, TOO_LARGE, why, _FINAL, type="JournalTooLarge", message=why)
+    return as_failed(report, TOO_LARGE, why, _FINAL, type="JournalTooLarge", message=why)
 
 
 async def _suspend(
-    session: Session,
-    suspended: Mapping[Pair, reports.Suspended],
-    failed: dict[Pair, reports.Failed],
-    settings: Settings,
+    session: Session, suspended: dict[Pair, reports.Suspended], failed: dict[Pair, reports.Failed], settings: Settings
 ) -> int:
-    """Let tasks go on later; returns how many. Adds to ``failed``.
+    """Let tasks go on later; returns how many. Moves to ``failed`` those that may not.
 
     A message that comes again means that a worker may have died. Steps that it reported may still be in the results
     queue, so the next claim waits until those are recorded. Where none was recorded since the claim, the task is a
     suspect at the second time, and then such an attempt has failed: a task that no worker survives would run forever.
     """
-    resumed = dict(suspended)
     redelivered = [pair for pair, report in suspended.items() if report.is_redelivered]
     if redelivered:
         # What reports take to be recorded that are in the queue now, those that a dead resulter keeps included.
@@ -365,18 +338,17 @@ async def _suspend(
         delay = float(lag_seconds) + settings.visibility_timeout_seconds
         excused = await journal.find_excused(session, redelivered)
         for pair in redelivered:
-            report = suspended[pair]
-            resumed[pair] = msgspec.structs.replace(report, seconds=delay, until=None)
-            if not excused.get(pair, True):
-                del resumed[pair]
-                failed[pair] = interrupted(report, delay)
-    return await journal.suspend(session, resumed)
+            if excused.get(pair, True):
+                suspended[pair] = msgspec.structs.replace(suspended[pair], seconds=delay, until=None)
+            else:
+                failed[pair] = interrupted(suspended.pop(pair), delay)
+    return await journal.suspend(session, suspended)
 
 
 def interrupted(report: reports.Suspended, delay: float) -> reports.Failed:
     """The failure of a suspect whose message came again before a step of its claim. delay: in seconds."""
     why = "its worker stopped before it finished a step"
-    return _as_failed(report, HANDLER_ERROR, why, reports.Hints(retry_after=delay), type="Interrupted", message=why)
+    return as_failed(report, HANDLER_ERROR, why, reports.Hints(retry_after=delay), type="Interrupted", message=why)
 
 
 async def _fail(session: Session, failed: dict[Pair, reports.Failed], settings: Settings) -> int:
@@ -425,15 +397,16 @@ def _check_size(report: reports.Succeeded, settings: Settings) -> reports.Failed
     if size <= limit:
         return None
     message = f"the result is {size} bytes; the limit is {limit} ({setting})"
-    return _as_failed(report, TOO_LARGE, message, _FINAL, type="ResultTooLarge", size=size, limit=limit)
+    return as_failed(report, TOO_LARGE, message, _FINAL, type="ResultTooLarge", size=size, limit=limit)
 
 
 def bad_children(report: reports.Succeeded, exc: RpcError) -> reports.Failed:
     """The failure of a result whose spawned tasks make no sense."""
-    return _as_failed(report, exc.code, exc.message, _FINAL, type="BadChildren", message=exc.message)
+    return as_failed(report, exc.code, exc.message, _FINAL, type="BadChildren", message=exc.message)
 
 
-def _as_failed(report: Outcome, code: int, message: str, hints: reports.Hints, /, **data: object) -> reports.Failed:
+def as_failed(report: Outcome, code: int, message: str, hints: reports.Hints, /, **data: object) -> reports.Failed:
+    """A failure instead of that outcome. data: of the error."""
     error = reports.error_text(code, message, **data)
     attempt, trace = getattr(report, "attempt", None), getattr(report, "trace", None)
     return reports.Failed(report.task_id, report.claim, attempt, error, hints, trace, report.worker)
@@ -445,15 +418,13 @@ def delay_after(attempt: int, max_attempts: int, hints: reports.Hints, backoff: 
     Hints of the worker come first: ``final`` ends, ``max_attempts`` lowers the cap, ``retry_after`` is the delay,
     ``backoff`` the action's own policy. Invalid hints are ignored.
     """
-    cap = max_attempts
     if hints.max_attempts is not None and hints.max_attempts >= 1:
-        cap = min(cap, hints.max_attempts)
-    if hints.final or attempt >= cap:
+        max_attempts = min(max_attempts, hints.max_attempts)
+    if hints.final or attempt >= max_attempts:
         return None
     if hints.retry_after is not None and 0 <= hints.retry_after <= LONGEST_RETRY_SECONDS:
         return hints.retry_after
-    if hints.backoff is not None:
-        own = hints.backoff
+    if (own := hints.backoff) is not None:
         try:
             backoff = Backoff(own.base_seconds, own.factor, own.cap_seconds, own.jitter)
         except SettingsError:

@@ -21,17 +21,20 @@ _AT_ONCE = 500
 Ended = Succeeded | Failed | Suspended
 """The outcome of a wait. Suspended: of a durable step's, whose handler goes on."""
 
-_decode_policy = msgspec.json.Decoder(WaitPolicy).decode
+read_policy = msgspec.json.Decoder(WaitPolicy).decode
+"""How a failure of a wait is retried, as it is stored."""
 
 
-async def begin_waits(session: Session, waits: Sequence[Waiting], default_seconds: float) -> tuple[int, list[Ended]]:
+async def begin_waits(
+    session: Session, waits: Sequence[Waiting], default_seconds: float
+) -> tuple[int, dict[Pair, Ended]]:
     """Suspend tasks whose claim holds, inside a transaction; the others are ignored. Of a task, all are of one claim.
 
     A task whose answer came first is settled by it; one whose token another task waits for has failed.
     default_seconds: the timeout of a wait that gives none. Returns how many are suspended, and the outcomes of others.
     """
-    suspended: set[int] = set()
-    settled: dict[int, Ended] = {}
+    suspended: set[Pair] = set()
+    settled: dict[Pair, Ended] = {}
     todo = list(waits)
     while todo:
         part: dict[str, Waiting] = {}  # one of each token: a statement takes no row twice
@@ -46,15 +49,14 @@ async def begin_waits(session: Session, waits: Sequence[Waiting], default_second
             [reports.claim_of_token(token) is None for token in part],
         )  # fmt: skip
         if others := [row for row in rows if not row["noted"]]:
-            settled |= {one.task_id: one for one in await _settle_others(session, others, part)}
-        noted = [row for row in rows if row["noted"]]
-        waiting = {(row["id"], row["claim"]): row for row in noted if row["id"] not in settled}
-        held = await _suspend(session, waiting, part)
-        suspended |= {task_id for task_id, _ in held}
+            settled |= await _settle_others(session, others, part)
+        noted = [((row["id"], row["claim"]), row) for row in rows if row["noted"]]
+        held = await _suspend(session, {pair: row for pair, row in noted if pair not in settled}, part)
+        suspended |= held
         # Cancelled or repaired since it was looked at, or settled by another token.
-        if ended := [row["token"] for row in noted if (row["id"], row["claim"]) not in held]:
+        if ended := [row["token"] for pair, row in noted if pair not in held]:
             await session.fetch("end_waits", ended)
-    return len(suspended - settled.keys()), [*settled.values()]
+    return len(suspended - settled.keys()), settled
 
 
 async def _suspend(session: Session, noted: Mapping[Pair, asyncpg.Record], waits: Mapping[str, Waiting]) -> set[Pair]:
@@ -72,7 +74,7 @@ async def _suspend(session: Session, noted: Mapping[Pair, asyncpg.Record], waits
 
 async def _settle_others(
     session: Session, others: Sequence[asyncpg.Record], waits: Mapping[str, Waiting]
-) -> list[Ended]:
+) -> dict[Pair, Ended]:
     """The outcomes of waits whose token has an answer or a task already. Of a task, one answer counts."""
     rows = await session.fetch("read_tokens", [row["token"] for row in others])
     known = {row["token"]: row for row in rows}  # they are locked, so all are there
@@ -91,12 +93,12 @@ async def _settle_others(
                 failed[pair] = _failed(pair, policy, problem, type="AnswerNotRead")
         elif pair_of(token) not in (None, pair):
             failed[pair] = token_taken(pair, policy, token["task_id"])
-    settled = [one for pair, one in failed.items() if pair not in answers]
+    settled = {pair: one for pair, one in failed.items() if pair not in answers}
     held = await _suspend(session, {pair: row for pair, (row, _) in answers.items()}, waits)
     answered: list[tuple[str, Pair, bytes]] = []
     for pair in held:  # an answer is not spent on a claim that holds no more
         row, answer = answers[pair]
-        settled.append(read_answer(answer, pair, waits[row["given"]].policy))
+        settled[pair] = read_answer(answer, pair, waits[row["given"]].policy)
         answered.append((row["token"], pair, known[row["token"]]["digest"]))
         log.info("wait_answered_before", task_id=pair[0], claim=pair[1])
     if answered:
@@ -158,8 +160,3 @@ async def note_answers(session: Session, answered: Sequence[tuple[str, Pair, byt
 def pair_of(row: asyncpg.Record) -> Pair | None:
     """Whose token it is, of a row of ``read_tokens`` or ``keep_answers``."""
     return None if row["task_id"] is None else (row["task_id"], row["claim"])
-
-
-def read_policy(text: str | None) -> WaitPolicy:
-    """How a failure of a wait is retried, as it is stored."""
-    return WaitPolicy() if text is None else _decode_policy(text)
