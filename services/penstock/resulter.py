@@ -7,7 +7,6 @@ from time import time_ns
 import msgspec
 
 from penstock.brokers.base import Message, Queue
-from penstock.brokers.consumer import Consumer, Uncommitted
 from penstock.db.notify import OUTPUT, Notifier
 from penstock.db.pool import Store
 from penstock.db.session import Session
@@ -26,6 +25,7 @@ from penstock.runtime.periodic import repeat
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue, settle
+from penstock.tasks.consumer import Consumer, Uncommitted
 from penstock.tasks.promotion import Promotions
 from penstock.workflows.advancer import Successors
 
@@ -38,9 +38,7 @@ class Resulter(Consumer):
     name = "resulter"
 
     def __init__(self, *, store: Store, results: Queue, settings: Settings) -> None:
-        self._store = store
-        self._notifier = Notifier(store)
-        super().__init__(database=store, notify=self._notifier.run, queue=results, settings=settings)
+        super().__init__(store=store, queue=results, settings=settings)
         self._output_notifier = Notifier(store, OUTPUT)
         self._promotions = Promotions(store=store, notifier=self._notifier)
         self._successors = Successors(store=store, notifier=self._notifier, settings=settings)

@@ -11,8 +11,6 @@ from typing import Any
 import msgspec
 
 from penstock.brokers.base import Message, Queue
-from penstock.brokers.consumer import Consumer, Uncommitted
-from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.methods.inbound import Inbound, accept_inbound, read_inbound, take_in
 from penstock.protocol.errors import Locked, PayloadUnavailable, PenstockError, Refused, TooSlow
@@ -25,6 +23,7 @@ from penstock.runtime.logs import log
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue
+from penstock.tasks.consumer import Consumer, Uncommitted
 from penstock.tasks.views import Accepted
 from penstock.workflows.model import CreateWorkflow
 
@@ -37,9 +36,7 @@ class Submitter(Consumer):
     name = "submitter"
 
     def __init__(self, *, store: Store, inbound: Queue, settings: Settings) -> None:
-        self._store = store
-        self._notifier = Notifier(store)
-        super().__init__(database=store, notify=self._notifier.run, queue=inbound, settings=settings)
+        super().__init__(store=store, queue=inbound, settings=settings)
 
     async def commit(self, messages: Sequence[Message]) -> Uncommitted:
         left = Uncommitted()

@@ -176,8 +176,8 @@ def test_actions_are_read_from_the_transport() -> None:
 Place = tuple[str, str]
 CALLERS: dict[Place, list[tuple[str, set[str]]]] = {
     ("client/inbound.py", "self._queue"): [("producer", {"inbound"})],
-    ("brokers/consumer.py", "self._queue"): [("submitter", {"inbound"}), ("resulter", {"results"})],
-    ("brokers/consumer.py", "self._receiver"): [("submitter", {"inbound"}), ("resulter", {"results"})],
+    ("tasks/consumer.py", "self._queue"): [("submitter", {"inbound"}), ("resulter", {"results"})],
+    ("tasks/consumer.py", "self._receiver"): [("submitter", {"inbound"}), ("resulter", {"results"})],
     ("brokers/deleter.py", "self._queue"): [
         ("submitter", {"inbound"}),
         ("resulter", {"results"}),

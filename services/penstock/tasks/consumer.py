@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Protocol
 
 from penstock.brokers.base import Message, Queue
 from penstock.brokers.deleter import Deleter
 from penstock.brokers.receiver import Receiver
+from penstock.db.notify import Notifier
+from penstock.db.pool import Store
 from penstock.protocol.errors import Locked, PenstockError, TooSlow, Unavailable
 from penstock.runtime.logs import log
 from penstock.runtime.loop import Service, SideTask
@@ -42,20 +43,12 @@ class Uncommitted:
             (self.locked if isinstance(error, Locked) else self.slow).append(message)
 
 
-class Database(Protocol):
-    """Where the messages are committed. Both raise Unavailable."""
-
-    async def open(self) -> None: ...
-
-    async def ping(self) -> None: ...
-
-
 class Consumer(Service):
-    """``run_once`` is one receive, committed by :meth:`commit` and deleted. notify: wakes others after a commit."""
+    """``run_once`` is one receive, committed by :meth:`commit` and deleted."""
 
-    def __init__(self, *, database: Database, notify: SideTask, queue: Queue, settings: Settings) -> None:
-        self._database = database
-        self._notify = notify
+    def __init__(self, *, store: Store, queue: Queue, settings: Settings) -> None:
+        self._store = store
+        self._notifier = Notifier(store)
         self._queue = queue
         self._receiver = Receiver(queue, settings)
         self._deleter = Deleter(
@@ -79,11 +72,11 @@ class Consumer(Service):
         """These go back to the queue: forget what was read from them."""
 
     async def open(self) -> None:
-        await self._database.open()
+        await self._store.open()
         await self._queue.depth()
 
     def side_tasks(self) -> Mapping[str, SideTask]:
-        return {"notify": self._notify, "hold": self._extend, "delete messages": self._deleter.run}
+        return {"notify": self._notifier.run, "hold": self._extend, "delete messages": self._deleter.run}
 
     async def run_once(self) -> int:
         """Receive, commit, delete; returns how many messages came.
@@ -95,7 +88,7 @@ class Consumer(Service):
         kept = self._kept.pop() if self._kept else None
         if self._is_doubtful:
             try:
-                await self._database.ping()
+                await self._store.ping()
             except Unavailable:
                 if kept is not None:
                     self.forget(kept)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.brokers.base import Message
-from penstock.brokers.consumer import Uncommitted
 from penstock.protocol.errors import Locked, TooSlow
+from penstock.tasks.consumer import Uncommitted
 
 
 def test_a_message_waits_in_one_place_although_its_reports_fail_in_two_ways() -> None:
