@@ -64,20 +64,19 @@ class Resulter(Consumer):
 
     async def commit(self, messages: Sequence[Message]) -> Uncommitted:
         left = Uncommitted()
-        rest: dict[str, list[_Pending]] = {}
-        stored: set[int] = set()
         await self._store.read_fence()
         pending = self._pending(messages)
         if any(type(report) is reports.Unreadable and report.is_foreign for report, _, _ in pending):
             # Schedulers may sign with a key that was made since this process last read them.
             await self._store.read_fence(older_than_seconds=0)
             pending = self._pending(messages)
-        are_partly_stored = any(message.receipt in self._rest for message in messages)
         self.forget(messages)
+        waiting = {id(one[0]): one for one in pending}  # those that are not stored
 
         async def record(part: Sequence[_Pending], hurried: bool) -> None:
             await self._record([report for report, _, _ in part], hurried=hurried)
-            stored.update(id(report) for report, _, _ in part)
+            for report, _, _ in part:
+                waiting.pop(id(report), None)
 
         async def leave(one: _Pending, error: PenstockError) -> None:
             report, entry, message = one
@@ -87,33 +86,30 @@ class Resulter(Consumer):
                     reports.encode_result(name(task_id, report.claim), report.result) for task_id in report.task_ids
                 ]
                 each = [(alone, text, message) for alone, text in zip(report.each(), texts, strict=True)]
+                waiting.pop(id(report), None)
+                waiting.update((id(one[0]), one) for one in each)
                 await in_halves(each, record, leave)
-                stored.add(id(report))
                 return
-            if isinstance(error, Refused):
-                try:
-                    await self._record_refused(report, entry_text(entry), str(error))
-                    stored.add(id(report))
-                    return
-                except (Locked, TooSlow) as exc:
-                    error = exc
-            left.add(message, error)
-            rest.setdefault(message.receipt, []).append(one)
+            try:
+                if not isinstance(error, Refused):
+                    raise error
+                await self._record_refused(report, entry_text(entry), str(error))
+                waiting.pop(id(report), None)
+            except (Locked, TooSlow) as exc:
+                left.add(message, exc)
 
         with self._note.recording(messages):
             try:
                 await in_halves(pending, record, leave)
-            except BaseException:
+            except Unavailable:
                 # What is tried again must not be recorded twice: rejected texts have no fence.
-                if stored or are_partly_stored:
-                    self._rest |= {message.receipt: [] for message in messages}
-                    for one in pending:
-                        if id(one[0]) not in stored:
-                            self._rest[one[2].receipt].append(one)
+                self._rest |= {message.receipt: [] for message in messages}
                 raise
-            if rest:
-                self._rest |= rest
-                await self._keep_alive([report for left_of in rest.values() for report, _, _ in left_of])
+            finally:
+                for one in waiting.values():
+                    self._rest.setdefault(one[2].receipt, []).append(one)
+            if waiting:
+                await self._keep_alive([report for report, _, _ in waiting.values()])
         return left
 
     def _pending(self, messages: Sequence[Message]) -> list[_Pending]:

@@ -531,6 +531,30 @@ async def test_one_task_of_a_shared_result_that_postgres_refuses_or_another_lock
     assert "not this one" in reason
 
 
+async def test_a_locked_task_of_a_shared_result_is_not_forgotten_by_an_outage_behind_it(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = await claimed(store, *(NewTask("a") for _ in range(4)))
+    (last,) = await claimed(store, NewTask("b"))
+    record = resulter._record
+
+    async def lose_the_last(part: Sequence[Any], *, hurried: bool) -> None:
+        if [getattr(one, "task_id", None) for one in part] == [last.id]:
+            monkeypatch.setattr(resulter, "_record", record)
+            raise Unavailable("Postgres went away")
+        await record(part, hurried=hurried)
+
+    monkeypatch.setattr(resulter, "_record", lose_the_last)
+    async with store.transaction() as session:
+        await session.fetch("hold_live_tasks", [tasks[1].id], ["ACQUIRED"])
+        await put(results, join_batch([shared(tasks), encode_result(name(last), "1")]))
+        with pytest.raises(Unavailable, match="went away"):
+            await resulter.run_once()
+    for _ in range(2):
+        await resulter.run_once()
+    assert await states(task_of, [*tasks, last]) == ["SUCCESS"] * 5
+
+
 async def test_a_shared_result_is_encrypted_for_each_task(
     store: Store, results: SqsQueue, settings: Settings, task_of: TaskOf
 ) -> None:
