@@ -52,14 +52,13 @@ class Submitter(Consumer):
             await self._store_together({message.original_id: inbound for message, inbound in part}, hurried=hurried)
 
         async def leave(one: tuple[Message, Inbound], error: PenstockError) -> None:
-            message, _ = one
-            if isinstance(error, Refused):
-                try:
-                    await self._store_alone(message)
-                    return
-                except (Locked, TooSlow) as exc:
-                    error = exc
-            left.add(message, error)
+            message, inbound = one
+            try:
+                if not isinstance(error, Refused):
+                    raise error
+                await self._store_alone(message, inbound, error)
+            except (Locked, TooSlow) as exc:
+                left.add(message, exc)
 
         await in_halves(read, store, leave)
         for message in left.put_off:  # received again later, each time after a longer pause
@@ -67,8 +66,10 @@ class Submitter(Consumer):
             await self._queue.extend([message], min(int(seconds), self._queue.limits.max_extend_seconds))
         return left
 
-    async def _store_alone(self, message: Message) -> None:
+    async def _store_alone(self, message: Message, inbound: Inbound, reason: Refused) -> None:
         try:
+            if not (inbound.tasks or inbound.changes):
+                raise reason
             await self._store_singly(message)
         except Refused as exc:  # at the commit, so it is unknown of which entry
             await self._store_together({message.original_id: Inbound(refused=[(message.body, str(exc))])})
@@ -82,10 +83,6 @@ class Submitter(Consumer):
         self._stored(merged, enqueued)
 
     async def _store_singly(self, message: Message) -> None:
-        whole = await self._read(message, message.body)
-        if not (whole.tasks or whole.changes):
-            await self._store_together({message.original_id: whole})
-            return
         _, entries = split_body(message.body, batch_limit=self._settings.batch_limit)
         parts: list[Inbound] = []
         enqueued: list[Accepted] = []

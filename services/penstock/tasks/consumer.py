@@ -10,7 +10,7 @@ from penstock.brokers.deleter import Deleter
 from penstock.brokers.receiver import Receiver
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
-from penstock.protocol.errors import Locked, PenstockError, TooSlow, Unavailable
+from penstock.protocol.errors import Locked, TooSlow, Unavailable
 from penstock.runtime.logs import log
 from penstock.runtime.loop import Service, SideTask
 from penstock.runtime.periodic import ends_within
@@ -32,12 +32,9 @@ class Uncommitted:
     put_off: list[Message] = field(default_factory=list)
     locked: list[Message] = field(default_factory=list)
     slow: list[Message] = field(default_factory=list)
-    error: PenstockError | None = None
+    error: Locked | TooSlow | None = None
 
-    def add(self, message: Message, error: PenstockError) -> None:
-        """Leave a message for Locked or TooSlow; raises any other error."""
-        if not isinstance(error, Locked | TooSlow):
-            raise error
+    def add(self, message: Message, error: Locked | TooSlow) -> None:
         self.error = error
         if message not in (*self.locked, *self.slow):  # of several reports, one may be locked and another slow
             (self.locked if isinstance(error, Locked) else self.slow).append(message)
