@@ -17,6 +17,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import parse_qs, quote, urlsplit
@@ -112,9 +113,12 @@ class DirectCalls:
                 if isinstance(exc, _Dropped):
                     continue
             else:
+                said = _read_json(answer.body)
+                if answer.status < 300 and said is not None:
+                    return said
                 if answer.status < 300:
-                    return _read_json(answer.body)
-                error = _error_of(answer, target)
+                    raise exceptions.HTTPClientError(error=f"the answer is not of SQS: {answer.body[:200]!r}")
+                error = _error_of(answer, said or {}, target)
                 is_passing = answer.status in _FAILING_STATUS or error.response["Error"]["Code"] in _PASSING
                 if tries == _TRIES or not is_passing:
                     raise error
@@ -122,25 +126,20 @@ class DirectCalls:
         raise AssertionError("the last try returns or raises")
 
 
-def _read_json(body: bytes) -> Mapping[str, Any]:
+def _read_json(body: bytes) -> dict[str, Any] | None:
+    """The members of an object; None for what is no object."""
     try:
         try:
             read = msgspec.json.decode(body) if body else {}
         except msgspec.DecodeError:  # of half a surrogate pair, which json takes
             read = json.loads(body)
     except ValueError:
-        read = None
-    if not isinstance(read, dict):
-        raise exceptions.HTTPClientError(error=f"the answer is not of SQS: {body[:200]!r}")
-    return read
+        return None
+    return read if isinstance(read, dict) else None
 
 
-def _error_of(answer: Answer, target: str) -> exceptions.ClientError:
+def _error_of(answer: Answer, said: Mapping[str, Any], target: str) -> exceptions.ClientError:
     """The error as the SDK words it."""
-    try:
-        said = _read_json(answer.body)
-    except exceptions.HTTPClientError:
-        said = {}
     given = answer.headers.get("x-amzn-query-error", "").partition(";")[0] or said.get("__type") or said.get("code")
     code = str(given or answer.status).rpartition("#")[2].partition(":")[0]
     message = said.get("message") or said.get("Message") or ""
@@ -176,9 +175,7 @@ class Signer:
         self.host = f"{host}:{parts.port}" if has_own_port else host
         self._path = quote(normalize_url_path(parts.path), safe="/~")
         self._region, self._service = region, service
-        self._key: tuple[str, str, bytes] = ("", "", b"")  # of a day and a secret
-        self._begun_of: tuple[int, ReadOnlyCredentials] | None = None
-        self._begun: dict[str, _Begun] = {}  # by target, of one second
+        self._begun = lru_cache(maxsize=len(OPERATIONS))(self._begin)
         self._prefix = (
             f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {self.host}\r\nUser-Agent: {USER_AGENT}\r\n"
             f"Content-Type: {_CONTENT_TYPE}\r\n"
@@ -186,17 +183,12 @@ class Signer:
 
     def sign(self, target: str, body: bytes, credentials: ReadOnlyCredentials, now: float) -> str:
         """The head of the request, without Content-Length and the empty line."""
-        if self._begun_of != (int(now), credentials):
-            self._begun_of = int(now), credentials
-            self._begun.clear()
-        begun = self._begun.get(target)
-        if begun is None:
-            begun = self._begun[target] = self._begin(target, credentials, now)
+        begun = self._begun(target, credentials, int(now))
         canonical = begun.canonical + hashlib.sha256(body).hexdigest()
         text = begun.text + hashlib.sha256(canonical.encode()).hexdigest()
         return f"{begun.head}{hmac.digest(begun.key, text.encode(), 'sha256').hex()}\r\n"
 
-    def _begin(self, target: str, credentials: ReadOnlyCredentials, now: float) -> _Begun:
+    def _begin(self, target: str, credentials: ReadOnlyCredentials, now: int) -> _Begun:
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
         day, token = stamp[:8], credentials.token
         signed = [("content-type", _CONTENT_TYPE), ("host", self.host), ("x-amz-date", stamp)]
@@ -210,18 +202,18 @@ class Signer:
         return _Begun(
             f"POST\n{self._path}\n\n{lines}\n{names}\n",
             f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n",
-            self._key_of(day, credentials.secret_key),
+            _key_of(credentials.secret_key, day, self._region, self._service),
             f"{self._prefix}{more}Authorization: AWS4-HMAC-SHA256 Credential={credentials.access_key}/{scope}, "
             f"SignedHeaders={names}, Signature=",
         )
 
-    def _key_of(self, day: str, secret: str) -> bytes:
-        if self._key[:2] != (day, secret):
-            key = f"AWS4{secret}".encode()
-            for part in (day, self._region, self._service, "aws4_request"):
-                key = hmac.digest(key, part.encode(), "sha256")
-            self._key = day, secret, key
-        return self._key[2]
+
+@lru_cache(maxsize=8)
+def _key_of(secret: str, *scope: str) -> bytes:
+    key = f"AWS4{secret}".encode()
+    for part in (*scope, "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return key
 
 
 # HTTP/1.1
@@ -407,9 +399,7 @@ class _Connection(asyncio.Protocol):
 
     def release(self, idle: list[_Connection]) -> None:
         """After an exchange: keep the connection if it can be used again."""
-        answer = self._answer
-        is_whole = answer is not None and answer.done() and not answer.cancelled() and answer.exception() is None
-        if is_whole and self._is_kept and self._transport is not None:
+        if self._is_kept and self._transport is not None:
             self.is_used = True
             self._idle_since = time.monotonic()
             idle.append(self)
