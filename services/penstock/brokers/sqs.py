@@ -53,14 +53,6 @@ _NO_GROUPS = re.compile(r"MessageGroupId|not valid for this queue type")  # in e
 _UNANSWERED = {"Code": "NoAnswer", "Message": "the answer does not name it"}
 
 
-class _CallRefused(Unavailable):
-    """SQS takes no such call; with fewer messages in it, it may. is_final: with one message, it never will."""
-
-    def __init__(self, reason: str, *, is_final: bool) -> None:
-        super().__init__(reason)
-        self.is_final = is_final
-
-
 class SqsTransport:
     """One SQS client, made when first used.
 
@@ -230,9 +222,8 @@ class SqsQueue:
             MessageAttributeNames=["All"],
         )
         messages = [message_of(raw) for raw in reply.get("Messages", ())]
-        metrics.SQS_BILLED_UNITS.labels("receive_message", self.label).inc(
-            _billed_units([utf8_size(message.body) for message in messages])
-        )
+        size = sum(utf8_size(message.body) for message in messages)
+        metrics.SQS_BILLED_UNITS.labels("receive_message", self.label).inc(_billed_units(size))
         metrics.MESSAGES.labels(self.label, "received").inc(len(messages))
         return messages
 
@@ -263,7 +254,7 @@ class SqsQueue:
     async def describe(self, names: Sequence[str] = ("All",)) -> tuple[dict[str, str], datetime | None]:
         """Attributes by their names at SQS, and when it says that it answered. Raises Unavailable."""
         reply = await self._call("get_queue_attributes", QueueUrl=await self.url(), AttributeNames=names)
-        metrics.SQS_BILLED_UNITS.labels("get_queue_attributes", self.label).inc(_billed_units([]))
+        metrics.SQS_BILLED_UNITS.labels("get_queue_attributes", self.label).inc()
         answered = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
         return dict(reply.get("Attributes", {})), None if answered is None else parsedate_to_datetime(answered)
 
@@ -285,14 +276,12 @@ class SqsQueue:
         async def run(batch: list[dict[str, Any]], bytes_in_call: int, tries: int = 2) -> None:
             try:
                 done, faults = await self.call_batch(operation, batch, bytes_in_call)
-            except _CallRefused as exc:
-                if len(batch) > 1:
+            except Unavailable as exc:
+                code = code_of(exc.__cause__ or exc)
+                if code in _REFUSALS and len(batch) > 1:  # with fewer messages in it, SQS may take the call
                     await _gather(run([entry], bytes_in_call, tries) for entry in batch)
                 else:
-                    failed[int(batch[0]["Id"])] = str(exc), exc.is_final
-                return
-            except Unavailable as exc:
-                failed.update({int(entry["Id"]): (str(exc), False) for entry in batch})
+                    failed.update({int(entry["Id"]): (str(exc), _is_final(code, str(exc))) for entry in batch})
                 return
             again = []
             for entry in batch:
@@ -324,7 +313,7 @@ class SqsQueue:
         An entry in neither may not be done: a proxy may answer 200 instead of SQS. Raises Unavailable.
         """
         reply = await self._call(operation, QueueUrl=await self.url(), Entries=entries)
-        metrics.SQS_BILLED_UNITS.labels(operation, self.label).inc(_billed_units([size]))
+        metrics.SQS_BILLED_UNITS.labels(operation, self.label).inc(_billed_units(size))
         done = {item["Id"]: item for item in reply.get("Successful", ())}
         if len(done) < len(entries):
             metrics.SQS_CALLS.labels(operation, self.label, "partial").inc()
@@ -339,8 +328,6 @@ class SqsQueue:
             metrics.SQS_CALLS.labels(operation, self.label, "failed").inc()
             code = code_of(exc)
             await self._transport.client.renew(client, code)
-            if code in _REFUSALS:
-                raise _CallRefused(f"SQS refuses {operation}: {exc}", is_final=_is_final(code, str(exc))) from exc
             if code in _MISSING_QUEUE:
                 if "://" not in self._name:
                     self._url = None  # it may be made again, under another URL
@@ -348,7 +335,8 @@ class SqsQueue:
                     f"queue {self._name!r} does not exist: make it with terraform/, or for a local endpoint "
                     "with `penstock create-queues`"
                 ) from exc
-            raise Unavailable(f"SQS is unavailable or rejected {operation}: {exc}") from exc
+            what = "refuses" if code in _REFUSALS else "is unavailable or rejected"
+            raise Unavailable(f"SQS {what} {operation}: {exc}") from exc
         metrics.SQS_CALLS.labels(operation, self.label, "ok").inc()
         return reply
 
@@ -370,9 +358,9 @@ def code_of(exc: BaseException) -> str:
     return type(exc).__name__
 
 
-def _billed_units(sizes: Iterable[int]) -> int:
-    """Of a call with messages of these sizes, in bytes."""
-    return max(1, -(-sum(sizes) // _BILLED_UNIT_BYTES))
+def _billed_units(size: int) -> int:
+    """Of a call with messages of so many bytes."""
+    return max(1, -(-size // _BILLED_UNIT_BYTES))
 
 
 async def _gather(calls: Iterable[Awaitable[None]]) -> None:
