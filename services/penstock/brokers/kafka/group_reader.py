@@ -95,27 +95,23 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
             self._ahead.popleft()
             if mine is not None:
                 some.append((received, mine, mine.hand_out(received.offset)))
-        partitions = {received.topic_partition for received, _, _ in some}
-        failed = partitions
+        partitions = failed = {received.topic_partition for received, _, _ in some}
+        messages = []
         try:
             failed = set(await self._commit(partitions))
         finally:
-            # Delivered to no one; as if the lease were over.
-            for received, mine, _ in some:
-                if received.topic_partition in failed and self._mine.get(received.topic_partition) is mine:
+            for received, mine, times_before in some:
+                if self._mine.get(received.topic_partition) is not mine:
+                    continue
+                message = message_of(received, _receipt(received, mine), times_before)
+                if received.topic_partition in failed:  # delivered to no one; as if the lease were over
                     self._lease(received, mine, _AGAIN_SECONDS, receives_of(received))
-        messages = []
-        for received, mine, times_before in some:
-            partition = received.topic_partition
-            if partition in failed or self._mine.get(partition) is not mine:
-                continue
-            message = message_of(received, _receipt(received, mine), times_before)
-            if message.receive_count > self._limits.max_receives:
-                # Every receiver crashed with it, one after the other.
-                self._lease(received, mine, 0, message.receive_count - 1)
-                continue
-            self._lease(received, mine, visibility_seconds, message.receive_count)
-            messages.append(message)
+                elif message.receive_count > self._limits.max_receives:
+                    # Every receiver crashed with it, one after the other.
+                    self._lease(received, mine, 0, message.receive_count - 1)
+                else:
+                    self._lease(received, mine, visibility_seconds, message.receive_count)
+                    messages.append(message)
         return messages
 
     async def _learn_positions(self) -> None:
