@@ -85,7 +85,7 @@ class AmqpTransport(LeasingTransport):
         return await (await self._ensured(name)).count(name)
 
     async def open_reader(self, name: str) -> Reader[int]:
-        reader = _Reader(await self._ensured(name), name, self.limits.max_call_messages)
+        reader = _Reader(await self._ensured(name), name)
         await reader.open()
         return reader
 
@@ -99,11 +99,10 @@ class AmqpTransport(LeasingTransport):
 class _Reader(Reader[int]):
     """A channel on which messages of one queue are received and leased by tag; the leases are lost with it."""
 
-    def __init__(self, link: Link, name: str, most: int) -> None:
+    def __init__(self, link: Link, name: str) -> None:
         super().__init__()
         self._link = link
         self._name = name
-        self._most = most
         self._token = secrets.token_hex(4)
         self._channel: Any = None
         self._came: deque[tuple[str, DeliveredMessage]] = deque()
@@ -115,7 +114,7 @@ class _Reader(Reader[int]):
 
     async def open(self) -> None:
         """Raises Unavailable."""
-        self._channel = await self._link.channel(prefetch=self._most, closed=self._lost)
+        self._channel = await self._link.channel(prefetch=LIMITS.max_call_messages, closed=self._lost)
         self._channel.on_consumer_cancel_callbacks.add(self._queue_gone)
 
     async def receive(self, wait_seconds: float, visibility_seconds: float) -> list[Message]:
@@ -132,7 +131,7 @@ class _Reader(Reader[int]):
                 fetch.add_done_callback(lambda done: done.cancelled() or done.exception())
                 raise
         messages: list[Message] = []
-        while self._came and len(messages) < self._most:
+        while self._came and len(messages) < LIMITS.max_call_messages:
             receipt, delivered = self._came.popleft()
             if self.extend_lease(receipt, visibility_seconds):
                 messages.append(_message(receipt, delivered))
