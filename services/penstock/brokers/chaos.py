@@ -6,6 +6,8 @@ from functools import partial
 from penstock.brokers.base import Depth, Message, Outgoing, Queue, SendReport
 from penstock.runtime.chaos import Edge, Faults
 
+Call = Callable[[Sequence[Message]], Awaitable[list[Message] | None]]
+
 
 class FaultyQueue:
     """A queue with injected faults. An entry that fails may have had its effect: SQS loses replies as well."""
@@ -52,12 +54,7 @@ class FaultyQueue:
     async def release(self, messages: Sequence[Message]) -> None:
         await self._partly("extend", messages, self._queue.release)
 
-    async def _partly(
-        self,
-        edge: Edge,
-        messages: Sequence[Message],
-        call: Callable[[Sequence[Message]], Awaitable[list[Message] | None]],
-    ) -> list[Message]:
+    async def _partly(self, edge: Edge, messages: Sequence[Message], call: Call) -> list[Message]:
         """Call without the lost messages; returns those that failed."""
         failed, tried = await self._draw(edge, len(messages))
         really = (await call([messages[position] for position in tried]) if tried else None) or []
