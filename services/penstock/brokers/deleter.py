@@ -8,6 +8,7 @@ from penstock.brokers.base import Message, Queue
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import log
 from penstock.runtime.periodic import Linger, is_set_within
+from penstock.settings.model import Settings
 
 _SHORTEST_SECONDS = 0.005  # messages that are added within it are deleted by one call
 _LONGEST_SECONDS = 0.05  # where calls are not billed
@@ -19,22 +20,21 @@ _FIRST_PAUSE_SECONDS = 0.1  # before a try
 class Deleter:
     """Deletes added messages as soon as they fill a call, else after a delay that grows with their rate.
 
-    longest_seconds: of the delay, where calls are billed. deleted: called with messages that are deleted, or given up:
-    those are delivered again, and what is stored of them changes nothing.
+    deleted: called with messages that are deleted, or given up: those are delivered again, and what is stored of them
+    changes nothing.
     """
 
     def __init__(
-        self, queue: Queue, *, longest_seconds: float, visibility_seconds: int,
-        deleted: Callable[[Sequence[Message]], None] = lambda messages: None,
-    ) -> None:  # fmt: skip
+        self, queue: Queue, settings: Settings, deleted: Callable[[Sequence[Message]], None] = lambda messages: None
+    ) -> None:
+        longest_seconds = _LONGEST_SECONDS
         if queue.limits.bills_calls:
-            longest_seconds = min(longest_seconds, visibility_seconds * _VISIBILITY_SHARE)
-        else:
-            longest_seconds = _LONGEST_SECONDS
+            share = settings.visibility_timeout_seconds * _VISIBILITY_SHARE
+            longest_seconds = max(longest_seconds, min(settings.billed_call_wait_seconds, share))
         self._queue = queue
         self._deleted = deleted
         self._full = queue.limits.max_call_messages
-        self._linger = Linger(self._full, longest_seconds=max(longest_seconds, _LONGEST_SECONDS))
+        self._linger = Linger(self._full, longest_seconds=longest_seconds)
         self._waiting: dict[str, tuple[Message, float]] = {}  # by id, with when it was added; the oldest is first
         self._tries: dict[str, int] = {}  # of messages that could not be deleted yet
         self._flushes = 0

@@ -48,10 +48,7 @@ class Consumer(Service):
         self._notifier = Notifier(store)
         self._queue = queue
         self._receiver = Receiver(queue, settings)
-        self._deleter = Deleter(
-            queue, longest_seconds=settings.billed_call_wait_seconds,
-            visibility_seconds=settings.visibility_timeout_seconds,
-        )  # fmt: skip
+        self._deleter = Deleter(queue, settings)
         self._deletes_later = queue.limits.bills_calls and settings.billed_call_wait_seconds > 0
         self._settings = settings
         self._is_doubtful = False  # the database answers, and does not commit

@@ -13,6 +13,7 @@ from penstock.brokers.deleter import Deleter
 from penstock.protocol.errors import Unavailable
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
+from penstock.settings.model import Settings
 
 
 @dataclass(slots=True, eq=False)
@@ -54,13 +55,11 @@ class Leases:
     messages that the event loop, which a handler may block, has not taken yet.
     """
 
-    def __init__(self, queue: Queue, *, visibility_seconds: int, delete_seconds: float) -> None:
+    def __init__(self, queue: Queue, settings: Settings) -> None:
         self._queue = queue
-        self._visibility_seconds = visibility_seconds
+        self._visibility_seconds = settings.visibility_timeout_seconds
         self.held_until: float | None = None  # where nothing extends them: until when others hold them for this worker
-        self.deleter = Deleter(
-            queue, longest_seconds=delete_seconds, visibility_seconds=visibility_seconds, deleted=self._deleted
-        )
+        self.deleter = Deleter(queue, settings, self._deleted)
         self._leases: dict[str, Lease] = {}
         self._arrived: dict[str, Lease] = {}
         self.empty = asyncio.Event()

@@ -74,11 +74,7 @@ class Worker(Service):
         self._results = results
         self._settings = settings
         self._registry = registry
-        self._leases = Leases(
-            outbound,
-            visibility_seconds=settings.visibility_timeout_seconds,
-            delete_seconds=settings.billed_call_wait_seconds,
-        )
+        self._leases = Leases(outbound, settings)
         self._timings = Timings()
         self._sender = ResultSender(results, settings, sent=self._leases.answered, timings=self._timings)
         self._threads = Threads(settings.worker_threads)

@@ -11,7 +11,7 @@ import pytest
 from penstock.brokers.base import Depth, Message
 from penstock.brokers.deleter import Deleter
 from penstock.brokers.sqs import SqsQueue, SqsTransport
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from tests.integration.doors import SqsProxy, put, sqs_proxy, take
 from tests.integration.test_sqs_faults import failing
 
@@ -56,6 +56,11 @@ async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.02)
 
 
+def patient(visibility_seconds: int) -> Settings:
+    """Deletes may wait for a minute."""
+    return load_settings(billed_call_wait_seconds=60, visibility_timeout_seconds=visibility_seconds)
+
+
 def calls(proxy: SqsProxy) -> list[int]:
     return [len(entries) for entries in proxy.entries("DeleteMessageBatch")]
 
@@ -76,10 +81,7 @@ async def test_messages_are_deleted_by_tens_and_the_rest_when_the_process_stops(
     watched: SqsQueue, proxy: SqsProxy
 ) -> None:
     gone: list[str] = []
-    deleter = Deleter(
-        watched, longest_seconds=60, visibility_seconds=LONG,
-        deleted=lambda messages: gone.extend(message.id for message in messages),
-    )  # fmt: skip
+    deleter = Deleter(watched, patient(LONG), lambda messages: gone.extend(message.id for message in messages))
     async with running(deleter):
         await warm_up(deleter, watched, proxy)
         await put(watched, *(str(n) for n in range(23)))
@@ -101,7 +103,7 @@ async def _has(proxy: SqsProxy, count: int) -> bool:
 
 
 async def test_no_delete_waits_beyond_its_lease(watched: SqsQueue, proxy: SqsProxy) -> None:
-    deleter = Deleter(watched, longest_seconds=60, visibility_seconds=5)
+    deleter = Deleter(watched, patient(5))
     async with running(deleter):
         await warm_up(deleter, watched, proxy)
         await put(watched, "1", "2")
@@ -116,7 +118,7 @@ async def test_no_delete_waits_beyond_its_lease(watched: SqsQueue, proxy: SqsPro
 
 
 async def test_a_message_that_came_again_is_deleted_by_its_newest_receipt(watched: SqsQueue) -> None:
-    deleter = Deleter(watched, longest_seconds=60, visibility_seconds=LONG)
+    deleter = Deleter(watched, patient(LONG))
     await put(watched, "1")
     (first,) = await take(watched)
     deleter.add([first])
@@ -134,7 +136,7 @@ async def test_a_delete_that_fails_is_tried_again(
 ) -> None:
     monkeypatch.setattr("penstock.brokers.deleter._FIRST_PAUSE_SECONDS", 0.001)
     gone: list[Message] = []
-    deleter = Deleter(watched, longest_seconds=60, visibility_seconds=LONG, deleted=gone.extend)
+    deleter = Deleter(watched, patient(LONG), gone.extend)
     await put(watched, "1", "2")
     messages = await take(watched)
     hook, count = failing(0), 0

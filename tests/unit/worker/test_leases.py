@@ -10,6 +10,7 @@ import pytest
 
 from penstock.brokers.base import Depth, Limits, Message, Outgoing, SendReport
 from penstock.brokers.sqs import LIMITS
+from penstock.settings.model import Settings, load_settings
 from penstock.worker.leases import Lease, Leases
 
 PATIENCE_SECONDS = 60.0
@@ -54,6 +55,12 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.02)
 
 
+def waiting(visibility_seconds: int, delete_seconds: int) -> Settings:
+    """Leases may be shorter here than a queue's."""
+    settings = load_settings(billed_call_wait_seconds=delete_seconds)
+    return settings.model_copy(update={"visibility_timeout_seconds": visibility_seconds})
+
+
 MESSAGE = Message("m", "r", "[]", 1, None, {})
 
 
@@ -67,7 +74,7 @@ def added(leases: Leases, tasks: int) -> Lease:
 @pytest.mark.parametrize("deletes", [True, False])
 async def test_a_message_held_for_as_long_as_can_be_is_let_go_and_its_tasks_go_on(deletes: bool) -> None:
     queue = Calls(replace(LIMITS, max_extend_seconds=1, deletes_overdue=deletes))
-    leases = Leases(queue, visibility_seconds=1, delete_seconds=0)
+    leases = Leases(queue, waiting(1, 0))
     lease = added(leases, 2)
     tasks = [asyncio.create_task(run) for run in (leases.extend_unfinished(queue), leases.deleter.run())]
     try:
@@ -87,7 +94,7 @@ async def test_a_message_held_for_as_long_as_can_be_is_let_go_and_its_tasks_go_o
 async def test_a_message_that_cannot_be_deleted_for_long_is_extended_before_its_lease_ends() -> None:
     """As while a handler blocks the event loop, and the lease thread goes on."""
     queue = Calls(LIMITS)
-    leases = Leases(queue, visibility_seconds=1, delete_seconds=60)
+    leases = Leases(queue, waiting(1, 60))
     finished = added(leases, 1)
     leases.answered(finished)
     assert leases.finished() == [finished]
@@ -111,7 +118,7 @@ async def test_an_arrived_message_is_extended_until_it_is_taken_and_left_to_othe
 ) -> None:
     queue = Calls(LIMITS)
     queue.ended = ended
-    leases = Leases(queue, visibility_seconds=1, delete_seconds=0)
+    leases = Leases(queue, waiting(1, 0))
     await asyncio.to_thread(leases.arrive, [MESSAGE])
     (arrived,) = leases.unfinished()
     extending = asyncio.create_task(leases.extend_unfinished(queue))
@@ -125,7 +132,7 @@ async def test_an_arrived_message_is_extended_until_it_is_taken_and_left_to_othe
 
 async def test_messages_that_arrived_and_were_not_taken_are_released() -> None:
     queue = Calls(LIMITS)
-    leases = Leases(queue, visibility_seconds=60, delete_seconds=0)
+    leases = Leases(queue, waiting(60, 0))
     leases.arrive([MESSAGE])
     await leases.release(leases.unfinished())
     assert queue.released == ["m"]
@@ -133,7 +140,7 @@ async def test_messages_that_arrived_and_were_not_taken_are_released() -> None:
 
 
 async def test_a_message_that_arrives_again_renews_its_lease_by_its_newer_receipt() -> None:
-    leases = Leases(Calls(LIMITS), visibility_seconds=60, delete_seconds=0)
+    leases = Leases(Calls(LIMITS), waiting(60, 0))
     lease = added(leases, 1)
     leases.arrive([replace(MESSAGE, receipt="newer")])
     (_, arrived) = leases.unfinished()
