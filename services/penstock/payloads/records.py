@@ -80,9 +80,7 @@ async def load_outcome(codec: PayloadCodec, row: Row) -> Row:
     return opened
 
 
-async def shown_rows(
-    codec: PayloadCodec, rows: Sequence[Row], *, room_bytes: int, payload: bool = False
-) -> Sequence[Row]:
+async def shown_rows(codec: PayloadCodec, rows: Sequence[Row], *, room_bytes: int) -> Sequence[Row]:
     """Rows of ``show_tasks`` decoded, ``*_unread`` saying why one is not. room_bytes: of objects, over all rows."""
     found = []
     for row in rows:
@@ -91,9 +89,9 @@ async def shown_rows(
             found.append(row)
             continue
         task_id = row["id"]
-        changes: dict[str, Any] = {"payload_unread": None}
+        changes: dict[str, Any] = {}
         aads: dict[str, str | TenantAad] = {"result": aad_of("result", task_id)}
-        if payload:
+        if row.get("payload") is not None:
             aads["payload"] = payload_aad(row["action"], row["tenant"])
         for name, aad in aads.items():
             changes[name], changes[f"{name}_unread"] = await _shown(codec, row[name], aad, room_bytes)

@@ -62,7 +62,7 @@ async def _read_shown(context: Context, ids: Sequence[int], *, detail: bool) -> 
         codec = session.codec
     load.hold(sum(len(entry["entry"] or "") for entry in entries))
     load.hold(sum(map(views.task_bytes, rows)))
-    shown = {row["id"]: row for row in await shown_rows(codec, rows, room_bytes=room, payload=detail)}
+    shown = {row["id"]: row for row in await shown_rows(codec, rows, room_bytes=room)}
     for wait in waits:
         waits_for = views.WaitsFor(own_key(wait["token"]), timestamp(wait["deadline"]))
         shown[wait["task_id"]] = {**shown[wait["task_id"]], "waits_for": waits_for}

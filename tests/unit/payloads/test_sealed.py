@@ -191,7 +191,7 @@ async def test_a_number_beyond_a_double_in_an_error_is_shown_as_it_is() -> None:
         "id": 5, "action": "a", "tenant": None, "result": None, "payload": None, "progress": None, "error": error,
         "failures": f'[{{"attempt":1,"error":{error}}}]',
     }  # fmt: skip
-    (shown,) = await shown_rows(codec(), [row], room_bytes=0, payload=True)
+    (shown,) = await shown_rows(codec(), [row], room_bytes=0)
     for name in ("error", "failures"):
         assert number in shown[name]
         assert "not shown: it is encrypted with key" in shown[name]
