@@ -356,7 +356,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 async def _delete_queues(settings: Settings, queues: Mapping[str, str]) -> None:
     if not queues:
         return
-    transport = SqsTransport.of(settings)
+    transport = SqsTransport(settings)
     try:
         client = await transport.client()
         for url in queues.values():

@@ -30,7 +30,7 @@ async def sql(database_url: str) -> AsyncIterator[Any]:
 
 @pytest.fixture
 async def transport(settings: Settings) -> AsyncIterator[SqsTransport]:
-    transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
+    transport = SqsTransport(settings)
     yield transport
     await transport.close()
 

@@ -70,7 +70,7 @@ async def running(
     registry = Registry()
     settings = Settings.model_validate(settings.model_dump() | changes)
     deliveries = Deliveries(settings, registry, MODULES)
-    transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
+    transport = SqsTransport(settings)
     outbound = transport.queue(settings.outbound_queue, label="outbound")
     results = transport.queue(settings.results_queue, label="results")
     scheduler = Scheduler(open_queue=no_routes, store=stores["scheduler"], outbound=outbound, settings=settings)

@@ -21,7 +21,7 @@ from penstock.protocol.requests import encode_call, parse_claim_id
 from penstock.protocol.task import Claimed, NewTask
 from penstock.resulter import Resulter
 from penstock.scheduler.process import Scheduler
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.submitter import Submitter
 from penstock.supervisor.repair import Repair
 from penstock.tasks import claim as claims
@@ -127,7 +127,7 @@ def proxy(sqs_url: str) -> Iterator[SqsProxy]:
 
 @pytest.fixture
 async def rig(store: Store, settings: Settings, transport: SqsTransport, proxy: SqsProxy) -> AsyncIterator[Rig]:
-    far = SqsTransport(endpoint_url=proxy.url, region="us-east-1")
+    far = SqsTransport(load_settings(sqs_endpoint_url=proxy.url, aws_region="us-east-1"))
     rig = Rig(store, settings, transport, far)
     await rig.reach()
     yield rig
@@ -262,7 +262,7 @@ async def test_a_scheduler_that_cannot_send_gives_back_what_it_claimed(
 async def test_a_queue_that_never_answers_costs_a_call_its_time_and_no_more(
     store: Store, settings: Settings, proxy: SqsProxy, inbound: SqsQueue
 ) -> None:
-    far = SqsTransport(endpoint_url=proxy.url, region="us-east-1", answer_seconds=0.5)
+    far = SqsTransport(load_settings(sqs_endpoint_url=proxy.url, aws_region="us-east-1"), answer_seconds=0.5)
     ended = threading.Event()
 
     def silent(operation: str, body: dict[str, Any], forward: Forward) -> Reply:

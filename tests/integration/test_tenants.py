@@ -24,7 +24,7 @@ from penstock.protocol.task import NewTask, State
 from penstock.results.spawn import Spawner, hold_spawners, spawn_children
 from penstock.scheduler.process import Scheduler
 from penstock.schedules.firing import fire_due
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from penstock.supervisor.limits import LimitUpkeep
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
@@ -495,7 +495,7 @@ async def test_another_endpoint_takes_groups_on_a_standard_queue(monkeypatch: py
     server.start()
     try:
         host, port = server.get_host_and_port()
-        transport = SqsTransport(endpoint_url=f"http://{host}:{port}", region="us-east-1")
+        transport = SqsTransport(load_settings(sqs_endpoint_url=f"http://{host}:{port}", aws_region="us-east-1"))
         await transport.make_queues({"outbound": "fair"})
         queue = transport.queue("fair", label="outbound")
         assert (await queue.send([Outgoing("1", {}, "acme"), Outgoing("2", {}, "é"), Outgoing("3")])).failed == []

@@ -63,7 +63,7 @@ async def _until_sent(rig: Rig, rate: float) -> dict[str, float | int]:
 async def _worker_here(rig: Rig) -> AsyncIterator[dict[str, float]]:
     """Serve the outbound queue from this process; yields seconds from call to sent, by claim."""
     state = rig.stack.state()
-    transport = SqsTransport.of(rig.settings)
+    transport = SqsTransport(rig.settings)
     outbound = transport.queue(state["queues"]["outbound"], label="outbound")
     results = transport.queue(state["queues"]["results"], label="results")
     waits: dict[str, float] = {}

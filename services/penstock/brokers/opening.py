@@ -14,7 +14,7 @@ def open_transport(settings: Settings, *, makes_queues: bool = True) -> Transpor
         with needing("SQS", "worker"):
             from penstock.brokers.sqs import SqsTransport
 
-        return SqsTransport.of(settings)
+        return SqsTransport(settings)
     if kind == "amqp":
         with needing("RabbitMQ", "rabbitmq"):
             from penstock.brokers.rabbitmq.queue import AmqpTransport

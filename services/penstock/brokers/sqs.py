@@ -54,27 +54,16 @@ _UNANSWERED = {"Code": "NoAnswer", "Message": "the answer does not name it"}
 
 
 class SqsTransport:
-    """One SQS client, made when first used.
+    """One client of the SQS that the settings name, made when first used.
 
-    access_key: ``id:secret``; None for the SDK's own chain. answer_seconds: until a call fails, a long poll included.
-    direct: make the calls of every task without the SDK's layers, where that is possible.
-    visibility_timeout_seconds, receive_wait_seconds: attributes of queues that are made.
+    answer_seconds: until a call fails, a long poll included.
     """
 
     limits = LIMITS
 
-    def __init__(
-        self,
-        *,
-        endpoint_url: str | None = None,
-        region: str | None = None,
-        access_key: str | None = None,
-        answer_seconds: float = 30,
-        visibility_timeout_seconds: int = 60,
-        receive_wait_seconds: int = 20,
-        direct: bool = True,
-    ) -> None:
-        key_id, secret = access_key.partition(":")[::2] if access_key else (None, None)
+    def __init__(self, settings: Settings, *, answer_seconds: float = 30) -> None:
+        key = settings.sqs_access_key
+        key_id, secret = key.get_secret_value().partition(":")[::2] if key else (None, None)
         self._own_key = ReadOnlyCredentials(key_id, secret, None) if key_id else None
         config = AioConfig(
             connect_timeout=CONNECT_SECONDS,
@@ -90,28 +79,17 @@ class SqsTransport:
             retries={"mode": "standard", "total_max_attempts": 2},
         )
         self._client_options: dict[str, Any] = {
-            "endpoint_url": endpoint_url, "region_name": region, "aws_access_key_id": key_id,
+            "endpoint_url": settings.sqs_endpoint_url, "region_name": settings.aws_region, "aws_access_key_id": key_id,
             "aws_secret_access_key": secret, "config": config,
         }  # fmt: skip
         self._queue_attributes = {
-            "VisibilityTimeout": str(visibility_timeout_seconds),
-            "ReceiveMessageWaitTimeSeconds": str(receive_wait_seconds),
+            "VisibilityTimeout": str(settings.visibility_timeout_seconds),
+            "ReceiveMessageWaitTimeSeconds": str(settings.receive_wait_seconds),
             "MessageRetentionPeriod": str(_RETENTION_SECONDS),
         }
-        self._makes_direct = direct
+        self._is_direct = settings.sqs_client == "direct"
         self._answer_seconds = answer_seconds
         self.client = AwsClient(self._make)
-
-    @classmethod
-    def of(cls, settings: Settings, **options: Any) -> SqsTransport:
-        """A client of the SQS that the settings name."""
-        key = settings.sqs_access_key
-        return cls(
-            endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region,
-            access_key=key.get_secret_value() if key else None,
-            visibility_timeout_seconds=settings.visibility_timeout_seconds,
-            receive_wait_seconds=settings.receive_wait_seconds, direct=settings.sqs_client == "direct", **options,
-        )  # fmt: skip
 
     def queue(self, name: str, *, label: str) -> SqsQueue:
         """The queue of that name or URL; it is looked up at the first call."""
@@ -144,7 +122,7 @@ class SqsTransport:
         direct = None
         try:
             client = await stack.enter_async_context(session.create_client("sqs", **self._client_options))
-            if self._makes_direct:
+            if self._is_direct:
                 direct = await open_direct(session, client, self._own_key, self._answer_seconds)
         except (BotoCoreError, ValueError) as exc:
             raise Unavailable(f"SQS cannot be used: {exc}") from exc

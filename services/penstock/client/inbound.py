@@ -5,6 +5,8 @@ import json
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
+from pydantic import SecretStr
+
 from penstock.brokers.base import Outgoing, Queue, Transport
 from penstock.brokers.opening import open_transport
 from penstock.client.exchanges import Params, Request, Unfinished, request_text, trace_headers
@@ -54,7 +56,9 @@ class InboundClient(WaitAnswers[AsyncNothing]):
         if transport_url is None:
             from penstock.brokers.sqs import SqsTransport
 
-            self._transport = SqsTransport(endpoint_url=endpoint_url, region=region, access_key=access_key)
+            key = SecretStr(access_key) if access_key else None
+            settings = Settings.model_construct(sqs_endpoint_url=endpoint_url, aws_region=region, sqs_access_key=key)
+            self._transport = SqsTransport(settings)
         else:
             self._transport = open_transport(load_settings(transport_url=transport_url))
         self._queue: Queue = self._transport.queue(queue, label="inbound")

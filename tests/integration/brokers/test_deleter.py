@@ -34,7 +34,7 @@ def proxy(sqs_url: str) -> Iterator[SqsProxy]:
 
 @pytest.fixture
 async def watched(settings: Settings, proxy: SqsProxy) -> AsyncIterator[SqsQueue]:
-    transport = SqsTransport(endpoint_url=proxy.url, region="us-east-1")
+    transport = SqsTransport(load_settings(sqs_endpoint_url=proxy.url, aws_region="us-east-1"))
     yield transport.queue(settings.outbound_queue, label="outbound")
     await transport.close()
 

@@ -14,7 +14,7 @@ from penstock.brokers.opening import create_queues
 from penstock.brokers.sqs import LIMITS, SqsQueue, SqsTransport
 from penstock.protocol.errors import Unavailable
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
 from tests.integration.doors import Forward, SqsProxy, put, sample, sqs_proxy, take
 
 MIB = 1_048_576
@@ -41,7 +41,7 @@ async def transport(settings: Settings) -> AsyncIterator[SqsTransport]:
 
 def transport_of(settings: Settings, *, endpoint_url: str | None = None) -> SqsTransport:
     update = {"sqs_endpoint_url": endpoint_url} if endpoint_url else {}
-    return SqsTransport.of(settings.model_copy(update=update))
+    return SqsTransport(settings.model_copy(update=update))
 
 
 @pytest.fixture
@@ -439,7 +439,7 @@ async def test_credentials_that_come_later_are_found(
 async def test_a_missing_region_is_said_plainly(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name)
-    transport = SqsTransport(direct=settings.sqs_client == "direct")
+    transport = SqsTransport(load_settings(sqs_client=settings.sqs_client))
     try:
         with pytest.raises(Unavailable, match="region"):
             await transport.queue(settings.outbound_queue, label="outbound").depth()

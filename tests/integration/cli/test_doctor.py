@@ -64,7 +64,7 @@ async def complaint(settings: Settings, what: str) -> Finding:
 
 @pytest.fixture
 async def sqs(settings: Settings) -> AsyncIterator[Any]:
-    transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
+    transport = SqsTransport(settings)
     yield await transport.client()
     await transport.close()
 

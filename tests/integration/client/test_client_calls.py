@@ -291,7 +291,7 @@ def test_the_blocking_inbound_client_sends_what_the_other_sends(settings: Settin
     assert unfinished.value.unsent == [{"action": "lost"}]
 
     async def received() -> list[Any]:
-        transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
+        transport = SqsTransport(settings)
         queue = transport.queue(settings.inbound_queue, label="inbound")
         bodies: list[Any] = []
         while messages := await queue.receive(wait_seconds=1, visibility_seconds=60):

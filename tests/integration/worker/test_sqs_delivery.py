@@ -32,7 +32,7 @@ class Ground:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.transport = SqsTransport(endpoint_url=url, region="us-east-1")
+        self.transport = SqsTransport(load_settings(sqs_endpoint_url=url, aws_region="us-east-1"))
         self.others: list[SqsTransport] = []
         self.prefix = f"d-{secrets.token_hex(4)}"
 
@@ -60,7 +60,7 @@ class Ground:
     def sender(self, *queues: str, url: str | None = None) -> Sender:
         transport = self.transport
         if url is not None:
-            transport = SqsTransport(endpoint_url=url, region="us-east-1")
+            transport = SqsTransport(load_settings(sqs_endpoint_url=url, aws_region="us-east-1"))
             self.others.append(transport)
         return Sender(transport, load_settings(sqs_send_queues=queues))
 
@@ -322,7 +322,8 @@ async def test_it_runs_as_a_task(store: Store, settings: Settings, ground: Groun
 
 def test_a_name_of_the_setting_is_not_taken_for_the_end_of_a_url_in_it() -> None:
     url = "https://sqs.eu-west-1.amazonaws.com/999/orders"
-    sender = Sender(SqsTransport(endpoint_url=None, region="us-east-1"), load_settings(sqs_send_queues=("orders", url)))
+    settings = load_settings(sqs_endpoint_url=None, aws_region="us-east-1", sqs_send_queues=("orders", url))
+    sender = Sender(SqsTransport(settings), settings)
     assert (sender._allowed["orders"], sender._allowed[url]) == ("orders", url)
 
 

@@ -30,6 +30,7 @@ from botocore.exceptions import SSLError as TlsError
 from penstock.brokers.sqs import SqsTransport
 from penstock.brokers.sqs_direct import Connections, DirectCalls, Signer
 from penstock.protocol.errors import Unavailable
+from penstock.settings.model import load_settings
 
 NOW = datetime(2026, 2, 28, 23, 59, 58, tzinfo=UTC)
 PATIENCE_SECONDS = 30
@@ -309,7 +310,7 @@ async def test_a_certificate_is_checked_against_the_authorities_of_the_sdk(
     authority.issue_cert("127.0.0.1").configure_cert(context)
     requests: list[bytes] = []
     async with serving(answering(answer_of(b"{}"), requests), context) as url:
-        transport = SqsTransport(endpoint_url=url, region="us-east-1", access_key="a:b")
+        transport = SqsTransport(load_settings(sqs_endpoint_url=url, aws_region="us-east-1", sqs_access_key="a:b"))
         queue = transport.queue(f"{url}q", label="q")
         if variable:
             assert await queue.receive(wait_seconds=0, visibility_seconds=1) == []
@@ -327,7 +328,8 @@ async def test_behind_a_proxy_the_sdk_makes_all_calls(monkeypatch: pytest.Monkey
     async with serving(answering(answer_of(b"{}"), requests)) as url:
         monkeypatch.setenv("HTTP_PROXY", url)
         for endpoint, count in (("http://sqs.example", 1), ("http://other.example", 2)):
-            transport = SqsTransport(endpoint_url=endpoint, region="us-east-1", access_key="a:b")
+            settings = load_settings(sqs_endpoint_url=endpoint, aws_region="us-east-1", sqs_access_key="a:b")
+            transport = SqsTransport(settings)
             client = await transport.client()
             assert "receive_message" not in vars(client)
             queue = transport.queue(f"{endpoint}/q", label="q")
@@ -335,7 +337,7 @@ async def test_behind_a_proxy_the_sdk_makes_all_calls(monkeypatch: pytest.Monkey
             await transport.close()
             assert len(requests) == count
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        transport = SqsTransport(endpoint_url=url, region="us-east-1", access_key="a:b")
+        transport = SqsTransport(load_settings(sqs_endpoint_url=url, aws_region="us-east-1", sqs_access_key="a:b"))
         client = await transport.client()
         assert "receive_message" in vars(client)
         assert "get_queue_url" not in vars(client)

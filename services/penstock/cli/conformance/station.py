@@ -28,6 +28,7 @@ from penstock.protocol.fence import ClaimKey, Fence
 from penstock.protocol.message_attributes import WORKER_ATTRIBUTE
 from penstock.protocol.reports import Failed, Succeeded, Suspended, Waiting, decode_reports
 from penstock.protocol.requests import encode_call
+from penstock.settings.model import Settings
 
 BUCKET = "payloads"
 _OWN_HEADERS = {"connection", "content-length", "transfer-encoding", "content-encoding", "date", "server"}
@@ -190,10 +191,12 @@ class Station:
         self._name, self._timeout = name, timeout
         self._log_path = folder / f"{name}.log"
         self._program = Child(name, shlex.split(command), env, 0)
-        self._transport = SqsTransport(
-            endpoint_url=endpoint.sqs.url, region=REGION, access_key=f"{endpoint.sqs.access_key_id}:-",
-            visibility_timeout_seconds=VISIBILITY_SECONDS, receive_wait_seconds=0, direct=False,
-        )  # fmt: skip
+        settings = {
+            "sqs_endpoint_url": endpoint.sqs.url, "sqs_access_key": f"{endpoint.sqs.access_key_id}:-",
+            "aws_region": REGION, "sqs_client": "sdk", "visibility_timeout_seconds": VISIBILITY_SECONDS,
+            "receive_wait_seconds": 0,
+        }  # fmt: skip
+        self._transport = SqsTransport(Settings.model_validate(settings))
         self._outbound_url = ""
         self._running: asyncio.Task[None]
         self._stopping = False

@@ -80,7 +80,7 @@ async def _count(queue: Queue, what: str, report: Report) -> int | None:
 
 async def examine_sqs(settings: Settings, report: Report) -> None:
     """The three queues and their dead-letter queues."""
-    transport = SqsTransport.of(settings)
+    transport = SqsTransport(settings)
     clock = None
     try:
         for label, name in queue_names(settings).items():

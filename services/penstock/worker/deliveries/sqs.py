@@ -54,7 +54,7 @@ class SqsMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 def add_to(deliveries: Deliveries) -> None:
     settings = deliveries.settings
-    transport = SqsTransport.of(settings, answer_seconds=10)
+    transport = SqsTransport(settings, answer_seconds=10)
     deliveries.at_close(transport.close)
     send = Sender(transport, settings).send
     deliveries.action(ACTION, send, batch=_BATCH, linger=_LINGER_SECONDS, bad_params_attempts=1)
