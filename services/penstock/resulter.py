@@ -178,11 +178,10 @@ class Resulter(Consumer):
         plain, rest = plain_results(part, self._settings)
         if not plain or self._store.codec.encrypts:
             return part
-        results = {pair: report.result for pair, report in plain.items()}
         async with self._store.session() as session:
-            finished = await settle.finish_few(session, results, {pair: one.worker for pair, one in plain.items()})
+            finished = await settle.finish_few(session, plain)
         self._recorded(session, ApplySummary(succeeded=len(finished)))
-        return [*(report for (task_id, _), report in plain.items() if task_id not in finished), *rest]
+        return [*(report for report in plain if report.task_id not in finished), *rest]
 
     def _recorded(self, session: Session, summary: ApplySummary) -> None:
         """Wake who has to hear of it. Room in the window is no reason: schedulers look for it themselves."""

@@ -77,21 +77,21 @@ class ApplySummary:
 
 def plain_results(
     received: Sequence[reports.Report], settings: Settings
-) -> tuple[dict[Pair, reports.Succeeded], Sequence[reports.Report]]:
-    """The results of a few tasks, by claim, and the run times, if there is nothing else; or nothing, and everything."""
+) -> tuple[Sequence[reports.Succeeded], Sequence[reports.Report]]:
+    """The results of a few tasks, and the run times, if there is nothing else; or nothing, and everything."""
     times = [report for report in received if type(report) is reports.RunTimes]
     count = len(received) - len(times)
     if count > _FEW:
-        return {}, received
-    plain = {
-        (report.task_id, report.claim): report
+        return (), received
+    plain = [
+        report
         for report in received
         if type(report) is reports.Succeeded
         and report.claim is not None
         and not (report.spawn or report.steps or is_sealed(report.result))
         and _check_size(report, settings) is None
-    }
-    return (plain, times) if count == len({task_id for task_id, _ in plain}) else ({}, received)
+    ]
+    return (plain, times) if count == len({one.task_id for one in plain}) else ((), received)
 
 
 async def apply_reports(session: Session, received: Sequence[reports.Report], settings: Settings) -> ApplySummary:

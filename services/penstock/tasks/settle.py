@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import asyncpg
 
 from penstock.db.session import Session
-from penstock.protocol.reports import SharedResult
+from penstock.protocol.reports import SharedResult, Succeeded
 from penstock.protocol.task import ANNOUNCED_SECONDS, MAX_ATTEMPTS_LIMIT, Failure, State
 from penstock.runtime import metrics
 from penstock.tasks import ordering
@@ -50,13 +51,11 @@ async def finish(
     return finished
 
 
-async def finish_few(session: Session, results: dict[Pair, str], workers: Mapping[Pair, str | None]) -> set[int]:
+async def finish_few(session: Session, results: Sequence[Succeeded]) -> set[int]:
     """As ``finish``, for a few tasks, outside a transaction; returns the ids: never of tasks with an ordering key."""
-    results = dict(sorted(results.items()))
-    ids, claims = columns(results)
-    metrics.BATCH_SIZE.labels("finish").observe(len(ids))
+    metrics.BATCH_SIZE.labels("finish").observe(len(results))
     finished: set[int] = set()
-    given = ids, claims, list(results.values()), [*map(workers.get, results)]
+    given = columns_of(sorted(results, key=attrgetter("task_id")), "task_id", "claim", "result", "worker")
     for action, moved, workflows, is_awaited in await session.fetch("finish_few_tasks", *given):
         session.settled_workflows += workflows or ()
         session.wakes |= is_awaited
