@@ -1,6 +1,6 @@
 """Resulter: the results queue to Postgres. A message is deleted only after what it reports is committed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from time import time_ns
 
@@ -104,13 +104,16 @@ class Resulter(Consumer):
             except Unavailable:
                 # What is tried again must not be recorded twice: rejected texts have no fence.
                 self._rest |= {message.receipt: [] for message in messages}
+                self._keep(waiting.values())
                 raise
-            finally:
-                for one in waiting.values():
-                    self._rest.setdefault(one[2].receipt, []).append(one)
+            self._keep(waiting.values())
             if waiting:
                 await self._keep_alive([report for report, _, _ in waiting.values()])
         return left
+
+    def _keep(self, waiting: Iterable[_Pending]) -> None:
+        for one in waiting:
+            self._rest.setdefault(one[2].receipt, []).append(one)
 
     def _pending(self, messages: Sequence[Message]) -> list[_Pending]:
         """The reports of each message that are not recorded yet."""

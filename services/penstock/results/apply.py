@@ -24,7 +24,7 @@ from penstock.protocol.journal import StepKey, carried, encode_step
 from penstock.protocol.json_text import replace_unstorable, utf8_size
 from penstock.protocol.reports import Outcome
 from penstock.protocol.retry import Backoff
-from penstock.protocol.sealed import SEALED_ENCODING, is_sealed, reference_of
+from penstock.protocol.sealed import MARK, SEALED_ENCODING, is_sealed, reference_of
 from penstock.protocol.task import Failure
 from penstock.results.spawn import Spawner, hold_spawners, read_spawner, refuse_strays, spawn_children
 from penstock.results.waits import begin_waits
@@ -179,11 +179,13 @@ async def _settle(
         for pair, reason in (await refuse_strays(session, spawners, held, settings.spawn_actions)).items():
             del held[pair]
             failed[pair] = bad_children(succeeded.pop(pair), reason)
-    encode = session.codec.encode
-    results = {pair: encode(report.result, aad_of("result", pair[0])) for pair, report in succeeded.items()}
+    codec = session.codec
+    results = {pair: report.result for pair, report in succeeded.items()}
+    if codec.encrypts:
+        results = {pair: codec.encode(result, aad_of("result", pair[0])) for pair, result in results.items()}
     workers = {pair: report.worker for pair, report in succeeded.items()}
     summary.succeeded = await settle.finish(session, results, workers, shared)
-    await reference_objects(session, [(result, task_id) for (task_id, _), result in results.items()])
+    await reference_objects(session, [(text, pair[0]) for pair, text in results.items() if text.startswith(MARK)])
     if held:
         await spawn_children(session, spawners, held)
         session.wakes = True
