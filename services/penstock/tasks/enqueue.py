@@ -62,17 +62,7 @@ async def insert(session: Session, tasks: Sequence[NewTask]) -> list[Accepted]:
         )
         rows = await session.fetch(statement, *columns_of(tasks, *names))
         return [Accepted(row[0], State.SCHEDULED, False) for row in rows]
-    if all(t.unique == "retained" and t.on_duplicate != "replace" for t in tasks):
-        # One statement can store them: of a repeated key the first task keeps it.
-        return await _insert_in_parts(session, [tasks])
-    times = _times_named(tasks)
-    # The first task of each key comes before its duplicates: so the first statement takes all keys, in the one order
-    # that every transaction uses, and no two such batches can deadlock.
-    order = sorted(range(len(tasks)), key=times.__getitem__)
-    given = [replace(tasks[n], unique="retained") if times[n] else tasks[n] for n in order]
-    stored = await _insert_in_parts(session, _cut_at_repeated_keys(given))
-    answers = dict(zip(order, stored, strict=True))
-    return [answers[n] for n in range(len(tasks))]
+    return await _insert_in_parts(session, _cut_at_other_scopes(tasks))
 
 
 async def enqueue_and_notify(session: Session, task: NewTask, channel: str, payload: str) -> Accepted | None:
@@ -120,8 +110,12 @@ async def _enqueue_keyed(session: Session, tasks: Sequence[NewTask]) -> list[Acc
     )
     states = {row["id"]: row["state"] for row in rows if row["state"] is not None}
     pairs = zip(rows, tasks, strict=True)
-    replacing = {row["id"]: task for row, task in pairs if task.on_duplicate == "replace" and not row["fresh"]}
-    replaced = await _replace(session, replacing)
+    replacing = [(row["id"], task) for row, task in pairs if task.on_duplicate == "replace" and not row["fresh"]]
+    replaced: dict[int, str] = {}
+    while replacing:  # each task once a turn: what one leaves stays as the one before has asked
+        first = dict(reversed(replacing))
+        replaced |= await _replace(session, first)
+        replacing = [(task_id, task) for task_id, task in replacing if first[task_id] is not task]
     states |= replaced
     earlier = {row["id"] for row in rows if not row["fresh"]} - states.keys()
     if earlier:
@@ -132,15 +126,13 @@ async def _enqueue_keyed(session: Session, tasks: Sequence[NewTask]) -> list[Acc
             row["id"],
             State(states.get(row["id"], State.SUCCESS)),
             duplicate=not row["fresh"],
-            replaced=row["id"] in replaced if task.on_duplicate == "replace" else None,
+            replaced=not row["fresh"] and row["id"] in replaced if task.on_duplicate == "replace" else None,
         )
         for row, task in zip(rows, tasks, strict=True)
     ]
 
 
 async def _replace(session: Session, tasks: Mapping[int, NewTask]) -> dict[int, str]:
-    if not tasks:
-        return {}
     given = columns_of(tasks.values(), "payload", "run_at", "delay_seconds")
     priorities = [t.priority if t.replaces_priority else None for t in tasks.values()]
     expiries = columns_of(tasks.values(), "expires_at", "expires_in_seconds")
@@ -162,39 +154,23 @@ async def insert_rejected(session: Session, source: str, bodies: Sequence[tuple[
         metrics.REJECTED.labels(source).inc(len(bodies))
 
 
-def _key_of(task: NewTask) -> tuple[str, str | None, str | None]:
-    return task.action, task.tenant, task.unique_key
+def _cut_at_other_scopes(tasks: Sequence[NewTask]) -> list[Sequence[NewTask]]:
+    """Cut tasks into consecutive parts, where those of a unique key differ in ``unique``: their answers may differ.
 
-
-def _times_named(tasks: Sequence[NewTask]) -> list[int]:
-    """How often the unique key of each was used before it; 0 for all if tasks of one key differ in ``unique``."""
-    seen: dict[tuple[str, str | None, str | None], tuple[int, str | float]] = {}
-    times: list[int] = []
-    for task in tasks:
-        if task.unique_key is None:
-            times.append(0)
-            continue
-        count, unique = seen.get(_key_of(task), (0, task.unique))
-        if unique != task.unique:
-            return [0] * len(tasks)  # their answers may differ, so they stay in their order
-        seen[_key_of(task)] = count + 1, unique
-        times.append(count)
-    return times
-
-
-def _cut_at_repeated_keys(tasks: Sequence[NewTask]) -> list[Sequence[NewTask]]:
-    """Cut tasks into consecutive parts without repeated keys: a statement does not see the rows that it inserts."""
+    Within a part the first task of a key decides for all. So most batches are one statement, which takes all keys in
+    the one order that every transaction uses.
+    """
     parts: list[Sequence[NewTask]] = []
-    seen: set[tuple[str, str | None, str | None]] = set()
+    scopes: dict[tuple[str, str | None, str], str | float] = {}
     start = 0
     for place, task in enumerate(tasks):
         if task.unique_key is None:
             continue
-        key = _key_of(task)
-        if key in seen:
+        key = task.action, task.tenant, task.unique_key
+        if scopes.get(key, task.unique) != task.unique:
             parts.append(tasks[start:place])
-            seen, start = set(), place
-        seen.add(key)
+            scopes, start = {}, place
+        scopes[key] = task.unique
     return [*parts, tasks[start:]]
 
 
