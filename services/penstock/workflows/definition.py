@@ -3,7 +3,8 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -35,7 +36,10 @@ def read_create(given: model.WorkflowCreateParams, settings: Settings) -> Create
     if not 1 <= len(listed) <= model.MAX_STEPS:
         raise InvalidParams(field, f"must hold 1 to {model.MAX_STEPS} steps, not {len(listed)}")
     numbers = number_steps(listed, places)
-    checked = [new_step(step, at, numbers, settings) for step, at in zip(listed, places, strict=True)]
+    checked = []
+    for step, at in zip(listed, places, strict=True):
+        with _errors_at(at):
+            checked.append(new_step(step, numbers, settings))
     for made, at in zip(checked, places, strict=True):
         over = made.options.over
         if over is not None and checked[over].kind is StepKind.JOIN:
@@ -75,17 +79,28 @@ def read_children(text: str, settings: Settings) -> list[tuple[ChildParams, NewT
     names: set[str] = set()
     made = []
     for place, child in enumerate(children):
-        at = f"spawn[{place}]"
-        if child.name is not None:
-            check_name(child.name, at)
-            if child.name.isdigit():
-                raise InvalidParams(f"{at}.name", f"is a number, {child.name!r}, as those without a name have")
-            if child.name in names:
-                raise InvalidParams(f"{at}.name", f"is that of another child too: {child.name!r}")
-            names.add(child.name)
-        check_undoing(child, at)
-        made.append((child, named_task(child, at, settings)))
+        with _errors_at(f"spawn[{place}]"):
+            if child.name is not None:
+                check_name(child.name)
+                if child.name.isdigit():
+                    raise InvalidParams("name", f"is a number, {child.name!r}, as those without a name have")
+                if child.name in names:
+                    raise InvalidParams("name", f"is that of another child too: {child.name!r}")
+                names.add(child.name)
+            check_undoing(child)
+            made.append((child, step_task(child, settings)))
     return made
+
+
+@contextmanager
+def _errors_at(place: str) -> Iterator[None]:
+    """Errors of the block say at which step their field is wrong."""
+    try:
+        yield
+    except InvalidParams as exc:
+        raise InvalidParams(f"{place}.{exc.data['field']}", exc.data["problem"]) from None
+    except TooLarge as exc:
+        raise TooLarge(f"{place}.payload", exc.data["size"], exc.data["limit"]) from None
 
 
 # Steps
@@ -95,45 +110,44 @@ def number_steps(steps: Sequence[StepParams], places: Sequence[str]) -> dict[str
     """The index of each step by name. places: for errors. Raises InvalidParams."""
     numbers: dict[str, int] = {}
     for number, (step, at) in enumerate(zip(steps, places, strict=True)):
-        name = name_of(step)
-        if not name:
-            raise InvalidParams(f"{at}.name", "is missing, and there is no action to be named after")
-        check_name(name, at)
-        if name in numbers:
-            other = numbers[name]
-            raise InvalidParams(f"{at}.name", f"is that of step {other} too: {name!r}; a step has a name of its own")
-        numbers[name] = number
+        with _errors_at(at):
+            name = name_of(step)
+            if not name:
+                raise InvalidParams("name", "is missing, and there is no action to be named after")
+            check_name(name)
+            other = numbers.setdefault(name, number)
+            if other != number:
+                raise InvalidParams("name", f"is that of step {other} too: {name!r}; a step has a name of its own")
     return numbers
 
 
-def new_step(step: StepParams, at: str, numbers: dict[str, int], settings: Settings) -> NewStep:
-    """at: its place, for errors. Raises InvalidParams, TooLarge."""
+def new_step(step: StepParams, numbers: dict[str, int], settings: Settings) -> NewStep:
+    """numbers: of all steps by name. Raises InvalidParams, TooLarge."""
     name = name_of(step)
     after = []
     for before in dict.fromkeys([*step.after, *([step.over] if isinstance(step.over, str) else [])]):
         number = numbers.get(before)
         if number is None:
-            raise InvalidParams(f"{at}.after", f"of {name!r} names {before[:200]!r}, and there is no such step")
+            raise InvalidParams("after", f"of {name!r} names {before[:200]!r}, and there is no such step")
         if before == name:
-            raise InvalidParams(f"{at}.after", f"of {name!r} names itself")
+            raise InvalidParams("after", f"of {name!r} names itself")
         after.append(number)
     policy, undo = policy_of(step)
-    check_undoing(step, at)
+    check_undoing(step)
     shared: dict[str, Any] = {"after": after, "on_failure": policy, "undo": undo}
     if step.action is None:
-        return _joint(step, name, after, at)
-    task = named_task(step, at, settings)
+        return _joint(step, name, after)
+    task = step_task(step, settings)
     if step.over is not None:
-        return _map(step, name, task, numbers, at, shared)
+        return _map(step, name, task, numbers, shared)
     if step.item_as is not None:
-        raise InvalidParams(f"{at}.item_as", "goes with over")
+        raise InvalidParams("item_as", "goes with over")
     for member in ("results_as", "errors_as"):
-        _check_member(getattr(step, member), member, step, at)
+        _check_member(getattr(step, member), member, step)
     if step.results_as is not None and step.results_as == step.errors_as:
-        raise InvalidParams(f"{at}.errors_as", f"is the member that results_as names: {step.errors_as!r}")
+        raise InvalidParams("errors_as", f"is the member that results_as names: {step.errors_as!r}")
     if (step.results_as or step.errors_as) and not after:
-        member = "results_as" if step.results_as else "errors_as"
-        raise InvalidParams(f"{at}.{member}", "needs predecessors: give after")
+        raise InvalidParams("results_as" if step.results_as else "errors_as", "needs predecessors: give after")
     options = StepOptions(task.ordering_key, task.delay_seconds, task.expires_in_seconds)
     return NewStep(
         name, StepKind.TASK, task.action, task, **shared, results_as=step.results_as, errors_as=step.errors_as,
@@ -141,49 +155,43 @@ def new_step(step: StepParams, at: str, numbers: dict[str, int], settings: Setti
     )  # fmt: skip
 
 
-def _joint(step: StepParams, name: str, after: list[int], at: str) -> NewStep:
+def _joint(step: StepParams, name: str, after: list[int]) -> NewStep:
     usual = StepParams(name=step.name, after=step.after, payload=step.payload)
     given = [f.name for f in msgspec.structs.fields(step) if getattr(step, f.name) != getattr(usual, f.name)]
     if bytes(step.payload) != b"{}":
         given.append("payload")
     if given:
-        raise InvalidParams(f"{at}.action", f"is missing, and {name!r} says {given[0]}, which is an action's")
+        raise InvalidParams("action", f"is missing, and {name!r} says {given[0]}, which is an action's")
     if not after:
-        raise InvalidParams(f"{at}.action", f"is missing; without one, {name!r} is to join others: give after")
+        raise InvalidParams("action", f"is missing; without one, {name!r} is to join others: give after")
     return NewStep(name, StepKind.JOIN, None, None, after)
 
 
-def _map(
-    step: StepParams, name: str, task: NewTask, numbers: dict[str, int], at: str, shared: dict[str, Any]
-) -> NewStep:
+def _map(step: StepParams, name: str, task: NewTask, numbers: dict[str, int], shared: dict[str, Any]) -> NewStep:
     for member in ("results_as", "errors_as"):
         if getattr(step, member) is not None:
-            raise InvalidParams(f"{at}.{member}", "does not go with over: its tasks are given the items")
+            raise InvalidParams(member, "does not go with over: its tasks are given the items")
     item_as = "item" if step.item_as is None else step.item_as
-    _check_member(item_as, "item_as", step, at)
-    if isinstance(step.over, list) and len(step.over) > model.MAX_CHILDREN:
-        raise InvalidParams(f"{at}.over", f"holds {len(step.over)} items; the limit is {model.MAX_CHILDREN}")
-    if isinstance(step.over, list) and (problem := model.children_problem(step.payload, step.over)):
-        raise InvalidParams(f"{at}.over", problem)
+    _check_member(item_as, "item_as", step)
     over = numbers[step.over] if isinstance(step.over, str) else None
     items = step.over if isinstance(step.over, list) else None
+    if items is not None and (problem := model.children_problem(step.payload, items)):
+        raise InvalidParams("over", problem)
     common = {f.name: getattr(step, f.name) for f in msgspec.structs.fields(ChildParams) if f.name != "name"}
     options = StepOptions(over=over, items=items, item_as=item_as, template=ChildParams(**common))
     return NewStep(name, StepKind.MAP, task.action, None, **shared, options=options)
 
 
-def _check_member(member: str | None, field: str, step: StepParams, at: str) -> None:
+def _check_member(member: str | None, field: str, step: StepParams) -> None:
     if member is None:
         return
     if not 1 <= len(member) <= model.NAME_MAX_CHARS or CONTROL.search(member):
-        raise InvalidParams(
-            f"{at}.{field}", f"must have 1 to {model.NAME_MAX_CHARS} characters, none of them a control one"
-        )
+        raise InvalidParams(field, f"must have 1 to {model.NAME_MAX_CHARS} characters, none of them a control one")
     payload = bytes(step.payload)
     if not payload.lstrip().startswith(b"{"):
-        raise InvalidParams(f"{at}.{field}", "adds a member to the payload, which must be an object")
+        raise InvalidParams(field, "adds a member to the payload, which must be an object")
     if member in msgspec.json.decode(payload, type=dict[str, msgspec.Raw]):
-        raise InvalidParams(f"{at}.{field}", f"names a member that the payload has already: {member!r}")
+        raise InvalidParams(field, f"names a member that the payload has already: {member!r}")
 
 
 def policy_of(child: ChildParams) -> tuple[str, str | None]:
@@ -201,19 +209,9 @@ def fallback_of(policy: str) -> str | None:
 
 def step_task(step: ChildParams, settings: Settings) -> NewTask:
     """The task of a step or of a spawned child. Raises InvalidParams, TooLarge."""
+    if step.action is None:
+        raise InvalidParams("action", "is missing")
     return new_task(EnqueueParams(**{name: getattr(step, name) for name in _OF_A_TASK}), settings, large=False)
-
-
-def named_task(step: ChildParams, at: str, settings: Settings) -> NewTask:
-    """As ``step_task``; errors name the step."""
-    try:
-        if step.action is None:
-            raise InvalidParams("action", "is missing")
-        return step_task(step, settings)
-    except InvalidParams as exc:
-        raise InvalidParams(f"{at}.{exc.data['field']}", exc.data["problem"]) from None
-    except TooLarge as exc:
-        raise TooLarge(f"{at}.payload", exc.data["size"], exc.data["limit"]) from None
 
 
 def check_order(steps: Sequence[NewStep], places: Sequence[str]) -> None:
@@ -259,17 +257,17 @@ def linked_steps(chain: list[StepParams | list[StepParams]]) -> tuple[list[StepP
     return steps, places
 
 
-def check_name(name: str, at: str) -> None:
+def check_name(name: str) -> None:
     """Raises InvalidParams."""
     if not 1 <= len(name) <= model.NAME_MAX_CHARS:
-        raise InvalidParams(f"{at}.name", f"must have 1 to {model.NAME_MAX_CHARS} characters, not {len(name)}")
+        raise InvalidParams("name", f"must have 1 to {model.NAME_MAX_CHARS} characters, not {len(name)}")
     if CONTROL.search(name):
-        raise InvalidParams(f"{at}.name", "holds a control character")
+        raise InvalidParams("name", "holds a control character")
     if "/" in name:
-        raise InvalidParams(f"{at}.name", f"holds a /, which names of children have: {name!r}")
+        raise InvalidParams("name", f"holds a /, which names of children have: {name!r}")
 
 
-def check_undoing(step: ChildParams, at: str) -> None:
+def check_undoing(step: ChildParams) -> None:
     """Check the actions that undo a step. Raises InvalidParams."""
     of_policy = step.on_failure.compensate if isinstance(step.on_failure, Compensate) else None
     for member, action in (("compensate", step.compensate), ("on_failure.compensate", of_policy)):
@@ -277,7 +275,7 @@ def check_undoing(step: ChildParams, at: str) -> None:
             if action is not None:
                 read_action(action)
         except InvalidParams as exc:
-            raise InvalidParams(f"{at}.{member}", exc.data["problem"]) from None
+            raise InvalidParams(member, exc.data["problem"]) from None
 
 
 def name_of(step: ChildParams) -> str:

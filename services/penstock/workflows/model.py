@@ -78,7 +78,9 @@ class ChildParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 def children_problem(payload: msgspec.Raw, items: Sequence[msgspec.Raw]) -> str | None:
-    """Why the payloads of children, one for each item of a list, are too much together."""
+    """Why a list has too many items, or the payloads of children, one for each of them, are too much together."""
+    if len(items) > MAX_CHILDREN:
+        return f"holds {len(items)} items; the limit is {MAX_CHILDREN}"
     size = len(bytes(payload)) * len(items) + sum(len(bytes(item)) for item in items)
     if size <= MAX_CHILDREN_BYTES:
         return None
