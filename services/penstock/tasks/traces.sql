@@ -26,12 +26,3 @@ select id from inserted order by id;
 update penstock.task t set trace = i.trace
 from (select * from unnest($1::bigint[], $2::text[]) i (id, trace)) i
 where t.id = i.id and t.id = any($1::bigint[]);
-
--- name: read_step_traces
--- $1 workflows, $2 numbers of steps. The traces of their tasks, of those that have one.
-select s.workflow_id, s.number, coalesce(t.trace, h.trace) as trace
-from unnest($1::bigint[], $2::int[]) i (workflow_id, number)
-join penstock.workflow_step s on s.workflow_id = i.workflow_id and s.number = i.number
-left join lateral (select l.trace from penstock.task l where l.id = s.task_id) t on true
-left join lateral (select k.trace from penstock.task_history k where k.id = s.task_id limit 1) h on true
-where coalesce(t.trace, h.trace) is not null;

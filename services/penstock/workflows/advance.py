@@ -136,19 +136,14 @@ class WorkflowRun:
         )
         await self._ended(settled)
 
-    def childless(self, steps: Sequence[Any]) -> list[Any]:
-        """Those of restarting steps that failed only because their children were rejected: their tasks have succeeded
-        and are not run again."""
-        return [step for step in steps if step["kind"] != StepKind.MAP and self._options(step).refused is not None]
-
     async def spawn_again(self, steps: Sequence[Any]) -> None:
-        """Create the rejected children of these steps; see ``childless``."""
-        if steps:
-            asked = {step["task_id"]: self._options(step).refused for step in steps}
-            reasons = await self._make_children(steps, asked)
-            ends = [State.CRITICAL_ERROR if step["task_id"] in reasons else State.SUCCESS for step in steps]
-            ended = [(step, end, reasons.get(step["task_id"])) for step, end in zip(steps, ends, strict=True)]
-            await self._ended(await self._settle_nodes(ended))
+        """Create the rejected children of restarting steps, whose tasks have succeeded and are not run again."""
+        reasons = await self._make_children(steps, {step["task_id"]: step["refused"] for step in steps})
+        ended = []
+        for step in steps:
+            reason = reasons.get(step["task_id"])
+            ended.append((step, State.SUCCESS if reason is None else State.CRITICAL_ERROR, reason))
+        await self._ended(await self._settle_nodes(ended))
 
     async def start(self, ready: Sequence[Any]) -> None:
         await self._ended(await self._start(ready))
@@ -443,8 +438,7 @@ async def insert_steps(
     """
     await session.plan_for(len(rows))
     starting = set(start)
-    traced = list(zip(rows, await _traces(session, rows), strict=True))
-    parts = (traced[start : start + _STEPS_AT_ONCE] for start in range(0, len(rows), _STEPS_AT_ONCE))
+    parts = (rows[start : start + _STEPS_AT_ONCE] for start in range(0, len(rows), _STEPS_AT_ONCE))
     started = sum([await _insert_part(session, part, tenants, starting) for part in parts])
     for action, count in Counter(step.task.action for _, _, _, step in rows if step.task is not None).items():
         metrics.ENQUEUED.labels(action, "workflow").inc(count)
@@ -452,11 +446,13 @@ async def insert_steps(
 
 
 async def _insert_part(
-    session: Session, part: Iterable[tuple[StepRow, str | None]], tenants: Mapping[int, str | None], starting: set[int]
+    session: Session, part: Iterable[StepRow], tenants: Mapping[int, str | None], starting: set[int]
 ) -> int:
+    is_traced = active.active() is not None
+    here = trace_context.current() if is_traced else None
     columns: list[tuple[Any, ...]] = []
     started = 0
-    for (workflow, number, parent, step), trace in part:
+    for workflow, number, parent, step in part:
         task, payload, options = step.task or _WITHOUT_TASK, None, None
         if step.task is not None:
             payload = session.codec.encode(task.payload, payload_aad(task.action, tenants[workflow]))
@@ -470,29 +466,11 @@ async def _insert_part(
             workflow, number, step.name, step.kind, step.action, parent, "{" + ",".join(map(str, step.after)) + "}",
             len(step.after), State.SCHEDULED if at_once else State.WAITING, step.on_failure, step.undo,
             step.results_as, step.errors_as, options, payload, task.run_at, task.priority, task.max_attempts,
-            task.timeout_seconds, task.labels, task.expires_at, task.limit_key, trace,
+            task.timeout_seconds, task.labels, task.expires_at, task.limit_key,
+            task.trace or (here and here.text),
         ))  # fmt: skip
-    await session.fetch("insert_steps", *map(list, zip(*columns, strict=True)))
+    await session.fetch("insert_steps", *map(list, zip(*columns, strict=True)), is_traced)
     return started
-
-
-async def _traces(session: Session, rows: Sequence[StepRow]) -> list[str | None]:
-    """Trace contexts of the tasks of new steps: the current one, or that of the parent step."""
-    if active.active() is None:
-        return [None] * len(rows)
-    here = trace_context.current()
-    given = [(None if step.task is None else step.task.trace) or (here and here.text) for _, _, _, step in rows]
-    if all(given):
-        return given
-    parents = sorted({(workflow, parent) for workflow, _, parent, _ in rows if parent is not None})
-    found = await session.fetch(
-        "read_step_traces", [workflow for workflow, _ in parents], [parent for _, parent in parents]
-    )
-    of_step = {(row["workflow_id"], row["number"]): row["trace"] for row in found}
-    return [
-        trace or (None if parent is None else of_step.get((workflow, parent)))
-        for trace, (workflow, _, parent, _) in zip(given, rows, strict=True)
-    ]
 
 
 def _merged(payload: str, step: Any, inputs: StepInputs) -> str:

@@ -140,9 +140,8 @@ async def retry(session: Session, given: model.WorkflowRetryParams, settings: Se
     if not again and workflow.compensated:
         why = f"is {workflow.state} and what had succeeded was undone: create a new one"
         raise WorkflowConflict(workflow.id, workflow.state, why)
-    childless = run.childless(again)
-    kept = {step["number"] for step in childless}
-    again = [step for step in again if step["number"] not in kept]
+    childless = [step for step in again if step["refused"] is not None]
+    again = [step for step in again if step["refused"] is None]
     tasks = [step["task_id"] for step in again if step["task_id"] is not None]
     restarted = await session.fetch("restart_steps", tasks, workflow.compensated)
     if lost := len(tasks) - len(restarted):

@@ -20,6 +20,7 @@ from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.sealed import reference_of
 from penstock.protocol.task import State
+from penstock.tasks.records import columns
 from penstock.workflows.model import StepKind
 
 _READ_AT_ONCE = 200
@@ -80,19 +81,17 @@ async def list_result(
 
 async def compensation_payload(session: Session, step: Any) -> tuple[str | None, str | None]:
     """The payload of a compensation: the step that it undoes, its payload and its result; or None and the reason."""
-    rows = await session.fetch("find_undone", step["workflow_id"], step["number"])
-    outcomes = await session.fetch("read_outcomes", [rows[0]["task_id"]])
-    if not outcomes:
-        return None, f"the record of {rows[0]['name']} is no longer kept"
-    if gone := next((member for member in ("payload", "result") if outcomes[0][member] is None), None):
-        return None, f"the {gone} of {rows[0]['name']} is no longer kept"
-    name = json.dumps(rows[0]["name"])
+    (row,) = await session.fetch("find_undone", step["workflow_id"], step["number"])
+    if row["id"] is None:
+        return None, f"the record of {row['name']} is no longer kept"
+    if gone := next((member for member in ("payload", "result") if row[member] is None), None):
+        return None, f"the {gone} of {row['name']} is no longer kept"
     try:
         async with s3_in_transaction():
-            done = await load_outcome(session.codec, outcomes[0])
+            done = await load_outcome(session.codec, row)
     except PayloadLost as exc:
-        return None, f"the record of {rows[0]['name']} cannot be read: {exc}"
-    return f'{{"step":{name},"payload":{done["payload"]},"result":{done["result"]}}}', None
+        return None, f"the record of {row['name']} cannot be read: {exc}"
+    return f'{{"step":{json.dumps(row["name"])},"payload":{done["payload"]},"result":{done["result"]}}}', None
 
 
 @dataclass(slots=True)
@@ -106,13 +105,12 @@ async def _with_relatives(session: Session, nodes: Iterable[Node]) -> _Steps:
     known = _Steps()
     wanted = set(nodes)
     while wanted:
-        rows = await session.fetch("read_steps", [n[0] for n in wanted], [n[1] for n in wanted])
+        rows = await session.fetch("read_steps", *columns(wanted))
         parents = list(rows)
         known.steps |= {(row["workflow_id"], row["number"]): row for row in rows}
         while parents := [row for row in parents if row["children"]]:
-            found = await session.fetch(
-                "read_children", [row["workflow_id"] for row in parents], [row["number"] for row in parents]
-            )
+            nodes = ((row["workflow_id"], row["number"]) for row in parents)
+            found = await session.fetch("read_children", *columns(nodes))
             for row in found:
                 known.children.setdefault((row["workflow_id"], row["parent"]), []).append(row)
             parents = found

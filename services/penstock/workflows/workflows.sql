@@ -29,7 +29,7 @@ select id, definition, state from penstock.workflow where key = coalesce($2::tex
 -- policies, $11 undoing actions or null, $12 and $13 where results and errors of predecessors go, or null, $14 options
 -- as JSON text or null; of the task: $15 payload as JSON text, null where the step has no task, $16 run_at or null,
 -- $17 priorities, $18 max_attempts, $19 timeouts or null, $20 labels as JSON text or null, $21 expires_at or null,
--- $22 limit keys or null, $23 traces or null. Its tenant is that of its workflow. A step that is SCHEDULED at once has neither a delay nor an ordering key.
+-- $22 limit keys or null, $23 traces or null, $24 whether one without has that of its parent. Its tenant is that of its workflow. A step that is SCHEDULED at once has neither a delay nor an ordering key.
 with input as materialized (
     select case when i.payload is not null then nextval('penstock.task_id_seq') end as task_id, i.*
     from unnest($1::bigint[], $2::int[], $3::text[], $4::text[], $5::text[], $6::int[], $7::text[], $8::int[],
@@ -53,9 +53,13 @@ with input as materialized (
     insert into penstock.task (id, state, action, payload, run_at, priority, max_attempts, timeout_seconds, labels,
                                expires_at, limit_key, trace, workflow, tenant, created_at, updated_at)
     select task_id, state::penstock.task_state, action, payload::json, coalesce(run_at, now()), priority, max_attempts,
-           timeout, labels::jsonb, expires_at, limit_key, trace, workflow_id,
-           (select w.tenant from penstock.workflow w where w.id = workflow_id), now(), now()
-    from input where payload is not null
+           timeout, labels::jsonb, expires_at, limit_key,
+           coalesce(trace, case when $24::bool then (
+               select coalesce((select t.trace from penstock.task t where t.id = s.task_id),
+                               (select h.trace from penstock.task_history h where h.id = s.task_id limit 1))
+               from penstock.workflow_step s where s.workflow_id = i.workflow_id and s.number = i.parent) end),
+           workflow_id, (select w.tenant from penstock.workflow w where w.id = workflow_id), now(), now()
+    from input i where payload is not null
     returning action
 )
 insert into penstock.tally (action, event, count)
@@ -232,20 +236,18 @@ select id, case when result_gone is null then result::text end as result,
        case when state <> 'SUCCESS' then (failures -> -1 -> 'error')::text end as error, reason
 from penstock.task_history where id = any($1::bigint[]);
 
--- name: read_outcomes
--- $1 ids of tasks that have succeeded. With what they were given; null where it was emptied.
-select id, action, tenant, case when payload_gone is null then payload::text end as payload,
-       case when result_gone is null then result::text end as result
-from penstock.task_history where id = any($1::bigint[]) and state = 'SUCCESS';
-
 -- name: read_payloads
 -- $1 ids of tasks that wait.
 select t.id, t.payload::text as payload, t.tenant from {asked} join penstock.task t on t.id = any(array[u.id]);
 
 -- name: find_undone
--- $1 workflow, $2 number of a compensation. The step that it undoes.
-select u.task_id, u.name from penstock.workflow_step s
+-- $1 workflow, $2 number of a compensation. The name of the step that it undoes; and its task, nulls where the record is gone:
+-- what it was given and what it came to, null where it was emptied.
+select u.name, h.id, h.action, h.tenant, case when h.payload_gone is null then h.payload::text end as payload,
+       case when h.result_gone is null then h.result::text end as result
+from penstock.workflow_step s
 join penstock.workflow_step u on u.workflow_id = s.workflow_id and u.number = s.parent
+left join penstock.task_history h on h.id = any(array[u.task_id]) and h.state = 'SUCCESS'
 where s.workflow_id = $1 and s.number = $2;
 
 -- name: find_ready
@@ -292,7 +294,8 @@ order by s.ended desc, s.number desc;
 -- name: reopen_steps
 -- $1 workflow, $2 whether its compensations are meant, or all else. What did not succeed begins again, and waits for
 -- what else begins again; a parent of such steps is open again. Compensations still go one by one: each waits for the one
--- before it that begins again, as those between them have succeeded. Returns the steps that begin again.
+-- before it that begins again, as those between them have succeeded. Returns the steps that begin again. refused: the children
+-- for whose rejection alone a step failed, encoded, as keep_refused_children has stored them.
 with recursive again as materialized (
     select number, parent, case when $2 then lag(number) over (order by number) end as before from penstock.workflow_step
     where workflow_id = $1 and (kind = 'compensation') = $2 and state <> 'SUCCESS' and ($2 or not passed)
@@ -327,7 +330,7 @@ with recursive again as materialized (
     where s.workflow_id = $1 and s.number = o.number
     returning s.*, a.number is not null as again
 )
-select {ready_step}, s.pending, s.again from changed s;
+select {ready_step}, s.pending, s.again, s.options ->> 'refused' as refused from changed s;
 
 -- name: restart_steps
 -- $1 tasks, $2 whether they are compensations, which get their payload when they start. CRITICAL_ERROR or CANCELLED to
