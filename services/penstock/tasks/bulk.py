@@ -14,9 +14,10 @@ import msgspec
 
 from penstock.db.session import Session
 from penstock.protocol.checks import like_pattern, read_instant
-from penstock.protocol.errors import JobNotFound, Locked, TaskNotFound
+from penstock.protocol.errors import JobNotFound, Locked, PenstockError, TaskNotFound
 from penstock.protocol.task import FINAL_STATES, State
 from penstock.protocol.views import about
+from penstock.runtime.halving import in_halves
 from penstock.tasks import reschedule, settle
 from penstock.tasks.params import BulkRescheduleParams
 
@@ -208,20 +209,19 @@ async def _change_some(
     session: Session, job: BulkJob, work: BulkWork, ids: Sequence[int]
 ) -> tuple[set[int], int | None]:
     """Change records up to the first whose key another transaction holds; returns the changed ones, and that one."""
-    changed: set[int] = set()
-    parts = [ids] if ids else []
-    while parts:
-        part = parts.pop()
-        try:
+    changed, held = set[int](), list[int]()
+
+    async def change(part: Sequence[int], _hurried: bool) -> None:
+        if not held:
             async with session.savepoint():
                 await session.fetch("limit_lock_wait_to", _LOCK_WAIT_MS)
-                changed |= await _change(session, job, work, part)
-        except Locked:
-            if len(part) == 1:
-                return changed, part[0]
-            middle = len(part) // 2
-            parts += [part[middle:], part[:middle]]
-    return changed, None
+                changed.update(await _change(session, job, work, part))
+
+    async def leave(task_id: int, _error: PenstockError) -> None:
+        held.append(task_id)
+
+    await in_halves(ids, change, leave, errors=(Locked,))
+    return changed, held[0] if held else None
 
 
 async def _change(session: Session, job: BulkJob, work: BulkWork, ids: Sequence[int]) -> set[int]:

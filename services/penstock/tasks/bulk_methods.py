@@ -10,7 +10,7 @@ from penstock.db.context import Context
 from penstock.db.session import Session
 from penstock.protocol import checks
 from penstock.protocol.api_key import Permission
-from penstock.protocol.caller import bound_to, own_tenant, sees
+from penstock.protocol.caller import bound_to, narrow_tenant, sees
 from penstock.protocol.errors import InvalidParams, JobNotFound
 from penstock.protocol.method import Method, Scope, method
 from penstock.protocol.views import NEXT_CURSOR, Instant, about, view_of
@@ -93,10 +93,6 @@ def _read_reschedule(given: BulkRescheduleParams) -> BulkWork:
     return _work(Operation.RESCHEDULE, given)
 
 
-def _narrow(work: BulkWork) -> BulkWork:
-    return msgspec.structs.replace(work, tenant=own_tenant(work.tenant))
-
-
 def _bulk_method(operation: Operation, summary: str, read: Callable[..., BulkWork] | None = None) -> Method:
     """The method of an operation; the work itself is the supervisor's."""
 
@@ -113,7 +109,7 @@ def _bulk_method(operation: Operation, summary: str, read: Callable[..., BulkWor
 
     carry_out.__doc__ = summary
     return method(
-        operation, permission=Permission.ADMIN, scope=Scope.OWN, read=read or read_filter, narrow=_narrow,
+        operation, permission=Permission.ADMIN, scope=Scope.OWN, read=read or read_filter, narrow=narrow_tenant,
         by_queue=True, dry=lambda work: work.dry_run,
     )(carry_out)  # fmt: skip
 
