@@ -59,7 +59,9 @@ MUTATIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("claim_tasks_at_gates", "limit allotted.tasks for", "limit allotted.tasks + 1 for"),
     ),
     "what is in flight is not counted": (("count_gated", "where state = 'ACQUIRED'", "where state = 'WAITING'"),),
-    "limit keys are not counted": (("lock_gates", "when $3::int is null or", "when $3::int is not null or"),),
+    "limit keys are not counted": (
+        ("lock_gates", "when a.key_max_in_flight is null then 0", "when a.key_max_in_flight is not null then 0"),
+    ),
     "a workflow receives no success": tuple(
         (name, "select workflow, id, claim, 'SUCCESS' from gone where workflow is not null",
          "select workflow, id, claim, 'SUCCESS' from gone where false")

@@ -61,14 +61,17 @@ where (select count(*) < 20 and coalesce(bool_and(is_free), true) from (
     from penstock.gate g where g.action = a.name limit 20) known);
 
 -- name: lock_gates
--- $1 action, $2 how many, $3 stop counting what is in flight of each limit key there, null: do not count. Those that have
--- waited longest for a look. has_key: whether the gate is one of a limit key, see gate_name.
-select g.name, g.tenant, g.tokens, g.refilled_at, now() as at, strpos(g.name, E'\x1f') > 0 as has_key,
-       case when $3::int is null or strpos(g.name, E'\x1f') = 0 then 0 else (
+-- $1 action, $2 how many. Those that have waited longest for a look, each with the limits of a limit key and how many are in
+-- flight, counted up to there; nulls and 0 for a gate of no limit key, see gate_name. Behind lock_action, which keeps the limits.
+select g.name, g.tenant, g.tokens, g.refilled_at, now() as at,
+       a.key_max_in_flight as max_in_flight, a.key_rate as rate, a.key_burst as burst,
+       case when a.key_max_in_flight is null then 0 else (
            select count(*) from (select from penstock.task t
-                                 where t.state = 'ACQUIRED' and t.action = $1 and t.gate = g.name limit $3) held)
+                                 where t.state = 'ACQUIRED' and t.action = $1 and t.gate = g.name
+                                 limit a.key_max_in_flight) held)
        end as in_flight
-from penstock.gate g where g.action = $1 and g.next_at <= now() order by g.next_at limit $2 for update skip locked;
+from penstock.gate g left join penstock.action a on a.name = $1 and strpos(g.name, E'\x1f') > 0
+where g.action = $1 and g.next_at <= now() order by g.next_at limit $2 for update of g skip locked;
 
 -- name: note_action
 -- $1 action, $2 tokens left now.

@@ -149,7 +149,9 @@ class Gates:
             if not whole.tasks:
                 self._rest(rule, whole.retry_seconds)
                 return 0
-            gates, tenants = await self._of_gates(session, action, limits, whole.tasks)
+            found = await session.fetch("lock_gates", action, _GATES_AT_ONCE)
+            tenants = await look_at_tenants(session, found, whole.tasks)
+            gates = tenants.bound({row["name"]: allowance(row, row["in_flight"], whole.tasks) for row in found})
             is_free = not any(limits[name] for name in UNLIMITED)
             if is_free and (left := await session.fetch("leave_gates", list(gates), self.at_once)):
                 await session.fetch("rest_gates", list(gates))
@@ -174,18 +176,6 @@ class Gates:
             log.warning("gate_not_passed", action=action, reason=str(exc), retry_in_seconds=_PAUSE_SECONDS)
             self._rest(rule, _PAUSE_SECONDS)
             return 0
-
-    async def _of_gates(
-        self, session: Session, action: str, limits: Any, room: int
-    ) -> tuple[dict[str, Allowance], TenantLimits]:
-        rows = await session.fetch("lock_gates", action, _GATES_AT_ONCE, limits["key_max_in_flight"])
-        tenants = await look_at_tenants(session, rows, room)
-        of_key = {name: limits[f"key_{name}"] for name in ("max_in_flight", "rate", "burst")}
-        gates = {}
-        for row in rows:
-            limited = dict(row) | (of_key if row["has_key"] else dict.fromkeys(of_key))
-            gates[row["name"]] = allowance(limited, row["in_flight"], room)
-        return tenants.bound(gates), tenants
 
     async def _note(
         self, session: Session, gates: Mapping[str, Allowance], shares: Mapping[str, int], went: Mapping[str, int]
@@ -269,14 +259,11 @@ async def look_at_tenants(session: Session, rows: Sequence[Any], room: int) -> T
         await session.fetch("add_tenant_paces", missing)
         locked |= {row["name"]: row for row in await session.fetch("lock_tenants", missing)}
     bounds = {name: row["max_in_flight"] for name, row in locked.items() if row["max_in_flight"] is not None}
-    in_flight: dict[str, int] = {}
-    if bounds:
-        in_flight = dict(map(tuple, await session.fetch("count_gated_of_tenants", list(bounds), list(bounds.values()))))
-    for name in names:
-        row = locked.get(name)
-        if row is None:
-            found.allowances[name] = Allowance(0, BUSY_SECONDS, None)
-            continue
+    given = list(bounds), list(bounds.values())
+    counted = await session.fetch("count_gated_of_tenants", *given) if bounds else []
+    in_flight: dict[str, int] = dict(map(tuple, counted))
+    found.allowances = dict.fromkeys(names, Allowance(0, BUSY_SECONDS, None))
+    for name, row in locked.items():
         if row["paused"]:
             found.paused += [gate for gate, tenant in found.of.items() if tenant == name]
         found.allowances[name] = allowance(row, in_flight.get(name, 0), room)
