@@ -27,17 +27,55 @@ _READ_EVERY_SECONDS = 0.5
 _ROUTES_KEPT = 10_000  # of as many actions, whose names callers choose
 
 
-class Window:
-    """The window of one scheduler; times are monotonic seconds.
+class Throughput:
+    """How fast attempts end, by action and by route. run_seconds: of recent attempts, the mean by action."""
 
-    Each scheduler counts the tasks of all and adds its own claims since, so the claims of others since then may exceed
-    the bound.
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._throughput: list[ActionThroughput] = []
+        self._read_at = float("-inf")
+        self._route_of: dict[str, str | None] = {}
+        self.run_seconds: dict[str, float] = {}
+
+    async def refresh(self) -> None:
+        """Read the figures again when they are old."""
+        if monotonic() - self._read_at < _READ_EVERY_SECONDS:
+            return
+        self._read_at = monotonic()
+        async with self._store.session() as session:
+            self._throughput = await claim.read_throughput(session, _SPAN_SECONDS)
+        # An action that did not run lately keeps its last figure.
+        self.run_seconds |= {one.action: one.seconds / one.timed for one in self._throughput if one.timed}
+
+    def saw(self, tasks: Iterable[Claimed]) -> None:
+        """Learn the routes of actions; most have none."""
+        for task in tasks:
+            if task.route is not None or task.action in self._route_of:
+                self._route_of[task.action] = task.route
+        while len(self._route_of) > _ROUTES_KEPT:
+            del self._route_of[next(iter(self._route_of))]
+
+    def of(self, route: str | None) -> tuple[float, float]:
+        """Of a route: attempts that end per second, and the mean run time in seconds."""
+        mine = [one for one in self._throughput if self._route_of.get(one.action) == route]
+        ended, timed = sum(one.ended for one in mine), sum(one.timed for one in mine)
+        return ended / _SPAN_SECONDS, sum(one.seconds for one in mine) / timed if timed else 0.0
+
+
+class ClaimWindow:
+    """The window of one scheduler, in a route or, for None, in the outbound queue; times are monotonic seconds.
+
+    Each scheduler counts the tasks of all in Postgres and adds its own claims since, so the claims of others since then
+    may exceed the bound.
     """
 
-    def __init__(self, *, floor: int, limit: int, seconds: float) -> None:
-        self._floor = min(floor, limit)
-        self._limit = limit
-        self._seconds = seconds  # of throughput that it holds
+    def __init__(self, store: Store, settings: Settings, throughput: Throughput, route: str | None) -> None:
+        self._store = store
+        self._settings = settings
+        self._throughput = throughput
+        self._route = route
+        self._reserving = asyncio.Lock()
+        self._floor = min(settings.in_flight_floor, settings.in_flight_limit)
         self._rate = 0.0
         self._counted_at: float | None = None
         self._begun_at = float("inf")  # the first count
@@ -101,68 +139,19 @@ class Window:
         self._begun_at = min(self._begun_at, ended)
         self.in_flight = in_flight
         rate = max(self._rate, self.pace)
-        self.size = round(min(self._limit, max(self._floor, rate * self._span_seconds)))
+        self.size = round(min(self._settings.in_flight_limit, max(self._floor, rate * self._span_seconds)))
         # Little is free before a share of the window has settled; counting must stay cheap, also if nothing does.
         until_share = _SHARE * self.size / rate if rate else ended - self._begun_at
         if self._is_whole:
             rest = 0.0
         elif rate:  # a count is slow where the machine is busy, too, and workers that wait cost more than counting
             rest = min(rest, _MOST_SHARE * self.size / rate)
-        self._rest_until = ended + max(rest, min(until_share, _SHARE * self._seconds))
+        self._rest_until = ended + max(rest, min(until_share, _SHARE * self._settings.in_flight_seconds))
 
     @property
     def _span_seconds(self) -> float:
         """Of throughput that the window holds: twice a run time fills a fleet of unknown size in a few rounds."""
-        return self._seconds + 2 * self.run_seconds
-
-
-class Throughput:
-    """How fast attempts end, by action and by route. run_seconds: of recent attempts, the mean by action."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._throughput: list[ActionThroughput] = []
-        self._read_at = float("-inf")
-        self._route_of: dict[str, str | None] = {}
-        self.run_seconds: dict[str, float] = {}
-
-    async def refresh(self) -> None:
-        """Read the figures again when they are old."""
-        if monotonic() - self._read_at < _READ_EVERY_SECONDS:
-            return
-        self._read_at = monotonic()
-        async with self._store.session() as session:
-            self._throughput = await claim.read_throughput(session, _SPAN_SECONDS)
-        # An action that did not run lately keeps its last figure.
-        self.run_seconds |= {one.action: one.seconds / one.timed for one in self._throughput if one.timed}
-
-    def saw(self, tasks: Iterable[Claimed]) -> None:
-        """Learn the routes of actions; most have none."""
-        for task in tasks:
-            if task.route is not None or task.action in self._route_of:
-                self._route_of[task.action] = task.route
-        while len(self._route_of) > _ROUTES_KEPT:
-            del self._route_of[next(iter(self._route_of))]
-
-    def of(self, route: str | None) -> tuple[float, float]:
-        """Of a route: attempts that end per second, and the mean run time in seconds."""
-        mine = [one for one in self._throughput if self._route_of.get(one.action) == route]
-        ended, timed = sum(one.ended for one in mine), sum(one.timed for one in mine)
-        return ended / _SPAN_SECONDS, sum(one.seconds for one in mine) / timed if timed else 0.0
-
-
-class ClaimWindow(Window):
-    """The window of a route, or of the outbound queue for None, which counts the tasks in flight in Postgres."""
-
-    def __init__(self, store: Store, settings: Settings, throughput: Throughput, route: str | None) -> None:
-        super().__init__(
-            floor=settings.in_flight_floor, limit=settings.in_flight_limit, seconds=settings.in_flight_seconds
-        )
-        self._store = store
-        self._settings = settings
-        self._throughput = throughput
-        self._route = route
-        self._reserving = asyncio.Lock()
+        return self._settings.in_flight_seconds + 2 * self.run_seconds
 
     @asynccontextmanager
     async def reserve(self) -> AsyncIterator[int]:

@@ -4,12 +4,14 @@ import heapq
 from collections import deque
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from penstock.db.pool import Store
 from penstock.protocol.task import BEGINNING, Claimed
-from penstock.scheduler.window import _ROUTES_KEPT, Throughput, Window
+from penstock.scheduler.window import _ROUTES_KEPT, ClaimWindow, Throughput
 from penstock.tasks.claim import InFlight
 
 EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
@@ -17,15 +19,17 @@ AGED_SECONDS = 2.0  # as count_in_flight has it
 FLOOR, LIMIT = 1000, 100_000
 
 
-def window(*, floor: int = FLOOR, limit: int = LIMIT, seconds: float = 1.0) -> Window:
-    return Window(floor=floor, limit=limit, seconds=seconds)
+def window(*, floor: int = FLOOR, limit: int = LIMIT, seconds: float = 1.0) -> ClaimWindow:
+    settings: Any = SimpleNamespace(in_flight_floor=floor, in_flight_limit=limit, in_flight_seconds=seconds)
+    store: Any = None  # its figures are given to it
+    return ClaimWindow(store, settings, Throughput(store), None)
 
 
 def found(count: int, aged: int = 0, now: float = 0.0) -> InFlight:
     return InFlight(count, aged, EPOCH + timedelta(seconds=now - AGED_SECONDS))
 
 
-def count(window: Window, tasks: int, now: float, *, aged: int = 0, takes: float = 0.0) -> None:
+def count(window: ClaimWindow, tasks: int, now: float, *, aged: int = 0, takes: float = 0.0) -> None:
     window.count_since(now - takes)
     window.counted(found(tasks, aged, now), now - takes, now)
 
