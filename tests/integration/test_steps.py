@@ -40,7 +40,6 @@ from penstock.protocol.sealed import SEALED_ENCODING, Reference, encode_referenc
 from penstock.protocol.task import Claimed, NewTask
 from penstock.resulter import Resulter
 from penstock.results.apply import ApplySummary, apply_reports
-from penstock.scheduler.packing import pack_messages
 from penstock.settings.model import Settings, load_settings
 from penstock.settings.payload_texts import new_key
 from penstock.supervisor.retention import Retention
@@ -57,6 +56,7 @@ from tests.integration.doors import request
 from tests.integration.test_resulter import drained, name
 from tests.integration.test_waits import World
 from tests.integration.worker.test_worker import running, take
+from tests.packs import pack_messages
 from tests.s3 import S3Bucket
 from tests.waiting import wait_until
 

@@ -75,15 +75,7 @@ class Sender:
         sends = []
         for route, members in by_route.items():
             queue = self.queue_of(route)
-            messages = pack_messages(
-                members,
-                self.run_seconds,
-                max_tasks=self.settings.pack_max_tasks,
-                max_bytes=queue.limits.max_message_bytes,
-                max_seconds=self.settings.pack_seconds,
-                by_tenant=self.settings.fair_queues and queue.limits.fair_groups,
-                fence=self.store.fence,
-            )
+            messages = pack_messages(members, self.run_seconds, self.settings, queue.limits, self.store.fence)
             sends.append(self._send(queue, messages, outcome))
         await asyncio.gather(*sends)
         return outcome

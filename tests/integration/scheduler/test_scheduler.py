@@ -20,7 +20,6 @@ from penstock.protocol.requests import parse_claim_id
 from penstock.protocol.task import Claimed, Failure, NewTask
 from penstock.runtime.loop import Loop
 from penstock.scheduler import scan_bounds, window
-from penstock.scheduler.packing import pack_messages
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.supervisor.repair import release_unsent
@@ -28,6 +27,7 @@ from penstock.tasks import claim, settle
 from penstock.tasks import enqueue as enqueuing
 from tests.claims import claim_id
 from tests.integration.doors import no_routes, postgres_away, sample, take
+from tests.packs import pack_messages
 
 TaskOf = Callable[[int], Any]
 

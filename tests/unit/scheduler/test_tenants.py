@@ -15,7 +15,7 @@ from penstock.protocol.message_attributes import decode_tenants
 from penstock.protocol.task import Claimed
 from penstock.protocol.tenant import check_tenant, own_key, stored_key, tenant_of_key
 from penstock.scheduler.gates import TenantLimits
-from penstock.scheduler.packing import pack_messages
+from tests.packs import pack_messages
 
 names = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=128).filter(lambda t: t != "*")
 
