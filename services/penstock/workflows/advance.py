@@ -172,7 +172,7 @@ class WorkflowRun:
             steps = parents + await self._start(ready)
 
     async def _note_failures(self, steps: Sequence[Any]) -> None:
-        changed = []
+        has_begun = False
         for step in steps:
             workflow = self.held[step["workflow_id"]]
             policy: str = step["on_failure"]
@@ -183,13 +183,12 @@ class WorkflowRun:
             if is_first:
                 workflow.state = WorkflowState.FAILING
                 workflow.reason = f"step {step['name']} is {step['state']}"[:_REASON_CHARS]
-                workflow.to_stop = True
-                changed.append(workflow)
+                workflow.to_stop = has_begun = True
             # A step that was cancelled because the workflow failed is not a failure of its own.
             if workflow.undo is None and (is_first or step["state"] == State.CRITICAL_ERROR):
                 workflow.undo = fallback_of(policy)
-        if changed:
-            await self.write(changed)
+        if has_begun:
+            await self.write()
 
     # Starting
 
@@ -418,12 +417,11 @@ class WorkflowRun:
 
     # The workflows themselves
 
-    async def write(self, workflows: Sequence[HeldWorkflow] | None = None) -> None:
-        """Store these workflows, or all."""
-        written = list(self.held.values()) if workflows is None else workflows
-        rows = [(f.id, f.state, f.added, f.open, f.undo, f.compensated, f.reason) for f in written]
-        await self._session.fetch("update_workflows", *map(list, zip(*rows, strict=True)))
-        for workflow in written:
+    async def write(self) -> None:
+        """Store the workflows."""
+        names = "id", "state", "added", "open", "undo", "compensated", "reason"
+        await self._session.fetch("update_workflows", *columns_of(self.held.values(), *names))
+        for workflow in self.held.values():
             workflow.steps += workflow.added
             workflow.added = 0
 
