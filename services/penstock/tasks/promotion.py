@@ -20,7 +20,10 @@ _AT_ONCE = 10  # rows, some thousand tasks
 
 
 class Promotions:
-    """``run_once`` promotes the tasks of a few rows and returns after how many seconds to look again."""
+    """``run_once`` promotes the tasks of a few rows and returns after how many seconds to look again.
+
+    also_running: of those that have not lasted too long either.
+    """
 
     def __init__(self, *, store: Store, notifier: Notifier) -> None:
         self._store = store
@@ -37,9 +40,10 @@ class Promotions:
     async def run(self) -> None:
         await repeat("turns", self._work_or_wait)
 
-    async def run_once(self) -> float:
+    async def run_once(self, *, also_running: bool = False) -> float:
+        sweeps = None if also_running else self._sweeps
         async with self._store.transaction() as session:
-            overdue = await ordering.promote_overdue(session, _AT_ONCE, sweeps=self._sweeps)
+            overdue = await ordering.promote_overdue(session, _AT_ONCE, also_running=also_running, sweeps=sweeps)
         self._store.left_keys = False  # such keys were left before
         if overdue.promoted:
             self._notifier.wake()
@@ -48,12 +52,8 @@ class Promotions:
 
     async def end_all(self) -> None:
         """Promote the tasks of all rows, since the version that follows a resulter may know of none."""
-        taken = _AT_ONCE
-        while taken == _AT_ONCE:
-            async with self._store.transaction() as session:
-                taken, promoted = await ordering.promote_overdue(session, _AT_ONCE, also_running=True)
-            if promoted:
-                self._notifier.wake()
+        while not await self.run_once(also_running=True):
+            pass
 
     async def _work_or_wait(self) -> float:
         seconds = await self.run_once()
