@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from penstock.protocol.checks import CONTROL, ID, LIMIT, Checked, TaskId, read_action
+from penstock.protocol.checks import CONTROL, ID, LIMIT, Checked, TaskId, check_labels, read_action
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.tenant import EVERY_TENANT, TENANT_MAX_CHARS, read_tenant
 from penstock.protocol.views import CURSOR, NEXT_CURSOR, about
@@ -93,11 +93,7 @@ class RouteSetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise InvalidParams(
                     f"actions[{place}]", f"must be an action or a pattern such as video.*, not {pattern[:60]!r}"
                 )
-        if len(self.labels) > MAX_ROUTE_LABELS:
-            raise InvalidParams("labels", f"must hold at most {MAX_ROUTE_LABELS}, not {len(self.labels)}")
-        for name, value in self.labels.items():
-            if not name or len(name) > 200 or len(value) > 200 or CONTROL.search(name + value):
-                raise InvalidParams("labels", f"must be text of up to 200 characters by text: {name[:60]!r}")
+        check_labels(self.labels, most=MAX_ROUTE_LABELS, name_chars=200, value_chars=200)
         if self.position not in _POSITIONS:
             raise InvalidParams("position", f"must fit into 32 bits, not {self.position}")
         _check_route_name(self.name)
