@@ -64,8 +64,7 @@ async def claim_ready(
     session: Session, limit: int, *, stretches: Sequence[Stretch], due_seconds: float, sent: Sequence[int]
 ) -> ClaimBatch | None:
     """As ``claim``, at less cost, but nothing while tasks are promoted many at a time. sent: batches to confirm."""
-    columns_of = _columns_of(stretches)
-    rows = await session.fetch("claim_ready_tasks", limit, None, *columns_of, due_seconds, list(sent))
+    rows = await session.fetch("claim_ready_tasks", limit, None, *_columns_of(stretches), due_seconds, list(sent))
     return await _batch(session, rows)
 
 
@@ -81,9 +80,8 @@ async def claim_by_rules(
 
     rooms: limited actions that are locked, and how many tasks of each are claimed instead of being diverted.
     """
-    columns_of = _columns_of(stretches)
-    args = (limit, None, *columns_of, due_seconds, list(rooms), list(rooms.values()))
-    rows = await session.fetch("claim_tasks_by_rules", *args)
+    given = limit, None, *_columns_of(stretches), due_seconds, list(rooms), list(rooms.values())
+    rows = await session.fetch("claim_tasks_by_rules", *given)
     return await _batch(session, rows), rows[0]["diverted"]
 
 
@@ -99,8 +97,8 @@ async def put_aside(
 
     spared: limited actions whose tasks stay.
     """
-    args = (limit, priority, *after, list(spared))
-    ((looked, diverted, run_at, task_id),) = await session.fetch("put_tasks_aside", *args)
+    (row,) = await session.fetch("put_tasks_aside", limit, priority, *after, list(spared))
+    looked, diverted, run_at, task_id = row
     return looked, diverted, None if task_id is None else Position(run_at, task_id)
 
 
@@ -165,13 +163,11 @@ async def _batch(session: Session, rows: Sequence[asyncpg.Record]) -> ClaimBatch
     if not rows or rows[0][0] is None:
         return None
     metrics.BATCH_SIZE.labels("claim").observe(len(rows))
-    reached: dict[int, Position] = {}
-    if "last_run_at" in rows[0].keys():  # noqa: SIM118 - of a Record, `in` asks for a value
-        at = _MEMBERS + 1
-        reached = {row["priority"]: Position(row[at], row[0]) for row in rows if row[at] is not None}
+    last = (row for row in rows if row.get("last_run_at") is not None)
+    reached = {row["priority"]: Position(row["last_run_at"], row["id"]) for row in last}
     tasks = [tuple.__new__(Claimed, row[:_MEMBERS]) for row in rows]
     begun = [task.id for task in tasks if task.journal is not None]
     if begun:
-        carried = {row[0]: row[1] for row in await session.fetch("read_carried_journals", begun)}
+        carried = dict(map(tuple, await session.fetch("read_carried_journals", begun)))
         tasks = [task if task.journal is None else task._replace(journal=carried.get(task.id)) for task in tasks]
     return ClaimBatch(rows[0][1], tasks, reached)

@@ -96,13 +96,12 @@ async def fail(session: Session, failures: Sequence[Failure], *, hold_keys: bool
     again = [f for f in failures if f.delay_seconds is not None]
     if again:
         given = columns_of(again, "id", "claim", "error", "delay_seconds", "suspect", "worker")
-        rows = await session.fetch("delay_tasks", *given)
-        settled |= _count(rows, State.ERROR)
+        settled |= _count(await session.fetch("delay_tasks", *given), State.ERROR)
     final = [f for f in failures if f.delay_seconds is None]
     if final:
         given = columns_of(final, "id", "claim", "error", "worker")
         rows = await _settle(session, "fail_tasks_permanently", *given, into=State.CRITICAL_ERROR, hold_keys=hold_keys)
-        settled.update(row["id"] for row in rows)
+        settled |= {row["id"] for row in rows}
     return settled
 
 
