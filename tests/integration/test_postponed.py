@@ -268,7 +268,7 @@ async def test_a_step_that_puts_its_task_off_is_not_tried_again_in_the_attempt(
     for snoozes in (1, 2):
         await line.attempt(order)
         async with store.session() as session:
-            (row,) = await session.fetch("read_snoozes", [task_id])
+            (row,) = await session.fetch("show_tasks", [task_id], True, 1)
             assert row["snoozes"] == snoozes
     assert ran == ["busy", "busy"]  # neither try was repeated within its attempt
 

@@ -104,14 +104,6 @@ select token, task_id, claim, policy::text as policy from penstock.wait
 where deadline is not null and deadline <= coalesce($2::timestamptz, now())
 order by deadline limit $1 for update skip locked;
 
--- name: read_waits
--- $1 ids. What these tasks wait for, of their claim alone; relies on wait_task.
-select w.task_id, w.token, w.deadline from penstock.wait w
-join penstock.task t on t.id = any(array[w.task_id]) and t.claim = any(array[w.claim])
-where w.task_id = any($1::bigint[]) and w.deadline is not null
-  and t.state::text = 'WAITING' and t.claimed_at is not null
-order by w.deadline;
-
 -- name: delete_ended_waits
 -- $1 seconds, $2 how many, $3 now or null. Answers that no task came to wait for, and waits that are over; relies on
 -- wait_ended.

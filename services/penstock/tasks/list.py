@@ -14,9 +14,8 @@ from penstock.payloads.records import shown_rows
 from penstock.protocol.caller import seen
 from penstock.protocol.checks import read_cursors, read_instant
 from penstock.protocol.errors import InvalidParams, TaskNotFound
-from penstock.protocol.task import FINAL_STATES, State
-from penstock.protocol.tenant import own_key, stored_key
-from penstock.protocol.views import timestamp
+from penstock.protocol.task import FINAL_STATES
+from penstock.protocol.tenant import stored_key
 from penstock.runtime.budget import in_hand
 from penstock.tasks import journal, views
 from penstock.tasks.params import ListParams, StatusParams
@@ -49,25 +48,16 @@ async def show_tasks(
 
 
 async def _read_shown(context: Context, ids: Sequence[int], *, detail: bool) -> dict[int, Any]:
-    """Rows of tasks that the caller may see, decoded, with what they wait for."""
+    """Rows of tasks that the caller may see, decoded, with their steps."""
     load = in_hand()
     room = load.room_bytes
     async with context.session() as session:
         rows: Sequence[Any] = seen(await session.fetch("show_tasks", ids, detail, room))
-        waiting = [row["id"] for row in rows if detail and row["state"] == State.WAITING and row["attempts"]]
-        waits = await session.fetch("read_waits", waiting) if waiting else []
-        whose = [row["id"] for row in rows] if detail else []
-        entries = await journal.read(session, whose, room_bytes=room) if whose else []
-        snoozes = await session.fetch("read_snoozes", whose) if whose else []
+        entries = await journal.read(session, [row["id"] for row in rows], room_bytes=room) if detail and rows else []
         codec = session.codec
     load.hold(sum(len(entry["entry"] or "") for entry in entries))
     load.hold(sum(map(views.task_bytes, rows)))
     shown = {row["id"]: row for row in await shown_rows(codec, rows, room_bytes=room)}
-    for wait in waits:
-        waits_for = views.WaitsFor(own_key(wait["token"]), timestamp(wait["deadline"]))
-        shown[wait["task_id"]] = {**shown[wait["task_id"]], "waits_for": waits_for}
-    for task_id, count in snoozes:
-        shown[task_id] = {**shown[task_id], "snoozes": count}
     for task_id, own in groupby(entries, key=itemgetter("task_id")):
         shown[task_id] = {**shown[task_id], "steps": [journal.shown(codec, one) for one in own]}
     return shown

@@ -17,21 +17,29 @@ from penstock.task_history where id = any($1::bigint[]);
 
 -- name: show_tasks
 -- $1 ids, $2 whether with payloads and failures, $3 how many bytes of payloads, results, errors and failures; the rows
--- behind them, by falling id, come without (the last one before may go beyond). As read_tasks, and is_cut.
+-- behind them, by falling id, come without (the last one before may go beyond). As read_tasks, and is_cut; with payloads also
+-- how often each was put off by its handler, and what one that runs no more waits for, of its claim alone.
 with found as (
     select t.id, state::text as state, action, case when $2 then payload::text end as payload, priority, run_at, attempts,
            max_attempts, claim, created_at, updated_at, unique_key, ordering_key, timeout_seconds,
            progress::text as progress, null::text as result, case when $2 then failures::text end as failures,
            (failures -> -1 -> 'error')::text as error, labels::text as labels, expires_at, limit_key, tenant,
-           null::text as reason, null::bool as payload_gone, null::bool as result_gone, trace, worker, claimed_at
-    from {asked} join penstock.task t on t.id = any(array[u.id])
+           null::text as reason, null::bool as payload_gone, null::bool as result_gone, trace, worker, claimed_at,
+           case when $2 then (select p.snoozes from penstock.postponed p where p.task_id = t.id) end as snoozes,
+           w.token, w.deadline
+    from {asked} join penstock.task t on t.id = any(array[u.id]) left join lateral (
+        select token, deadline from penstock.wait
+        where $2 and t.state::text = 'WAITING' and t.claimed_at is not null
+              and task_id = t.id and claim = t.claim and deadline is not null
+        order by deadline desc limit 1) w on true
     union all
     select id, state::text, action, case when $2 then payload::text end, priority, run_at, attempts,
            max_attempts, claim, created_at, updated_at, unique_key, ordering_key, timeout_seconds,
            progress::text, result::text, case when $2 then failures::text end,
            (failures -> -1 -> 'error')::text, labels::text, expires_at, limit_key, tenant,
-           reason, payload_gone, result_gone, trace, worker, claimed_at
-    from penstock.task_history where id = any($1::bigint[])
+           reason, payload_gone, result_gone, trace, worker, claimed_at,
+           case when $2 then (select p.snoozes from penstock.postponed p where p.task_id = h.id) end, null, null
+    from penstock.task_history h where id = any($1::bigint[])
 ), sized as (
     select *, coalesce(octet_length(payload), 0) + coalesce(octet_length(result), 0)
               + coalesce(octet_length(failures), 0) + coalesce(octet_length(error), 0) as size
@@ -41,7 +49,7 @@ with found as (
 )
 select id, state, action, priority, run_at, attempts, max_attempts, claim, created_at, updated_at, unique_key,
        ordering_key, timeout_seconds, progress, labels, expires_at, limit_key, tenant, reason, payload_gone, result_gone,
-       trace, worker, claimed_at, is_cut, case when not is_cut then payload end as payload,
+       trace, worker, claimed_at, snoozes, token, deadline, is_cut, case when not is_cut then payload end as payload,
        case when not is_cut then result end as result, case when not is_cut then failures end as failures,
        case when not is_cut then error end as error
 from bounded;

@@ -186,10 +186,6 @@ select t.id, t.claim, coalesce(p.snoozes, 0) as snoozes,
                where a.action = t.action and a.seen_at > now() - make_interval(secs => $3)) as is_announced
 from {pairs} join penstock.task t on {held} left join penstock.postponed p on p.task_id = t.id;
 
--- name: read_snoozes
--- $1 ids. How often each was put off by its handler, of those that were.
-select task_id, snoozes from penstock.postponed where task_id = any($1::bigint[]) and snoozes > 0;
-
 -- name: fail_tasks_permanently
 -- $1 ids (distinct), $2 claims, $3 errors as JSON text, $4 workers or null. ACQUIRED to CRITICAL_ERROR: the row moves to the history.
 with gone as (

@@ -204,8 +204,8 @@ def task_detail(row: Any) -> TaskDetail:
             Failure(one.attempt, one.claim, timestamp(one.at), one.error, one.worker)
             for one in _decode_failures(row["failures"] or "[]")
         ],
-        waits_for=row.get("waits_for"),
-        snoozes=row.get("snoozes") or 0,
+        waits_for=WaitsFor(own_key(row["token"]), timestamp(row["deadline"])) if row["token"] else None,
+        snoozes=row["snoozes"] or 0,
         steps=None if row["is_cut"] else row.get("steps"),
     )
 
