@@ -87,9 +87,10 @@ group by 1, 2;
 
 -- name: count_settled_of_tenant
 -- $1 and $2 as count_live_of_tenant, $3 a final state: only its own partitions are read.
-select case when tenant = $1 then action end as action, count(*) as count
-from (select action, tenant from penstock.task_history where state = $3 order by id desc limit $2) seen
-group by 1;
+select case when tenant = $1 then action end as action, case when tenant = $1 then state::text end as state,
+       count(*) as count
+from (select action, state, tenant from penstock.task_history where state = $3 order by id desc limit $2) seen
+group by 1, 2;
 
 -- name: forget_tenant_paces
 -- Of tenants at whose gates nothing stands, once their rate is full again: what it left need not be remembered.

@@ -1,7 +1,6 @@
 """The methods about tasks, ordering keys and claims."""
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, TypeVar
 
@@ -150,34 +149,20 @@ async def _count_all(context: Context) -> views.Statistics:
         counted: dict[str, int] = dict(map(tuple, await session.fetch("read_rates", views.RATES_OVER_SECONDS)))
         (row,) = await session.fetch("read_lag")
     lag = views.Lag(row["due"], round(max(0.0, row["oldest_seconds"]), 3))
-    actions: dict[str, Counter[State]] = defaultdict(Counter)
-    for row in counts:
-        actions[row["action"]][State(row["state"])] += row["count"]
-    return views.Statistics(_by_state(actions), views.by_action(actions), views.rates(counted), lag)
+    return views.Statistics(*views.counted(counts), views.rates(counted), lag)
 
 
 async def _count_of(context: Context, tenant: str) -> views.TenantStatistics:
     # Neither an index nor a tally goes by tenant, so a bounded number of the newest records of each kind is looked at.
+    live, most = [state for state in State if not state.final], views.TENANT_LOOKED_AT
     async with context.session() as session:
-        live = [state for state in State if not state.final]
-        parts = [(live, await session.fetch("count_live_of_tenant", tenant, views.TENANT_LOOKED_AT))]
+        looked = [(live, await session.fetch("count_live_of_tenant", tenant, most))]
         for state in FINAL_STATES:
-            rows = await session.fetch("count_settled_of_tenant", tenant, views.TENANT_LOOKED_AT, state)
-            parts.append(([state], rows))
-    actions: dict[str, Counter[State]] = defaultdict(Counter)
-    more: set[State] = set()
-    for states, rows in parts:
-        for row in rows:
-            if row["action"] is not None:
-                actions[row["action"]][State(row.get("state", states[0]))] = row["count"]
-        if sum(row["count"] for row in rows) >= views.TENANT_LOOKED_AT:
-            more.update(states)
-    at_least = [state for state in State if state in more]
-    return views.TenantStatistics(tenant, _by_state(actions), views.by_action(actions), at_least)
-
-
-def _by_state(actions: Mapping[str, Counter[State]]) -> dict[State, int]:
-    return {state: sum(of_action[state] for of_action in actions.values()) for state in State}
+            looked += [([state], await session.fetch("count_settled_of_tenant", tenant, most, state))]
+    found = [row for _, rows in looked for row in rows if row["action"] is not None]
+    full = [states for states, rows in looked if sum(row["count"] for row in rows) >= most]
+    at_least = [state for state in State if any(state in states for states in full)]
+    return views.TenantStatistics(tenant, *views.counted(found), at_least)
 
 
 # Ordering keys and claims

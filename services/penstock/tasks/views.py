@@ -1,7 +1,7 @@
 """The api's results, one struct each, and rows made into them; JSON text of Postgres is put into them unchanged."""
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from heapq import nlargest
 from typing import Annotated, Any
@@ -243,17 +243,17 @@ def unsettled(task_id: int, state: str | None) -> Outcome:
     return Outcome(id=task_id, state=seen, result=None, error=None, again=f"{again}: call result again with this id")
 
 
-def by_action(counts: Mapping[str, Counter[State]]) -> dict[str, dict[State, int]]:
-    """Counts by action and state without zeros, by name; beyond so many actions, those with the fewest tasks in one."""
-    shown = dict(counts)
-    if len(shown) > MAX_ACTIONS_SHOWN:
-        largest = set(nlargest(MAX_ACTIONS_SHOWN, shown, key=lambda action: shown[action].total()))
-        shown = {action: shown[action] for action in largest}
-        others = Counter(shown.get(OTHER_ACTIONS, {}))
-        for action in counts.keys() - largest:
-            others.update(counts[action])
-        shown[OTHER_ACTIONS] = others
-    return {
+def counted(rows: Iterable[Any]) -> tuple[dict[State, int], dict[str, dict[State, int]]]:
+    """Rows of action, state and count, by state and as ``CountsByAction``, by name."""
+    counts: defaultdict[str, Counter[State]] = defaultdict(Counter)
+    for row in rows:
+        counts[row["action"]][State(row["state"])] += row["count"]
+    by_state = {state: sum(of_action[state] for of_action in counts.values()) for state in State}
+    largest = set(nlargest(MAX_ACTIONS_SHOWN, counts, key=lambda action: counts[action].total()))
+    shown: defaultdict[str, Counter[State]] = defaultdict(Counter)
+    for action, of_action in counts.items():
+        shown[action if action in largest else OTHER_ACTIONS].update(of_action)
+    return by_state, {
         action: {state: of_action[state] for state in State if of_action[state]}
         for action, of_action in sorted(shown.items())
     }
