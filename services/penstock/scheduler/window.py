@@ -5,13 +5,14 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from datetime import datetime
 from time import monotonic
+from typing import Any
 
 from penstock.db.pool import Store
 from penstock.protocol.task import BEGINNING, Claimed
 from penstock.runtime import metrics
 from penstock.settings.model import Settings
 from penstock.tasks import claim
-from penstock.tasks.claim import ActionThroughput, InFlight
+from penstock.tasks.claim import InFlight
 
 _FRESH_SECONDS = 1.0  # of a count, while it leaves room
 _MEMORY_SECONDS = 0.5  # over which the rate is smoothed
@@ -32,7 +33,7 @@ class Throughput:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._throughput: list[ActionThroughput] = []
+        self._throughput: list[Any] = []  # rows of ``read_throughput``
         self._read_at = float("-inf")
         self._route_of: dict[str, str | None] = {}
         self.run_seconds: dict[str, float] = {}
@@ -42,10 +43,9 @@ class Throughput:
         if monotonic() - self._read_at < _READ_EVERY_SECONDS:
             return
         self._read_at = monotonic()
-        async with self._store.session() as session:
-            self._throughput = await claim.read_throughput(session, _SPAN_SECONDS)
+        self._throughput = await self._store.fetch("read_throughput", _SPAN_SECONDS)
         # An action that did not run lately keeps its last figure.
-        self.run_seconds |= {one.action: one.seconds / one.timed for one in self._throughput if one.timed}
+        self.run_seconds |= {row["action"]: row["seconds"] / row["timed"] for row in self._throughput if row["timed"]}
 
     def saw(self, tasks: Iterable[Claimed]) -> None:
         """Learn the routes of actions; most have none."""
@@ -57,9 +57,9 @@ class Throughput:
 
     def of(self, route: str | None) -> tuple[float, float]:
         """Of a route: attempts that end per second, and the mean run time in seconds."""
-        mine = [one for one in self._throughput if self._route_of.get(one.action) == route]
-        ended, timed = sum(one.ended for one in mine), sum(one.timed for one in mine)
-        return ended / _SPAN_SECONDS, sum(one.seconds for one in mine) / timed if timed else 0.0
+        mine = [row for row in self._throughput if self._route_of.get(row["action"]) == route]
+        ended, timed, seconds = (sum(row[name] for row in mine) for name in ("ended", "timed", "seconds"))
+        return ended / _SPAN_SECONDS, seconds / timed if timed else 0.0
 
 
 class ClaimWindow:

@@ -34,15 +34,6 @@ class InFlight(NamedTuple):
     aged_before: datetime
 
 
-class ActionThroughput(NamedTuple):
-    """Recent attempts of one action. timed: those of known run time, ``seconds`` in total."""
-
-    action: str
-    ended: int
-    timed: int
-    seconds: float
-
-
 async def claim(
     session: Session,
     limit: int,
@@ -147,11 +138,6 @@ async def count_in_flight(
     statement, more = ("count_in_flight", ()) if route is None else ("count_in_flight_by_route", (route,))
     (row,) = await session.fetch(statement, limit, since, *more)
     return InFlight(*row)
-
-
-async def read_throughput(session: Session, seconds: float) -> list[ActionThroughput]:
-    """The attempts of each action within the last ``seconds``."""
-    return [ActionThroughput(*row) for row in await session.fetch("read_throughput", seconds)]
 
 
 def _columns_of(stretches: Sequence[Stretch]) -> list[list[Any]]:
