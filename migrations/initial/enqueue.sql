@@ -61,7 +61,7 @@ returns table (place bigint, id bigint, state text, fresh bool) language plpgsql
 #variable_conflict use_column
 begin
     return query 
--- Any mixture of keys, labels and expiries; each unique key once, unless all that name it keep it and return the first.
+-- Any mixture of keys, labels and expiries; of a unique key that several name, the first decides.
 -- $10 labels as JSON text or null, $11 expires_at or null, $12 expires in so many seconds or null, $13 limit keys or
 -- null; $14 whether a unique key is free when the task that has it is settled, $15 or was taken so many seconds ago;
 -- $16 tenants or null. Keys of a tenant are its own: they are kept behind its name.

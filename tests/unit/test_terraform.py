@@ -199,7 +199,7 @@ CALLERS: dict[Place, list[tuple[str, set[str]]]] = {
     ("cli/doctor/queues.py", "queue"): [("supervisor", ROLES | DEAD_LETTERS)],
     ("cli/doctor/queues.py", "transport.queue(name, label=name)"): [("supervisor", ROLES | DEAD_LETTERS)],
     ("api/dispatch.py", "queue"): [("api", ROLES)],
-    ("api/dead_letters.py", "_queue(context, label + DEAD_LETTER_SUFFIX)"): [("dlq_operator", DEAD_LETTERS)],
+    ("api/dead_letters.py", "_queue(context, name)"): [("dlq_operator", DEAD_LETTERS)],
     ("api/dead_letters.py", "queue"): [("dlq_operator", ROLES)],
     ("api/dead_letters.py", "self._queue"): [("dlq_operator", DEAD_LETTERS)],
     ("api/dead_letters.py", "dead"): [("dlq_operator", DEAD_LETTERS)],

@@ -27,7 +27,7 @@ from penstock.protocol.journal import Entry, StepKey, journal_text
 from penstock.protocol.output import OutputEntry, decode_entries
 from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.protocol.task import Claimed, NewTask, State
-from penstock.protocol.tenant import own_key, stored_key
+from penstock.protocol.tenant import stored_key
 from penstock.protocol.views import raw, timestamp, view_of
 from penstock.results.apply import bad_children, delay_after, hold_of, interrupted, postponement
 from penstock.results.spawn import read_spawner
@@ -525,16 +525,13 @@ def _claimed(task: InlineTask) -> Claimed:
 
 def _row(task: InlineTask) -> dict[str, Any]:
     """As of the statement ``show_tasks``."""
-    waits_for = None
-    if task.token is not None and task.wait_until is not None:
-        waits_for = views.WaitsFor(own_key(task.token), timestamp(task.wait_until))
     steps = sorted(task.steps.values(), key=lambda step: (step.entry.position, step.entry.key))
     return {
         **msgspec.structs.asdict(task.new), **vars(task), "run_at": task.due_at, "updated_at": task.created_at,
         "worker": None, "result": task.result_text, "error": json.dumps(task.error),
         "progress": json.dumps(task.progress), "failures": msgspec.json.encode(task.failures).decode(),
-        "waits_for": waits_for, "steps": [*map(_shown_step, steps)] or None, "is_cut": False, "result_gone": False,
-        "payload_gone": False,
+        "token": None if task.wait_until is None else task.token, "deadline": task.wait_until,
+        "steps": [*map(_shown_step, steps)] or None, "is_cut": False, "result_gone": False, "payload_gone": False,
     }  # fmt: skip
 
 
