@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import asyncpg
+
 from examples.export.database import DATABASE_URL, ExportDatabase
 from penstock import Client, InboundClient, RpcError, Unavailable
 from penstock.local.state import DataDir
@@ -25,6 +27,7 @@ from penstock.settings.values import is_loopback
 ACTION = "export"
 CHUNK = 500
 _TRIES = 6
+_AWAY = OSError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError
 _REGION = "us-east-1"  # what the embedded SQS signs for; it takes any
 
 Progress = Callable[[int], None]
@@ -63,7 +66,7 @@ async def feed(
         raise FeedError(f"this stack made no database for the example, for it uses one of yours: set {DATABASE_URL}")
     database = ExportDatabase(database_url)
     try:
-        ids = await database.add_objects(count, seed=seed)
+        ids = await add_objects(database, count, seed=seed)
     finally:
         await database.close()
     http, queue = _share_out(ids, http_share)
@@ -72,6 +75,18 @@ async def feed(
         _over_http(state["api"], http, on_progress), _through_queue(state, queue, on_progress)
     )
     return Fed(ids, len(http), len(queue), duplicates)
+
+
+async def add_objects(database: ExportDatabase, count: int, *, seed: int) -> range:
+    """The ids of new objects; they are inserted again for some seconds while Postgres goes away. Raises FeedError."""
+    for attempt in range(_TRIES):
+        if attempt:
+            await asyncio.sleep(0.25 * 2 ** (attempt - 1))
+        try:
+            return await database.add_objects(count, seed=seed)
+        except _AWAY as exc:
+            reason = exc
+    raise FeedError(f"the database of the example is unavailable: {reason}") from reason
 
 
 def _share_out(ids: Sequence[int], http_share: float) -> tuple[list[int], list[int]]:

@@ -15,10 +15,11 @@ import asyncpg
 import pytest
 
 import penstock
+from examples.export import database as export_database
 from examples.export import demo, export
 from examples.export.actions import ERROR_RATE, RandomError, error_rate
 from examples.export.database import DATABASE_URL, SAMPLES, BadObject, ExportDatabase, current_database
-from examples.export.feed import feed
+from examples.export.feed import add_objects, feed
 from examples.export.objects import made_up
 from examples.export.summary import lines_of, summarize
 from penstock import Context, Fail, SettingsError
@@ -314,6 +315,22 @@ async def test_a_feed_outlasts_a_database_that_is_away_for_a_moment(
         }
         result, _ = await asyncio.gather(feed(state, 20, http_share=1), back_soon())
     assert (await enqueued(connection)).keys() == {str(object_id) for object_id in result.ids}
+
+
+async def test_objects_are_inserted_although_the_database_ends_the_connection_meanwhile(
+    database: ExportDatabase, connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, tries = export_database._copy_objects, itertools.count(1)
+
+    async def cut_off_once(of: Any, ids: range, seed: int) -> None:
+        if next(tries) == 1:
+            await connection.execute("select pg_terminate_backend($1)", of.get_server_pid())
+        await copy(of, ids, seed)
+
+    await database.prepare()
+    monkeypatch.setattr(export_database, "_copy_objects", cut_off_once)
+    assert await add_objects(database, 3, seed=0) == range(1, 4)
+    assert await connection.fetchval("select count(*) from t_object") == 3
 
 
 async def test_a_feed_into_an_api_that_is_away_says_so(database_url: str, settings: Settings) -> None:
