@@ -22,6 +22,7 @@ import hypothesis
 import psutil
 import psycopg
 import pytest
+from botocore.hooks import EventAliaser
 
 SQS_ACCESS_KEY_ID = "penstock"  # that the SQS of the run takes
 
@@ -39,8 +40,11 @@ for _name in [_name for _name in os.environ if _name.startswith("PENSTOCK_")]:
 hypothesis.settings.register_profile("penstock", deadline=None)
 hypothesis.settings.load_profile("penstock")
 
-# Hundreds of clients are made in one process here: each would parse the SDK's descriptions, and load all certificates.
+# Hundreds of clients are made in one process here: each would parse the SDK's descriptions, look for the present names
+# of its events, and load all certificates.
 botocore.session.create_loader = functools.cache(botocore.session.create_loader)
+_present_name = functools.cache(functools.partial(EventAliaser._alias_event_name, EventAliaser(None)))
+EventAliaser._alias_event_name = lambda _, name: _present_name(name)
 httpx._transports.default.create_ssl_context = functools.cache(httpx._transports.default.create_ssl_context)
 
 from penstock.brokers.base import MAX_RECEIVES  # noqa: E402
@@ -214,7 +218,27 @@ def database_url(
 
 
 @pytest.fixture(scope="session")
-def sqs_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def _certificates_read_once() -> Iterator[None]:
+    """Every client of AWS reads botocore's file of certificates: 20 ms, for endpoints that have no TLS."""
+    from aiobotocore.httpsession import AIOHTTPSession
+
+    read = AIOHTTPSession._build_verify_context
+    contexts: dict[Any, Any] = {}  # by the setting verify
+
+    def kept(session: AIOHTTPSession) -> Any:
+        if session._cert_file:
+            return read(session)  # it takes a certificate of its own
+        if session._verify not in contexts:
+            contexts[session._verify] = read(session)
+        return contexts[session._verify]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AIOHTTPSession, "_build_verify_context", kept)
+        yield
+
+
+@pytest.fixture(scope="session")
+def sqs_url(tmp_path_factory: pytest.TempPathFactory, _certificates_read_once: None) -> Iterator[str]:
     """Endpoint of one SQS for the run."""
     server = EmbeddedSqs(tmp_path_factory.mktemp("sqs"), access_key_id=SQS_ACCESS_KEY_ID)
     server.start()
