@@ -19,8 +19,7 @@ from penstock.api.long_polls import HAS_WAITED, request_in_hand
 from penstock.api.rpc import Dispatcher, error_body, masked
 from penstock.api.scaling import Scaling
 from penstock.protocol import errors
-from penstock.protocol.api_key import Permission
-from penstock.protocol.caller import bind
+from penstock.protocol.api_key import Permission, bind
 from penstock.protocol.version import __version__
 from penstock.runtime import metrics
 from penstock.runtime.budget import in_hand

@@ -12,8 +12,7 @@ from penstock.api.context import ApiContext
 from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.protocol import api_key
-from penstock.protocol.api_key import ApiKey, Permission
-from penstock.protocol.caller import actions_of_caller
+from penstock.protocol.api_key import ApiKey, Permission, actions_of_caller
 from penstock.protocol.checks import ID, LIMIT, MAX_LIST, NUMBERED, TaskId, check_seconds, read_cursor
 from penstock.protocol.errors import AccessDenied, InvalidParams, KeyNotFound, Unavailable
 from penstock.protocol.method import Scope, method
@@ -118,19 +117,12 @@ async def active_keys(session: Session) -> list[ApiKey]:
 
 
 def _read_create(given: CreateKey) -> CreateKey:
-    try:
-        name = api_key.check_name(given.name)
-    except ValueError as exc:
-        raise InvalidParams("name", str(exc)) from None
+    name = api_key.check_name(given.name)
     if not given.permissions:
         raise InvalidParams("permissions", f"must hold at least one of {', '.join(Permission)}")
     check_seconds(given.expires_in, "expires_in")
     read_tenant(given.tenant)
-    try:
-        actions = api_key.check_patterns(given.actions)
-    except ValueError as exc:
-        raise InvalidParams("actions", str(exc)) from None
-    return msgspec.structs.replace(given, name=name, actions=actions)
+    return msgspec.structs.replace(given, name=name, actions=api_key.check_patterns(given.actions))
 
 
 def _narrow_create(given: CreateKey) -> CreateKey:

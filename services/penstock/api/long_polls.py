@@ -18,7 +18,7 @@ from penstock.db.pool import Store
 from penstock.db.replica import Replica
 from penstock.db.session import OpenSession, Session
 from penstock.payloads.records import shown_rows
-from penstock.protocol.caller import bound_to, seen
+from penstock.protocol.api_key import bound_to, seen
 from penstock.protocol.errors import Overloaded, TaskNotFound, TooManyWaits
 from penstock.protocol.json_text import utf8_size
 from penstock.runtime import budget, metrics

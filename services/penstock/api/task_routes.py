@@ -27,7 +27,7 @@ from penstock.db.pool import Store
 from penstock.payloads.cipher import TenantAad
 from penstock.payloads.codec import aad_of, payload_aad
 from penstock.protocol import errors
-from penstock.protocol.caller import bind, seen
+from penstock.protocol.api_key import bind, seen
 from penstock.protocol.checks import read_id
 from penstock.protocol.output import OutputEntry, Seen, Shown
 from penstock.protocol.views import timestamp

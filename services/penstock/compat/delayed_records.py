@@ -7,6 +7,7 @@ ordering key has one task at a time, so records of a key keep their order even i
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from time import monotonic
@@ -16,8 +17,8 @@ from penstock.db.notify import DELAYED_RECORDS, Listener, Notifier
 from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.protocol.batching import pack
-from penstock.protocol.checks import name_problem
-from penstock.protocol.errors import PenstockError, Refused
+from penstock.protocol.checks import read_name
+from penstock.protocol.errors import InvalidParams, PenstockError, Refused
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.task import KEY_MAX_CHARS, MAX_ATTEMPTS_LIMIT, NewTask
 from penstock.runtime import metrics
@@ -66,9 +67,8 @@ def key_of(given: bytes) -> bytes:
 
 def ordering_key_of(prefix: str, given: str) -> str:
     """The ordering key of the tasks; a digest if it is too long or holds what no key may hold."""
-    key = f"{prefix}:{given}"
-    if name_problem(key, KEY_MAX_CHARS) is None:
-        return key
+    with suppress(InvalidParams):
+        return read_name(f"{prefix}:{given}", "ordering_key", KEY_MAX_CHARS)
     return f"{prefix}#{hashlib.sha256(given.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 

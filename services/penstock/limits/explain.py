@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from penstock.db.session import Session
-from penstock.protocol.caller import seen
+from penstock.protocol.api_key import seen
 from penstock.protocol.errors import TaskNotFound
 from penstock.protocol.task import ANNOUNCED_SECONDS, SHOWN_STATES, State
 from penstock.protocol.tenant import own_key

@@ -12,8 +12,7 @@ from typing import Any
 from penstock.db.session import Session
 from penstock.limits import announced, model
 from penstock.limits.explain import Explanation, explain
-from penstock.protocol.api_key import Permission
-from penstock.protocol.caller import narrow_tenant
+from penstock.protocol.api_key import Permission, narrow_tenant
 from penstock.protocol.checks import like_pattern
 from penstock.protocol.errors import InvalidParams, RouteNotFound, TaskNotFound
 from penstock.protocol.method import NoParams, Scope, method

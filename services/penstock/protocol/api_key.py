@@ -1,15 +1,20 @@
-"""API keys: permissions, digests of secrets, and entries of PENSTOCK_API_KEYS."""
+"""API keys: permissions, digests of secrets, entries of PENSTOCK_API_KEYS; what the caller in hand is limited to."""
 
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
+
+import msgspec
 
 from penstock.protocol.checks import CONTROL
+from penstock.protocol.errors import AccessDenied, InvalidParams
 from penstock.protocol.task import ACTION_MAX_CHARS, BUILT_IN_ACTIONS
-from penstock.protocol.tenant import check_tenant
+from penstock.protocol.tenant import read_tenant
 
 SECRET_PREFIX = "pstk_"  # lets scanners for leaked secrets find one
 PREFIX_CHARS = 13  # of a secret are stored in clear, to identify keys: 48 of its 256 random bits
@@ -71,16 +76,17 @@ def is_covered(pattern: str, by: Iterable[str]) -> bool:
 
 
 def check_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Patterns of actions, stripped. Raises ValueError."""
+    """Patterns of actions, stripped. Raises InvalidParams."""
     if patterns is None:
         return None
     found = tuple(one.strip() for one in patterns)
     for one in found:
         name = one.removesuffix("*")
         if not one or "*" in name or len(one) > ACTION_MAX_CHARS or CONTROL.search(one):
-            raise ValueError(f"must be actions such as mail.send, or mail.* for all that begin so, not {one[:60]!r}")
+            form = "actions such as mail.send, or mail.* for all that begin so"
+            raise InvalidParams("actions", f"must be {form}, not {one[:60]!r}")
     if not found or len(found) > PATTERNS_MAX:
-        raise ValueError(f"must be 1 to {PATTERNS_MAX} patterns, not {len(found)}")
+        raise InvalidParams("actions", f"must be 1 to {PATTERNS_MAX} patterns, not {len(found)}")
     return found
 
 
@@ -94,9 +100,10 @@ def new_secret() -> str:
 
 
 def check_name(name: str) -> str:
+    """A name, stripped. Raises InvalidParams."""
     name = name.strip()
     if not 1 <= len(name) <= NAME_MAX_CHARS or CONTROL.search(name):
-        raise ValueError(f"must have 1 to {NAME_MAX_CHARS} characters, none of them a control character")
+        raise InvalidParams("name", f"must have 1 to {NAME_MAX_CHARS} characters, none of them a control character")
     return name
 
 
@@ -112,15 +119,12 @@ def parse_entry(entry: str, position: int) -> ApiKey:
     if len(parts) < 3:
         raise ValueError(f"entry {position} must be a key without colons, or name:permissions:sha256")
     name, permissions, digest, *bound = parts
-    member = "name"
     try:
         name = check_name(name)
-        member = "tenant"
-        tenant = check_tenant(bound[0].strip()) if bound and (bound[0].strip() or len(bound) == 1) else None
-        member = "actions"
+        tenant = read_tenant(bound[0].strip()) if bound and (bound[0].strip() or len(bound) == 1) else None
         actions = check_patterns(bound[1].split("+")) if len(bound) > 1 else None
-    except ValueError as exc:
-        raise ValueError(f"entry {position}: its {member} {exc}") from None
+    except InvalidParams as exc:
+        raise ValueError(f"entry {position}: its {exc.data['field']} {exc.data['problem']}") from None
     try:
         allowed = implied(part.strip() for part in permissions.split("+"))
     except ValueError:
@@ -149,3 +153,57 @@ def parse_entries(entries: Iterable[str]) -> tuple[ApiKey, ...]:
     if problems:
         raise ValueError("; ".join(problems))
     return tuple(keys)
+
+
+_bound: ContextVar[tuple[str | None, tuple[str, ...] | None]] = ContextVar("bound", default=(None, None))
+
+
+def bind(tenant: str | None, actions: tuple[str, ...] | None = None) -> None:
+    """Remember what the key of the request in hand is limited to: a tenant, and patterns of actions to enqueue."""
+    _bound.set((tenant, actions))
+
+
+def bound_to() -> str | None:
+    """The tenant that the caller is bound to; None: to no tenant."""
+    return _bound.get()[0]
+
+
+def actions_of_caller() -> tuple[str, ...] | None:
+    """Patterns of the actions that the caller may enqueue; None: all."""
+    return _bound.get()[1]
+
+
+def check_actions(actions: Collection[str]) -> None:
+    bound, patterns = _bound.get()
+    if bound is None and patterns is None:
+        return
+    refused = sorted(action for action in actions if not may_enqueue(action, patterns, bound))
+    if refused:
+        may = "no built-in action" if patterns is None else ", ".join(patterns) + " alone"
+        message = f"Not permitted: this API key may not enqueue {refused[0]!r}; it may enqueue {may}"
+        raise AccessDenied(403, message, {"actions": refused[:10]})
+
+
+def own_tenant(given: str | None) -> str | None:
+    """The tenant that the caller means: the one that it is bound to, or any. Raises InvalidParams for another one."""
+    bound = bound_to()
+    if bound is None:
+        return given
+    if given is not None and given != bound:
+        raise InvalidParams("tenant", f"must be {bound!r}, to which this API key is bound, not {given!r}")
+    return bound
+
+
+def narrow_tenant(command: Any) -> Any:
+    """A command with a ``tenant``, limited to the caller's. Raises InvalidParams."""
+    change = msgspec.structs.replace if isinstance(command, msgspec.Struct) else replace
+    return change(command, tenant=own_tenant(command.tenant))
+
+
+def sees(tenant: str | None) -> bool:
+    bound = bound_to()
+    return bound is None or tenant == bound
+
+
+def seen(rows: Iterable[Any]) -> list[Any]:
+    return [row for row in rows if sees(row["tenant"])]

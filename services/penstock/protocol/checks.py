@@ -68,27 +68,23 @@ def read_action(action: str) -> str:
         raise InvalidParams("action", f"is {len(action)} characters long; the limit is {task.ACTION_MAX_CHARS}")
     if action.startswith("rpc."):
         raise InvalidParams("action", "must not begin with rpc., which JSON-RPC reserves")
-    return _read_name(action, "action", task.ACTION_MAX_CHARS)
+    return read_name(action, "action", task.ACTION_MAX_CHARS)
 
 
 def read_key(key: str | None, name: str) -> str | None:
-    return None if key is None else _read_name(key, name, task.KEY_MAX_CHARS)
+    return None if key is None else read_name(key, name, task.KEY_MAX_CHARS)
 
 
-def _read_name(text: str, name: str, max_chars: int) -> str:
-    if problem := name_problem(text, max_chars):
-        raise InvalidParams(name, problem)
-    return text
-
-
-def name_problem(text: str, max_chars: int) -> str | None:
-    """Why text is no name or key. Indexes hold these, some of them together, and bound an entry in bytes."""
+def read_name(text: str, name: str, max_chars: int) -> str:
+    """A name or key, checked. Indexes hold these, some of them together, and bound an entry in bytes."""
     if not 1 <= len(text) <= max_chars:
-        return f"must have 1 to {max_chars} characters, not {len(text)}"
+        raise InvalidParams(name, f"must have 1 to {max_chars} characters, not {len(text)}")
     if CONTROL.search(text):
-        return "holds a control character"
+        raise InvalidParams(name, "holds a control character")
     size, most = utf8_size(text), max_chars * task.BYTES_PER_CHAR
-    return f"has {size} bytes in UTF-8; the limit is {most}" if size > most else None
+    if size > most:
+        raise InvalidParams(name, f"has {size} bytes in UTF-8; the limit is {most}")
+    return text
 
 
 def read_reason(reason: str | None) -> str | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from penstock.protocol.checks import Checked, name_problem
+from penstock.protocol.checks import Checked, read_name
 from penstock.protocol.errors import InvalidParams
 
 TENANT_MAX_CHARS = 128
@@ -12,21 +12,11 @@ Key = TypeVar("Key", str, str | None)
 _BETWEEN = "\x1f"  # a tenant and a key; no text of a caller may hold it
 
 
-def check_tenant(tenant: str) -> str:
-    """Raises ValueError for an invalid name, with the reason."""
-    if problem := name_problem(tenant, TENANT_MAX_CHARS):
-        raise ValueError(problem)
-    if tenant == EVERY_TENANT:
-        raise ValueError("must not be *, which stands for every tenant in rules")
-    return tenant
-
-
 def read_tenant(tenant: str | None, name: str = "tenant") -> str | None:
-    """As ``check_tenant``, of a parameter. Raises InvalidParams."""
-    try:
-        return None if tenant is None else check_tenant(tenant)
-    except ValueError as exc:
-        raise InvalidParams(name, str(exc)) from None
+    """A tenant's name, checked. Raises InvalidParams."""
+    if tenant == EVERY_TENANT:
+        raise InvalidParams(name, "must not be *, which stands for every tenant in rules")
+    return None if tenant is None else read_name(tenant, name, TENANT_MAX_CHARS)
 
 
 TENANT = Checked(read_tenant)

@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 
 from penstock.db.context import Context, ServingContext
-from penstock.protocol.api_key import Permission
-from penstock.protocol.caller import narrow_tenant
+from penstock.protocol.api_key import Permission, narrow_tenant
 from penstock.protocol.checks import check_span
 from penstock.protocol.errors import HANDLER_ERROR, InvalidParams, Refused, StateConflict, TaskNotFound, TooLarge
 from penstock.protocol.json_text import check_json, utf8_size

@@ -10,8 +10,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from penstock.db.session import Session
-from penstock.protocol.api_key import Permission
-from penstock.protocol.caller import actions_of_caller, bound_to, check_actions, narrow_tenant
+from penstock.protocol.api_key import Permission, actions_of_caller, bound_to, check_actions, narrow_tenant
 from penstock.protocol.checks import HIGHEST_ID, read_cursor
 from penstock.protocol.errors import AccessDenied, InvalidParams, ScheduleNotFound, TooLarge
 from penstock.protocol.method import Scope, decode, method

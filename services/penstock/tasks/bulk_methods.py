@@ -9,8 +9,7 @@ import msgspec
 from penstock.db.context import Context
 from penstock.db.session import Session
 from penstock.protocol import checks
-from penstock.protocol.api_key import Permission
-from penstock.protocol.caller import bound_to, narrow_tenant, sees
+from penstock.protocol.api_key import Permission, bound_to, narrow_tenant, sees
 from penstock.protocol.errors import InvalidParams, JobNotFound
 from penstock.protocol.method import Method, Scope, method
 from penstock.protocol.views import NEXT_CURSOR, Instant, about, view_of

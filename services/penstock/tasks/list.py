@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.db.context import Context
 from penstock.payloads.records import shown_rows
-from penstock.protocol.caller import seen
+from penstock.protocol.api_key import seen
 from penstock.protocol.checks import read_cursors, read_instant
 from penstock.protocol.errors import InvalidParams, TaskNotFound
 from penstock.protocol.task import FINAL_STATES

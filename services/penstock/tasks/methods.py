@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from penstock.db.context import Context, ServingContext
 from penstock.db.session import Session
 from penstock.protocol import checks, errors
-from penstock.protocol.api_key import Permission
-from penstock.protocol.caller import bound_to, check_actions, narrow_tenant, own_tenant, seen
+from penstock.protocol.api_key import Permission, bound_to, check_actions, narrow_tenant, own_tenant, seen
 from penstock.protocol.errors import InvalidParams, RpcError, StateConflict, TaskNotFound
 from penstock.protocol.method import Scope, method
 from penstock.protocol.requests import ClaimId, parse_claim_id

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.db.session import Session
-from penstock.protocol.api_key import Permission
-from penstock.protocol.caller import check_actions, narrow_tenant, own_tenant, seen
+from penstock.protocol.api_key import Permission, check_actions, narrow_tenant, own_tenant, seen
 from penstock.protocol.checks import read_cursor
 from penstock.protocol.errors import TooLarge, WorkflowConflict, WorkflowNotFound
 from penstock.protocol.method import Scope, method

@@ -18,6 +18,7 @@ from penstock.protocol.api_key import (
     new_secret,
     parse_entries,
 )
+from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import BUILT_IN_ACTIONS
 
 DIGEST = hashlib.sha256(b"the-key-of-tests").hexdigest()
@@ -137,6 +138,6 @@ def test_new_secrets_are_random_and_can_be_told_by_their_prefix() -> None:
 
 @pytest.mark.parametrize("name", ["", "  ", "x" * 101, "two\nlines", "bell\x07"])
 def test_name_that_would_spoil_a_list_is_refused(name: str) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(InvalidParams):
         check_name(name)
     assert check_name(" ci of team 7 ") == "ci of team 7"

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from penstock.brokers.sqs import group_id
 from penstock.limits.token_bucket import Allowance
+from penstock.protocol.errors import InvalidParams
 from penstock.protocol.message_attributes import decode_tenants
 from penstock.protocol.task import Claimed
-from penstock.protocol.tenant import check_tenant, own_key, stored_key, tenant_of_key
+from penstock.protocol.tenant import own_key, read_tenant, stored_key, tenant_of_key
 from penstock.scheduler.gates import TenantLimits
 from tests.packs import pack_messages
 
@@ -22,7 +23,7 @@ names = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_
 
 @given(tenant=names, key=st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=20))
 def test_a_key_comes_back_as_it_was_and_no_two_tenants_share_one(tenant: str, key: str) -> None:
-    check_tenant(tenant)
+    read_tenant(tenant)
     kept = stored_key(tenant, key)
     assert (own_key(kept), tenant_of_key(kept)) == (key, tenant)
     assert (own_key(key), tenant_of_key(key)) == (key, None)
@@ -33,8 +34,8 @@ def test_a_key_comes_back_as_it_was_and_no_two_tenants_share_one(tenant: str, ke
     [("", "1 to 128 characters, not 0"), ("x" * 129, "not 129"), ("a\0", "control"), ("*", "stands for every tenant")],
 )
 def test_what_is_no_tenant_is_told(tenant: str, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem.replace("*", r"\*")):
-        check_tenant(tenant)
+    with pytest.raises(InvalidParams, match=problem.replace("*", r"\*")):
+        read_tenant(tenant)
 
 
 @given(names)

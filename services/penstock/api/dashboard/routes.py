@@ -25,8 +25,7 @@ from penstock.api.rpc import masked
 from penstock.api.server import Part
 from penstock.api.streams import EventStream, Expired, Streams, follow
 from penstock.protocol import errors
-from penstock.protocol.api_key import Permission
-from penstock.protocol.caller import bind
+from penstock.protocol.api_key import Permission, bind
 from penstock.protocol.task import State
 from penstock.protocol.tenant import EVERY_TENANT
 from penstock.protocol.version import __version__
