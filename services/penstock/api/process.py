@@ -5,14 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from starlette.types import ASGIApp
 
-from penstock.api.access import Authenticator
+from penstock.api.access import Authenticator, Rates
 from penstock.api.audit import Audit
 from penstock.api.dashboard.routes import Dashboard
 from penstock.api.dispatch import Methods
 from penstock.api.http import make_app
 from penstock.api.keys import KeyCache
 from penstock.api.mcp import McpServer
-from penstock.api.rates import Rates
 from penstock.api.rpc import Dispatcher
 from penstock.api.scaling import Scaling
 from penstock.api.server import HttpServer, Part

@@ -1165,7 +1165,7 @@ async def test_what_is_read_of_a_stranger_is_small(store: Store, settings: Setti
 async def test_made_up_sessions_are_looked_up_at_a_rate_and_keep_no_visitor_out(
     store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.api.rates._MISSES_AT_ONCE", 5.0)
+    monkeypatch.setattr("penstock.api.access._MISSES_AT_ONCE", 5.0)
     settings = settings.model_copy(update={"api_require_keys": True})
     async with store.session() as session:
         made_key = await create_key(session, CreateKey("looker", [Permission.READ]))

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from penstock.api import http_limits
+from penstock.api import server as http_server
 from penstock.api.process import Api
 from penstock.db.pool import Store
 from penstock.protocol.task import NewTask
@@ -243,7 +243,7 @@ async def test_rest_of_a_body_that_was_refused_is_let_pass_up_to_a_limit(
         async with wire(api) as line:
             await line.send(HEAD + b"Content-Length: 100000000000000000000000\r\n\r\n")
             assert (await line.answer())[0] == 400
-        monkeypatch.setattr(http_limits, "HEAD_SECONDS", 0.2)
+        monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.2)
         async with wire(api) as line:
             await line.send(HEAD + b"Content-Length: 1000000\r\n\r\n")
             assert (await line.answer())[0] == 413
@@ -267,13 +267,13 @@ async def test_endless_chunks_without_content_are_cut_off(store: Store, settings
 
 
 async def test_connection_that_says_nothing_is_closed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_limits, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.2)
     async with wire(api) as line:
         assert await line.rest() == b""
 
 
 async def test_head_that_trickles_in_is_given_up(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_limits, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.3)
     before = refused("time")
     async with wire(api) as line:
         await line.send(HEAD)
@@ -295,13 +295,13 @@ async def test_second_head_of_a_connection_has_no_more_time_than_the_first(
 ) -> None:
     async with wire(api) as line:
         assert await line.ask() == 200
-        monkeypatch.setattr(http_limits, "HEAD_SECONDS", 0.2)
+        monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.2)
         await line.send(b"POST /rpc HT")
         assert await line.rest() == b""
 
 
 async def test_idle_connection_outlives_the_time_for_a_head(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_limits, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.1)
     async with wire(api) as line:
         assert await line.ask() == 200
         await asyncio.sleep(0.4)  # the point is that nothing happens meanwhile
@@ -508,7 +508,7 @@ async def test_a_number_of_no_task_has_no_file(api: Api, path: str, number: str)
 
 
 async def test_client_that_reads_no_answers_is_cut_off(api: Api, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_limits, "STALLED_SECONDS", 0.3)
+    monkeypatch.setattr(http_server, "STALLED_SECONDS", 0.3)
     discover = json.dumps({"jsonrpc": "2.0", "method": "rpc.discover", "id": 1}).encode()
     batch = b"[" + b",".join([discover] * 2000) + b"]"
     connections = api._servers["http"]._server.server_state.connections
@@ -525,8 +525,8 @@ async def test_client_that_reads_no_answers_is_cut_off(api: Api, store: Store, m
 
 
 async def test_client_that_reads_slowly_gets_its_whole_answer(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_limits, "STALLED_SECONDS", 0.8)
-    monkeypatch.setattr(http_limits, "SLOWEST_BYTES", 1)
+    monkeypatch.setattr(http_server, "STALLED_SECONDS", 0.8)
+    monkeypatch.setattr(http_server, "SLOWEST_BYTES", 1)
     discover = json.dumps({"jsonrpc": "2.0", "method": "rpc.discover", "id": 1}).encode()
     batch = b"[" + b",".join([discover] * 2000) + b"]"
     parts, sock = urlsplit(api.url), socket.socket()

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api import rates
-from penstock.api.rates import Rates
+from penstock.api import access
+from penstock.api.access import Rates
 from penstock.protocol.errors import RateLimited
 
 
@@ -87,7 +87,7 @@ def test_over_any_time_no_more_pass_than_burst_and_rate_allow(steps: list[tuple[
 
 
 def test_memory_is_bounded_by_forgetting_full_buckets_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "_BUCKETS_KEPT", 3)
+    monkeypatch.setattr(access, "_BUCKETS_KEPT", 3)
     clock = Clock()
     limits = Rates(1, 10, clock=clock)
     limits.charge("idle", 1)

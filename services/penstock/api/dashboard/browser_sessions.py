@@ -16,10 +16,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from penstock.api.access import Authenticator, Caller, address_of, is_of_another_origin
+from penstock.api.access import Authenticator, Caller, Lookups, address_of, is_of_another_origin
 from penstock.api.dashboard.load_balancer import HEADER, LoadBalancerUsers
-from penstock.api.http_limits import ADMITTED
-from penstock.api.rates import Lookups
+from penstock.api.server import ADMITTED
 from penstock.db.session import OpenSession
 from penstock.protocol.api_key import digest_of
 from penstock.protocol.errors import AccessDenied

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from penstock.api.rates import Lookups
+from penstock.api.access import Lookups
 from penstock.protocol.api_key import Permission, implied
 from penstock.protocol.errors import AccessDenied, Unavailable, needing
 from penstock.runtime.logs import printable

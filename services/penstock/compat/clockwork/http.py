@@ -16,8 +16,7 @@ from starlette.routing import Route
 from penstock.api.access import Authenticator, address_of
 from penstock.api.audit import Audit
 from penstock.api.http import read_body, refusal
-from penstock.api.http_limits import ADMITTED
-from penstock.api.server import Part
+from penstock.api.server import ADMITTED, Part
 from penstock.compat.clockwork import schedules
 from penstock.compat.delayed_records import ACTION, cancel
 from penstock.db.notify import DELAYED_RECORDS, Notifier

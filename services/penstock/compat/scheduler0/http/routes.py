@@ -15,12 +15,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from penstock.api.access import Authenticator, address_of
+from penstock.api.access import Authenticator, Lookups, Rates, address_of
 from penstock.api.audit import Audit, set_actor
 from penstock.api.http import read_body, refusal
-from penstock.api.http_limits import ADMITTED
-from penstock.api.rates import Lookups, Rates
-from penstock.api.server import Part
+from penstock.api.server import ADMITTED, Part
 from penstock.compat.scheduler0.http.records import AsyncTasks, Credentials, Jobs, Problem, Projects, answer
 from penstock.compat.scheduler0.store import find_credential
 from penstock.db.pool import Store
