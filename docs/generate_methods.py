@@ -12,8 +12,7 @@ import msgspec
 
 import penstock.cli
 from docs.generated import row, write
-from penstock.api.openrpc import describe
-from penstock.api.table import METHODS, method_of
+from penstock.api.table import METHODS, describe, method_of
 
 PAGE = Path(__file__).with_name("methods.md")
 DOCUMENT = Path(__file__).with_name("openrpc.json")
@@ -25,7 +24,7 @@ Schema = Mapping[str, Any]
 
 def document() -> bytes:
     """The answer of rpc.discover, a member a line."""
-    return msgspec.json.format(msgspec.json.encode(describe(METHODS)), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(describe()), indent=2) + b"\n"
 
 
 def summaries() -> str:
@@ -35,7 +34,7 @@ def summaries() -> str:
 
 def reference() -> str:
     """The part of the page below the mark."""
-    described = describe(METHODS)
+    described = describe()
     lines: list[str] = []
     for group, methods in _by_group(described["methods"]).items():
         lines.append(f"\n## {group}\n")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from docs import generate_methods, generated
-from penstock.api.openrpc import describe
-from penstock.api.table import METHODS
+from penstock.api.table import METHODS, describe
 
 
 def test_the_page_has_the_reference_of_these_methods() -> None:
@@ -24,7 +23,7 @@ def test_the_help_of_commands_is_what_their_methods_say_of_themselves() -> None:
 
 def test_the_page_tells_every_method_with_every_parameter_and_error() -> None:
     text = generate_methods.PAGE.read_text("utf-8")
-    document = describe(METHODS)
+    document = describe()
     headings = re.findall(r"^### (.+)$", text, re.MULTILINE)
     assert set(METHODS) < set(headings)
     for method in document["methods"]:

@@ -15,9 +15,8 @@ from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
 
 from penstock.api.access import Caller, is_of_another_origin
-from penstock.api.openrpc import schema_of_params
 from penstock.api.rpc import Dispatcher, error_body, result_body
-from penstock.api.table import METHODS
+from penstock.api.table import METHODS, schema_of_params
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import AccessDenied, InvalidParams, InvalidRequest, MethodNotFound, NotFound, RpcError
 from penstock.protocol.json_text import decode_any

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.api import openrpc
+from penstock.api import table
 from penstock.api.table import METHODS
 from penstock.tasks import views
 
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    text = msgspec.json.encode(openrpc.describe(METHODS))
+    text = msgspec.json.encode(table.describe())
     loaded: dict[str, Any] = json.loads(text)
     return loaded
 
