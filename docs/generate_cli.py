@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from docs.generated import row, write
 from penstock.cli.app import MODULES, app, load
-from penstock.cli.groups import default_of
+from penstock.cli.parameters import default_of
 from penstock.cli.start import HELP
 
 PAGE = Path(__file__).with_name("cli.md")

@@ -8,7 +8,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from penstock.cli.common import EPILOG, error_text, say
+from penstock.cli.common import error_text, say
+from penstock.cli.parameters import EPILOG
 from penstock.protocol.errors import INVALID_PARAMS, PenstockError, RpcError, SettingsError
 from penstock.protocol.version import __version__
 

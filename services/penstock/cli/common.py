@@ -31,11 +31,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-EPILOG = (
-    "Exit codes: 0 done; 1 the operation failed, the reason is on standard error; "
-    "2 wrong usage or settings; 3 the awaited task did not succeed; 4 it did not settle in time; "
-    "130 interrupted. Settings come from PENSTOCK_* variables and penstock.toml."
-)
 DEFAULT_API_URL = "http://127.0.0.1:8080"
 _SHOWN_CHARS = 80
 # What each method does: `make reference` writes it from the methods, which would load the database's driver.

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.common import Shown, load_settings, print_table
-from penstock.cli.groups import add_group
+from penstock.cli.parameters import add_group
 from penstock.protocol.spelling import did_you_mean
 
 

@@ -11,7 +11,7 @@ import typer
 
 from penstock.api.params import DlqShowParams
 from penstock.cli.common import Api, YesOption, calling, confirm, print_fields, print_table, say, summed
-from penstock.cli.groups import Commands, add_group
+from penstock.cli.parameters import Commands, add_group
 from penstock.cli.values import state_label
 from penstock.protocol.errors import PenstockError
 

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from penstock.cli.common import Database, listing, print_fields
-from penstock.cli.groups import Commands, add_group
+from penstock.cli.parameters import Commands, add_group
 from penstock.protocol.api_key import NAME_MAX_CHARS, Permission
 from penstock.protocol.errors import PenstockError
 

@@ -11,8 +11,7 @@ import msgspec
 import typer
 
 from penstock.cli.common import SUMMARIES, Api, Column, Printer, calling, listing
-from penstock.cli.groups import Commands, add_group
-from penstock.cli.parameters import Given, ParamsOf
+from penstock.cli.parameters import Commands, Given, ParamsOf, add_group
 from penstock.limits import model
 from penstock.protocol.method import NoParams
 from penstock.tasks.params import OrderingListParams, OrderingReleaseParams

@@ -7,8 +7,7 @@ import typer
 
 from penstock.api.params import ListRejected, RejectedShowParams, WhichRejected
 from penstock.cli.common import SUMMARIES, Api, calling, listing, print_fields, say, short, summed
-from penstock.cli.groups import Commands, add_group
-from penstock.cli.parameters import Given, ParamsOf
+from penstock.cli.parameters import Commands, Given, ParamsOf, add_group
 
 PAGE = 100  # records a call, so that progress shows: a retry takes a transaction a record
 _CHOSEN = ParamsOf(

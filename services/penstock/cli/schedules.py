@@ -11,8 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.common import Api, Printer, calling, listing, outlasting, print_fields, progress, say
-from penstock.cli.groups import Commands, add_group
-from penstock.cli.parameters import PAYLOAD, Given, ParamsOf
+from penstock.cli.parameters import PAYLOAD, Commands, Given, ParamsOf, add_group
 from penstock.cli.values import read_json
 from penstock.protocol.batching import pack
 from penstock.protocol.errors import PenstockError

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import common
-from penstock.cli.groups import Commands, add_group
-from penstock.cli.parameters import PAYLOAD, Given, ParamsOf, expanded
+from penstock.cli.parameters import PAYLOAD, Commands, Given, ParamsOf, add_group, expanded
 from penstock.cli.tasks import print_tasks
 from penstock.cli.values import duration_option, state_label
 from penstock.limits.model import TaskExplainParams

@@ -9,8 +9,7 @@ import msgspec
 import typer
 
 from penstock.cli import common
-from penstock.cli.groups import Commands, add_group
-from penstock.cli.parameters import Given, ParamsOf
+from penstock.cli.parameters import Commands, Given, ParamsOf, add_group
 from penstock.cli.values import STATES_HELP, state_label
 from penstock.cli.values import state as parse_state
 from penstock.protocol.task import SHOWN_STATES, State

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import common
-from penstock.cli.groups import Commands, add_group
-from penstock.cli.parameters import Given, ParamsOf
+from penstock.cli.parameters import Commands, Given, ParamsOf, add_group
 from penstock.cli.values import STATE_STYLES, json_value, state_label
 from penstock.runtime.logs import printable
 from penstock.workflows import model

@@ -19,7 +19,7 @@ from docs import generate_cli, generated
 from docs.generate_cli import Command, commands
 from penstock import __version__
 from penstock.cli.app import app, main
-from penstock.cli.groups import default_of
+from penstock.cli.parameters import default_of
 from penstock.cli.start import HELP
 
 ROOT = Path(__file__).parents[3]
