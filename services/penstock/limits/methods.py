@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from penstock.db.session import Session
-from penstock.limits import announced, model
+from penstock.limits import model, reported
 from penstock.limits.explain import Explanation, explain
 from penstock.protocol.api_key import Permission, narrow_tenant
 from penstock.protocol.checks import like_pattern
@@ -76,7 +76,7 @@ async def list_actions(session: Session, _given: NoParams) -> model.Actions:
 @_look("action.announced")
 async def list_announced(session: Session, _given: NoParams) -> model.AnnouncedActions:
     """List the actions that workers run, how many of them, their parameters, and the tasks that wait for one."""
-    return model.AnnouncedActions(await announced.list_announced(session))
+    return model.AnnouncedActions(await reported.list_announced(session))
 
 
 @_change("action.pause")

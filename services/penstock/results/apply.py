@@ -15,7 +15,7 @@ from typing import Any, get_args
 import msgspec
 
 from penstock.db.session import Session
-from penstock.limits import announced, holds
+from penstock.limits import reported
 from penstock.payloads.codec import aad_of
 from penstock.payloads.records import decrypt_error, encrypt_error, encrypt_note, encrypt_progress
 from penstock.protocol import reports
@@ -107,7 +107,7 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
             steps += [reports.Stepped(outcome.task_id, outcome.claim, one, outcome.worker) for one in outcome.steps]
     held = [hold for outcome in given if type(outcome) is reports.Failed and (hold := hold_of(outcome)) is not None]
     if held:  # before anything else is locked: a change of limits locks them first, and then tasks
-        await holds.hold(session, held)
+        await reported.hold(session, held)
     full = await _record_steps(session, steps, summary, settings)  # also of old claims: the steps have run
     if parts := kinds[reports.Output]:
         summary.output = await output.record(session, parts, limit_bytes=settings.output_limit_bytes)
@@ -132,7 +132,7 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
         summary.alive = await _note_heartbeats(session, heartbeats, outcomes)
     await settle.note_run_times(session, *(report.actions for report in kinds[reports.RunTimes]))
     if announcements := kinds[reports.Announced]:
-        await announced.record(session, announcements)
+        await reported.announce(session, announcements)
     if summary.stale:
         metrics.STALE_RESULTS.inc(summary.stale)
     return summary
@@ -248,13 +248,13 @@ async def _note_heartbeats(
     )
 
 
-def hold_of(report: reports.Failed) -> holds.Hold | None:
+def hold_of(report: reports.Failed) -> reported.Hold | None:
     """What the handler of a failed attempt asks to be held; nothing for a time that makes no sense."""
     hints, seconds = report.hints, report.hints.retry_after
     if hints.hold not in ("action", "key") or report.claim is None or seconds is None or not seconds > 0:
         return None
-    bounded = min(seconds, holds.LONGEST_HOLD_SECONDS)
-    return holds.Hold(report.task_id, report.claim, bounded, hints.hold_key, hints.hold == "action")
+    bounded = min(seconds, reported.LONGEST_HOLD_SECONDS)
+    return reported.Hold(report.task_id, report.claim, bounded, hints.hold_key, hints.hold == "action")
 
 
 async def _postpone(session: Session, failed: dict[Pair, reports.Failed], settings: Settings) -> int:

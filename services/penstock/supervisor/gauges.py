@@ -9,7 +9,7 @@ from prometheus_client import Gauge
 
 from penstock.brokers.base import Queue
 from penstock.db.pool import Store
-from penstock.limits.announced import list_announced
+from penstock.limits.reported import list_announced
 from penstock.limits.scaling import read_route_loads
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import State

@@ -10,9 +10,9 @@ from penstock.brokers.base import Queue
 from penstock.brokers.sqs import SqsQueue
 from penstock.client.client import Client
 from penstock.db.pool import Store
-from penstock.limits import holds
+from penstock.limits import reported
 from penstock.limits.explain import Cause, Explanation, explain
-from penstock.limits.holds import Hold
+from penstock.limits.reported import Hold
 from penstock.protocol.errors import TaskNotFound
 from penstock.protocol.reports import decode_reports, encode_notification
 from penstock.protocol.task import Failure, NewTask
@@ -147,7 +147,7 @@ async def test_a_hold_of_a_whole_action_is_told_as_one_to_a_task_with_a_limit_ke
     await enqueue(store, NewTask("mail"))
     assert await scheduler.run_once() == 1
     async with store.transaction() as session:
-        await holds.hold(session, [Hold(*sent.pairs[0], 60, None, True)])
+        await reported.hold(session, [Hold(*sent.pairs[0], 60, None, True)])
     (keyed,) = await enqueue(store, NewTask("mail", limit_key="c"))
     assert "which holds action mail for" in (await why(store, keyed)).reason
 

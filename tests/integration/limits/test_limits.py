@@ -17,7 +17,7 @@ from penstock.brokers.base import Message, Queue, SendReport
 from penstock.brokers.opening import create_queues
 from penstock.brokers.sqs import SqsQueue, SqsTransport
 from penstock.db.pool import Store
-from penstock.limits import holds
+from penstock.limits import reported
 from penstock.limits.model import UNLIMITED, Action, RouteSetParams
 from penstock.methods.table import read_command
 from penstock.protocol.errors import Unavailable
@@ -629,7 +629,7 @@ async def test_a_backlog_goes_by_priority_and_window_while_one_of_its_limit_keys
     await enqueue(store, NewTask("mail", limit_key="a"))
     await run_until_idle(scheduler)
     async with store.transaction() as session:
-        await holds.hold(session, [holds.Hold(*sent.pairs[0], 600.0, None, whole=False)])
+        await reported.hold(session, [reported.Hold(*sent.pairs[0], 600.0, None, whole=False)])
     held = await enqueue(store, *(NewTask("mail", limit_key="a") for _ in range(5)))
     await enqueue(store, *(NewTask("mail", limit_key="b") for _ in range(100)))
     await run_until_idle(scheduler)

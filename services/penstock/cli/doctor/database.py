@@ -17,7 +17,7 @@ from penstock.db.pooler import is_direct
 from penstock.db.replica import Replica, open_replica
 from penstock.db.session import Session
 from penstock.db.statements import SQL
-from penstock.limits.announced import list_announced
+from penstock.limits.reported import list_announced
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.schema import renamed
 from penstock.runtime.logs import printable
