@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.client.async_client import AsyncClient as AsyncClient
     from penstock.client.client import Client as Client
+    from penstock.client.default import Task as Task
     from penstock.client.default import connect as connect
     from penstock.client.exchanges import Unfinished as Unfinished
     from penstock.client.inbound import InboundClient as InboundClient
     from penstock.client.inbound import SyncInboundClient as SyncInboundClient
-    from penstock.client.task import Task as Task
     from penstock.client.workflows import Workflow as Workflow
     from penstock.protocol.errors import DuplicateTask as DuplicateTask
     from penstock.protocol.errors import InvalidParams as InvalidParams
@@ -76,10 +76,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "client.async_client": ("AsyncClient",),
     "client.client": ("Client",),
-    "client.default": ("connect",),
+    "client.default": ("Task", "connect"),
     "client.inbound": ("InboundClient", "SyncInboundClient"),
     "client.exchanges": ("Unfinished",),
-    "client.task": ("Task",),
     "client.workflows": ("Workflow",),
     "protocol.errors": (
         "DuplicateTask", "InvalidParams", "JobNotFound", "NoResult", "PayloadLost", "PayloadUnavailable",

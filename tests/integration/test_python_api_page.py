@@ -35,7 +35,7 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("images", None)
     REGISTRY.clear()
     REGISTRY.update(before)
-    default._blocking.clear()
+    default.client.cache_clear()
 
 
 @pytest.mark.usefixtures("images")

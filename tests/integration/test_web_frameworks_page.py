@@ -35,9 +35,9 @@ def _receipts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.syspath_prepend(str(tmp_path))
     before = dict(REGISTRY)
     monkeypatch.setattr(default, "_arguments", {})
-    default._blocking.clear()
+    default.client.cache_clear()
     yield
-    default._blocking.clear()
+    default.client.cache_clear()
     sys.modules.pop("receipts", None)
     REGISTRY.clear()
     REGISTRY.update(before)

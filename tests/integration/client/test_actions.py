@@ -93,7 +93,7 @@ PRICE = Price(Decimal("1.50"), DAY)
 @pytest.fixture(autouse=True)
 def _no_client_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default, "_arguments", {})
-    default._blocking.clear()
+    default.client.cache_clear()
 
 
 async def test_arguments_and_results_keep_their_types(

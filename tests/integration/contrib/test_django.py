@@ -5,6 +5,7 @@ It takes no fixture of the other tests, so that .ci/django runs it in an environ
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import json
@@ -148,7 +149,7 @@ def shop(project: Path, penstock_pipeline: Pipeline, monkeypatch: pytest.MonkeyP
     del connections["default"]
     for name, value in settings_of(penstock_pipeline.database_url).items():
         monkeypatch.setitem(connections.settings["default"], name, value)
-    monkeypatch.setattr(default, "_blocking", [])
+    monkeypatch.setattr(default, "client", functools.cache(default.client.__wrapped__))
     shop = SimpleNamespace(connection=connections["default"])
     for name in ("models", "tasks", "urls"):
         setattr(shop, name, importlib.import_module(f"shop.{name}"))

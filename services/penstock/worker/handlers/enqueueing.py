@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from penstock.client import default
-from penstock.client.task import Task
+from penstock.client.default import Task
 from penstock.protocol.errors import RpcError
 from penstock.protocol.options import EnqueueOptions
 from penstock.protocol.spelling import did_you_mean
