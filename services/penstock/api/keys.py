@@ -94,15 +94,9 @@ async def list_keys(session: Session, page: KeysListParams) -> list[Key]:
     return [view_of(Key, row) for row in rows]
 
 
-async def find_key(session: Session, name: str) -> int | None:
-    """The id of the key that has the name now."""
-    found: int | None = await session.value("find_api_key", name)
-    return found
-
-
-async def revoke_key(session: Session, key_id: int) -> Key | None:
-    """Revoke a key permanently; None when it is unknown."""
-    rows = await session.fetch("revoke_api_key", key_id)
+async def revoke_key(session: Session, key_id: int | None, name: str | None = None) -> Key | None:
+    """Revoke the key that has a name now, or else that of an id, permanently; None when it is unknown."""
+    rows = await session.fetch("revoke_api_key", key_id, name)
     return view_of(Key, rows[0]) if rows else None
 
 
@@ -175,7 +169,7 @@ async def revoke(context: ApiContext, given: KeysRevokeParams) -> Key:
 class KeyCache:
     """Finds keys by their digests, without a query. fixed: keys of the settings. store: where the others are."""
 
-    def __init__(self, fixed: Sequence[ApiKey], store: Store | None) -> None:
+    def __init__(self, fixed: Sequence[ApiKey], store: Store) -> None:
         self._fixed = {key.digest: key for key in fixed}
         self._store = store
         self._kept: dict[bytes, ApiKey] = {}
@@ -188,7 +182,7 @@ class KeyCache:
         """The key whose secret has this digest. Raises Unavailable while the keys were last read too long ago."""
         # The time of this look-up depends on digests alone, which lead back to no secret.
         key = self._fixed.get(digest)
-        if key is None and self._store is not None:
+        if key is None:
             if monotonic() - self._read_at > BELIEVED_SECONDS:
                 raise Unavailable("the API keys in Postgres could not be read for some seconds")
             key = self._kept.get(digest)
@@ -200,8 +194,6 @@ class KeyCache:
 
     async def refresh(self) -> None:
         """Read the keys again. Raises Unavailable."""
-        if self._store is None:
-            return
         asked_at = monotonic()
         async with self._store.session() as session:
             keys = await active_keys(session)
@@ -233,7 +225,7 @@ class KeyCache:
     async def _note_use(self) -> None:
         """From time to time record which keys were used; where that is refused, keys count all the same."""
         now = monotonic()
-        if self._store is None or not self._used or now - self._noted_at < USE_NOTED_SECONDS:
+        if not self._used or now - self._noted_at < USE_NOTED_SECONDS:
             return
         used, self._used, self._noted_at = self._used, set(), now
         try:

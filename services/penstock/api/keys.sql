@@ -15,13 +15,10 @@ select id, name, prefix, permissions, created_at, expires_at, revoked_at, last_u
 where ($1::bigint is null or id < $1) and ($3::boolean or revoked_at is null)
 order by id desc limit $2;
 
--- name: find_api_key
--- $1 name. The key that has it now: names of revoked keys are free again.
-select id from penstock.api_key where name = $1 and revoked_at is null;
-
 -- name: revoke_api_key
--- $1 id. A second time changes nothing.
-update penstock.api_key set revoked_at = coalesce(revoked_at, now()) where id = $1
+-- $1 id or null, $2 name or null: the key that has it now, for names of revoked keys are free again. A second time changes nothing.
+update penstock.api_key set revoked_at = coalesce(revoked_at, now())
+where id = coalesce((select id from penstock.api_key where name = $2 and revoked_at is null), $1::bigint)
 returning id, name, prefix, permissions, created_at, expires_at, revoked_at, last_used_at, tenant, actions;
 
 -- name: read_active_keys

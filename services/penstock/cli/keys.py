@@ -16,7 +16,6 @@ from penstock.protocol.errors import PenstockError
 if TYPE_CHECKING:
     from penstock.api.keys import Key
     from penstock.compat.scheduler0.store import Credential
-    from penstock.db.session import Session
 
 _ALL = 2**31 - 1
 
@@ -91,13 +90,8 @@ def revoke(
     """Revoke a key permanently; every api refuses it within 10 seconds."""
     from penstock.api import keys
 
-    async def change(session: Session) -> Key | None:
-        key_id = await keys.find_key(session, key.strip())
-        if key_id is None and key.isascii() and key.isdigit() and len(key) < 19:
-            key_id = int(key)
-        return None if key_id is None else await keys.revoke_key(session, key_id)
-
-    record = database.run(change)
+    number = int(key) if key.isascii() and key.isdigit() and len(key) < 19 else None
+    record = database.run(lambda session: keys.revoke_key(session, number, key.strip()))
     if record is None:
         raise PenstockError(f"no key {key!r}: `penstock keys` lists the keys")
     shown = _members(record)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -34,6 +36,24 @@ MAY = {
 }  # fmt: skip
 
 
+class NoKeys:
+    """A store in which no key is."""
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Any]:
+        yield self
+
+    async def fetch(self, statement: str) -> list[Any]:
+        return []
+
+
+def keys_of(*entries: str) -> KeyCache:
+    store: Any = NoKeys()
+    ring = KeyCache(parse_entries(entries), store)
+    asyncio.run(ring.refresh())
+    return ring
+
+
 def test_every_method_needs_the_permission_that_is_promised() -> None:
     """A method that is added must be placed here by hand."""
     promised = {method: permission for permission, methods in MAY.items() for method in methods}
@@ -65,7 +85,7 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
     compared: list[tuple[Any, Any]] = []
     real = api_keys.hmac.compare_digest
     monkeypatch.setattr(api_keys.hmac, "compare_digest", lambda one, two: compared.append((one, two)) or real(one, two))
-    ring = KeyCache(parse_entries(["the-first-of-keys", "second-of-the-keys"]), None)
+    ring = keys_of("the-first-of-keys", "second-of-the-keys")
     found = ring.find(digest_of(b"second-of-the-keys"))
     assert found is not None
     assert compared == [(found.digest, found.digest)]
@@ -80,7 +100,7 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
      {"authorization": "second-of-the-keys"}],
 )  # fmt: skip
 def test_anything_but_a_key_is_refused(headers: dict[str, str]) -> None:
-    authenticator = Authenticator(KeyCache(parse_entries(["the-first-of-keys", "second-of-the-keys"]), None))
+    authenticator = Authenticator(keys_of("the-first-of-keys", "second-of-the-keys"))
     with pytest.raises(AccessDenied) as caught:
         authenticator.admit(Headers(headers), "127.0.0.1")
     assert caught.value.status == 401
@@ -88,7 +108,7 @@ def test_anything_but_a_key_is_refused(headers: dict[str, str]) -> None:
 
 def test_guard_without_keys_counts_callers_by_address_and_with_keys_by_key() -> None:
     assert Authenticator().admit(Headers({}), "127.0.0.9").name == "127.0.0.9"
-    ring = KeyCache(parse_entries(["the-first-of-keys", f"ci:read:{'ab' * 32}"]), None)
+    ring = keys_of("the-first-of-keys", f"ci:read:{'ab' * 32}")
     assert Authenticator(ring).admit(Headers({"x-api-key": "the-first-of-keys"}), "127.0.0.9").name == ":entry 1"
 
 
@@ -96,7 +116,8 @@ def test_guard_without_keys_counts_callers_by_address_and_with_keys_by_key() -> 
 async def test_a_stop_that_meets_the_end_of_a_refresh_is_not_lost(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lost, it would keep the api from stopping."""
     monkeypatch.setattr(api_keys, "REFRESH_SECONDS", 0.0)
-    ring = api_keys.KeyCache((), None)
+    store: Any = NoKeys()
+    ring = api_keys.KeyCache((), store)
     begun, end = asyncio.Event(), asyncio.Event()
 
     async def refresh() -> None:
