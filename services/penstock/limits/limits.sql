@@ -224,13 +224,15 @@ with looked as materialized (
 select claimed_at, id from looked order by claimed_at, id offset $3 - 1;
 
 -- name: read_actions
--- $1 names or null for all. With how many are in flight through their gates, counted up to 100000.
-select a.name as action, a.paused, a.max_in_flight, a.rate, a.burst, a.key_max_in_flight, a.key_rate, a.key_burst,
-       a.updated_at, case when a.held_until > now() then a.held_until end as held_until,
+-- $1 name of one, which may be unlimited, or null for all that are limited or paused. With how many are in flight through their
+-- gates, counted up to 100000.
+select w.name as action, coalesce(a.paused, false) as paused, a.max_in_flight, a.rate, a.burst, a.key_max_in_flight, a.key_rate,
+       a.key_burst, a.updated_at, case when a.held_until > now() then a.held_until end as held_until,
        (select count(*) from (select from penstock.task t
                               where t.state = 'ACQUIRED' and t.gate is not null and t.action = a.name
                               limit 100000) held) as in_flight
-from penstock.action a where $1::text[] is null or a.name = any($1) order by a.name;
+from (select $1::text as name where $1 is not null union all select name from penstock.action where $1 is null) w
+left join penstock.action a on a.name = w.name order by w.name;
 
 -- name: set_route
 -- $1 name, $2 queue, $3 patterns of LIKE, $4 labels as JSON text, $5 position.

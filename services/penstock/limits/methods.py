@@ -49,10 +49,8 @@ async def set_limits(session: Session, action: str, change: Mapping[str, Any]) -
 
 async def read_action(session: Session, action: str) -> model.Action:
     """The limits of an action, which may be unlimited."""
-    rows = await session.fetch("read_actions", [action])
-    if rows:
-        return view_of(model.Action, rows[0])
-    return model.Action(action, **model.UNLIMITED, in_flight=0, updated_at=None)
+    (row,) = await session.fetch("read_actions", action)
+    return view_of(model.Action, row)
 
 
 @_change("action.set")
