@@ -17,8 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
-from penstock.api.dashboard.browser_sessions import SESSION_COOKIE, SIGNED_OUT, BrowserSession
-from penstock.api.dashboard.load_balancer import HEADER
+from penstock.api.dashboard.browser_sessions import SESSION_COOKIE, SIGNED_OUT, USER_HEADER, BrowserSession
 from penstock.api.process import Api
 from penstock.db.pool import Store
 from penstock.protocol.errors import SettingsError
@@ -120,7 +119,7 @@ async def browser(api: Api) -> AsyncIterator[Browser]:
 
 
 async def test_a_user_of_the_load_balancer_has_the_permissions_of_the_groups(browser: Browser, keys: Keys) -> None:
-    browser.http.headers[HEADER] = token()
+    browser.http.headers[USER_HEADER] = token()
     shown = await browser.get("/tasks")
     assert "alb:ann@example.com" in shown
     assert "read-only" in shown
@@ -130,7 +129,7 @@ async def test_a_user_of_the_load_balancer_has_the_permissions_of_the_groups(bro
     answer = await browser.http.post("/do", data={"csrf": csrf, "method": "action.pause", "action": "a"})
     assert answer.status_code == 303
     assert "Your API key may not do this (action.pause)" in await browser.get("/tasks")
-    browser.http.headers[HEADER] = token({"sub": "u-2", "groups": "[ops, dev]"})
+    browser.http.headers[USER_HEADER] = token({"sub": "u-2", "groups": "[ops, dev]"})
     assert await browser.do("action.pause", action="a") == "done: Action a is paused"
     assert (await history(browser))[0] == ("dashboard", "action.pause", "ok")
     assert "alb:u-2" in await browser.get("/audit")
@@ -173,7 +172,7 @@ REFUSED: dict[str, tuple[Callable[[], str], str, int]] = {
 @pytest.mark.parametrize("case", REFUSED)
 async def test_a_header_that_does_not_prove_a_user_is_refused(browser: Browser, keys: Keys, case: str) -> None:
     make, reason, status = REFUSED[case]
-    browser.http.headers[HEADER] = make()
+    browser.http.headers[USER_HEADER] = make()
     for path in ("/tasks", "/"):
         assert reason in await browser.get(path, status)
     answer = await browser.http.get("/tasks", headers={"Accept": "text/event-stream"})
@@ -185,7 +184,7 @@ async def test_the_header_is_ignored_where_the_setting_is_off(store: Store, sett
     closed = settings.model_copy(update={"api_require_keys": True, "dashboard_alb_keys_url": keys.url})
     async with running(store, closed) as api:
         browser = Browser(api)
-        browser.http.headers[HEADER] = token(READER | {"groups": ["ops"]})
+        browser.http.headers[USER_HEADER] = token(READER | {"groups": ["ops"]})
         assert (await browser.http.get("/tasks")).headers["location"].startswith("/login")
         await browser.http.aclose()
     assert keys.asked == []
@@ -196,20 +195,20 @@ async def test_without_the_header_keys_sign_in_and_without_the_key_endpoint_it_i
 ) -> None:
     assert (await browser.http.get("/tasks")).headers["location"].startswith("/login")
     keys.stop()
-    browser.http.headers[HEADER] = token()
+    browser.http.headers[USER_HEADER] = token()
     assert "Unavailable" in await browser.get("/tasks", 503)
 
 
 async def test_an_open_page_ends_with_the_header_so_that_the_browser_asks_again(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    headers = {"Accept": "text/event-stream", HEADER: token()}
+    headers = {"Accept": "text/event-stream", USER_HEADER: token()}
     lines: list[str] = []
     async with browser.http.stream("GET", "/tasks", headers=headers) as response:
         assert response.status_code == 200
         async for line in response.aiter_lines():
             lines.append(line)
-            monkeypatch.setattr("penstock.api.dashboard.load_balancer.time", lambda: time.time() + 3600)
+            monkeypatch.setattr("penstock.api.dashboard.browser_sessions.time", lambda: time.time() + 3600)
     assert any(line.startswith("data: ") for line in lines)
     assert "event: over" not in lines
 
