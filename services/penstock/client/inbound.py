@@ -102,7 +102,10 @@ class InboundClient(WaitAnswers[AsyncNothing]):
 
     async def send(self, method: str, params: Params) -> None:
         """Send a request of any method that changes something, such as ``cancel``. Raises TooLarge, Unfinished."""
-        await self._send_all([request_text(method, params, None)], [params])
+        if method == "enqueue" and isinstance(params, Mapping):
+            await self.enqueue_many([params])  # which encrypts its payload, or stores a large one
+        else:
+            await self._send_all([request_text(method, params, None)], [params])
 
     async def _run(self, call: Request[Any]) -> None:
         await self.send(call.method, call.params)

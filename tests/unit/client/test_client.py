@@ -261,6 +261,23 @@ async def test_unsent_tasks_are_sent_again_with_their_payloads_although_they_are
     assert caught.value.unsent == [{"action": "a", "payload": {"n": 1}}]
 
 
+async def test_a_task_that_send_adds_is_encrypted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies: list[str] = []
+
+    async def send(messages: Sequence[Outgoing]) -> SendReport:
+        bodies.extend(message.body for message in messages)
+        return SendReport([], None)
+
+    settings = load_settings(payload_keys=new_key())
+    async with InboundClient("http://127.0.0.1:1/queue", "http://127.0.0.1:1", payloads=settings) as client:
+        monkeypatch.setattr(client, "_queue", SimpleNamespace(limits=LIMITS, send=send))
+        await client.send("enqueue", {"action": "a", "payload": {"n": 1}})
+        params = json.loads(bodies[-1])["params"]
+        assert params.keys() == {"action", "sealed_payload"}
+        sealed = json.dumps(params["sealed_payload"])
+        assert json.loads(client._codec.decode_inline(sealed, offered_aad("a", None))) == {"n": 1}
+
+
 def test_client_loads_no_database_driver() -> None:
     code = (
         "import sys, penstock.client.client; "
