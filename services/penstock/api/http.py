@@ -120,9 +120,6 @@ def make_app(
 
         return endpoint
 
-    async def rpc(body: bytes, caller: Caller, _request: Request) -> tuple[int, bytes | None]:
-        return await dispatcher.answer(body, caller)
-
     async def figures(request: Request) -> Response:
         started = perf_counter()
         try:
@@ -138,7 +135,7 @@ def make_app(
         metrics.REQUEST_SECONDS.observe(perf_counter() - started)
         return _json(answer)
 
-    rpc_endpoint = posted(RPC_PATH, "http", rpc)
+    rpc_endpoint = posted(RPC_PATH, "http", lambda body, caller, _: dispatcher.answer(body, caller))
     routed = Starlette(
         routes=[
             Route("/", index, methods=["GET"]),
