@@ -84,30 +84,42 @@ with freed as (
 -- Reads every record.
 select source, count(*) as count from penstock.armed group by source;
 
--- name: begin_positions
--- $1 group, $2 topics, $3 partitions, $4 offsets to begin with, where none is known.
-insert into penstock.kafka_position (group_id, topic, partition, next_offset)
-select $1, u.* from unnest($2::text[], $3::int[], $4::bigint[]) u (topic, partition, next_offset)
-order by topic, partition
-on conflict do nothing;
-
--- name: lock_positions
--- $1 group, $2 topics, $3 partitions. Locked while records that were read are stored.
-select topic, partition, next_offset, complete from penstock.kafka_position
-where group_id = $1 and (topic, partition) in (select * from unnest($2::text[], $3::int[]))
-order by topic, partition for update;
+-- name: open_positions
+-- $1 group, $2 topics, $3 partitions, $4 offsets to begin with, where none is known, $5 ends. A partition that ends
+-- before its position is read from there on as for the first time. Returns (topic, partition, next_offset, complete,
+-- restarted).
+with input as (
+    select u.* from unnest($2::text[], $3::int[], $4::bigint[], $5::bigint[]) u (topic, partition, first, past)
+), known as (
+    select topic, partition, p.next_offset, p.complete, i.first, p.next_offset > i.past as is_beyond
+    from penstock.kafka_position p join input i using (topic, partition)
+    where p.group_id = $1 order by topic, partition for update of p
+), restarted as (
+    update penstock.kafka_position p set next_offset = k.first, complete = false, updated_at = now()
+    from known k where k.is_beyond and p.group_id = $1 and p.topic = k.topic and p.partition = k.partition
+    returning p.topic, p.partition, p.next_offset, p.complete
+), begun as (
+    insert into penstock.kafka_position (group_id, topic, partition, next_offset)
+    select $1, topic, partition, first from input order by topic, partition
+    on conflict do nothing returning topic, partition, next_offset, complete
+)
+select topic, partition, next_offset, complete, false as restarted from known where not is_beyond
+union all select topic, partition, next_offset, complete, false from begun
+union all select topic, partition, next_offset, complete, true from restarted;
 
 -- name: move_positions
--- $1 group, $2 topics, $3 partitions, $4 next offsets; held before.
-update penstock.kafka_position p set next_offset = u.next_offset, updated_at = now()
-from unnest($2::text[], $3::int[], $4::bigint[]) u (topic, partition, next_offset)
-where p.group_id = $1 and p.topic = u.topic and p.partition = u.partition;
-
--- name: restart_positions
--- $1 group, $2 topics, $3 partitions, $4 next offsets; held before. From there on they are read as for the first time.
-update penstock.kafka_position p set next_offset = u.next_offset, complete = false, updated_at = now()
-from unnest($2::text[], $3::int[], $4::bigint[]) u (topic, partition, next_offset)
-where p.group_id = $1 and p.topic = u.topic and p.partition = u.partition;
+-- $1 group, $2 topics, $3 partitions, $4 where this process expects them, $5 next offsets. Locked until the records that
+-- were read are stored. Returns (topic, partition) of those that are there; another process has moved the others.
+with held as (
+    select topic, partition, u.next_offset
+    from penstock.kafka_position p
+    join unnest($2::text[], $3::int[], $4::bigint[], $5::bigint[]) u (topic, partition, expected, next_offset)
+        using (topic, partition)
+    where p.group_id = $1 and p.next_offset = u.expected order by topic, partition for update of p
+)
+update penstock.kafka_position p set next_offset = h.next_offset, updated_at = now()
+from held h where p.group_id = $1 and p.topic = h.topic and p.partition = h.partition
+returning p.topic, p.partition;
 
 -- name: complete_position
 -- $1 group, $2 topic, $3 partition; held before.

@@ -7,7 +7,7 @@ expects it: so each record is stored once, even if two processes own a partition
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NamedTuple
@@ -232,21 +232,31 @@ class Source(Service):
         rows = await session.fetch(statement, self._feed.group, topics, numbers, *columns)
         return {Partition(row["topic"], row["partition"]): row for row in rows}
 
+    async def _move(self, session: Session, ends: Mapping[Partition, int]) -> Collection[Partition]:
+        """Move positions that are where they are expected; returns those. The group decides who owns a partition: where
+        another process has read on, this one follows."""
+        expected = [self._states[partition].next for partition in ends]
+        moved = await self._positions(session, "move_positions", ends, expected, list(ends.values()))
+        for partition in ends.keys() - moved.keys():
+            log.info("source_overtaken", **partition._asdict())
+            del self._states[partition]
+        return moved.keys()
+
     async def _store_all(self, by_partition: Mapping[Partition, Sequence[Received]]) -> None:
         """Store what is new of the records, except those that Postgres rejects, and move the positions."""
-        moved: dict[Partition, int] = {}
+        fresh: dict[Partition, list[Received]] = {}
+        for partition, records in by_partition.items():
+            new = [record for record in records if record.offset >= self._states[partition].next]
+            if new:
+                fresh[partition] = new
+            else:  # the consumer has begun again, as where the topic was made again and is shorter
+                del self._states[partition]
         async with self._store.transaction() as session:
+            moved = await self._move(session, {partition: new[-1].offset + 1 for partition, new in fresh.items()})
             taken: list[SourceRecord] = []
-            for partition, row in (await self._positions(session, "lock_positions", by_partition)).items():
+            for partition in moved:
                 state = self._states[partition]
-                if _is_overtaken(partition, state, row):
-                    continue
-                fresh = [record for record in by_partition[partition] if record.offset >= state.next]
-                if not fresh:  # the consumer has begun again, as where the topic was made again and is shorter
-                    del self._states[partition]
-                    continue
-                taken += [SourceRecord(record, not state.caught_up, not state.complete) for record in fresh]
-                moved[partition] = fresh[-1].offset + 1
+                taken += [SourceRecord(one, not state.caught_up, not state.complete) for one in fresh[partition]]
 
             async def store(part: Sequence[SourceRecord], hurried: bool) -> None:
                 async with session.savepoint(hurried=hurried):
@@ -257,11 +267,9 @@ class Source(Service):
 
             # A partition is read in its order, so all of it waits for a lock.
             await in_halves(taken, store, skip, errors=(Refused,))
-            if moved:
-                await self._positions(session, "move_positions", moved, list(moved.values()))
-        for partition, offset in moved.items():
+        for partition in moved:
             state = self._states[partition]
-            state.next, state.is_committed = offset, False
+            state.next, state.is_committed = fresh[partition][-1].offset + 1, False
         self._notifier.wake()
 
     async def _reach_end(self, partition: Partition, state: PartitionState) -> None:
@@ -269,8 +277,7 @@ class Source(Service):
         released, is_last = 0, False
         while not is_last:
             async with self._store.transaction() as session:
-                position = (await self._positions(session, "lock_positions", [partition]))[partition]
-                if _is_overtaken(partition, state, position):
+                if not await self._move(session, {partition: state.next}):
                     return
                 count = await session.value(
                     "release_held_records", source_of(partition.topic), partition.partition, _RELEASED_AT_ONCE
@@ -290,15 +297,13 @@ class Source(Service):
         begins = {partition: low for partition, (low, _) in bounds.items()}
         # One beyond the end is of a topic that has lost records since, or of an earlier one of that name.
         begins |= {Partition(*at[:2]): at.offset for at in committed if at.offset <= bounds[Partition(*at[:2])][1]}
+        offsets = [begins[partition] for partition in partitions], [bounds[partition][1] for partition in partitions]
         async with self._store.transaction() as session:
-            await self._positions(session, "begin_positions", begins, list(begins.values()))
-            rows = await self._positions(session, "lock_positions", begins)
-            states = {one: PartitionState(row["next_offset"], row["complete"]) for one, row in rows.items()}
-            shorter = {one: begins[one] for one, state in states.items() if state.next > bounds[one][1]}
-            if shorter:
-                log.warning("source_topic_is_shorter", partitions=",".join(f"{one[0]}/{one[1]}" for one in shorter))
-                await self._positions(session, "restart_positions", shorter, list(shorter.values()))
-        return states | {partition: PartitionState(begin, complete=False) for partition, begin in shorter.items()}
+            rows = await self._positions(session, "open_positions", partitions, *offsets)
+        shorter = [f"{one.topic}/{one.partition}" for one, row in rows.items() if row["restarted"]]
+        if shorter:
+            log.warning("source_topic_is_shorter", partitions=",".join(shorter))
+        return {one: PartitionState(row["next_offset"], row["complete"]) for one, row in rows.items()}
 
     async def _realign(self) -> None:
         """Move the consumer to our positions: in partitions that were just assigned, and after a failure."""
@@ -341,12 +346,3 @@ class Source(Service):
 
     async def close(self) -> None:
         await self._consumer.close()
-
-
-def _is_overtaken(partition: Partition, state: PartitionState, position: Mapping[str, Any]) -> bool:
-    """Whether another process has read on. The group decides who owns the partition; this process follows."""
-    if position["next_offset"] == state.next:
-        return False
-    log.info("source_overtaken", **partition._asdict())
-    state.next, state.complete, state.is_aligned = position["next_offset"], position["complete"], False
-    return True
