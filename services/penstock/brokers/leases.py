@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any, ClassVar, Generic, TypeVar
@@ -61,10 +61,6 @@ class Reader(ABC, Generic[T]):
         """Returns the messages of those that had not ended before, which are to be settled."""
         return {receipt: self.leases.pop(receipt)[0] for receipt in receipts if receipt in self.leases}
 
-    def drop_leases(self, of: Callable[[T], bool]) -> int:
-        """End the leases of matching messages, which nothing settles; returns their number."""
-        return len(self.end_leases([receipt for receipt, (message, _) in self.leases.items() if of(message)]))
-
     def drop_all_leases(self) -> None:
         self.leases.clear()
         if self._watching is not None:
@@ -87,7 +83,7 @@ class Reader(ABC, Generic[T]):
             self._watching = None
 
 
-class LeasingTransport:
+class LeasingTransport(ABC):
     """The transport of such a broker. broker, sending: names in metrics. header_bytes: beside name and value."""
 
     broker: ClassVar[str]
@@ -104,17 +100,17 @@ class LeasingTransport:
         self._queues.append(queue)
         return queue
 
+    @abstractmethod
     async def publish(self, name: str, messages: Sequence[Outgoing]) -> Sequence[Unsent | None]:
         """Send; returns None for each message that the broker has."""
-        raise NotImplementedError  # abstract
 
+    @abstractmethod
     async def open_reader(self, name: str) -> Reader[Any]:
         """Raises QueueMissing, Unavailable."""
-        raise NotImplementedError  # abstract
 
+    @abstractmethod
     async def count_ready(self, name: str) -> int:
         """Raises QueueMissing, Unavailable."""
-        raise NotImplementedError  # abstract
 
     async def close(self) -> None:
         await asyncio.gather(*(queue.close() for queue in self._queues))

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 from penstock.brokers.kafka.group_reader import GroupReader
 from penstock.brokers.kafka.messages import Partition, Received
-from penstock.brokers.kafka.queue import LIMITS
 from penstock.settings.model import load_settings
 
 
@@ -34,7 +33,7 @@ async def test_what_was_paused_goes_on_although_a_partition_came_meanwhile() -> 
     async def write(records: Sequence[Any]) -> list[Any]:
         return [None for _ in records]
 
-    reader = GroupReader(load_settings(kafka_brokers="127.0.0.1:1"), "t", write, LIMITS)
+    reader = GroupReader(load_settings(kafka_brokers="127.0.0.1:1"), "t", write)
     consumer = Consumer()
     reader._consumer = cast(Any, consumer)
     first, second = Partition("t", 0), Partition("t", 1)

@@ -44,6 +44,9 @@ class FakeTransport(LeasingTransport):
         self.opened.append(FakeReader())
         return self.opened[-1]
 
+    async def count_ready(self, name: str) -> int:
+        return 0
+
 
 async def receive(queue: LeasedQueue) -> list[Message]:
     return await queue.receive(wait_seconds=0, visibility_seconds=30)

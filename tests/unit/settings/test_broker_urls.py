@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.brokers.kafka.offsets import Progress
+from penstock.brokers.kafka.group_reader import Progress
 from penstock.protocol.errors import SettingsError
 from penstock.settings.broker_urls import parse_broker_url
 from penstock.settings.model import load_settings

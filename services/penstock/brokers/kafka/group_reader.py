@@ -1,15 +1,20 @@
-"""Receiving as a member of a consumer group: a task reads ahead a little, and keeps the membership alive."""
+"""Receiving as a member of a consumer group: a task reads ahead a little, and keeps the membership alive.
+
+Kafka keeps one offset for a group: everything before it is done. Records are done in any order, so the end of the
+finished ones without a gap is committed. Kafka does not count deliveries either; they are kept in the note beside the
+offset, committed before a record is handed out, so that a crash of the receiver is counted.
+"""
 
 import asyncio
+import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from time import monotonic
 
-from penstock.brokers.base import Limits, Message, Unsent
+from penstock.brokers.base import MAX_RECEIVES, Message
 from penstock.brokers.kafka.consumer import KafkaConsumer
 from penstock.brokers.kafka.library import consumer_config
-from penstock.brokers.kafka.messages import Partition, Position, Received, Record, message_of, receives_of, record_again
-from penstock.brokers.kafka.offsets import Progress
+from penstock.brokers.kafka.messages import LIMITS, Partition, Position, Received, Write
 from penstock.brokers.leases import Reader
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import log
@@ -17,23 +22,76 @@ from penstock.runtime.periodic import Pauses, is_set_within
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
 
-Write = Callable[[Sequence[Record]], Awaitable[list[Unsent | None]]]
-
 _AHEAD_RECORDS = 100
 _AHEAD_BYTES = 16 * 1024 * 1024
 _POLL_SECONDS = 0.25
 _COMMIT_SECONDS = 0.5
 _AGAIN_SECONDS = 2.0  # until the next try to write a message again
+_MOST_STRETCHES = 16
+
+
+class Progress:
+    """One partition while it is this member's. position: the offset to commit, None before the first record.
+
+    is_known: False until the group's position is known. is_dirty: there is something to commit. token: of receipts.
+    """
+
+    def __init__(self, position: int | None = None, note: str = "", *, is_known: bool = True) -> None:
+        self._taken: deque[int] = deque()  # handed out or finished, in the order of the partition
+        self._finished: set[int] = set()
+        self.position = position
+        self._next = 0  # behind the last that was handed out
+        self._before = _read(note)
+        self.is_known = is_known
+        self.is_dirty = False
+        self.token = secrets.token_hex(4)
+
+    def hand_out(self, offset: int) -> int:
+        """Count the delivery of a record; returns its deliveries during earlier assignments of the partition."""
+        self._taken.append(offset)
+        self._next = offset + 1
+        if self.position is None:
+            self.position = offset
+        return self._times_before(offset)
+
+    def _times_before(self, offset: int) -> int:
+        return next((times for end, times in self._before if offset < end), 0)
+
+    def finish(self, offset: int) -> None:
+        self._finished.add(offset)
+        self.is_dirty = True
+        while self._taken and self._taken[0] in self._finished:
+            done = self._taken.popleft()
+            self._finished.discard(done)
+            self.position = done + 1
+
+    @property
+    def note(self) -> str:
+        """The note to commit: ends of stretches of records, and how often each stretch was handed out by now."""
+        ends = sorted({self._next, *(end for end, _ in self._before)})
+        left = [(end, self._times_before(end - 1) + (end <= self._next)) for end in ends if end > (self.position or 0)]
+        return ",".join(f"{end}:{times}" for end, times in left[:_MOST_STRETCHES])
+
+
+def _read(note: str) -> list[tuple[int, int]]:
+    """Stretches by their end, ascending; none of a note that cannot be read."""
+    stretches = []
+    try:
+        for part in filter(None, note.split(",")):
+            end, times = part.split(":")
+            stretches.append((int(end), int(times)))
+    except ValueError:
+        return []
+    return sorted(stretches)[:_MOST_STRETCHES]
 
 
 class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
-    """Receives from one topic. write: publishes records; see :class:`penstock.brokers.kafka.queue.KafkaTransport`."""
+    """Receives from one topic. write: publishes records."""
 
-    def __init__(self, settings: Settings, name: str, write: Write, limits: Limits) -> None:
+    def __init__(self, settings: Settings, name: str, write: Write) -> None:
         super().__init__()
         self._name = name
         self._write = write
-        self._limits = limits
         self._consumer = KafkaConsumer(
             consumer_config(settings, name), [name],
             on_assigned=self._assigned, on_revoked=self._positions, on_lost=self._lost,
@@ -87,7 +145,7 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
         """A few of those read ahead, once their delivery is committed."""
         await self._learn_positions()
         some: list[tuple[Received, Progress, int]] = []
-        while self._ahead and len(some) < self._limits.max_call_messages:
+        while self._ahead and len(some) < LIMITS.max_call_messages:
             received = self._ahead[0]
             mine = self._mine.get(received.topic_partition)
             if mine is not None and not mine.is_known:
@@ -103,10 +161,10 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
             for received, mine, times_before in some:
                 if self._mine.get(received.topic_partition) is not mine:
                     continue
-                message = message_of(received, _receipt(received, mine), times_before)
+                message = received.message(_receipt(received, mine), times_before)
                 if received.topic_partition in failed:  # delivered to no one; as if the lease were over
-                    self._lease(received, mine, _AGAIN_SECONDS, receives_of(received))
-                elif message.receive_count > self._limits.max_receives:
+                    self._lease(received, mine, _AGAIN_SECONDS, received.receives)
+                elif message.receive_count > MAX_RECEIVES:
                     # Every receiver crashed with it, one after the other.
                     self._lease(received, mine, 0, message.receive_count - 1)
                 else:
@@ -146,8 +204,7 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
             return
         dead = self._name + DEAD_LETTER_SUFFIX
         records = [
-            record_again(dead if receives >= self._limits.max_receives else self._name, received, receives)
-            for received, receives in leased
+            received.again(dead if receives >= MAX_RECEIVES else self._name, receives) for received, receives in leased
         ]
         for (received, receives), outcome in zip(leased, await self._write(records), strict=True):
             mine = self._mine.get(received.topic_partition)
@@ -230,9 +287,10 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
         for partition in gone:
             self._mine.pop(partition, None)
         self._ahead = deque(received for received in self._ahead if received.topic_partition not in gone)
-        lost = self.drop_leases(lambda leased: leased[0].topic_partition in gone)
-        if lost:
-            log.warning("holds_lost", queue=self._name, messages=lost, reason="their partitions went to another member")
+        held = [receipt for receipt, ((received, _), _) in self.leases.items() if received.topic_partition in gone]
+        if lost := self.end_leases(held):
+            reason = "their partitions went to another member"
+            log.warning("holds_lost", queue=self._name, messages=len(lost), reason=reason)
 
 
 def _receipt(received: Received, mine: Progress) -> str:

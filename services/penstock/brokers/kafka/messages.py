@@ -4,16 +4,25 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from penstock.brokers.base import MESSAGE_ID, Message, Outgoing
+from penstock.brokers.base import MESSAGE_ID, Limits, Message, Outgoing, Unsent
 from penstock.protocol.json_text import body_bytes
 from penstock.settings.model import Settings
 
+LIMITS = Limits(
+    max_message_bytes=990_000,  # brokers take a record of 1 MB by default, and ours has headers more
+    max_call_messages=10,
+    # Nothing behind a leased record can be committed, and all of it would be delivered again after a crash.
+    max_extend_seconds=600,
+    deletes_overdue=True,
+    outlives_connection=False,
+    makes_queues=True,
+)
 ID_HEADER = "penstock_id"
 SENT_HEADER = "penstock_sent_ms"  # epoch
 RECEIVES_HEADER = "penstock_receives"  # of a record that was written again: how often the message was received before
@@ -49,6 +58,9 @@ class Record:
     partition: int | None = None
 
 
+Write = Callable[[Sequence[Record]], Awaitable[list[Unsent | None]]]  # None for each record that the brokers have
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """The place of a published record, -1 where the broker gave none, or the error.
@@ -79,63 +91,58 @@ class Received:
     def topic_partition(self) -> Partition:
         return Partition(self.topic, self.partition)
 
+    @property
+    def receives(self) -> int:
+        """How often the message was received as another record."""
+        return self._number(RECEIVES_HEADER) or 0
+
+    def again(self, topic: str, receives: int) -> Record:
+        """The record to write instead of this one, which was received so often."""
+        ours = {ID_HEADER: self._message_id(), RECEIVES_HEADER: str(receives)}
+        if (sent := self._sent_ms()) is not None:
+            ours[SENT_HEADER] = str(sent)
+        headers = [(name, value) for name, value in self.headers if name not in _OURS]
+        headers += [(name, text.encode()) for name, text in ours.items()]
+        return Record(topic, self.value, self.key, headers=headers)
+
+    def message(self, receipt: str, times_before: int) -> Message:
+        """times_before: how often this record was handed out."""
+        sent = self._sent_ms()
+        attributes = {}
+        for name, value in self.headers:
+            if name not in _OURS:
+                with suppress(UnicodeDecodeError):
+                    attributes[name] = (value or b"").decode()
+        return Message(
+            id=self._message_id(),
+            receipt=receipt,
+            body=(self.value or b"").decode("utf-8", "surrogateescape"),
+            receive_count=1 + times_before + self.receives,
+            sent_at=None if sent is None else sent / 1000,
+            attributes=attributes,
+        )
+
+    def _message_id(self) -> str:
+        """The id of its first writing, or topic, place and time: a topic that is made again begins at offset 0 too."""
+        given = (dict(self.headers).get(ID_HEADER) or b"").decode("ascii", "replace")
+        if MESSAGE_ID.fullmatch(given):
+            return given
+        topic = hashlib.sha256(self.topic.encode()).hexdigest()[:16]
+        return f"{topic}-{self.partition}-{self.offset}-{self.timestamp_ms or 0}"
+
+    def _sent_ms(self) -> int | None:
+        sent = self._number(SENT_HEADER)
+        return self.timestamp_ms if sent is None else sent
+
+    def _number(self, header: str) -> int | None:
+        digits = dict(self.headers).get(header) or b""
+        return int(digits) if digits.isdigit() and len(digits) < 18 else None
+
 
 def record_of(topic: str, message: Outgoing) -> Record:
     headers = [(name, value.encode()) for name, value in message.attributes.items() if name not in _OURS]
     headers += [(ID_HEADER, secrets.token_hex(16).encode()), (SENT_HEADER, str(round(time.time() * 1000)).encode())]
     return Record(topic, body_bytes(message.body), headers=headers)
-
-
-def record_again(topic: str, received: Received, receives: int) -> Record:
-    """The record to write instead of one that was received so often."""
-    sent = _sent_ms(received)
-    ours = {ID_HEADER: _message_id(received), RECEIVES_HEADER: str(receives)}
-    ours |= {} if sent is None else {SENT_HEADER: str(sent)}
-    headers = [(name, value) for name, value in received.headers if name not in _OURS]
-    headers += [(name, text.encode()) for name, text in ours.items()]
-    return Record(topic, received.value, received.key, headers=headers)
-
-
-def receives_of(received: Received) -> int:
-    """How often the message was received as another record."""
-    return _number(received, RECEIVES_HEADER) or 0
-
-
-def message_of(received: Received, receipt: str, times_before: int) -> Message:
-    """times_before: how often this record was handed out."""
-    sent = _sent_ms(received)
-    attributes = {}
-    for name, value in received.headers:
-        if name not in _OURS:
-            with suppress(UnicodeDecodeError):
-                attributes[name] = (value or b"").decode()
-    return Message(
-        id=_message_id(received),
-        receipt=receipt,
-        body=(received.value or b"").decode("utf-8", "surrogateescape"),
-        receive_count=1 + times_before + receives_of(received),
-        sent_at=None if sent is None else sent / 1000,
-        attributes=attributes,
-    )
-
-
-def _message_id(received: Received) -> str:
-    """The id of its first writing, or topic, place and time: a topic that is made again begins at offset 0 too."""
-    given = (dict(received.headers).get(ID_HEADER) or b"").decode("ascii", "replace")
-    if MESSAGE_ID.fullmatch(given):
-        return given
-    topic = hashlib.sha256(received.topic.encode()).hexdigest()[:16]
-    return f"{topic}-{received.partition}-{received.offset}-{received.timestamp_ms or 0}"
-
-
-def _sent_ms(received: Received) -> int | None:
-    sent = _number(received, SENT_HEADER)
-    return received.timestamp_ms if sent is None else sent
-
-
-def _number(received: Received, header: str) -> int | None:
-    digits = dict(received.headers).get(header) or b""
-    return int(digits) if digits.isdigit() and len(digits) < 18 else None
 
 
 def topic_problem(topic: str, settings: Settings) -> str | None:
