@@ -212,7 +212,6 @@ ELSEWHERE = (
     "brokers/chaos.py",
     "brokers/sqs.py",
     "brokers/receiver.py",
-    "brokers/threaded.py",
     "local/",
 )
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from penstock.brokers.base import Queue
 from penstock.brokers.opening import open_transport, queue_names
-from penstock.brokers.threaded import ThreadedTransport
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import SettingsError
 from penstock.runtime.chaos import Faults, faults_of
@@ -164,13 +163,8 @@ def _queues(settings: Settings, open_queue: OpenQueue, *, suffix: str = "") -> d
 def _opener(
     settings: Settings, stack: AsyncExitStack, faults: Faults | None, *, is_blocked_at_times: bool = False
 ) -> OpenQueue:
-    """A function that opens a queue by name, or URL, and label; all share a connection, dead letters have no faults.
-
-    is_blocked_at_times: handlers may block the event loop, which a connection that holds leases must not notice.
-    """
-    transport = open_transport(settings)
-    if is_blocked_at_times and not transport.limits.outlives_connection:
-        transport = ThreadedTransport(transport)
+    """A function that opens a queue by name, or URL, and label; all share a connection, dead letters have no faults."""
+    transport = open_transport(settings, is_blocked_at_times=is_blocked_at_times)
     stack.push_async_callback(transport.close)
 
     def open_queue(name: str, label: str) -> Queue:
