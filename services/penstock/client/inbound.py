@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from pydantic import SecretStr
 
-from penstock.brokers.base import Outgoing, Queue, Transport
+from penstock.brokers.base import Outgoing, Queue
 from penstock.brokers.opening import open_transport
 from penstock.client.exchanges import Params, Request, Unfinished, request_text, trace_headers
 from penstock.client.methods import AsyncNothing, Nothing, ScheduleChanges, WaitAnswers, WorkflowChanges
@@ -52,15 +52,12 @@ class InboundClient(WaitAnswers[AsyncNothing]):
         payloads: Settings | None = None,
     ) -> None:
         self._codec = PayloadCodec(payloads)
-        self._transport: Transport
         if transport_url is None:
-            from penstock.brokers.sqs import SqsTransport
-
             key = SecretStr(access_key) if access_key else None
             settings = Settings.model_construct(sqs_endpoint_url=endpoint_url, aws_region=region, sqs_access_key=key)
-            self._transport = SqsTransport(settings)
         else:
-            self._transport = open_transport(load_settings(transport_url=transport_url))
+            settings = load_settings(transport_url=transport_url)
+        self._transport = open_transport(settings)
         self._queue: Queue = self._transport.queue(queue, label="inbound")
         self.schedules: ScheduleChanges[AsyncNothing] = ScheduleChanges(self._run)
         self.workflows: WorkflowChanges[AsyncNothing] = WorkflowChanges(self._run)
