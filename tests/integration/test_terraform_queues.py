@@ -11,8 +11,8 @@ from typing import Any
 import hcl2
 
 from penstock.brokers.sqs import SqsTransport
+from penstock.cli.doctor.checks import examine_sqs
 from penstock.cli.doctor.findings import Report
-from penstock.cli.doctor.queues import examine_sqs
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
 

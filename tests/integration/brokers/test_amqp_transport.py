@@ -15,8 +15,8 @@ import pytest
 
 from penstock.brokers.base import Outgoing, Queue, QueueMissing, Transport
 from penstock.brokers.opening import create_queues, open_transport
+from penstock.cli.doctor.checks import examine_queues
 from penstock.cli.doctor.findings import Finding, Report
-from penstock.cli.doctor.queues import examine_queues
 from penstock.protocol.errors import Unavailable
 from penstock.settings.model import Settings, load_settings
 from tests.rabbitmq import RabbitMq

@@ -19,11 +19,10 @@ from typer.testing import CliRunner
 
 from penstock.brokers.sqs import SqsTransport
 from penstock.cli.app import app
-from penstock.cli.doctor.checks import _examine_processes, examine, examine_deliveries, examine_payloads
+from penstock.cli.doctor.checks import _examine_processes, examine, examine_deliveries, examine_payloads, examine_queues
 from penstock.cli.doctor.command import _show
 from penstock.cli.doctor.database import PROCESSES, examine_database
 from penstock.cli.doctor.findings import Finding, Report
-from penstock.cli.doctor.queues import examine_queues
 from penstock.db.grants import grants
 from penstock.db.migrate import grant, head_revision, upgrade
 from penstock.db.pool import Store
@@ -506,7 +505,7 @@ async def test_dead_letters_are_pointed_out(settings: Settings, sqs: Any) -> Non
 
 async def test_a_clock_that_is_wrong(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     real = time.time
-    for module in ("database", "queues"):
+    for module in ("database", "checks"):
         monkeypatch.setattr(f"penstock.cli.doctor.{module}.time.time", lambda: real() - 60)
     found = await complaint(settings, "database clock")
     assert re.fullmatch(r"60\.\d s ahead of this machine's", found.seen)  # half of the look is in it
