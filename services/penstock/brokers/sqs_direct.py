@@ -232,10 +232,6 @@ class _Dropped(exceptions.ConnectionClosedError):  # type: ignore[misc]
     """A connection that was used before is closed, without an answer: it may have been closed while it was idle."""
 
 
-class _Unanswered(Exception):
-    """No answer has come in time."""
-
-
 @dataclass(frozen=True, slots=True)
 class Connections:
     """Connections to one endpoint, used one request at a time and kept for the next."""
@@ -254,7 +250,7 @@ class Connections:
             try:
                 request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
                 answer = await connection.exchange(request, self.answer_seconds)
-            except _Unanswered as exc:
+            except TimeoutError as exc:
                 raise exceptions.ReadTimeoutError(endpoint_url=self.url, error=exc) from exc
             except OSError as exc:
                 if connection.is_used and not connection.has_begun:
@@ -333,7 +329,7 @@ class _Connection(asyncio.Protocol):
         return self._transport is not None and time.monotonic() - self._idle_since < _IDLE_SECONDS
 
     async def exchange(self, request: bytes, seconds: float) -> Answer:
-        """Raises OSError when the connection is closed, ValueError for what is not HTTP, _Unanswered."""
+        """Raises OSError when the connection is closed, ValueError for what is not HTTP, TimeoutError."""
         if self._transport is None:
             raise ConnectionResetError("the connection is closed")
         self.has_begun = self._has_head = self._is_kept = False
@@ -349,7 +345,7 @@ class _Connection(asyncio.Protocol):
     @staticmethod
     def _give_up(answer: asyncio.Future[Answer]) -> None:
         if not answer.done():
-            answer.set_exception(_Unanswered())
+            answer.set_exception(TimeoutError())
 
     def data_received(self, data: bytes) -> None:
         if self._answer is None or self._answer.done():
