@@ -9,8 +9,6 @@ import pytest
 
 from penstock.cli.conformance import station as stations
 from penstock.cli.conformance.station import Broken, Endpoint, Station
-from penstock.payloads.codec import PayloadCodec
-from penstock.settings.model import load_settings
 
 
 async def test_a_program_that_does_not_stop_is_killed_before_the_next_one_starts(
@@ -19,9 +17,8 @@ async def test_a_program_that_does_not_stop_is_killed_before_the_next_one_starts
     monkeypatch.setattr(stations, "GRACE_SECONDS", -2)  # one second after SIGTERM
     ready = tmp_path / "ready"
     command = f"sh -c 'trap : TERM; touch {ready}; while :; do sleep 0.1; done'"
-    codec = PayloadCodec(load_settings())
     async with Endpoint(tmp_path) as endpoint:
-        station = Station(endpoint, "stopped", command, {}, folder=tmp_path, timeout=5, codec=codec)
+        station = Station(endpoint, "stopped", command, timeout=5)
         async with station:
             while not ready.exists():
                 await asyncio.sleep(0.02)

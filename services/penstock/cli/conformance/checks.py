@@ -10,12 +10,10 @@ from typing import Any, Literal, NamedTuple
 from penstock.cli.conformance import station as stations
 from penstock.cli.conformance.station import Broken, Endpoint, Reported, Sent, Station, Unsupported
 from penstock.payloads.bucket import folder_of, new_name
-from penstock.payloads.codec import PayloadCodec, payload_aad
+from penstock.payloads.codec import payload_aad
 from penstock.protocol.message_attributes import TENANT_ATTRIBUTE, TIMEOUT_ATTRIBUTE
 from penstock.protocol.reports import Failed, Progress, Stepped, Succeeded, Suspended, Unreadable
 from penstock.protocol.sealed import Reference, encode_reference
-from penstock.settings.model import load_settings
-from penstock.settings.payload_texts import new_key
 
 MINIMUM = "minimum"
 ECHO, FAIL, SLEEP, STEPS, TENANT = (f"conformance.{name}" for name in ("echo", "fail", "sleep", "steps", "tenant"))
@@ -84,7 +82,7 @@ def _opens(seal: Callable[[Station], str], **attributes: str) -> Run:
 
 
 def _encrypted(station: Station, tenant: str | None = None) -> str:
-    return station.codec.encode(json.dumps({"value": _VALUE}), payload_aad(ECHO, tenant))
+    return station.endpoint.codec.encode(json.dumps({"value": _VALUE}), payload_aad(ECHO, tenant))
 
 
 def _object(station: Station) -> str:
@@ -282,15 +280,10 @@ async def examine(command: str, folder: Path, timeout: float) -> list[Found]:
 
     Raises SettingsError without the library for encryption, StackError for a program that ends again and again.
     """
-    key = new_key()
-    codec = PayloadCodec(load_settings(payload_keys=[key], payload_bucket=None))
     found: dict[str, Found] = {}
 
     async def visit(endpoint: Endpoint, name: str) -> None:
-        station = Station(
-            endpoint, name, command, {"PENSTOCK_PAYLOAD_KEYS": key}, folder=folder, timeout=timeout, codec=codec
-        )
-        async with station:
+        async with Station(endpoint, name, command, timeout) as station:
             here = [_find(found, station, one) for one in CHECKS if one[2] == name]
             if name == "main":
                 await asyncio.gather(*here)

@@ -28,7 +28,8 @@ from penstock.protocol.fence import ClaimKey, Fence
 from penstock.protocol.message_attributes import WORKER_ATTRIBUTE
 from penstock.protocol.reports import Failed, Succeeded, Suspended, Waiting, decode_reports
 from penstock.protocol.requests import encode_call
-from penstock.settings.model import Settings
+from penstock.settings.model import Settings, load_settings
+from penstock.settings.payload_texts import new_key
 
 BUCKET = "payloads"
 _OWN_HEADERS = {"connection", "content-length", "transfer-encoding", "content-encoding", "date", "server"}
@@ -88,6 +89,8 @@ class Endpoint:
 
     def __init__(self, folder: Path) -> None:
         self.sqs = EmbeddedSqs(folder)
+        self._payload_key = new_key()
+        self.codec = PayloadCodec(load_settings(payload_keys=[self._payload_key], payload_bucket=None))
         self.objects: dict[str, bytes] = {}
         self.url = ""
         self.traffic: defaultdict[str, Traffic] = defaultdict(Traffic)  # by queue
@@ -112,13 +115,13 @@ class Endpoint:
         await self._stack.aclose()
 
     def environment(self) -> dict[str, str]:
-        """Where the endpoint is, for Penstock's workers and for AWS's SDKs."""
+        """Where the endpoint is, for Penstock's workers and for AWS's SDKs, and the key of payloads."""
         key = self.sqs.access_key_id
         return {
             "AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": key, "AWS_REGION": REGION, "AWS_DEFAULT_REGION": REGION,
             "AWS_ENDPOINT_URL_SQS": self.url, "AWS_EC2_METADATA_DISABLED": "true", "PENSTOCK_AWS_REGION": REGION,
             "PENSTOCK_SQS_ENDPOINT_URL": self.url, "PENSTOCK_PAYLOAD_S3_ENDPOINT_URL": self.url,
-            "PENSTOCK_PAYLOAD_BUCKET": f"s3://{BUCKET}",
+            "PENSTOCK_PAYLOAD_BUCKET": f"s3://{BUCKET}", "PENSTOCK_PAYLOAD_KEYS": self._payload_key,
         }  # fmt: skip
 
     async def _call(self, request: web.Request) -> web.Response:
@@ -179,18 +182,15 @@ class Sent(NamedTuple):
 class Station:
     """A program, its two queues and its log; an asynchronous context manager.
 
-    timeout: seconds for anything that a check waits for. codec: opens results that the program encrypts.
+    timeout: seconds for anything that a check waits for.
     """
 
-    def __init__(
-        self, endpoint: Endpoint, name: str, command: str, env: Mapping[str, str], *, folder: Path, timeout: float,
-        codec: PayloadCodec,
-    ) -> None:  # fmt: skip
-        self.endpoint, self.codec = endpoint, codec
+    def __init__(self, endpoint: Endpoint, name: str, command: str, timeout: float) -> None:
+        self.endpoint = endpoint
         self.traffic = endpoint.traffic[f"{name}-results"] = endpoint.traffic[f"{name}-outbound"]
         self._name, self._timeout = name, timeout
-        self._log_path = folder / f"{name}.log"
-        self._program = Child(name, shlex.split(command), env, 0)
+        self._log_path = endpoint.sqs.data_dir / f"{name}.log"
+        self._program = Child(name, shlex.split(command), {}, 0)
         settings = {
             "sqs_endpoint_url": endpoint.sqs.url, "sqs_access_key": f"{endpoint.sqs.access_key_id}:-",
             "aws_region": REGION, "sqs_client": "sdk", "visibility_timeout_seconds": VISIBILITY_SECONDS,
@@ -206,7 +206,7 @@ class Station:
         self._outbound_url = urls["outbound"]
         seen = {label: url.replace(self.endpoint.sqs.url, self.endpoint.url) for label, url in urls.items()}
         self._program.env = {
-            **os.environ, **self.endpoint.environment(), **self._program.env,
+            **os.environ, **self.endpoint.environment(),
             "PENSTOCK_OUTBOUND_QUEUE": seen["outbound"], "PENSTOCK_RESULTS_QUEUE": seen["results"],
             "PENSTOCK_VISIBILITY_TIMEOUT_SECONDS": str(VISIBILITY_SECONDS),
             "PENSTOCK_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS), "PENSTOCK_GRACE_SECONDS": str(GRACE_SECONDS),
@@ -334,7 +334,7 @@ class Station:
         """Raises Broken for another result, Unsupported for an action that the program does not have."""
         succeeded = self.succeeded(reported)
         try:
-            value = json.loads(await self.codec.load(succeeded.result, aad_of("result", succeeded.task_id)))
+            value = json.loads(await self.endpoint.codec.load(succeeded.result, aad_of("result", succeeded.task_id)))
         except PayloadLost as exc:
             raise Broken(f"the result cannot be decrypted: {exc}") from None
         if value != wanted:
