@@ -253,7 +253,7 @@ class SqsQueue:
 
         async def run(batch: list[dict[str, Any]], bytes_in_call: int, tries: int = 2) -> None:
             try:
-                done, faults = await self.call_batch(operation, batch, bytes_in_call)
+                answers = await self.call_batch(operation, batch, bytes_in_call)
             except Unavailable as exc:
                 code = code_of(exc.__cause__ or exc)
                 if code in _REFUSALS and len(batch) > 1:  # with fewer messages in it, SQS may take the call
@@ -262,13 +262,12 @@ class SqsQueue:
                     failed.update({int(entry["Id"]): (str(exc), _is_final(code, str(exc))) for entry in batch})
                 return
             again = []
-            for entry in batch:
-                if entry["Id"] in done:
+            for entry, answer in zip(batch, answers, strict=True):
+                if "Code" not in answer:
                     continue
-                item = faults.get(entry["Id"], _UNANSWERED)
-                if item.get("SenderFault") or tries <= 1:
-                    is_final = _is_final(error_code(item.get("Code")), str(item.get("Message")))
-                    failed[int(entry["Id"])] = f"{item.get('Code')}: {item.get('Message', '')}", is_final
+                if answer.get("SenderFault") or tries <= 1:
+                    is_final = _is_final(error_code(answer["Code"]), str(answer.get("Message")))
+                    failed[int(entry["Id"])] = f"{answer['Code']}: {answer.get('Message', '')}", is_final
                 else:
                     again.append(entry)
             if again:
@@ -283,19 +282,19 @@ class SqsQueue:
             )  # fmt: skip
         return failed
 
-    async def call_batch(
-        self, operation: str, entries: Sequence[dict[str, Any]], size: int
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """One call, of so many bytes; returns what SQS says of entries that are done, and of those that failed, by id.
+    async def call_batch(self, operation: str, entries: Sequence[dict[str, Any]], size: int) -> list[Mapping[str, Any]]:
+        """One call, of so many bytes; returns what SQS says of each entry, with a ``Code`` of one that failed.
 
-        An entry in neither may not be done: a proxy may answer 200 instead of SQS. Raises Unavailable.
+        One that it does not name may not be done: a proxy may answer 200 instead of SQS. Raises Unavailable.
         """
         reply = await self._call(operation, QueueUrl=await self.url(), Entries=entries)
         metrics.SQS_BILLED_UNITS.labels(operation, self.label).inc(_billed_units(size))
-        done = {item["Id"]: item for item in reply.get("Successful", ())}
-        if len(done) < len(entries):
+        said = {item["Id"]: {"Code": None, **item} for item in reply.get("Failed", ())}
+        said |= {item["Id"]: item for item in reply.get("Successful", ())}
+        answers: list[Mapping[str, Any]] = [said.get(entry["Id"], _UNANSWERED) for entry in entries]
+        if any("Code" in answer for answer in answers):
             metrics.SQS_CALLS.labels(operation, self.label, "partial").inc()
-        return done, {item["Id"]: item for item in reply.get("Failed", ())}
+        return answers
 
     async def _call(self, operation: str, **arguments: Any) -> Mapping[str, Any]:
         client: Any = None

@@ -165,7 +165,7 @@ class Sender:
     async def _call(self, queue: str, batch: Sequence[_Entry], outcomes: list[Outcome]) -> bool:
         """Send and note the outcomes; False, without any, where SQS refuses several messages for what one holds."""
         try:
-            sent, failed = await self._queues[queue].call_batch(
+            answers = await self._queues[queue].call_batch(
                 "send_message_batch", [entry.arguments for entry in batch], sum(entry.size for entry in batch)
             )
         except Unavailable as exc:
@@ -177,21 +177,19 @@ class Sender:
             for entry in batch:
                 outcomes[entry.position] = kind(f"SQS did not take the message for {queue}: {short_text(cause)}")
             return True
-        for entry in batch:
-            outcomes[entry.position] = _outcome(queue, sent.get(str(entry.position)), failed.get(str(entry.position)))
+        for entry, answer in zip(batch, answers, strict=True):
+            outcomes[entry.position] = _outcome(queue, answer)
         return True
 
 
-def _outcome(queue: str, sent: Mapping[str, Any] | None, failed: Mapping[str, Any] | None) -> Outcome:
-    if sent is not None:
-        result = {"message_id": sent["MessageId"]}
-        if "SequenceNumber" in sent:
-            result["sequence_number"] = sent["SequenceNumber"]
-        return result
-    if failed is None:
-        return NotDelivered(f"the answer of SQS does not name the message for {queue}")
-    text = f"SQS did not take the message for {queue}: {failed.get('Code')}: {failed.get('Message', '')}"
-    return Undeliverable(text) if failed.get("SenderFault") else NotDelivered(text)
+def _outcome(queue: str, answer: Mapping[str, Any]) -> Outcome:
+    if "Code" in answer:
+        text = f"SQS did not take the message for {queue}: {answer['Code']}: {answer.get('Message', '')}"
+        return Undeliverable(text) if answer.get("SenderFault") else NotDelivered(text)
+    result = {"message_id": answer["MessageId"]}
+    if "SequenceNumber" in answer:
+        result["sequence_number"] = answer["SequenceNumber"]
+    return result
 
 
 def _body(sending: SqsMessage) -> str:
