@@ -605,15 +605,14 @@ def encode_shared_result(pack_id: str, places: Sequence[int], result: str) -> st
 
 
 def error_text(code: int, message: str, /, **data: Any) -> str:
-    """The error of an attempt as JSON text, as it is stored."""
-    return replace_unstorable(json.dumps({"code": code, "message": message, "data": data}))
+    """The error of an attempt as JSON text. data: type, message, traceback and hints; what is None is left out."""
+    # A file name in an exception may hold half a surrogate pair, with which no decoder takes the response.
+    return replace_unstorable(_dump({"code": code, "message": message, "data": given(**data)}))
 
 
 def encode_error(claim_id: str, code: int, message: str, data: Mapping[str, Any]) -> str:
-    """The response of a failure. data: type, message, traceback and hints; what is None is left out."""
-    # A file name in an exception may hold half a surrogate pair, with which no decoder takes the response.
-    error = replace_unstorable(_dump({"code": code, "message": message, "data": given(**data)}))
-    return f'{{"jsonrpc":"2.0","error":{error},"id":"{claim_id}"}}'
+    """The response of a failure; data as of ``error_text``."""
+    return f'{{"jsonrpc":"2.0","error":{error_text(code, message, **data)},"id":"{claim_id}"}}'
 
 
 def encode_progress(claim_id: str, percent: float | None = None, note: str | None = None) -> str:

@@ -13,7 +13,7 @@ from penstock.protocol.compression import ENCODING, pack_result
 from penstock.protocol.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE, RateLimited
 from penstock.protocol.json_text import MAX_DEPTH, dumps, escape_for_sqs, foreign, is_deeper, replace_unstorable
 from penstock.protocol.reports import decode_response, encode_error, encode_notification, encode_result, error_text
-from penstock.protocol.requests import Invalid, Request, TaskRequest, given
+from penstock.protocol.requests import Invalid, Request, TaskRequest
 from penstock.protocol.spelling import nearest
 from penstock.protocol.task import BUILT_IN_ACTIONS
 from penstock.settings.model import Settings
@@ -119,7 +119,7 @@ def too_large(kind: str, what: str, size: int, limit_bytes: int, setting: str) -
 def encoded_error(exc: Exception) -> str:
     """The final failure of a step, as JSON text."""
     code, message, data = _error_of(None, exc)
-    return error_text(code, message, **given(**data))
+    return error_text(code, message, **data)
 
 
 def encoded_result(result: Any, of: str = "the handler") -> str:
@@ -230,12 +230,9 @@ def no_task_answer(entry: TaskRequest | Request | Invalid, reason: str) -> str:
     else:
         id_ = json.dumps(entry.id) if isinstance(entry, TaskRequest) else bytes(entry.id).decode() or "none"
         shown, code = f"{entry.method} {bytes(entry.params).decode()} id {id_}", -32600
-    error = {
-        "code": code,
-        "message": cut(f"outbound entry names no task: {reason}"),
-        "data": {"entry": cut(shown, TRACEBACK_LIMIT_BYTES)},
-    }
-    return json.dumps({"jsonrpc": "2.0", "error": error, "id": None}, separators=(",", ":"))
+    problem = cut(f"outbound entry names no task: {reason}")
+    error = error_text(code, problem, entry=cut(shown, TRACEBACK_LIMIT_BYTES))
+    return f'{{"jsonrpc":"2.0","error":{error},"id":null}}'
 
 
 def refused_answer(answer: str, size: int) -> str:
