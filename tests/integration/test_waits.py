@@ -26,7 +26,7 @@ from penstock.protocol.reports import decode_reports, encode_notification, encod
 from penstock.protocol.task import Claimed, Failure, NewTask, State
 from penstock.resulter import Resulter
 from penstock.results.apply import ApplySummary, apply_reports
-from penstock.results.wait_answers import give_up_overdue
+from penstock.results.methods import give_up_overdue
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter

@@ -9,7 +9,7 @@ from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.protocol.errors import PenstockError, Unavailable
 from penstock.protocol.task import EXPIRED
-from penstock.results.wait_answers import give_up_overdue
+from penstock.results.methods import give_up_overdue
 from penstock.runtime import metrics
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import log

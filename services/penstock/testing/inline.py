@@ -30,8 +30,8 @@ from penstock.protocol.task import Claimed, NewTask, State
 from penstock.protocol.tenant import stored_key
 from penstock.protocol.views import raw, timestamp, view_of
 from penstock.results.apply import bad_children, delay_after, hold_of, interrupted, postponement
+from penstock.results.methods import KEPT, Answered, AnswerWait, answer_again
 from penstock.results.spawn import read_spawner
-from penstock.results.wait_answers import KEPT, Answered, AnswerWait, answer_again
 from penstock.results.waits import Ended, read_answer, timed_out, token_taken
 from penstock.scheduler.packing import message_of
 from penstock.settings.model import load_settings

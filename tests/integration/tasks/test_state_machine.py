@@ -45,7 +45,7 @@ from penstock.protocol.task import (
     Stretch,
 )
 from penstock.results.apply import ApplySummary, apply_reports, delay_after
-from penstock.results.wait_answers import Answered, AnswerWait, answer_wait, give_up_overdue
+from penstock.results.methods import Answered, AnswerWait, answer_wait, give_up_overdue
 from penstock.scheduler.scan_bounds import LEVELS, ScanBounds
 from penstock.settings.model import Settings, load_settings
 from penstock.supervisor.duties import expire_some

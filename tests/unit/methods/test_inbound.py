@@ -31,7 +31,7 @@ from penstock.protocol.method import NoParams
 from penstock.protocol.reports import digest_of_answer
 from penstock.protocol.requests import ClaimId
 from penstock.protocol.task import NewTask, State
-from penstock.results.wait_answers import AnswerWait
+from penstock.results.methods import AnswerWait
 from penstock.runtime import metrics
 from penstock.settings.model import Settings, load_settings
 from penstock.tasks.params import (
