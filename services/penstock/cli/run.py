@@ -88,19 +88,15 @@ def _worker(settings: Settings, apps: Sequence[str], faults: Faults | None) -> M
     for app in apps:
         load_app(app)
 
-    registry = REGISTRY
-    deliveries = Deliveries(settings, registry, MODULES)
+    deliveries = Deliveries(settings, REGISTRY, MODULES)
     if settings.deliveries:
         log.info("deliveries_enabled", actions=",".join(settings.deliveries))
-    if not len(registry):
+    if not REGISTRY:
         raise SettingsError(
             "this worker has no handlers, so every task would fail: name their module with --app MODULE, or enable "
             "built-in actions such as http.request in PENSTOCK_DELIVERIES"
         )
-    if faults is not None:
-        from penstock.worker.handlers.chaos import with_faults
-
-        registry = with_faults(REGISTRY, faults)
+    registry = REGISTRY if faults is None else REGISTRY.inside(faults.around)
 
     def make(stack: AsyncExitStack) -> Service:
         stack.push_async_callback(deliveries.close)

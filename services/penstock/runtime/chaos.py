@@ -2,10 +2,11 @@
 
 import asyncio
 import random
-from collections.abc import Mapping
-from typing import Literal, get_args
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
 
-from penstock.protocol.errors import Unavailable
+from penstock.protocol.errors import InjectedFault, Unavailable
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.settings.model import Settings
@@ -42,6 +43,16 @@ class Faults:
         """Raises Unavailable when the edge fails this time."""
         if self.strikes(edge):
             raise Unavailable(f"{what} (injected by PENSTOCK_CHAOS_{edge.upper()})")
+
+    @contextmanager
+    def around(self, *_: Any, **__: Any) -> Iterator[None]:
+        """Have a call of a handler raise InjectedFault, before or after its work, when the edge fails this time."""
+        fails, is_late = self.strikes("handler"), self.is_even()
+        if fails and not is_late:
+            raise InjectedFault("injected by PENSTOCK_CHAOS_HANDLER, before the work")
+        yield
+        if fails:
+            raise InjectedFault("injected by PENSTOCK_CHAOS_HANDLER, after the work")
 
     async def delay(self) -> None:
         if self._delay_seconds:

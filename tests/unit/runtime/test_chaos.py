@@ -12,7 +12,6 @@ from penstock.protocol.errors import InjectedFault, Unavailable
 from penstock.runtime.chaos import EDGES, Faults, faults_of
 from penstock.settings.model import load_settings
 from penstock.worker.handlers.actions import Registry, action
-from penstock.worker.handlers.chaos import with_faults
 from penstock.worker.handlers.context import Context
 
 MESSAGES = [Message(str(n), f"r{n}", "{}", 1, None, {}) for n in range(10)]
@@ -118,7 +117,7 @@ async def test_a_handler_fails_before_its_work_or_after_it() -> None:
     def other(ctx: Context) -> None:
         done.append("plain")
 
-    faulty = with_faults(registry, Faults("worker", {"handler": 1}, seed=3))
+    faulty = registry.inside(Faults("worker", {"handler": 1}, seed=3).around)
     for _ in range(50):
         handler = faulty.get("async")
         assert handler is not None

@@ -156,6 +156,10 @@ class Registry(dict[str, Handler]):
             )
         self[handler.name] = handler
 
+    def inside(self, around: Callable[..., AbstractContextManager[None]]) -> Self:
+        """The same handlers, each inside of ``around``."""
+        return type(self)({name: handler.inside(around) for name, handler in self.items()})
+
 
 REGISTRY = Registry()
 

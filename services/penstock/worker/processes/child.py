@@ -25,7 +25,6 @@ from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt, Unit
 from penstock.worker.handlers.actions import REGISTRY, Registry
-from penstock.worker.handlers.chaos import with_faults
 from penstock.worker.handlers.lifespan import Resources
 from penstock.worker.handlers.steps import Suspend
 from penstock.worker.leases import Lease
@@ -49,7 +48,7 @@ def run(connection: socket.socket, settings: Settings) -> None:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     active.setup_tracing("worker", settings)
     faults = faults_of(settings, f"child {os.getpid()} of a worker")
-    registry = REGISTRY if faults is None else with_faults(REGISTRY, faults)
+    registry = REGISTRY if faults is None else REGISTRY.inside(faults.around)
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(_live(Channel(connection), settings, registry))
