@@ -30,11 +30,10 @@ from penstock.worker.handlers.lifespan import HOOKS, Entered, Resources, enter_h
 from penstock.worker.handlers.steps import Suspend
 from penstock.worker.leases import Lease
 from penstock.worker.output import Outputs
-from penstock.worker.payload_io import needs_opening, open_attempt, store_result
+from penstock.worker.payload_io import AttemptSteps, needs_opening, open_attempt, sleep_entry, store_result
 from penstock.worker.processes.channel import Child
 from penstock.worker.processes.pool import ProcessDied, ProcessKilled, ProcessPool
 from penstock.worker.result_sender import Timings
-from penstock.worker.steps import AttemptSteps, sleep_entry
 from penstock.worker.threads import Threads, stack_of
 
 _CANCEL_SECONDS = 5.0  # clean-up time of a cancelled handler before the task is answered without it

@@ -28,11 +28,11 @@ from penstock.worker.handlers.actions import REGISTRY, Registry
 from penstock.worker.handlers.lifespan import Resources
 from penstock.worker.handlers.steps import Suspend
 from penstock.worker.leases import Lease
+from penstock.worker.payload_io import AttemptSteps
 from penstock.worker.processes.channel import Channel
 from penstock.worker.responses import Refusal, Unfit
 from penstock.worker.result_sender import Timings
 from penstock.worker.runner import Answer, Runner
-from penstock.worker.steps import AttemptSteps
 from penstock.worker.threads import Threads
 
 _FLUSH_SECONDS = 0.05  # what a handler logs within it is lost when its process dies
