@@ -38,9 +38,8 @@ from penstock.settings.model import load_settings
 from penstock.tasks import params, views
 from penstock.tasks.settle import PutOff
 from penstock.testing.clock import Clock
-from penstock.testing.faults import Faults
+from penstock.testing.faults import ALONE, ONE_AT_A_TIME, Faults, matches, run_worker
 from penstock.testing.queue import MemoryQueue
-from penstock.testing.worker import ALONE, ONE_AT_A_TIME, matches, run_worker
 from penstock.worker.handlers.actions import REGISTRY, Registry
 
 _LOST = "its worker died each time that it ran"

@@ -30,9 +30,8 @@ from penstock.supervisor.schedules import Imports, ScheduleFiring
 from penstock.tasks.promotion import Promotions
 from penstock.tasks.views import TaskDetail
 from penstock.testing.clock import Clock
-from penstock.testing.faults import Faults
+from penstock.testing.faults import ALONE, ONE_AT_A_TIME, Faults, matches, run_worker
 from penstock.testing.queue import MemoryQueue
-from penstock.testing.worker import ALONE, ONE_AT_A_TIME, matches, run_worker
 from penstock.worker.handlers.actions import REGISTRY, Registry
 from penstock.workflows.advancer import WorkflowAdvancer
 

@@ -16,9 +16,8 @@ from penstock import AsyncClient, Call, Client, Context
 from penstock.protocol import in_process
 from penstock.protocol.reports import make_token
 from penstock.settings.model import load_settings
-from penstock.testing.faults import WorkerCrash
+from penstock.testing.faults import ALONE, WorkerCrash
 from penstock.testing.inline import Inline, InlineTask
-from penstock.testing.worker import ALONE
 from penstock.worker.handlers.actions import Registry, action
 
 Ran = list[Any]
