@@ -32,7 +32,7 @@ from penstock.worker.leases import Lease
 from penstock.worker.output import Outputs
 from penstock.worker.payload_io import AttemptSteps, needs_opening, open_attempt, sleep_entry, store_result
 from penstock.worker.processes.channel import Child
-from penstock.worker.processes.pool import ProcessDied, ProcessKilled, ProcessPool
+from penstock.worker.processes.pool import ProcessDied, ProcessPool
 from penstock.worker.result_sender import Timings
 from penstock.worker.threads import Threads, stack_of
 
@@ -286,9 +286,7 @@ class Runner:
             if unit.cut and isinstance(exc, asyncio.CancelledError):
                 self._abandon(unit)
                 return
-            if isinstance(exc, ProcessKilled):
-                unit.ended = exc.ended
-            elif unit.overdue:
+            if unit.overdue and unit.ended is None:
                 unit.where = unit.where or responses.traceback_of(exc)
             if isinstance(exc, BaseExceptionGroup):  # of task groups, one within another
                 found: BaseException = exc.subgroup(Suspend) or exc

@@ -31,14 +31,6 @@ class ProcessDied(Refusal):
         super().__init__("ProcessDied", f"its process ended: {ended.text}", data=ended.data)
 
 
-class ProcessKilled(asyncio.CancelledError):
-    """The call was cancelled, and its child killed."""
-
-    def __init__(self, ended: Ended) -> None:
-        super().__init__()
-        self.ended = ended
-
-
 class ProcessPool:
     """``size`` children of a fork server; :meth:`run` is a side task. apps: modules that register the handlers."""
 
@@ -72,7 +64,7 @@ class ProcessPool:
     # Calls
 
     async def call(self, child: Child, unit: Unit, receive: Callable[..., None]) -> None:
-        """Run a call in a child. receive: called with the child's messages. Raises ProcessDied, ProcessKilled."""
+        """Run a call in a child, killed if it is cancelled. receive: gets the child's messages. Raises ProcessDied."""
         action = unit.handler.name
         try:
             trace = unit.span and unit.span.context
@@ -81,7 +73,7 @@ class ProcessPool:
         except BaseException as exc:
             self._kill(child, "timeout")
             if isinstance(exc, asyncio.CancelledError):
-                raise ProcessKilled(await self._end_of(child)) from None
+                unit.ended = await self._end_of(child)
             raise
         child.calls += 1
         most, after = self._settings.process_max_memory_bytes, self._settings.process_recycle_after
