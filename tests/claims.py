@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.fence import ClaimKey, Fence
-from penstock.protocol.pack_id import name_pack
+from penstock.protocol.message_attributes import name_pack
 
 CLAIM_SECRET = b"the key of claim ids in each test"[:32]
 _FENCE = Fence([ClaimKey(CLAIM_SECRET)])

@@ -1,16 +1,20 @@
 """Attributes of messages. A strict JSON-RPC server as worker refuses unknown members in a body, so these are beside it.
 
 A trace context that all tasks of a message share is in the standard attributes; otherwise ``traces`` has those of each.
+A pack id, ``pack:<claim>:<task ids>``, names all tasks of an outbound message, for a shared result. Task ids, and
+places in a message, are written as ranges in their order: ``17-101,140``.
 """
 
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
 
+from penstock.protocol.requests import INT8_MAX
 from penstock.protocol.trace_context import TraceContext, of_headers, of_text, parse
 
 # Of an outbound message
@@ -19,6 +23,10 @@ SUSPECT_ATTRIBUTE = "suspect"  # a worker stopped heartbeating while running its
 TENANT_ATTRIBUTE = "tenant"  # of one whose tasks all are of this tenant
 TENANTS_ATTRIBUTE = "tenants"  # of one with several tenants: ids of tasks by tenant, as JSON
 PACK_ATTRIBUTE = "pack"  # pack id of a message with many tasks
+PACK_MAX_TASKS = 1000
+PACK_FROM = 8  # tasks of a message from which it has a pack id
+PACK_ID_MAX_BYTES = 2048  # with its token; task ids with more gaps have none
+_TOKEN_BYTES = 64
 TRACES_ATTRIBUTE = "traces"
 TRACES_MAX_BYTES = 32_768  # of the attribute; RabbitMQ sends all headers of a message in one frame
 TRACE_ENTRY_BYTES = 120  # that an entry adds at most to its own text
@@ -133,3 +141,49 @@ def worker_of(attributes: Mapping[str, str]) -> str | None:
     """The worker of a results message; None if the name is missing or invalid."""
     name = attributes.get(WORKER_ATTRIBUTE)
     return name if name is not None and _WORKER_NAME.fullmatch(name) else None
+
+
+def name_pack(claim: int, task_ids: Sequence[int]) -> str | None:
+    """The pack id without its token; None where it would be too long."""
+    text = f"pack:{claim}:{ranges_of(task_ids)}"
+    return text if len(text) <= PACK_ID_MAX_BYTES - _TOKEN_BYTES else None
+
+
+def parse_pack_id(text: str) -> tuple[int, Sequence[int]]:
+    """Claim and task ids, with or without a token. Raises ValueError."""
+    prefix, claim, ranges, token = (*text.split(":", 3), "", "", "", "")[:4]
+    is_right = prefix == "pack" and _is_number(claim) and int(claim) <= INT8_MAX
+    if not is_right or not (token.isalnum() or text.count(":") == 2):
+        raise ValueError(f"{text[:100]!r} is not pack:<claim>:<task ids>:<token>")
+    return int(claim), parse_ranges(ranges)
+
+
+def ranges_of(numbers: Sequence[int]) -> str:
+    """Numbers in their order, those that follow each other as one range."""
+    first, count = numbers[0], len(numbers)
+    if numbers[-1] == first + count - 1 and [*numbers] == [*range(first, first + count)]:
+        return _range(first, numbers[-1])
+    starts = [0, *(place for place, (left, right) in enumerate(pairwise(numbers), 1) if right != left + 1), count]
+    return ",".join(_range(numbers[start], numbers[end - 1]) for start, end in pairwise(starts))
+
+
+def parse_ranges(text: str) -> Sequence[int]:
+    """The numbers. Raises ValueError."""
+    found: list[int] = []
+    for part in text.split(","):
+        low, dash, high = part.partition("-")
+        if not _is_number(low) or (dash and not _is_number(high)):
+            raise ValueError(f"{part[:100]!r} is no number or range of numbers")
+        first, last = int(low), int(high or low)
+        if last < first or last > INT8_MAX or len(found) + last - first >= PACK_MAX_TASKS:
+            raise ValueError(f"{text[:100]!r} is not at most {PACK_MAX_TASKS} numbers in ranges such as 17-101,140")
+        found += range(first, last + 1)
+    return found
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and text.isascii() and len(text) <= 19

@@ -19,9 +19,8 @@ from penstock.protocol.errors import HANDLER_ERROR, INVALID_PARAMS, METHOD_NOT_F
 from penstock.protocol.fence import Fence
 from penstock.protocol.journal import Entry, StepPlace, check_step_name, decode_entries, decode_entry
 from penstock.protocol.json_text import ABSENT, decode_any, entry_text, replace_unstorable, short_reason, text_of
-from penstock.protocol.message_attributes import WORKER_NAME_MAX_CHARS
+from penstock.protocol.message_attributes import WORKER_NAME_MAX_CHARS, parse_pack_id, parse_ranges, ranges_of
 from penstock.protocol.output import decode_part
-from penstock.protocol.pack_id import parse_pack_id, parse_ranges, ranges_of
 from penstock.protocol.requests import INT8_MAX, ClaimId, given, parse_claim_id, split_body
 from penstock.protocol.sealed import SEALED_ENCODING, Reference, decode_sealed, escape_plain, is_encrypted
 from penstock.protocol.task import ACTION_MAX_CHARS, TOKEN_MAX_CHARS

@@ -10,7 +10,6 @@ from penstock.protocol import message_attributes
 from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.fence import Fence
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
-from penstock.protocol.pack_id import PACK_FROM, PACK_ID_MAX_BYTES, name_pack
 from penstock.protocol.requests import encode_call
 from penstock.protocol.task import Claimed
 from penstock.runtime import metrics
@@ -19,7 +18,7 @@ from penstock.settings.model import Settings
 _SPREAD = 10  # messages that a claim is cut into, unless they would be too large
 _SECONDS_UNKNOWN = 0.1  # the run time of an action that no worker has reported yet
 # The time limit, a pack id, and a tenant of all, whose 128 characters are up to 6 bytes each as JSON.
-_ATTRIBUTES_BYTES = 1024 + PACK_ID_MAX_BYTES
+_ATTRIBUTES_BYTES = 1024 + message_attributes.PACK_ID_MAX_BYTES
 _UNSIGNED = Fence()
 
 
@@ -103,9 +102,9 @@ def _attributes(tasks: Sequence[Claimed]) -> dict[str, str]:
 
 def _pack_id(tasks: Sequence[Claimed], fence: Fence) -> dict[str, str]:
     """The attribute with the name of all, by which a worker reports a result that they share; of a few, nothing."""
-    if len(tasks) < PACK_FROM:
+    if len(tasks) < message_attributes.PACK_FROM:
         return {}
-    plain = name_pack(tasks[0].claim, [task.id for task in tasks])
+    plain = message_attributes.name_pack(tasks[0].claim, [task.id for task in tasks])
     return {} if plain is None else {message_attributes.PACK_ATTRIBUTE: fence.sign(plain)}
 
 

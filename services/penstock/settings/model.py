@@ -26,9 +26,8 @@ from pydantic import (
 
 from penstock.protocol.api_key import ApiKey, Permission, parse_entries, parse_entry
 from penstock.protocol.errors import SettingsError
-from penstock.protocol.message_attributes import check_worker_name
+from penstock.protocol.message_attributes import PACK_MAX_TASKS, check_worker_name
 from penstock.protocol.output import OutputMode
-from penstock.protocol.pack_id import PACK_MAX_TASKS
 from penstock.protocol.retry import Backoff
 from penstock.protocol.schema import is_ambiguous
 from penstock.protocol.spelling import did_you_mean, nearest

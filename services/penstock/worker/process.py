@@ -21,7 +21,6 @@ from penstock.protocol import message_attributes
 from penstock.protocol.errors import InvalidRequest, RpcError
 from penstock.protocol.journal import encode_step
 from penstock.protocol.output import encode_output
-from penstock.protocol.pack_id import parse_pack_id
 from penstock.protocol.reports import encode_progress, sole_result
 from penstock.protocol.requests import ClaimId, Invalid, Request, TaskRequest, decode_task_requests, parse_claim_id
 from penstock.runtime import metrics
@@ -360,7 +359,7 @@ def _claims_of(
     pack_id = message.attributes.get(message_attributes.PACK_ATTRIBUTE)
     if pack_id is not None:
         with suppress(ValueError):
-            claim, task_ids = parse_pack_id(pack_id)
+            claim, task_ids = message_attributes.parse_pack_id(pack_id)
             names = [entry.id for entry in entries if isinstance(entry, TaskRequest)]
             starts = [f"{task_id}:{claim}:" for task_id in task_ids]
             if len(names) == len(starts) == len(entries) and all(map(str.startswith, names, starts)):

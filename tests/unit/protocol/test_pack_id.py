@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol.fence import ClaimKey, Fence
-from penstock.protocol.pack_id import (
+from penstock.protocol.message_attributes import (
     PACK_ID_MAX_BYTES,
     PACK_MAX_TASKS,
     name_pack,

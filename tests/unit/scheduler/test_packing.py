@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 
 from penstock.protocol.fence import ClaimKey, Fence
 from penstock.protocol.json_text import utf8_size
-from penstock.protocol.message_attributes import PACK_ATTRIBUTE, SUSPECT_ATTRIBUTE, TIMEOUT_ATTRIBUTE
-from penstock.protocol.pack_id import PACK_FROM, parse_pack_id
+from penstock.protocol.message_attributes import (
+    PACK_ATTRIBUTE,
+    PACK_FROM,
+    SUSPECT_ATTRIBUTE,
+    TIMEOUT_ATTRIBUTE,
+    parse_pack_id,
+)
 from penstock.protocol.task import Claimed
 from penstock.scheduler.packing import PackedMessage, message_of
 from tests.integration.doors import sample
