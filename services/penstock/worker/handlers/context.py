@@ -18,7 +18,7 @@ from penstock.protocol.requests import prepared
 from penstock.protocol.task import ACTION_MAX_CHARS
 from penstock.runtime.logs import task_log
 from penstock.worker.handlers.enqueueing import Action
-from penstock.worker.handlers.outcomes import is_number
+from penstock.worker.handlers.outcomes import is_number, seconds_of
 from penstock.worker.handlers.steps import Step, StepPort, Steps
 
 _NOTE_KEPT_CHARS = 1000
@@ -246,7 +246,8 @@ class Context:
 
     def sleep_sync(self, seconds: float | timedelta) -> None:
         """As :meth:`sleep`, in a handler that is a plain function."""
-        self._durable().suspend(SLEEP, seconds=_sleep_seconds(seconds))
+        rule = f"a task sleeps for 0 to {LONGEST_SLEEP_SECONDS:.0f} seconds"
+        self._durable().suspend(SLEEP, seconds=seconds_of(seconds, rule, longest=LONGEST_SLEEP_SECONDS))
 
     def sleep_until_sync(self, instant: datetime) -> None:
         """As :meth:`sleep_until`, in a handler that is a plain function."""
@@ -351,14 +352,6 @@ def _call_of(action: Any, payload: Any = None, **options: Any) -> tuple[Any, Any
 
 def _step_of(name: str | Step) -> Step:
     return name if isinstance(name, Step) else Step(name)
-
-
-def _sleep_seconds(seconds: float | timedelta) -> float:
-    if isinstance(seconds, timedelta):
-        seconds = seconds.total_seconds()
-    if not is_number(seconds) or not 0 <= seconds <= LONGEST_SLEEP_SECONDS:
-        raise ValueError(f"a task sleeps for 0 to {LONGEST_SLEEP_SECONDS:.0f} seconds, not {seconds!r}")
-    return float(seconds)
 
 
 def _zoned(instant: datetime) -> datetime:

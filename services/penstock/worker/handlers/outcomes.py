@@ -1,6 +1,6 @@
 """How a handler, or a step of it, ends an attempt on purpose: Retry, Fail, Snooze."""
 
-import math
+import sys
 from datetime import timedelta
 
 from penstock.protocol.errors import RateLimited
@@ -14,7 +14,7 @@ class Retry(Exception):
 
     def __init__(self, delay: float | timedelta | None = None, reason: str = "") -> None:
         super().__init__(reason or "the handler asked to be tried again")
-        self.delay = None if delay is None else _seconds("Retry", delay)
+        self.delay = None if delay is None else seconds_of(delay, "Retry(delay=...) takes seconds, 0 or more")
 
 
 class Snooze(Exception):
@@ -26,7 +26,7 @@ class Snooze(Exception):
 
     def __init__(self, delay: float | timedelta, reason: str = "") -> None:
         super().__init__(reason or "the handler asked to run later")
-        self.delay = _seconds("Snooze", delay)
+        self.delay = seconds_of(delay, "Snooze(delay=...) takes seconds, 0 or more")
 
 
 class Fail(Exception):
@@ -40,10 +40,11 @@ ASKED = (Retry, Snooze, RateLimited)
 """By which a handler asks for another run."""
 
 
-def _seconds(what: str, delay: float | timedelta) -> float:
-    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-    if not (is_number(seconds) and 0 <= seconds < math.inf):
-        raise ValueError(f"{what}(delay=...) takes seconds, 0 or more, not {delay!r}")
+def seconds_of(given: float | timedelta, rule: str, *, longest: float = sys.float_info.max) -> float:
+    """A time from 0 to ``longest`` in seconds. Raises ValueError, which says the rule."""
+    seconds = given.total_seconds() if isinstance(given, timedelta) else given
+    if not (is_number(seconds) and 0 <= seconds <= longest):
+        raise ValueError(f"{rule}, not {given!r}")
     return seconds
 
 
