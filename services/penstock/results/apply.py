@@ -263,7 +263,7 @@ async def _postpone(session: Session, failed: dict[Pair, reports.Failed], settin
     if not postponed:
         return 0
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    again: dict[Pair, settle.Postponement] = {}
+    again: list[tuple[int, int, float, str, str]] = []
     for pair, before in (await settle.read_postponed(session, postponed)).items():
         report = postponed[pair]
         head = _decode_head(report.error)
@@ -276,7 +276,7 @@ async def _postpone(session: Session, failed: dict[Pair, reports.Failed], settin
             failed[pair] = as_failed(report, HANDLER_ERROR, f"{put_off}: {message}", _FINAL, type=kind)
         else:
             note = encrypt_note(session.codec, pair[0], f"put off at {now}: {message}")
-            again[pair] = settle.Postponement(*put_off, json.dumps({"percent": None, "note": note}))
+            again.append((*pair, put_off[0], json.dumps({"percent": None, "note": note}), put_off[1]))
     for row in await settle.postpone(session, again):
         log.info("task_put_off", task_id=row["id"], action=row["action"], reason=row["reason"])
     return len(again)

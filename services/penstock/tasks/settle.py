@@ -119,24 +119,18 @@ class PutOff(NamedTuple):
     is_announced: bool = False
 
 
-class Postponement(NamedTuple):
-    """reason: payload, snooze or unknown. note: progress in JSON text."""
-
-    seconds: float
-    reason: str
-    note: str
-
-
 async def read_postponed(session: Session, pairs: Iterable[Pair]) -> dict[Pair, PutOff]:
     """Of each claim that still holds its task."""
     rows = await session.fetch("read_postponed", *columns(pairs), ANNOUNCED_SECONDS)
     return {(row["id"], row["claim"]): PutOff(*tuple(row)[2:]) for row in rows}
 
 
-async def postpone(session: Session, pairs: Mapping[Pair, Postponement]) -> list[asyncpg.Record]:
-    """ACQUIRED back to be claimed later, the attempt not spent; returns (id, action, state, reason)."""
-    seconds, reasons, notes = zip(*pairs.values(), strict=True) if pairs else ((), (), ())
-    rows = await session.fetch("postpone_tasks", *columns(pairs), seconds, notes, reasons) if pairs else []
+async def postpone(session: Session, put_off: Sequence[tuple[int, int, float, str, str]]) -> list[asyncpg.Record]:
+    """ACQUIRED back to be claimed later, the attempt not spent; returns (id, action, state, reason).
+
+    put_off: id, claim, seconds, the progress as JSON text, and the reason: payload, snooze or unknown.
+    """
+    rows = await session.fetch("postpone_tasks", *map(list, zip(*put_off, strict=True))) if put_off else []
     for row in rows:
         metrics.TRANSITIONS.labels(row["action"], row["state"]).inc()
         metrics.POSTPONED.labels(row["action"], row["reason"]).inc()
