@@ -531,11 +531,6 @@ class Runner:
 
     # Answering
 
-    def _finish(self, unit: Unit) -> None:
-        self._last_end = monotonic()
-        self._mean_seconds += (self._last_end - unit.started_at - self._mean_seconds) * _MEAN_WEIGHT
-        self._end(unit)
-
     def _give_back(self, unit: Unit) -> None:
         """Give back the child of a call, or the thread of one whose handler was not called."""
         if self.processes is not None and unit.handler.process:
@@ -555,7 +550,7 @@ class Runner:
                     self.answer(attempt, responses.suspension(attempt.claim_id, unit.handler, Suspend(seconds=0.0)))
         if isinstance(unit, Batch) and unit.span is not None:
             unit.span.end("cut")
-        self._end(unit)
+        self._finish(unit)
 
     def _settle(self, attempt: Attempt, answer: Answer, ran: float) -> None:
         attempt.answered = True
@@ -572,7 +567,9 @@ class Runner:
             log_failure(attempt.claim, attempt.handler.name, problem, details=details)
         self.answer(attempt, text)
 
-    def _end(self, unit: Unit) -> None:
+    def _finish(self, unit: Unit) -> None:
+        self._last_end = monotonic()
+        self._mean_seconds += (self._last_end - unit.started_at - self._mean_seconds) * _MEAN_WEIGHT
         self._running.pop(unit, None)
         self._give_back(unit)
         if any(self._queues) or not self._running:
