@@ -13,16 +13,8 @@ from msgspec.structs import replace as changed
 
 from penstock.methods.inbound import refusal_of
 from penstock.methods.table import read_command
-from penstock.protocol import reports
+from penstock.protocol import errors, reports
 from penstock.protocol.checks import read_instant
-from penstock.protocol.errors import (
-    HANDLER_ERROR,
-    InvalidParams,
-    MethodNotFound,
-    RpcError,
-    StateConflict,
-    TaskNotFound,
-)
 from penstock.protocol.journal import Entry, StepKey, journal_text
 from penstock.protocol.output import OutputEntry, decode_entries
 from penstock.protocol.requests import Invalid, Request, decode_body
@@ -238,7 +230,7 @@ class Inline:
             for entry in decode_body(dead.sent.body, batch_limit=len(dead.sent.body)).entries:
                 assert isinstance(entry, Request)
                 task_id, claim = map(int, json.loads(bytes(entry.id)).split(":"))
-                error = reports.error_text(HANDLER_ERROR, _LOST, type="StaleTask")
+                error = reports.error_text(errors.HANDLER_ERROR, _LOST, type="StaleTask")
                 self._apply(reports.Failed(task_id, claim, None, error, reports.NO_HINTS))
         self._outbound.dead.clear()
 
@@ -267,7 +259,7 @@ class Inline:
         else:
             try:
                 spawner = read_spawner(report.spawn or "[]", self._settings)
-            except RpcError as exc:
+            except errors.RpcError as exc:
                 self._fail(task, bad_children(report, exc))
                 return
             for new in spawner.tasks_of(task.new.tenant):
@@ -298,7 +290,8 @@ class Inline:
                 task.snoozes += hints.snooze
                 task.give_back(self.clock.now() + timedelta(seconds=put_off[0]))
                 return
-            error, hints = reports.error_text(HANDLER_ERROR, put_off, type="PutOffTooOften"), reports.Hints(final=True)
+            error = reports.error_text(errors.HANDLER_ERROR, put_off, type="PutOffTooOften")
+            hints = reports.Hints(final=True)
         at = timestamp(self.clock.now())
         task.failures.append(views.Failure(task.attempts, task.claim, at, json.loads(error), None))
         delay = delay_after(task.attempts, task.new.max_attempts, hints, self._settings.backoff)
@@ -416,7 +409,7 @@ class Inline:
             with self._lock:
                 result = self._carry_out(entry)
             member = {"result": msgspec.json.decode(msgspec.json.encode(result))}
-        except RpcError as exc:
+        except errors.RpcError as exc:
             member = {"error": {"code": exc.code, "message": exc.message, "data": exc.data}}
         return {"jsonrpc": "2.0", "id": json.loads(bytes(entry.id) or b"null"), **member}
 
@@ -429,7 +422,7 @@ class Inline:
             params.RescheduleParams: self._reschedule,
         }  # fmt: skip
         if type(command) not in carry_out:
-            raise MethodNotFound(f"penstock_inline has no {request.method}: use the fixture penstock_pipeline")
+            raise errors.MethodNotFound(f"penstock_inline has no {request.method}: use the fixture penstock_pipeline")
         return carry_out[type(command)](command)
 
     def _enqueue(self, new: NewTask) -> views.Accepted:
@@ -440,7 +433,7 @@ class Inline:
 
     def _find(self, task_id: int) -> InlineTask:
         if task_id not in self._tasks:
-            raise TaskNotFound(task_id)
+            raise errors.TaskNotFound(task_id)
         return self._tasks[task_id]
 
     def _show(self, command: params.StatusParams) -> Any:
@@ -474,25 +467,25 @@ class Inline:
         elif made_for is not None:
             task = self._find(made_for.task_id)
             if (task.claim, task.state) != (made_for.claim, State.ACQUIRED):
-                raise StateConflict(task.id, task.state, "answered by a token of that attempt")
+                raise errors.StateConflict(task.id, task.state, "answered by a token of that attempt")
         self._tokens[name] = _Token(None, command, command.digest)
         return KEPT
 
     def _cancel(self, command: params.CancelParams) -> views.Changed:
         task = self._find(int(command.id))
         if task.state.final:
-            raise StateConflict(task.id, task.state, "cancelled")
+            raise errors.StateConflict(task.id, task.state, "cancelled")
         task.state, task.reason, task.token = State.CANCELLED, command.reason, None
         return views.Changed(task.id, task.state)
 
     def _retry(self, command: params.RetryParams) -> views.Changed:
         task = self._find(int(command.id))
         if task.state not in (State.CRITICAL_ERROR, State.CANCELLED):
-            raise StateConflict(task.id, task.state, "retried")
+            raise errors.StateConflict(task.id, task.state, "retried")
         entries = [step.entry for step in task.steps.values()]
         first = next((entry.position for entry in entries if entry.label == command.from_step), None)
         if command.from_step is not None and first is None:
-            raise InvalidParams("from_step", f"names no durable step of task {task.id}")
+            raise errors.InvalidParams("from_step", f"names no durable step of task {task.id}")
         task.state, task.attempts, task.due_at, task.reason = State.SCHEDULED, 0, self.clock.now(), None
         task.snoozes, task.is_suspect = 0, False
         if task.new.expires_at is not None and task.new.expires_at <= self.clock.now():
@@ -508,7 +501,7 @@ class Inline:
     def _reschedule(self, command: params.RescheduleParams) -> views.Changed:
         task = self._find(int(command.id))
         if not task.is_pending:
-            raise StateConflict(task.id, task.state, "rescheduled")
+            raise errors.StateConflict(task.id, task.state, "rescheduled")
         if command.run_at is not None or command.delay is not None:
             task.due_at = read_instant(command.run_at) or self.clock.now() + timedelta(seconds=command.delay or 0)
         if command.priority is not None:
