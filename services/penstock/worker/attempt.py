@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.protocol.message_attributes import CarriedTrace
-from penstock.protocol.reports import add_trace
 from penstock.protocol.requests import ClaimId
+from penstock.protocol.trace_context import TraceContext
 from penstock.worker.handlers.actions import Handler
 from penstock.worker.handlers.context import Cancellation, Context, Report
 from penstock.worker.handlers.steps import StepPort
@@ -54,7 +54,7 @@ class Attempt(HandlerCall):
 
     params: raw JSON; of a batched handler, decoded when it joins a batch, and ``started_at`` counts from then.
     place: in its message. seen_at: last heartbeat. spawned: tasks that go with its result.
-    carried: trace context of the message.
+    carried: trace context of the message. trace: the one that goes with the response.
     journal: finished durable steps, JSON text; journal_bytes: as they are stored. reported: entries that this attempt
     has added. sleep: one that begins.
     large: its response, whose result is to be stored as an object.
@@ -69,6 +69,7 @@ class Attempt(HandlerCall):
     place: int = 0
     tenant: str | None = field(init=False, default=None)
     carried: CarriedTrace | None = field(init=False, default=None)
+    trace: TraceContext | None = field(init=False, default=None)
     answered: bool = field(init=False, default=False)
     cancellation: Cancellation = field(init=False, default_factory=Cancellation)
     spawned: list[str] = field(init=False, default_factory=list)
@@ -113,15 +114,12 @@ class Attempt(HandlerCall):
         self.span = spans.attempt(self.handler.name, *self.claim, self.carried, redelivered=redelivered)
         return self.span
 
-    def end_span(self, error: str, answer: str = "") -> str:
-        """End the span; returns the response, with the trace context if it is sampled or the attempt spawned tasks."""
-        if self.span is None:
-            return answer
-        self.span.end(error)
-        trace = self.span.context
-        if not answer or trace is None or not (trace.is_sampled or self.spawned):
-            return answer
-        return add_trace(answer, trace)
+    def end_span(self, error: str) -> None:
+        """End the span, whose context goes with the response if it is sampled or the attempt spawned tasks."""
+        if self.span is not None:
+            self.span.end(error)
+            context = self.span.context
+            self.trace = context if context and (context.is_sampled or self.spawned) else None
 
 
 @dataclass(slots=True, eq=False)

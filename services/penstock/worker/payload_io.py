@@ -15,7 +15,7 @@ from penstock.payloads.records import encrypt_error
 from penstock.protocol.errors import TOO_LARGE, PayloadLost, PayloadUnavailable
 from penstock.protocol.journal import Entry, StepPlace, add_entries, decode_entries, encode_entry
 from penstock.protocol.json_text import utf8_size
-from penstock.protocol.reports import add_trace, decode_response, encode_result, trace_of
+from penstock.protocol.reports import add_trace, decode_response, encode_result
 from penstock.protocol.requests import ClaimId
 from penstock.protocol.sealed import MARK, SEALED_ENCODING, escape_plain
 from penstock.runtime.logs import log
@@ -91,7 +91,7 @@ async def kept_object(codec: PayloadCodec, claim: ClaimId, result: str, aad: str
 
 
 def final_answer(codec: PayloadCodec, attempt: Attempt, answer: str) -> str:
-    """The response, encrypted where that is on, with the steps that the attempt has reported. Raises nothing."""
+    """The response, encrypted where that is on, with the trace and the steps of the attempt. Raises nothing."""
     if codec.encrypts:
         try:
             answer = _encrypted(codec, attempt.claim, answer)
@@ -99,6 +99,8 @@ def final_answer(codec: PayloadCodec, attempt: Attempt, answer: str) -> str:
             problem = f"the worker could not encrypt the answer: {type(exc).__name__}"
             log.error("answer_not_encrypted", **attempt.log_fields(), reason=type(exc).__name__)
             answer = failure_answer(attempt.claim_id, attempt.handler, Refusal("AnswerNotEncrypted", problem))[0]
+    if attempt.trace is not None:
+        answer = add_trace(answer, attempt.trace)
     # Once more with the outcome, which may be recorded before the reports are: queues do not keep order.
     return add_entries(answer, attempt.entries) if attempt.entries else answer
 
@@ -110,15 +112,12 @@ def _encrypted(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
         return answer
     error = bytes(decoded.error).decode()
     if error:
-        sealed = f'{{"jsonrpc":"2.0","error":{encrypt_error(codec, claim.task_id, error)},"id":"{decoded.id}"}}'
-    else:
-        result, spawn = bytes(decoded.result).decode(), bytes(decoded.spawn).decode()
-        if decoded.encoding is None:
-            result = codec.encode(escape_plain(result), aad_of("result", claim.task_id))
-        spawned = spawn and codec.encode(spawn, aad_of("spawn", claim.task_id))
-        sealed = encode_result(str(decoded.id), result, spawned, encoding=SEALED_ENCODING)
-    trace = trace_of(decoded)
-    return sealed if trace is None else add_trace(sealed, trace)
+        return f'{{"jsonrpc":"2.0","error":{encrypt_error(codec, claim.task_id, error)},"id":"{decoded.id}"}}'
+    result, spawn = bytes(decoded.result).decode(), bytes(decoded.spawn).decode()
+    if decoded.encoding is None:
+        result = codec.encode(escape_plain(result), aad_of("result", claim.task_id))
+    spawned = spawn and codec.encode(spawn, aad_of("spawn", claim.task_id))
+    return encode_result(str(decoded.id), result, spawned, encoding=SEALED_ENCODING)
 
 
 # Durable steps

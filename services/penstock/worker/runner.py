@@ -557,7 +557,7 @@ class Runner:
         self._outputs.end(attempt.output)
         text, problem = answer
         trace_id = None if attempt.span is None else attempt.span.trace_id
-        text = attempt.end_span("" if problem is None else problem.kind, text)
+        attempt.end_span("" if problem is None else problem.kind)
         outcome = "ok" if problem is None else "timeout" if problem.kind == responses.TIMEOUT_KIND else "error"
         self.timings.add(attempt.handler.name, outcome, ran, trace_id)
         if attempt.is_lost:
