@@ -66,7 +66,7 @@ class Runner:
     def __post_init__(self) -> None:
         settings, codec = self.settings, self.codec
         if self.processes is not None:
-            self.processes.on_idle = self._use_child
+            self.processes.on_idle = self._start_waiting
         compress_bytes = None if codec.is_on else settings.result_compress_bytes
         self._answer_of = partial(responses.answer_of, settings=settings, compress_bytes=compress_bytes)
         self._outputs = Outputs(settings, self.send_output, self._on_loop)
@@ -241,10 +241,6 @@ class Runner:
             running[unit] = None  # with its task, which other threads look at
         if not (running or waiting or plain or in_child or self._open_batches):
             self._empty.set()
-
-    def _use_child(self) -> None:
-        """Start a call that has waited for a child; there may be room for others then."""
-        self._start_waiting()
         self.changed.set()
 
     def _close_batch(self, batch: Batch) -> bool:
@@ -258,7 +254,6 @@ class Runner:
             else:
                 attempt.lease.begin()
                 batch.attempts.append(attempt)
-        self.changed.set()
         if not batch.attempts:
             self._give_back(batch)
         return bool(batch.attempts)
