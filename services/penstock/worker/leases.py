@@ -62,8 +62,6 @@ class Leases:
         self.deleter = Deleter(queue, settings, self._deleted)
         self._leases: dict[str, Lease] = {}
         self._arrived: dict[str, Lease] = {}
-        self.empty = asyncio.Event()
-        self.empty.set()
         metrics.HELD_MESSAGES.set_function(lambda: len(self._leases) + len(self._arrived))
 
     def arrive(self, messages: Sequence[Message]) -> None:
@@ -91,7 +89,6 @@ class Leases:
     def add(self, lease: Lease, tasks: int) -> None:
         lease.unanswered = tasks
         self._leases[lease.message.id] = lease
-        self.empty.clear()
 
     def answered(self, lease: Lease) -> None:
         """Count the response of one of the message's tasks as sent."""
@@ -188,5 +185,3 @@ class Leases:
         for lease in leases:
             self._leases.pop(lease.message.id, None)
             self._arrived.pop(lease.message.id, None)
-        if not self._leases:
-            self.empty.set()

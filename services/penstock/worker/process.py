@@ -168,7 +168,7 @@ class Worker(Service):
         """Start attempts beside others. ``alone``: of one suspect, once the others have ended and been answered."""
         async with self._starting:
             if alone:
-                await ends_within(_ALONE_SECONDS, self._wait_clear())
+                await ends_within(_ALONE_SECONDS, self.settle())
             if self._stopping:
                 self._runner.drop(attempts)
                 leases = {attempt.lease: None for attempt in attempts if not attempt.lease.begun}
@@ -182,7 +182,7 @@ class Worker(Service):
                 )  # fmt: skip
             self._runner.add(attempts, alone=alone)
             if alone:
-                await ends_within(_ALONE_SECONDS, self._wait_clear())
+                await ends_within(_ALONE_SECONDS, self.settle())
 
     def run_until(self, at: float, *, held_until: float) -> asyncio.TimerHandle:
         """Stop every call at this time of the monotonic clock; none starts after it, unless the handle is cancelled.
@@ -194,10 +194,6 @@ class Worker(Service):
 
     async def settle(self) -> None:
         """Wait until every response is in the results queue and every message deleted."""
-        await self._wait_clear()
-        await self._leases.empty.wait()
-
-    async def _wait_clear(self) -> None:
         await self._runner.wait_empty()
         await self._wait_saved()
 

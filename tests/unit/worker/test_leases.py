@@ -83,7 +83,7 @@ async def test_a_message_held_for_as_long_as_can_be_is_let_go_and_its_tasks_go_o
         assert leases.unfinished() == [lease]
         leases.answered(lease)
         leases.answered(lease)
-        await until(leases.empty.is_set)
+        await until(lambda: not leases._leases)
     finally:
         for task in tasks:
             task.cancel()
@@ -109,7 +109,7 @@ async def test_a_message_that_cannot_be_deleted_for_long_is_extended_before_its_
     await leases.deleter.flush()
     deleting.cancel()
     assert queue.deleted == ["m"]
-    assert leases.empty.is_set()
+    assert not leases._leases
 
 
 @pytest.mark.parametrize("ended", [False, True])
