@@ -22,7 +22,6 @@ from penstock.scheduler.gates import Gates
 from penstock.scheduler.routes import Diverter, Routes
 from penstock.scheduler.scan_bounds import LEVELS, ScanBounds
 from penstock.scheduler.sending import Sender
-from penstock.scheduler.unclaimable import give_up_unclaimable
 from penstock.scheduler.window import ClaimWindow, Throughput
 from penstock.settings.model import Settings
 from penstock.tasks import claim
@@ -253,7 +252,7 @@ class Scheduler(Service):
                     )
                     return batch, 0
         except Refused as exc:
-            given_up = await give_up_unclaimable(self._store, self._settings, exc, limit, stretches, due_seconds)
+            given_up = await claim.give_up_unclaimable(self._store, self._settings, exc, limit, stretches, due_seconds)
             return None, given_up
 
 

@@ -13,7 +13,6 @@ from penstock.protocol.errors import Refused, Unavailable
 from penstock.protocol.task import BEGINNING, Position, Stretch
 from penstock.runtime.logs import log
 from penstock.scheduler.sending import Sender
-from penstock.scheduler.unclaimable import give_up_unclaimable
 from penstock.scheduler.window import ClaimWindow
 from penstock.settings.model import Settings
 from penstock.tasks import claim
@@ -137,7 +136,7 @@ class Diverter:
                 return await self._look(at_once, spared)
             except Refused as exc:
                 stretch = Stretch(self._levels[0], self._levels[0], self._after)
-                return await give_up_unclaimable(self.store, self.settings, exc, at_once, [stretch])
+                return await claim.give_up_unclaimable(self.store, self.settings, exc, at_once, [stretch])
 
     async def _look(self, at_once: int, spared: Sequence[str]) -> int:
         async with self.store.session() as session:

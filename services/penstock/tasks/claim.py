@@ -1,17 +1,25 @@
-"""Claim due tasks, confirm or release claims, and count them."""
+"""Claim due tasks, confirm or release claims, count them, and give up tasks that Postgres refuses to claim."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
 
 import asyncpg
 
+from penstock.db.pool import Store
 from penstock.db.session import Session
-from penstock.protocol.task import BEGINNING, EVERYTHING, Claimed, Position, Stretch
+from penstock.protocol.errors import HANDLER_ERROR, PenstockError, Refused
+from penstock.protocol.reports import error_text
+from penstock.protocol.task import BEGINNING, EVERYTHING, Claimed, Failure, Position, Stretch
 from penstock.runtime import metrics
+from penstock.runtime.halving import in_halves
+from penstock.runtime.logs import log
+from penstock.settings.model import Settings
+from penstock.tasks import settle
 from penstock.tasks.records import Pair, columns, columns_of
 
 NO_ROOMS: Mapping[str, int] = {}
@@ -76,11 +84,6 @@ async def claim_by_rules(
     return await _batch(session, rows), rows[0]["diverted"]
 
 
-async def find_candidates(session: Session, limit: int, stretches: Sequence[Stretch], due_seconds: float) -> list[int]:
-    """The tasks that a claim would read, locked, in its order."""
-    return [row[0] for row in await session.fetch("find_candidates", limit, None, *_columns_of(stretches), due_seconds)]
-
-
 async def put_aside(
     session: Session, limit: int, priority: int, after: Position, spared: Sequence[str] = ()
 ) -> tuple[int, int, Position | None]:
@@ -115,6 +118,47 @@ async def read_seconds_to_next(session: Session, stretches: Sequence[Stretch], l
     lows, highs, *_ = _columns_of(stretches)
     seconds: float | None = await session.value("read_seconds_to_next", lows, highs, limit)
     return seconds
+
+
+class _Undone(Exception):
+    """Undoes a savepoint."""
+
+
+async def give_up_unclaimable(
+    store: Store, settings: Settings, error: Refused, limit: int, stretches: Sequence[Stretch], due_seconds: float = 0.0
+) -> int:
+    """Fail the tasks because of which a claim was refused; returns how many. Raises Refused: there are none.
+
+    A claim is one statement over a thousand tasks, refused as a whole because of one. The batch is tried by halves,
+    without effect, and tasks that are refused alone fail permanently.
+    """
+    async with store.transaction() as session:
+        rows = await session.fetch("find_candidates", limit, None, *_columns_of(stretches), due_seconds)
+        await session.plan_for(len(rows))
+
+        async def try_claim(part: Sequence[int], _hurried: bool) -> list[int]:
+            with suppress(_Undone):
+                async with session.savepoint():
+                    await session.fetch("claim_candidates", part)
+                    raise _Undone
+            return []
+
+        async def is_refused(task_id: int, _error: PenstockError) -> list[int]:
+            return [task_id]
+
+        parts = await in_halves([row["id"] for row in rows], try_claim, is_refused, errors=(Refused,))
+        refused_ids = [task_id for part in parts for task_id in part]
+        if not refused_ids:
+            raise error
+        rows = await session.fetch("claim_plainly", refused_ids)
+        problem = "Postgres refuses to claim the task"
+        text = error_text(HANDLER_ERROR, problem, type="Unclaimable", message=str(error))
+        failures = [Failure(row["id"], row["claim"], text, None) for row in rows]
+        await settle.fail(session, failures, hold_keys=settings.holds_ordering_keys)
+        await confirm(session, rows[0]["claim"])
+    for row in rows:
+        log.error("task_unclaimable", task_id=row["id"], claim=row["claim"], action=row["action"], reason=str(error))
+    return len(rows)
 
 
 async def confirm(session: Session, *batch_ids: int) -> None:
