@@ -38,7 +38,6 @@ from penstock.resulter import Resulter
 from penstock.results.apply import ERROR_LIMIT_BYTES, delay_after
 from penstock.settings.model import Settings, load_settings
 from penstock.settings.payload_texts import new_key
-from penstock.supervisor.repair import find_stale
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue, settle
 from tests.claims import claim_id, pack_id
@@ -208,7 +207,8 @@ async def test_progress_is_shown_and_counts_as_a_sign_of_life(
     assert json.loads((await task_of(shown.id))["progress"]) == {"percent": 12.5, "note": "half é"}
     async with store.session() as session:
         later = datetime.now(UTC) + timedelta(seconds=61)
-        stale = {task.id: task.taken for task in await find_stale(session, 60, limit=10, now=later)}
+        rows = await session.fetch("find_stale", 60, 10, later, None, None)
+        stale = {row["id"]: row["taken"] for row in rows}
     assert stale == {shown.id: True, quiet.id: False}
 
 

@@ -31,7 +31,6 @@ from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.supervisor.duties import expire_some, time_out_waits
-from penstock.supervisor.repair import find_stale
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import settle
@@ -110,7 +109,7 @@ async def test_a_task_that_waits_takes_no_room_and_is_settled_by_its_event(
     task = await world.waiting(NewTask("a"))
     async with world.store.session() as session:
         assert (await claims.count_in_flight(session, 10)).tasks == 0
-        assert await find_stale(session, 0, limit=10, now=IN_A_YEAR) == []
+        assert await session.fetch("find_stale", 0, 10, IN_A_YEAR, None, None) == []
     seen = await task_of(task.id)
     assert (seen["state"], seen["attempts"], seen["claim"]) == ("WAITING", 1, task.claim)
     assert await world.answer(result={"by": "Ann"}) == (task.id, "SUCCESS", False, False)

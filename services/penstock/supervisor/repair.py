@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from penstock.brokers.base import Queue
 from penstock.db.pool import Store
-from penstock.db.session import Session
 from penstock.protocol.errors import HANDLER_ERROR, PenstockError, Unavailable
 from penstock.protocol.message_attributes import read_carried
 from penstock.protocol.reports import NO_HINTS
@@ -83,12 +82,11 @@ class Repair:
         on_the_way: float | None = None
         away: Unavailable | None = None  # of a queue that could not be looked at
         empty_for: dict[str | None, float] = {}  # the queue of each route
-        after, since = None, await self._oldest_claim()
-        while True:
-            async with self.store.session() as session:
-                stale = await find_stale(session, settings.stale_after_seconds, limit=_BATCH, after=after, since=since)
-            if not stale:
-                break
+        claimed_at, task_id = await self._oldest_claim(), 0
+        while rows := await self.store.fetch(
+            "find_stale", settings.stale_after_seconds, _BATCH, None, claimed_at, task_id
+        ):
+            stale = [StaleTask(**row) for row in rows]
             if on_the_way is None:
                 hold_seconds = settings.visibility_timeout_seconds
                 on_the_way = await seconds_on_the_way(self.store, self.results, hold_seconds)
@@ -115,7 +113,7 @@ class Repair:
             changed += len(failed) + sum(part or 0 for part in released)
             if len(stale) < _BATCH:
                 break
-            after = stale[-1]
+            claimed_at, task_id = stale[-1].claimed_at, stale[-1].id
         for route in self._empty_since.keys() - empty_for.keys():
             del self._empty_since[route]
         if errors:
@@ -139,15 +137,12 @@ class Repair:
         return self._since
 
     async def _release_unsent(self) -> int:
-        total = 0
-        while True:
-            async with self.store.session() as session:
-                released = await release_unsent(session, self.settings.unsent_after_seconds, limit=_UNSENT_DISPATCHES)
-            if not released:
-                return total
+        total, after_seconds = 0, self.settings.unsent_after_seconds
+        while released := len(await self.store.fetch("release_unsent", after_seconds, _UNSENT_DISPATCHES, None)):
             total += released
             metrics.RELEASED.labels("unsent").inc(released)
             log.warning("unsent_claims_released", tasks=released)
+        return total
 
     async def _queue_is_empty_for(self, route: str | None) -> float:
         """For how long every look has found a route's queue empty, in seconds; negative before the second look."""
@@ -195,26 +190,6 @@ class Repair:
             metrics.RELEASED.labels("untaken").inc(released)
             log.warning("untaken_tasks_released", tasks=released)
         return released
-
-
-async def release_unsent(session: Session, after_seconds: float, *, limit: int, now: datetime | None = None) -> int:
-    """Release the claims of batches never confirmed; returns how many tasks."""
-    return len(await session.fetch("release_unsent", after_seconds, limit, now))
-
-
-async def find_stale(
-    session: Session,
-    after_seconds: float,
-    *,
-    limit: int,
-    now: datetime | None = None,
-    after: StaleTask | None = None,
-    since: datetime | None = None,
-) -> list[StaleTask]:
-    """ACQUIRED tasks without a heartbeat for that long, oldest claim first, from after ``after`` or from ``since``."""
-    claimed_at, task_id = (after.claimed_at, after.id) if after else (since, 0)
-    rows = await session.fetch("find_stale", after_seconds, limit, now, claimed_at, task_id)
-    return [StaleTask(**row) for row in rows]
 
 
 def _lost_attempt(task: StaleTask) -> _LostAttempt:

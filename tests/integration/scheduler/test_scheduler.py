@@ -22,7 +22,6 @@ from penstock.runtime.loop import Loop
 from penstock.scheduler import scan_bounds, window
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
-from penstock.supervisor.repair import release_unsent
 from penstock.tasks import claim, settle
 from penstock.tasks import enqueue as enqueuing
 from tests.claims import claim_id
@@ -468,7 +467,7 @@ async def test_a_claim_that_postgres_could_not_confirm_is_given_back_later(
     assert await unconfirmed(store) == 1
     later = datetime.now(UTC) + timedelta(seconds=settings.unsent_after_seconds + 1)
     async with store.session() as session:
-        assert await release_unsent(session, settings.unsent_after_seconds, limit=10, now=later) == 1
+        assert len(await session.fetch("release_unsent", settings.unsent_after_seconds, 10, later)) == 1
     row = await task_of(task_id)
     assert (row["state"], row["attempts"]) == ("SCHEDULED", 0)
     async with asyncio.timeout(20):  # it stands before the bounds now: the next sweep finds it

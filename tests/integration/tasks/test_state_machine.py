@@ -49,7 +49,7 @@ from penstock.results.methods import Answered, AnswerWait, answer_wait, give_up_
 from penstock.scheduler.scan_bounds import LEVELS, ScanBounds
 from penstock.settings.model import Settings, load_settings
 from penstock.supervisor.duties import expire_some
-from penstock.supervisor.repair import find_stale, release_unsent
+from penstock.supervisor.repair import StaleTask
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import ordering
@@ -563,8 +563,8 @@ class Lives(RuleBasedStateMachine):
     def release_unsent(self) -> None:
         async def work() -> int:
             async with self.store.session() as session:
-                assert await release_unsent(session, 60, limit=100) == 0, "too early"
-                return await release_unsent(session, 60, limit=100, now=in_a_day())
+                assert await session.fetch("release_unsent", 60, 100, None) == [], "too early"
+                return len(await session.fetch("release_unsent", 60, 100, in_a_day()))
 
         pairs = [pair for pairs in self.batches.values() for pair in pairs if self.holds(*pair)]
         silent = self.unreported(pairs)
@@ -837,17 +837,18 @@ class Lives(RuleBasedStateMachine):
         async def work() -> list[int]:
             now = in_a_day()
             async with self.store.session() as session:
-                assert await find_stale(session, STALE_AFTER_SECONDS, limit=100) == [], "too early"
+                assert await session.fetch("find_stale", STALE_AFTER_SECONDS, 100, None, None, None) == [], "too early"
             found: list[int] = []
-            after = None
+            after: tuple[datetime | None, int | None] = None, None
             while True:
                 async with self.store.transaction() as session:
-                    stale = await find_stale(session, STALE_AFTER_SECONDS, limit=page, now=now, after=after)
+                    rows = await session.fetch("find_stale", STALE_AFTER_SECONDS, page, now, *after)
+                    stale = [StaleTask(**row) for row in rows]
                     await settling.fail(session, [self.failure(task) for task in stale])
                 found += [task.id for task in stale]
                 if len(stale) < page:
                     return found
-                after = stale[-1]
+                after = stale[-1].claimed_at, stale[-1].id
 
         acquired = sorted(self.in_state(State.ACQUIRED))
         assert sorted(self.run(work())) == acquired

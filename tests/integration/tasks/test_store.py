@@ -13,7 +13,6 @@ from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.protocol.errors import Refused, Unavailable
 from penstock.protocol.task import BEGINNING, Failure, NewTask, Position, State, Stretch
-from penstock.supervisor.repair import find_stale, release_unsent
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import reschedule, settle
@@ -335,9 +334,9 @@ async def test_an_unconfirmed_dispatch_is_given_back_and_a_confirmed_one_is_not(
     second = await claim(store, 1)
     async with store.session() as session:
         await claims.confirm(session, second.id)
-        assert await release_unsent(session, 60, limit=10) == 0
+        assert await session.fetch("release_unsent", 60, 10, None) == []
         later = datetime.now(UTC) + timedelta(seconds=120)
-        assert await release_unsent(session, 60, limit=10, now=later) == 1
+        assert len(await session.fetch("release_unsent", 60, 10, later)) == 1
     row = await task_of(lost)
     assert (row["state"], row["attempts"]) == ("SCHEDULED", 0)
     assert (await task_of(sent))["state"] == "ACQUIRED"
@@ -350,8 +349,8 @@ async def test_a_stale_task_tells_whether_a_worker_ever_took_it(store: Store) ->
         beats = {(t.id, t.claim): '{"percent":40.0,"note":null}' for t in batch.tasks if t.id == alive}
         assert await settle.note_heartbeats(session, beats) == 1
         later = datetime.now(UTC) + timedelta(seconds=61)
-        stale = await find_stale(session, 60, limit=10, now=later)
-    assert {task.id: task.taken for task in stale} == {quiet: False, alive: True}
+        stale = await session.fetch("find_stale", 60, 10, later, None, None)
+    assert {row["id"]: row["taken"] for row in stale} == {quiet: False, alive: True}
 
 
 async def test_a_heartbeat_keeps_a_task_from_being_stale(store: Store) -> None:
@@ -359,9 +358,9 @@ async def test_a_heartbeat_keeps_a_task_from_being_stale(store: Store) -> None:
     batch = await claim(store)
     await asyncio.sleep(0.3)
     async with store.session() as session:
-        assert len(await find_stale(session, 0.2, limit=10)) == 1
+        assert len(await session.fetch("find_stale", 0.2, 10, None, None, None)) == 1
         await settle.note_heartbeats(session, {(task.id, task.claim): None for task in batch.tasks})
-        assert await find_stale(session, 0.2, limit=10) == []
+        assert await session.fetch("find_stale", 0.2, 10, None, None, None) == []
 
 
 async def test_a_heartbeat_that_comes_after_a_task_was_chosen_keeps_it_from_being_released(

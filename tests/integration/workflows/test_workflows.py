@@ -24,7 +24,6 @@ from penstock.protocol.task import EXPIRED, Claimed, Failure, NewTask
 from penstock.results.apply import apply_reports
 from penstock.settings.model import Settings, load_settings
 from penstock.supervisor.duties import expire_some
-from penstock.supervisor.repair import release_unsent
 from penstock.tasks import claim, enqueue, ordering, settle
 from penstock.workflows import advance
 from tests.integration.lives import Broken, Lives, Spawned
@@ -518,7 +517,7 @@ async def give_back(store: Store, way: str, task: Claimed) -> None:
                 assert await claim.release(session, [(task.id, task.claim)]) == 1
             case "unsent":
                 later = datetime.now(UTC) + timedelta(seconds=120)
-                assert await release_unsent(session, 60, limit=10, now=later) == 1
+                assert len(await session.fetch("release_unsent", 60, 10, later)) == 1
             case "refund":
                 assert await settle.refund(session, [Failure(task.id, task.claim, error, None)]) == {task.id}
             case _:
