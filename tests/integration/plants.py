@@ -18,7 +18,7 @@ from penstock.resulter import Resulter
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
-from penstock.supervisor.payload_objects import PayloadObjects
+from penstock.supervisor.payloads import PayloadObjects
 from penstock.worker.handlers.actions import Registry
 from penstock.worker.process import Worker
 from penstock.workflows.advancer import WorkflowAdvancer

@@ -45,7 +45,7 @@ from penstock.resulter import Resulter
 from penstock.settings.model import Settings, load_settings
 from penstock.settings.values import DAY
 from penstock.supervisor.bulk_jobs import BulkJobs
-from penstock.supervisor.payload_retention import PayloadRetention
+from penstock.supervisor.payloads import PayloadRetention
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue, reschedule, settle
 from penstock.tasks.methods import retry
@@ -680,8 +680,8 @@ async def test_a_bulk_retry_tells_of_payloads_that_are_gone(
 async def test_many_that_settled_at_once_are_emptied_step_by_step_and_seen_once(
     store: Store, settings: Settings, sql: Any, emptying: PayloadRetention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.supervisor.payload_retention._MOST", 100)
-    monkeypatch.setattr("penstock.supervisor.payload_retention._FEW", 25)
+    monkeypatch.setattr("penstock.supervisor.payloads._MOST", 100)
+    monkeypatch.setattr("penstock.supervisor.payloads._FEW", 25)
     for _ in range(12):
         ids = await make(store, 80)
         claimed, _ids = await claim(store)
@@ -707,8 +707,8 @@ async def test_many_that_settled_at_once_are_emptied_step_by_step_and_seen_once(
 async def test_a_step_that_takes_too_long_is_made_smaller(
     store: Store, settings: Settings, database_url: str, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.supervisor.payload_retention._MOST", 64)
-    monkeypatch.setattr("penstock.supervisor.payload_retention._FEW", 16)
+    monkeypatch.setattr("penstock.supervisor.payloads._MOST", 64)
+    monkeypatch.setattr("penstock.supervisor.payloads._FEW", 16)
     ids = await make(store, 60)
     claimed, _ = await claim(store)
     await finish(store, claimed, ids)

@@ -13,8 +13,7 @@ from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.duties import DutyGuard, expire, time_out_waits
 from penstock.supervisor.gauges import Gauges
 from penstock.supervisor.limits import LimitUpkeep
-from penstock.supervisor.payload_objects import PayloadObjects
-from penstock.supervisor.payload_retention import PayloadRetention
+from penstock.supervisor.payloads import PayloadObjects, PayloadRetention
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
 from penstock.supervisor.schedules import Imports, NamesOfImport, ScheduleFiring

@@ -31,8 +31,7 @@ from penstock.settings.model import Settings, load_settings
 from penstock.settings.payload_texts import fingerprint, new_key, read_key
 from penstock.settings.values import DAY
 from penstock.supervisor.bulk_jobs import BulkJobs
-from penstock.supervisor.payload_objects import PayloadObjects
-from penstock.supervisor.payload_retention import PayloadRetention
+from penstock.supervisor.payloads import PayloadObjects, PayloadRetention
 from penstock.supervisor.retention import Retention
 from penstock.supervisor.schedules import Imports
 from penstock.tasks.enqueue import delete_objects_later, insert_rejected
@@ -812,8 +811,8 @@ async def test_objects_that_s3_does_not_delete_keep_no_others_from_deletion(
         return await whole(self, allowed) if allowed else set()
 
     monkeypatch.setattr(Bucket, "delete", denied_in_one_folder)
-    monkeypatch.setattr("penstock.supervisor.payload_objects._DELETED_AT_ONCE", 2)
-    monkeypatch.setattr("penstock.supervisor.payload_objects._DELETIONS_PER_ROUND", 1)
+    monkeypatch.setattr("penstock.supervisor.payloads._DELETED_AT_ONCE", 2)
+    monkeypatch.setattr("penstock.supervisor.payloads._DELETIONS_PER_ROUND", 1)
     async with plant(with_bucket(settings, s3), registry) as pipe:
         names = [await pipe.store.codec.store(json.dumps(LARGE), "", queue=f"penstock-{q}") for q in "aaabb"]
         async with pipe.store.session() as session:
@@ -830,7 +829,7 @@ async def test_objects_that_s3_does_not_delete_keep_no_others_from_deletion(
 async def test_what_was_uploaded_for_nothing_is_found_by_its_day(
     settings: Settings, s3: S3Bucket, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.supervisor.payload_objects._FIRST_DAY", timedelta(days=5))
+    monkeypatch.setattr("penstock.supervisor.payloads._FIRST_DAY", timedelta(days=5))
     async with plant(with_bucket(settings, s3, payload_orphan_seconds=DAY), registry) as pipe:
         task = await pipe.call("enqueue", action="echo", payload=LARGE, delay=3600)
         (own,) = s3.objects()
@@ -869,8 +868,8 @@ async def test_a_page_of_foreign_objects_is_not_the_end_of_a_folder(
 async def test_the_search_for_orphans_lists_every_folder_of_a_day_once_whoever_else_searches(
     settings: Settings, s3: S3Bucket, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.supervisor.payload_objects._FIRST_DAY", timedelta(days=5))
-    monkeypatch.setattr("penstock.supervisor.payload_objects._PAGES_PER_ROUND", 1)
+    monkeypatch.setattr("penstock.supervisor.payloads._FIRST_DAY", timedelta(days=5))
+    monkeypatch.setattr("penstock.supervisor.payloads._PAGES_PER_ROUND", 1)
     listed: list[tuple[str, str, str]] = []
     listing = Bucket.list
 

@@ -22,7 +22,7 @@ from penstock.results.apply import apply_reports
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.supervisor.duties import expire
-from penstock.supervisor.payload_retention import PayloadRetention
+from penstock.supervisor.payloads import PayloadRetention
 from penstock.supervisor.retention import Retention
 from penstock.tasks import claim as claiming
 from penstock.tasks import enqueue, methods, ordering, reschedule, settle
