@@ -60,21 +60,21 @@ class Retention:
             State.CRITICAL_ERROR: settings.retention_critical_error_seconds,
             State.CANCELLED: settings.retention_cancelled_seconds,
         }
-        delete, runs_seconds = self._delete_aged, settings.retention_schedule_runs_seconds
+        delete, runs_seconds = self._delete, settings.retention_schedule_runs_seconds
         self._deletes = {
-            "receipt": partial(delete, "delete_old_receipts", max(settings.retention_receipts_seconds, 1.0)),
-            "rejected": partial(delete, "delete_old_rejected", settings.retention_rejected_seconds),
-            "job": partial(delete, "delete_old_jobs", settings.retention_jobs_seconds),
-            "audit": partial(delete, "delete_old_audit", settings.retention_audit_seconds),
-            "schedule_run": partial(delete, "delete_old_runs", runs_seconds, batch=5000, batches=20),
+            **{state.value: partial(self._delete_expired, state) for state in self._keep},
+            "receipt": partial(delete, "delete_old_receipts", max(settings.retention_receipts_seconds, 1.0), _BATCH),
+            "rejected": partial(delete, "delete_old_rejected", settings.retention_rejected_seconds, _BATCH),
+            "job": partial(delete, "delete_old_jobs", settings.retention_jobs_seconds, _BATCH),
+            "audit": partial(delete, "delete_old_audit", settings.retention_audit_seconds, _BATCH),
+            "schedule_run": partial(delete, "delete_old_runs", runs_seconds, 5000, full=5000, most=20),
             # Before its import, which a request needs for its state.
-            "scheduler0_request": partial(delete, "delete_old_requests", runs_seconds),
-            "schedule_import": partial(delete, "delete_old_imports", runs_seconds),
-            "waits": partial(delete, "delete_ended_waits", settings.retention_waits_seconds, None),
+            "scheduler0_request": partial(delete, "delete_old_requests", runs_seconds, _BATCH),
+            "schedule_import": partial(delete, "delete_old_imports", runs_seconds, _BATCH),
+            "waits": partial(delete, "delete_ended_waits", settings.retention_waits_seconds, _BATCH, None),
+            # The tasks of workflows settled before they ended, so none is kept for longer.
+            "workflow": partial(delete, "delete_old_workflows", max(self._keep.values()), _WORKFLOW_STEPS, full=1),
         }
-        # The tasks of workflows settled before they ended, so none is kept for longer.
-        longest = max(self._keep.values())
-        self._delete_workflows = partial(store.value, "delete_old_workflows", longest, _WORKFLOW_STEPS)
 
     async def run_once(self) -> int:
         """Returns how many records were removed and keys released. Raises Unavailable when a part failed."""
@@ -85,11 +85,9 @@ class Retention:
             "tally": self._compact_tally,
             "expired partitions": partial(self._all_with_lock, "detach", self._detach_oldest),
             "detached partitions": self._drop_detached,
-            **{f"records {state}": partial(self._delete_expired, state) for state in self._keep},
-            "ordering keys": self._release_orphaned_keys,
             **{f"records {kind}": partial(delete, kind=kind) for kind, delete in self._deletes.items()},
+            "ordering keys": self._release_orphaned_keys,
             **{f"gone {kind}": partial(self._delete_gone, kind) for kind in _BESIDE_TASKS},
-            "records workflow": partial(_delete, "workflow", self._delete_workflows, full=1),
         }
         return sum([count async for _, count in self._guard.run(parts)])
 
@@ -216,17 +214,23 @@ class Retention:
         log.info("partition_dropped", partition=partition, rows=rows)
         return rows
 
-    async def _delete_expired(self, state: State) -> int:
-        parent, keep_seconds = f"task_{state.lower()}", self._keep[state]
-        if keep_seconds >= _SHORT_SECONDS:
-            parent = f"{parent}_default"
-        delete = partial(self._store.value, "delete_expired", state.value, keep_seconds, _BATCH, None, partition=parent)
-        return await _delete(state.value, delete, _BATCH)
+    async def _delete_expired(self, state: State, *, kind: str) -> int:
+        partition, seconds = f"task_{state.lower()}", self._keep[state]
+        if seconds >= _SHORT_SECONDS:
+            partition = f"{partition}_default"
+        return await self._delete("delete_expired", state.value, seconds, _BATCH, None, kind=kind, partition=partition)
 
-    async def _delete_aged(
-        self, statement: str, seconds: float, *more: object, kind: str, batch: int = _BATCH, batches: int | None = None
-    ) -> int:
-        return await _delete(kind, partial(self._store.value, statement, seconds, batch, *more), batch, batches)
+    async def _delete(
+        self, statement: str, *given: object, kind: str, full: int | None = None, most: int | None = None,
+        partition: str | None = None,
+    ) -> int:  # fmt: skip
+        """Delete records of a kind in batches; returns how many."""
+        delete = partial(self._store.value, statement, *given, partition=partition)
+        total = await in_batches(delete, full=full or _BATCH, most=most or _BATCHES_PER_ROUND)
+        if total:
+            metrics.CLEANED.labels(kind).inc(total)
+            log.info("records_removed", kind=kind, count=total)
+        return total
 
     async def _delete_gone(self, kind: str) -> int:
         """Look at what some tasks have of a kind, and delete that of tasks that are gone; the next round looks on."""
@@ -252,12 +256,3 @@ class Retention:
         if released:
             log.warning("ordering_keys_released", keys=released, reason="the failed task cannot be retried any more")
         return released
-
-
-async def _delete(kind: str, delete: Callable[[], Awaitable[int]], full: int, most: int | None = None) -> int:
-    """Delete records of a kind in batches; returns how many."""
-    total = await in_batches(delete, full=full, most=most or _BATCHES_PER_ROUND)
-    if total:
-        metrics.CLEANED.labels(kind).inc(total)
-        log.info("records_removed", kind=kind, count=total)
-    return total
