@@ -181,7 +181,7 @@ def migrate(
     grant: Grant an existing role the rights that the processes need, without the right to change the schema.
     """
     from penstock.db import migrate as migrations
-    from penstock.db.credentials import connecting_options
+    from penstock.db.connecting import connecting_options
 
     if grant is not None and (sql or down_to is not None):
         raise typer.BadParameter("--grant follows an upgrade; it does not go with --sql or --down-to")
@@ -216,7 +216,7 @@ def partition_tasks(
 
     partitions: In how many tables new tasks are stored; 1: one.
     """
-    from penstock.db.credentials import connecting_options
+    from penstock.db.connecting import connecting_options
     from penstock.db.partitions import partition_tasks as divide
 
     settings = load_settings(database_url=database_url)

@@ -14,8 +14,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
-from penstock.db.connecting import connect
-from penstock.db.credentials import Passwords
+from penstock.db.connecting import Passwords, connect
 from penstock.db.driver_errors import Translated
 from penstock.db.statements import SQL
 from penstock.protocol.errors import Refused, Unavailable

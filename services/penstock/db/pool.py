@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import asyncpg
 
-from penstock.db.connecting import connect
-from penstock.db.credentials import Passwords, connecting_options
+from penstock.db.connecting import Passwords, connect, connecting_options
 from penstock.db.driver_errors import TRANSIENT, Translated
 from penstock.db.pooler import REFUSALS, PooledConnection, Pooler, is_direct, keeps_statements, set_local
 from penstock.db.session import LOST_REPLY, Session

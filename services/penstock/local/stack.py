@@ -249,7 +249,7 @@ class Stack:
             self._example["EXPORT_DATABASE_URL"] = postgres.own_database("export")
 
     async def _migrate(self, database_url: str) -> None:
-        from penstock.db.credentials import connecting_options
+        from penstock.db.connecting import connecting_options
         from penstock.db.migrate import upgrade
 
         try:

@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
-from penstock.db import credentials
+from penstock.db import connecting
 from penstock.db.pool import Store, open_store
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.errors import SettingsError, Unavailable
@@ -143,7 +143,7 @@ async def test_each_connection_has_an_iam_token_of_its_own(
 ) -> None:
     times = [datetime(2026, 1, 1, 12, 0), datetime(2026, 1, 1, 12, 20)]
     monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda *_, **__: times[0])
-    credentials._aws.cache_clear()
+    connecting._aws.cache_clear()
     with tls_front(bare_url, tmp_path) as front:
         url = urlsplit(bare_url)._replace(netloc=f"{role}@{HOST}:{front.port}").geturl()
         store = opened(
@@ -169,18 +169,18 @@ async def test_iam_without_credentials_names_what_is_missing(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    credentials._aws.cache_clear()
+    connecting._aws.cache_clear()
     store = opened(database_url=bare_url, database_iam=True, database_ssl_mode="require")
     with pytest.raises(Unavailable, match="PENSTOCK_DATABASE_IAM finds no AWS credentials"):
         await store.ping()
-    credentials._aws.cache_clear()
+    connecting._aws.cache_clear()
 
 
 async def test_iam_whose_role_is_refused_is_unavailable(
     bare_url: str, monkeypatch: pytest.MonkeyPatch, opened: Any
 ) -> None:
     refused = ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "AssumeRoleWithWebIdentity")
-    monkeypatch.setattr(credentials, "_aws", lambda: Mock(get_credentials=Mock(side_effect=refused)))
+    monkeypatch.setattr(connecting, "_aws", lambda: Mock(get_credentials=Mock(side_effect=refused)))
     store = opened(database_url=bare_url, database_iam=True, aws_region="eu-central-1", database_ssl_mode="require")
     with pytest.raises(Unavailable, match="PENSTOCK_DATABASE_IAM cannot sign: ClientError"):
         await store.ping()
