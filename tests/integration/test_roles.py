@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from penstock.db.grants import PARTITIONS, PRIVILEGES, RIGHTS, grants
+from penstock.db.migrate import PARTITIONS, PRIVILEGES, RIGHTS, grants
 from penstock.db.statements import SQL
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.errors import Refused
@@ -140,7 +140,7 @@ async def test_the_rights_of_each_process_are_those_that_its_statements_need(own
             " ".join(f"{thing}={''.join(sorted(letters))}" for thing, letters in sorted(found.items()) if letters)
             for found in (missing, beyond)
         ]
-        assert shown == ["", ""], f"db/grants.py, {process}: add the first, take the second away"
+        assert shown == ["", ""], f"db/rights.txt, {process}: add the first, take the second away"
 
 
 @pytest.mark.parametrize("process", RIGHTS)

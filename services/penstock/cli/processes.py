@@ -234,7 +234,7 @@ def grants(
     role: Existing role that the process connects as.
     process: submitter, scheduler, resulter, supervisor, api, kafka-source or clockwork-source. Repeatable.
     """
-    from penstock.db.grants import grants as statements_of
+    from penstock.db.migrate import grants as statements_of
 
     statements = statements_of(role, process, schema=load_settings().database_schema)
     typer.echo("".join(f"{line};\n" for line in ("begin", *statements, "commit")), nl=False)

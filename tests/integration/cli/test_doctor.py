@@ -23,8 +23,7 @@ from penstock.cli.doctor.checks import _examine_processes, examine, examine_deli
 from penstock.cli.doctor.command import _show
 from penstock.cli.doctor.database import PROCESSES, examine_database
 from penstock.cli.doctor.findings import Finding, Report
-from penstock.db.grants import grants
-from penstock.db.migrate import grant, head_revision, upgrade
+from penstock.db.migrate import grant, grants, head_revision, upgrade
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.runtime.health import Health, serve_health

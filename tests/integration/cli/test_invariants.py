@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from penstock.cli.app import app
 from penstock.cli.doctor.database import INVARIANTS, examine_invariants, examine_stored
 from penstock.cli.doctor.findings import Finding, Report
-from penstock.db.grants import grants
+from penstock.db.migrate import grants
 from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.local.postgres import EmbeddedPostgres

@@ -14,8 +14,7 @@ import pytest
 from penstock.cli.doctor.checks import examine
 from penstock.cli.doctor.findings import Report
 from penstock.db import partitions as dividing
-from penstock.db.grants import grants
-from penstock.db.migrate import upgrade
+from penstock.db.migrate import grants, upgrade
 from penstock.db.partitions import partition_tasks
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from penstock.db.grants import grants
-from penstock.db.migrate import upgrade_sql
+from penstock.db.migrate import grants, upgrade_sql
 from penstock.db.notify import CHANNEL, DELAYED_RECORDS, OUTPUT, WORKFLOWS
 from penstock.db.statements import SQL
 from penstock.protocol.errors import SettingsError

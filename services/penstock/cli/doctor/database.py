@@ -10,8 +10,7 @@ import asyncpg
 from penstock.cli.doctor.findings import Level, Report
 from penstock.cli.run import PROCESSES
 from penstock.db.driver_errors import Translated
-from penstock.db.grants import RIGHTS, is_needed
-from penstock.db.migrate import head_revision, revisions
+from penstock.db.migrate import RIGHTS, head_revision, is_needed, revisions
 from penstock.db.pool import Store, open_store
 from penstock.db.pooler import is_direct
 from penstock.db.replica import Replica, open_replica
