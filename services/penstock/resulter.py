@@ -42,7 +42,7 @@ class Resulter(Consumer):
         self._output_notifier = Notifier(store, OUTPUT)
         self._promotions = Promotions(store=store, notifier=self._notifier)
         self._successors = Successors(store=store, notifier=self._notifier, settings=settings)
-        self._note = ReadingNote(store, hold_seconds=settings.visibility_timeout_seconds)
+        self._note = ReadingNote(store, self._in_work, hold_seconds=settings.visibility_timeout_seconds)
         self._rest: dict[str, list[_Pending]] = {}  # of messages whose other reports are stored, by receipt
 
     def side_tasks(self) -> Mapping[str, SideTask]:
@@ -98,17 +98,18 @@ class Resulter(Consumer):
             except (Locked, TooSlow) as exc:
                 left.add(message, exc)
 
-        with self._note.recording(messages):
-            try:
-                await in_halves(pending, record, leave)
-            except Unavailable:
-                # What is tried again must not be recorded twice: rejected texts have no fence.
-                self._rest |= {message.receipt: [] for message in messages}
-                self._keep(waiting.values())
-                raise
+        try:
+            await in_halves(pending, record, leave)
+        except Unavailable:
+            # What is tried again must not be recorded twice: rejected texts have no fence.
+            self._rest |= {message.receipt: [] for message in messages}
             self._keep(waiting.values())
-            if waiting:
-                await self._keep_alive([report for report, _, _ in waiting.values()])
+            raise
+        finally:
+            self._note.recorded(messages)
+        self._keep(waiting.values())
+        if waiting:
+            await self._keep_alive([report for report, _, _ in waiting.values()])
         return left
 
     def _keep(self, waiting: Iterable[_Pending]) -> None:

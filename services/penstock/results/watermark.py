@@ -9,8 +9,7 @@ import os
 import secrets
 import socket
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from time import monotonic
 
 from penstock.brokers.base import Message, Queue
@@ -20,24 +19,19 @@ _NOTE_SECONDS = 1.0
 
 
 class ReadingNote:
-    """The note of one resulter. hold_seconds: for how long a receiver keeps messages from others."""
+    """The note of one resulter. in_hand: messages that it records now. hold_seconds: for how long others get none."""
 
-    def __init__(self, store: Store, *, hold_seconds: float) -> None:
+    def __init__(self, store: Store, in_hand: Sequence[Sequence[Message]], *, hold_seconds: float) -> None:
         self._store = store
         self._hold_seconds = hold_seconds
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._in_hand: list[Sequence[Message]] = []
+        self._in_hand = in_hand
         self._read: deque[tuple[float, float | None]] = deque()  # until when in hand, and when the oldest was sent
         self._was_interrupted = True
 
-    @contextmanager
-    def recording(self, messages: Sequence[Message]) -> Iterator[None]:
-        self._in_hand.append(messages)
-        try:
-            yield
-        finally:
-            self._in_hand.remove(messages)
-            self._read.append((monotonic(), _oldest(messages)))
+    def recorded(self, messages: Sequence[Message]) -> None:
+        """These are not in hand any more."""
+        self._read.append((monotonic(), _oldest(messages)))
 
     def interrupted(self) -> None:
         """Reading or recording failed: the backlog is unknown."""
