@@ -50,10 +50,11 @@ class Supervisor(Service):
         limits = LimitUpkeep(store=store, outbound=queues["outbound"], open_queue=open_queue)
         repair = Repair(store=store, queue_of=limits.queue_of, results=queues["results"], settings=settings)
         gauges = Gauges(store=store, queues=queues, dead_letters=dead_letters or {}, by_route=lambda: limits.queues)
-        advancing = WorkflowAdvancer(store=store, notifier=notifier, settings=settings)
-        firing = ScheduleFiring(store=store, notifier=notifier, settings=settings)
-        imports = Imports(store=store, settings=settings, names_of_import=names_of_import)
-        jobs = BulkJobs(store=store, changed=notifier.wake)
+        self.advancing = WorkflowAdvancer(store=store, notifier=notifier, settings=settings)
+        self.firing = ScheduleFiring(store=store, notifier=notifier, settings=settings)
+        self.imports = Imports(store=store, settings=settings, names_of_import=names_of_import)
+        self.jobs = BulkJobs(store=store, changed=notifier.wake)
+        self.promotions = Promotions(store=store, notifier=notifier)
         # By the names that metrics and log lines have.
         self._duties: dict[str, Callable[[], Awaitable[int]]] = {
             "Rules": limits.run_once,
@@ -67,15 +68,15 @@ class Supervisor(Service):
         }
         self._side_tasks: dict[str, SideTask] = {
             "notify": notifier.run,
-            "schedules": partial(repeat, "schedules", firing.fire_or_wait),
-            "imports": partial(repeat, "imports", imports.work_or_wait),
-            "jobs": partial(repeat, "bulk jobs", jobs.work_then_rest),
-            "workflows": partial(repeat, "workflows", advancing.advance_or_wait),
-            "listen": advancing.listener.run,
-            "turns": Promotions(store=store, notifier=notifier).run,
+            "schedules": partial(repeat, "schedules", self.firing.fire_or_wait),
+            "imports": partial(repeat, "imports", self.imports.work_or_wait),
+            "jobs": partial(repeat, "bulk jobs", self.jobs.work_then_rest),
+            "workflows": partial(repeat, "workflows", self.advancing.advance_or_wait),
+            "listen": self.advancing.listener.run,
+            "turns": self.promotions.run,
         }
         for addition in additions:
-            self._side_tasks |= addition(store, notifier, advancing.listener)
+            self._side_tasks |= addition(store, notifier, self.advancing.listener)
 
     async def open(self) -> None:
         await self._store.open()

@@ -24,16 +24,12 @@ from penstock.resulter import Resulter
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings, load_settings
 from penstock.submitter import Submitter
-from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.process import Supervisor
-from penstock.supervisor.schedules import Imports, ScheduleFiring
-from penstock.tasks.promotion import Promotions
 from penstock.tasks.views import TaskDetail
 from penstock.testing.clock import Clock
 from penstock.testing.faults import ALONE, ONE_AT_A_TIME, Faults, matches, run_worker
 from penstock.testing.queue import MemoryQueue
 from penstock.worker.handlers.actions import REGISTRY, Registry
-from penstock.workflows.advancer import WorkflowAdvancer
 
 # Of tasks whose last claim has failed: one that sleeps, or was put off, is in ERROR too if an earlier one has.
 _NEXT_RETRY = (
@@ -100,16 +96,14 @@ class Pipeline:
         queues, settings = self._by_label, self.settings
         submitter = Submitter(store=store, inbound=queues["inbound"], settings=settings)
         supervisor = Supervisor(store=store, queues=queues, settings=settings, open_queue=self._queue)
-        notifier = Notifier(store)
         done = await submitter.run_once()
         await supervisor.run_once()
-        done += await Imports(store=store, settings=settings).run_once()
-        done += (await ScheduleFiring(store=store, notifier=notifier, settings=settings).run_once()).schedules
-        done += await BulkJobs(store=store, changed=notifier.wake).run_once()
-        advanced = await WorkflowAdvancer(store=store, notifier=notifier, settings=settings).run_once()
+        done += await supervisor.imports.run_once()
+        done += (await supervisor.firing.run_once()).schedules
+        done += await supervisor.jobs.run_once()
+        advanced = await supervisor.advancing.run_once()
         done += 0 if advanced is None else advanced.events
-        promotions = Promotions(store=store, notifier=notifier)
-        while not await promotions.run_once():
+        while not await supervisor.promotions.run_once():
             pass
         scheduler = Scheduler(store=store, outbound=queues["outbound"], settings=settings, open_queue=self._queue)
         done += await scheduler.run_once()
