@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.limits.token_bucket import BUSY_SECONDS, Allowance, allowance, share_out
+from penstock.scheduler.gates import BUSY_SECONDS, Allowance, allowance, share_out
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

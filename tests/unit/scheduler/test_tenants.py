@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.brokers.sqs import group_id
-from penstock.limits.token_bucket import Allowance
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.message_attributes import decode_tenants
 from penstock.protocol.task import Claimed
 from penstock.protocol.tenant import own_key, read_tenant, stored_key, tenant_of_key
-from penstock.scheduler.gates import TenantLimits
+from penstock.scheduler.gates import Allowance, TenantLimits
 from tests.packs import pack_messages
 
 names = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=128).filter(lambda t: t != "*")
