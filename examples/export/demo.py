@@ -26,7 +26,7 @@ from examples.export.display import Display, Snapshot
 from examples.export.feed import feed, positive, share
 from examples.export.place import Place, PlaceError, own_place
 from examples.export.summary import Summary, lines_of, summarize
-from penstock.db.driver_errors import TRANSIENT
+from penstock.db.session import TRANSIENT
 from penstock.protocol.errors import PenstockError
 from penstock.settings.model import load_settings
 

@@ -16,7 +16,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
 from penstock.db.connecting import Passwords, connect
-from penstock.db.driver_errors import Translated
+from penstock.db.session import Translated
 from penstock.db.statements import SQL
 from penstock.protocol.errors import Refused, Unavailable
 from penstock.protocol.schema import DEFAULT, renamed

@@ -10,8 +10,8 @@ from typing import Any
 
 import asyncpg
 
-from penstock.db.driver_errors import Translated
 from penstock.db.migrate import LOCK, connector
+from penstock.db.session import Translated
 from penstock.db.statements import SQL
 from penstock.protocol.errors import Refused, Unavailable
 from penstock.protocol.schema import DEFAULT

@@ -10,9 +10,8 @@ from typing import Any, cast
 import asyncpg
 
 from penstock.db.connecting import Passwords, connect, connecting_options
-from penstock.db.driver_errors import TRANSIENT, Translated
 from penstock.db.pooler import REFUSALS, PooledConnection, Pooler, is_direct, keeps_statements, set_local
-from penstock.db.session import LOST_REPLY, Session
+from penstock.db.session import LOST_REPLY, TRANSIENT, Session, Translated
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.fence import ClaimKey, Fence

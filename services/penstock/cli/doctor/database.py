@@ -9,12 +9,11 @@ import asyncpg
 
 from penstock.cli.doctor.findings import Level, Report
 from penstock.cli.run import PROCESSES
-from penstock.db.driver_errors import Translated
 from penstock.db.migrate import RIGHTS, head_revision, is_needed, revisions
 from penstock.db.pool import Store, open_store
 from penstock.db.pooler import is_direct
 from penstock.db.replica import Replica, open_replica
-from penstock.db.session import Session
+from penstock.db.session import Session, Translated
 from penstock.db.statements import SQL
 from penstock.limits.reported import list_announced
 from penstock.protocol.errors import PenstockError
