@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from time import monotonic
-from typing import NamedTuple
+
+import asyncpg
 
 from penstock.brokers.base import Queue
 from penstock.db.pool import Store
@@ -34,26 +35,8 @@ _SWEEP_SECONDS = 600.0
 _ERROR = "StaleTask"  # its type
 
 
-class StaleTask(NamedTuple):
-    """An ACQUIRED task without a recent heartbeat."""
-
-    id: int
-    claim: int
-    action: str
-    attempts: int
-    max_attempts: int
-    claimed_at: datetime
-    taken: bool  # a worker has reported it
-    suspect: bool  # it travelled alone
-    held_seconds: float  # since its claim
-    silent_seconds: float  # since its last heartbeat, or its claim
-    route: str | None
-    worker: str | None
-    trace: str | None  # see ``read_carried``
-
-
-_LostAttempt = tuple[StaleTask, str, Callable[[], None] | None]
-"""An attempt without heartbeat, its error as JSON text, and what ends its span if it is traced."""
+_LostAttempt = tuple[asyncpg.Record, str, Callable[[], None] | None]
+"""A row of ``find_stale``, the error of its attempt as JSON text, and what ends its span if it is traced."""
 
 
 @dataclass(kw_only=True)
@@ -72,7 +55,8 @@ class Repair:
     async def run_once(self) -> int:
         """Returns how many tasks were released or failed. Raises Unavailable."""
         settings = self.settings
-        empty_seconds = settings.stale_after_seconds / 2 if self.empty_seconds is None else self.empty_seconds
+        after_seconds = settings.stale_after_seconds
+        empty_seconds = after_seconds / 2 if self.empty_seconds is None else self.empty_seconds
         changed = await self._release_unsent()
         errors: list[PenstockError] = []
 
@@ -83,37 +67,35 @@ class Repair:
         away: Unavailable | None = None  # of a queue that could not be looked at
         empty_for: dict[str | None, float] = {}  # the queue of each route
         claimed_at, task_id = await self._oldest_claim(), 0
-        while rows := await self.store.fetch(
-            "find_stale", settings.stale_after_seconds, _BATCH, None, claimed_at, task_id
-        ):
-            stale = [StaleTask(**row) for row in rows]
+        while stale := await self.store.fetch("find_stale", after_seconds, _BATCH, None, claimed_at, task_id):
             if on_the_way is None:
                 hold_seconds = settings.visibility_timeout_seconds
                 on_the_way = await seconds_on_the_way(self.store, self.results, hold_seconds)
-            for route in {task.route for task in stale if not task.taken} - empty_for.keys():
+            for route in {task["route"] for task in stale if not task["taken"]} - empty_for.keys():
                 try:
                     empty_for[route] = await self._queue_is_empty_for(route)
                 except Unavailable as exc:  # it may hold its tasks; those of other queues are looked at
                     self._empty_since.pop(route, None)
                     empty_for[route], away = -1, exc
-            silent: list[StaleTask] = []
-            waiting: list[StaleTask] = []
+            silent: list[asyncpg.Record] = []
+            waiting: list[asyncpg.Record] = []
             for task in stale:
-                is_silent = task.silent_seconds > settings.stale_after_seconds + on_the_way and (
-                    task.taken or (self._is_gone(task) and empty_for[task.route] >= max(empty_seconds, on_the_way))
+                is_silent = task["silent_seconds"] > after_seconds + on_the_way and (
+                    task["taken"]
+                    or (self._is_gone(task) and empty_for[task["route"]] >= max(empty_seconds, on_the_way))
                 )
                 (silent if is_silent else waiting).append(task)
             lost = [_lost_attempt(task) for task in silent]
             failed = {task_id for part in await in_halves(lost, self._fail, leave) for task_id in part or ()}
             for task, _, end_span in lost:
-                if end_span is not None and task.id in failed:  # the others were answered meanwhile
+                if end_span is not None and task["id"] in failed:  # the others were answered meanwhile
                     end_span()
-            overdue = [task for task in waiting if task.silent_seconds > settings.untaken_after_seconds]
+            overdue = [task for task in waiting if task["silent_seconds"] > settings.untaken_after_seconds]
             released = await in_halves(overdue, self._release, leave)
             changed += len(failed) + sum(part or 0 for part in released)
             if len(stale) < _BATCH:
                 break
-            claimed_at, task_id = stale[-1].claimed_at, stale[-1].id
+            claimed_at, task_id = stale[-1]["claimed_at"], stale[-1]["id"]
         for route in self._empty_since.keys() - empty_for.keys():
             del self._empty_since[route]
         if errors:
@@ -156,21 +138,21 @@ class Repair:
             return -1
         return monotonic() - self._empty_since[route]
 
-    def _is_gone(self, task: StaleTask) -> bool:
+    def _is_gone(self, task: asyncpg.Record) -> bool:
         """Whether no receiver can hold the message of a task whose queue looks empty."""
-        queue = self.queue_of(task.route)
-        return queue is None or queue.limits.counts_held or task.held_seconds > queue.limits.max_extend_seconds
+        queue = self.queue_of(task["route"])
+        return queue is None or queue.limits.counts_held or task["held_seconds"] > queue.limits.max_extend_seconds
 
     async def _fail(self, lost: Sequence[_LostAttempt], hurried: bool) -> set[int]:
         """Returns the ids of those that still held their claim."""
         refunds: list[Failure] = []
         failures: list[Failure] = []
         for task, error, _ in lost:
-            if task.attempts >= task.max_attempts and not task.suspect:
-                refunds.append(Failure(task.id, task.claim, error, None))
+            if task["attempts"] >= task["max_attempts"] and not task["suspect"]:
+                refunds.append(Failure(task["id"], task["claim"], error, None))
             else:
-                delay = delay_after(task.attempts, task.max_attempts, NO_HINTS, self.settings.backoff)
-                failures.append(Failure(task.id, task.claim, error, delay, suspect=True))
+                delay = delay_after(task["attempts"], task["max_attempts"], NO_HINTS, self.settings.backoff)
+                failures.append(Failure(task["id"], task["claim"], error, delay, suspect=True))
         async with self.store.transaction(hurried=hurried) as session:
             refunded = await settle.refund(session, refunds)
             failed = await settle.fail(session, failures, hold_keys=self.settings.holds_ordering_keys)
@@ -182,26 +164,29 @@ class Repair:
             log.warning("stale_tasks_failed", tasks=len(failed))
         return refunded | failed
 
-    async def _release(self, overdue: Sequence[StaleTask], hurried: bool) -> int:
+    async def _release(self, overdue: Sequence[asyncpg.Record], hurried: bool) -> int:
         async with self.store.transaction(hurried=hurried) as session:
             seconds = self.settings.untaken_after_seconds
-            released = await claim.release(session, ((task.id, task.claim) for task in overdue), silent_seconds=seconds)
+            pairs = [(task["id"], task["claim"]) for task in overdue]
+            released = await claim.release(session, pairs, silent_seconds=seconds)
         if released:
             metrics.RELEASED.labels("untaken").inc(released)
             log.warning("untaken_tasks_released", tasks=released)
         return released
 
 
-def _lost_attempt(task: StaleTask) -> _LostAttempt:
-    why = "its worker stopped sending heartbeats" if task.taken else "its message is gone and no worker answered"
-    if task.suspect:
+def _lost_attempt(task: asyncpg.Record) -> _LostAttempt:
+    why = "its worker stopped sending heartbeats" if task["taken"] else "its message is gone and no worker answered"
+    if task["suspect"]:
         why += "; it was sent alone, so it may be this task that workers do not survive"
-    message = f"no result {task.held_seconds:.0f} s after the claim: {why}"
+    message = f"no result {task['held_seconds']:.0f} s after the claim: {why}"
     error = {"code": HANDLER_ERROR, "message": message, "data": {"type": _ERROR, "message": why}}
     end_span: Callable[[], None] | None = None
-    spans, carried = active.active(), read_carried(task.trace)
+    spans, carried = active.active(), read_carried(task["trace"])
     if spans is not None and carried is not None:
-        span = spans.lost(task.action, task.id, task.claim, carried, worker=task.worker, held_seconds=task.held_seconds)
+        span = spans.lost(
+            task["action"], task["id"], task["claim"], carried, worker=task["worker"], held_seconds=task["held_seconds"]
+        )
         if span.context is not None and span.context.is_sampled:
             error["traceparent"] = span.context.traceparent
         end_span = partial(span.end, _ERROR, why)

@@ -37,6 +37,7 @@ where state = 'ACQUIRED' and claimed_at < now() - make_interval(secs => $1)
 -- $1 seconds, $2 how many, $3 now or null, $4 and $5 behind this claimed_at and id or null (keyset; the tasks of
 -- one claim share their claimed_at). No heartbeat for that long. `claimed_at` bounds the scan of task_acquired:
 -- a heartbeat is never older than its claim.
+-- taken: a worker has reported it. suspect: it travelled alone. held_seconds: since its claim. silent_seconds: since its last heartbeat.
 -- trace: as the claim returns it; see claim.sql.
 select id, claim, action, attempts, max_attempts, claimed_at, heartbeat_at is not null as taken, suspect,
        route, extract(epoch from coalesce($3::timestamptz, now()) - claimed_at)::float8 as held_seconds,

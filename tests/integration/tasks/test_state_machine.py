@@ -49,7 +49,6 @@ from penstock.results.methods import Answered, AnswerWait, answer_wait, give_up_
 from penstock.scheduler.scan_bounds import LEVELS, ScanBounds
 from penstock.settings.model import Settings, load_settings
 from penstock.supervisor.duties import expire_some
-from penstock.supervisor.repair import StaleTask
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import ordering
@@ -842,13 +841,12 @@ class Lives(RuleBasedStateMachine):
             after: tuple[datetime | None, int | None] = None, None
             while True:
                 async with self.store.transaction() as session:
-                    rows = await session.fetch("find_stale", STALE_AFTER_SECONDS, page, now, *after)
-                    stale = [StaleTask(**row) for row in rows]
+                    stale = await session.fetch("find_stale", STALE_AFTER_SECONDS, page, now, *after)
                     await settling.fail(session, [self.failure(task) for task in stale])
-                found += [task.id for task in stale]
+                found += [task["id"] for task in stale]
                 if len(stale) < page:
                     return found
-                after = stale[-1].claimed_at, stale[-1].id
+                after = stale[-1]["claimed_at"], stale[-1]["id"]
 
         acquired = sorted(self.in_state(State.ACQUIRED))
         assert sorted(self.run(work())) == acquired
@@ -857,8 +855,8 @@ class Lives(RuleBasedStateMachine):
         self.met["repair"] += 1
 
     def failure(self, stale: Any) -> Failure:
-        delay = delay_after(stale.attempts, stale.max_attempts, NO_HINTS, self.settings.backoff)
-        return Failure(stale.id, stale.claim, '{"code":-32000,"message":"silent"}', delay, suspect=True)
+        delay = delay_after(stale["attempts"], stale["max_attempts"], NO_HINTS, self.settings.backoff)
+        return Failure(stale["id"], stale["claim"], '{"code":-32000,"message":"silent"}', delay, suspect=True)
 
     @precondition(lambda self: self.tasks)
     @rule(data=st.data())
