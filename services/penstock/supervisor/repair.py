@@ -184,9 +184,7 @@ def _lost_attempt(task: asyncpg.Record) -> _LostAttempt:
     end_span: Callable[[], None] | None = None
     spans, carried = active.active(), read_carried(task["trace"])
     if spans is not None and carried is not None:
-        span = spans.lost(
-            task["action"], task["id"], task["claim"], carried, worker=task["worker"], held_seconds=task["held_seconds"]
-        )
+        span = spans.lost(task, carried)
         if span.context is not None and span.context.is_sampled:
             error["traceparent"] = span.context.traceparent
         end_span = partial(span.end, _ERROR, why)

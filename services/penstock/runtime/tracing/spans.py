@@ -193,16 +193,15 @@ class Spans:
         links = _former(carried)
         return AttemptSpan(self._tracer.start_span(f"process {action}", parent, SpanKind.CONSUMER, attributes, links))
 
-    def lost(
-        self, action: str, task_id: int, claim: int, carried: CarriedTrace, *, worker: str | None, held_seconds: float
-    ) -> AttemptSpan:
-        """An internal span, on no map of services, of an attempt whose end is never reported. worker: if known."""
-        attributes = {**_about("lost", "process", action, task_id), "penstock.claim": claim}
-        if worker is not None:
-            attributes["penstock.worker"] = worker
-        started_ns = time_ns() - round(held_seconds * 1e9)  # the claim was at the database's clock, which is not ours
+    def lost(self, task: Any, carried: CarriedTrace) -> AttemptSpan:
+        """An internal span, on no map of services, of an attempt whose end is never reported. task: as found stale."""
+        attributes = {**_about("lost", "process", task["action"], task["id"]), "penstock.claim": task["claim"]}
+        if task["worker"] is not None:
+            attributes["penstock.worker"] = task["worker"]
+        # The claim was at the database's clock, which is not ours.
+        started_ns = time_ns() - round(task["held_seconds"] * 1e9)
         span = self._tracer.start_span(
-            f"lost {action}", _under(carried.context), SpanKind.INTERNAL, attributes, _former(carried),
+            f"lost {task['action']}", _under(carried.context), SpanKind.INTERNAL, attributes, _former(carried),
             start_time=started_ns,
         )  # fmt: skip
         return AttemptSpan(span)
