@@ -69,11 +69,10 @@ class Notifier:
             self._are_due = True
             self._sent_at = monotonic()
             try:
-                async with self._store.session() as session:
-                    if self._store.settled_steps and self._channel == CHANNEL:
-                        self._store.settled_steps = False
-                        await session.fetch("notify_work", WORKFLOWS, "")
-                    await session.fetch("notify_work", self._channel, payload)
+                if self._store.settled_steps and self._channel == CHANNEL:
+                    self._store.settled_steps = False
+                    await self._store.fetch("notify_work", WORKFLOWS, "")
+                await self._store.fetch("notify_work", self._channel, payload)
             except Unavailable as exc:
                 log.debug("notify_failed", reason=str(exc))  # the schedulers poll
             except PenstockError as exc:  # such as a full queue of notifications, which an operator has to empty

@@ -42,11 +42,10 @@ class LimitUpkeep:
             name: self._open_queue(queue_name, f"outbound:{name}") for name, queue_name in json.loads(found["routes"])
         }
         if found["limits"]:
-            async with self._store.session() as session:
-                looked = await session.fetch("adopt_next_in_flight", *self._adopted_upto, _LOOKED_AT)
-                self._adopted_upto = (looked[0]["claimed_at"], looked[0]["id"]) if looked else (None, None)
-                await session.fetch("forget_tenant_paces")
-                await session.fetch("forget_holds")
+            looked = await self._store.fetch("adopt_next_in_flight", *self._adopted_upto, _LOOKED_AT)
+            self._adopted_upto = (looked[0]["claimed_at"], looked[0]["id"]) if looked else (None, None)
+            await self._store.fetch("forget_tenant_paces")
+            await self._store.fetch("forget_holds")
         returned = await in_transactions(self._store, _return_strays, _BATCH, "strays_returned")
         await self._store.fetch("forget_announced", _ANNOUNCED_KEPT_SECONDS)
         released = await in_transactions(self._store, _release_announced, _BATCH, "announced_released")

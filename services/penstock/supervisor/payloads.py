@@ -170,10 +170,9 @@ class PayloadObjects:
     async def _search(self, bucket: Bucket, now: datetime | None) -> None:
         """Schedule objects without a task for deletion, day by day; the day reached is stored in Postgres."""
         for _ in range(_PAGES_PER_ROUND):
-            async with self._store.transaction() as session:
-                clock: datetime = now or await session.value("read_clock")
-                row = (await session.fetch("read_emptied", _SEARCHED, clock - _FIRST_DAY))[0]
-            day: date = row["upto"].astimezone(UTC).date()
+            clock: datetime = now or await self._store.value("read_clock")
+            ((upto, _),) = await self._store.fetch("read_emptied", _SEARCHED, clock - _FIRST_DAY)
+            day: date = upto.astimezone(UTC).date()
             if day >= (clock - timedelta(seconds=self._orphan_seconds) - timedelta(days=1)).astimezone(UTC).date():
                 return
             if day != self._day or not self._folders:
@@ -189,5 +188,4 @@ class PayloadObjects:
             del self._folders[0]
             if not self._folders:
                 end = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
-                async with self._store.transaction() as session:
-                    await session.fetch("note_emptied", _SEARCHED, end, DAY)
+                await self._store.fetch("note_emptied", _SEARCHED, end, DAY)

@@ -66,9 +66,8 @@ class ScheduleFiring:
                     raise outcome
         if fired.schedules:
             return 0
-        async with self._store.session() as session:
-            with self._wait_sweeps.look() as since:
-                wait: float | None = await session.value("read_wait", since)
+        with self._wait_sweeps.look() as since:
+            wait: float | None = await self._store.value("read_wait", since)
         if wait is None:
             return LOOK_SECONDS
         self._sweeps.found(-wait)
