@@ -40,8 +40,7 @@ class Scaling:
 
     async def _count(self) -> dict[str, RouteLoad]:
         began = monotonic()
-        async with self._store.session() as session:
-            loads = {load.name: load for load in await read_route_loads(session)}
+        loads = {load.name: load for load in await read_route_loads(self._store)}
         self._good_seconds = min(_REST_SECONDS, max(_FRESH_SECONDS, _REST * (monotonic() - began)))
         return loads
 

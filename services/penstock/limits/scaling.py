@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.db.pool import Store
 from penstock.db.session import Session
 
 OUTBOUND = "_default"  # of tasks without a route; no route can have this name
@@ -70,7 +71,7 @@ class RouteLoad:
         return max(running, min(tasks, max(1.0, running + behind / drain_seconds)))
 
 
-async def read_route_loads(session: Session) -> list[RouteLoad]:
+async def read_route_loads(session: Session | Store) -> list[RouteLoad]:
     """The outbound queue first, then routes by name."""
     names = [row["name"] for row in await session.fetch("list_route_names")]
     loads: dict[str | None, list[ActionLoad]] = {route: [] for route in (None, *names)}

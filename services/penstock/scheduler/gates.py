@@ -93,8 +93,7 @@ class Gates:
         now = monotonic()
         actions = [action for action, at in self._admitted_at.items() if now - at < _ADMITTED_SECONDS]
         if not actions:
-            async with self.store.session() as session:
-                return await claim.claim_by_rules(session, limit, stretches=stretches, due_seconds=due_seconds)
+            return await claim.claim_by_rules(self.store, limit, stretches=stretches, due_seconds=due_seconds)
         # Another pass that finds the actions locked would divert their tasks.
         async with self._admitting, self.store.transaction() as session:
             allowances = await self._admit(session, actions, limit)

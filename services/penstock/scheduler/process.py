@@ -106,8 +106,7 @@ class Scheduler(Service):
         now = monotonic()
         if self._listener.later or now >= min(self._next_due_at, self._looked_at + self._settings.poll_seconds):
             self._listener.later = False
-            async with self._store.session() as session:
-                seconds = await claim.read_seconds_to_next(session, self._bounds.from_bounds(), LEVELS)
+            seconds = await claim.read_seconds_to_next(self._store, self._bounds.from_bounds(), LEVELS)
             self._looked_at = now = monotonic()
             self._next_due_at = float("inf") if seconds is None else now + seconds
         return max(_SOONEST_SECONDS, self._next_due_at - now)
@@ -213,8 +212,7 @@ class Scheduler(Service):
         age = self._settings.priority_ageing_seconds
         if not age or self._others_first > 0 or monotonic() < self._aged_at:
             return None, 0
-        async with self._store.session() as session:
-            levels = await claim.read_priorities(session, LEVELS)
+        levels = await claim.read_priorities(self._store, LEVELS)
         stretches = [Stretch(level, level, BEGINNING) for level in reversed(levels)]
         batch, diverted = await self._claim_of(max(1, limit // _AGED_SHARE), stretches, due_seconds=age)
         if batch is not None:
@@ -230,8 +228,7 @@ class Scheduler(Service):
         batch, diverted = None, 0
         try:
             if bounds.levels_are_old(monotonic()):
-                async with self._store.session() as session:
-                    bounds.set_levels(await claim.read_priorities(session, LEVELS), monotonic())
+                bounds.set_levels(await claim.read_priorities(self._store, LEVELS), monotonic())
             batch, diverted = await self._claim_of(limit, bounds.from_front())
         finally:
             bounds.swept(*_outcome(batch, diverted, limit), monotonic())
@@ -243,14 +240,13 @@ class Scheduler(Service):
         try:
             if self._follows_rules:
                 return await self._gates.claim_by_rules(limit, stretches, due_seconds)
-            async with self._store.session() as session:
-                if self._has_turns:
-                    return await claim.claim(session, limit, stretches=stretches, due_seconds=due_seconds), 0
-                with self._sender.confirming() as sent:
-                    batch = await claim.claim_ready(
-                        session, limit, stretches=stretches, due_seconds=due_seconds, sent=sent
-                    )
-                    return batch, 0
+            if self._has_turns:
+                return await claim.claim(self._store, limit, stretches=stretches, due_seconds=due_seconds), 0
+            with self._sender.confirming() as sent:
+                batch = await claim.claim_ready(
+                    self._store, limit, stretches=stretches, due_seconds=due_seconds, sent=sent
+                )
+                return batch, 0
         except Refused as exc:
             given_up = await claim.give_up_unclaimable(self._store, self._settings, exc, limit, stretches, due_seconds)
             return None, given_up

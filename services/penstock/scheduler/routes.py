@@ -91,8 +91,7 @@ class Routes:
             if not limit:
                 return 0
             route.is_asked = False
-            async with self.store.session() as session:
-                batch, diverted = await claim.claim_by_route(session, limit, name)
+            batch, diverted = await claim.claim_by_route(self.store, limit, name)
             self.put_aside(diverted)
             if batch is None:
                 if not diverted and not route.is_asked:
@@ -139,16 +138,15 @@ class Diverter:
                 return await claim.give_up_unclaimable(self.store, self.settings, exc, at_once, [stretch])
 
     async def _look(self, at_once: int, spared: Sequence[str]) -> int:
-        async with self.store.session() as session:
-            if not self._levels:
-                self._levels = await claim.read_priorities(session, _LEVELS)
-                self._after = BEGINNING
-            diverted = 0
-            if self._levels:
-                looked, diverted, last = await claim.put_aside(session, at_once, self._levels[0], self._after, spared)
-                if looked < at_once or last is None:
-                    del self._levels[0]
-                    last = BEGINNING
-                self._after = last
-            self._next_at = monotonic() + (_LOOK_PAUSE_SECONDS if self._levels else _ROUND_PAUSE_SECONDS)
+        if not self._levels:
+            self._levels = await claim.read_priorities(self.store, _LEVELS)
+            self._after = BEGINNING
+        diverted = 0
+        if self._levels:
+            looked, diverted, last = await claim.put_aside(self.store, at_once, self._levels[0], self._after, spared)
+            if looked < at_once or last is None:
+                del self._levels[0]
+                last = BEGINNING
+            self._after = last
+        self._next_at = monotonic() + (_LOOK_PAUSE_SECONDS if self._levels else _ROUND_PAUSE_SECONDS)
         return diverted

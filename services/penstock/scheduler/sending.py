@@ -139,8 +139,7 @@ class Sender:
     async def confirm(self) -> None:
         if self.sent:
             with self.confirming() as sent:
-                async with self.store.session() as session:
-                    await claim.confirm(session, *sent)
+                await claim.confirm(self.store, *sent)
 
 
 def _observe(tasks: Sequence[Claimed], outcome: SendOutcome, started_ns: int) -> None:

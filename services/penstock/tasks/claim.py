@@ -43,7 +43,7 @@ class InFlight(NamedTuple):
 
 
 async def claim(
-    session: Session,
+    session: Session | Store,
     limit: int,
     *,
     stretches: Sequence[Stretch] = EVERYTHING,
@@ -60,7 +60,7 @@ async def claim(
 
 
 async def claim_ready(
-    session: Session, limit: int, *, stretches: Sequence[Stretch], due_seconds: float, sent: Sequence[int]
+    session: Session | Store, limit: int, *, stretches: Sequence[Stretch], due_seconds: float, sent: Sequence[int]
 ) -> ClaimBatch | None:
     """As ``claim``, at less cost, but nothing while tasks are promoted many at a time. sent: batches to confirm."""
     rows = await session.fetch("claim_ready_tasks", limit, None, *_columns_of(stretches), due_seconds, list(sent))
@@ -68,7 +68,7 @@ async def claim_ready(
 
 
 async def claim_by_rules(
-    session: Session,
+    session: Session | Store,
     limit: int,
     *,
     stretches: Sequence[Stretch] = EVERYTHING,
@@ -85,7 +85,7 @@ async def claim_by_rules(
 
 
 async def put_aside(
-    session: Session, limit: int, priority: int, after: Position, spared: Sequence[str] = ()
+    session: Session | Store, limit: int, priority: int, after: Position, spared: Sequence[str] = ()
 ) -> tuple[int, int, Position | None]:
     """Divert limited and routed tasks among ``limit`` due ones; returns how many it saw and diverted, and the last.
 
@@ -96,7 +96,7 @@ async def put_aside(
     return looked, diverted, None if task_id is None else Position(run_at, task_id)
 
 
-async def claim_by_route(session: Session, limit: int, route: str) -> tuple[ClaimBatch | None, int]:
+async def claim_by_route(session: Session | Store, limit: int, route: str) -> tuple[ClaimBatch | None, int]:
     """Claim up to ``limit`` due tasks of a route, in the same order; also returns how many were diverted to a gate."""
     rows = await session.fetch("claim_tasks_by_route", limit, route)
     return await _batch(session, rows), rows[0]["diverted"]
@@ -108,12 +108,12 @@ async def claim_at_gates(session: Session, limits: Mapping[str, int]) -> tuple[C
     return await _batch(session, rows), Counter(row["gate"] for row in rows)
 
 
-async def read_priorities(session: Session, limit: int) -> list[int]:
+async def read_priorities(session: Session | Store, limit: int) -> list[int]:
     """Up to ``limit`` priorities of tasks due now or later, highest first."""
     return [row[0] for row in await session.fetch("read_priorities", limit)]
 
 
-async def read_seconds_to_next(session: Session, stretches: Sequence[Stretch], limit: int) -> float | None:
+async def read_seconds_to_next(session: Session | Store, stretches: Sequence[Stretch], limit: int) -> float | None:
     """Seconds until the next task of these stretches becomes due, None for none. limit: of priorities looked at."""
     lows, highs, *_ = _columns_of(stretches)
     seconds: float | None = await session.value("read_seconds_to_next", lows, highs, limit)
@@ -161,7 +161,7 @@ async def give_up_unclaimable(
     return len(rows)
 
 
-async def confirm(session: Session, *batch_ids: int) -> None:
+async def confirm(session: Session | Store, *batch_ids: int) -> None:
     """Note that all tasks of these batches were sent or released."""
     await session.fetch("confirm_claim", batch_ids)
 
@@ -188,7 +188,7 @@ def _columns_of(stretches: Sequence[Stretch]) -> list[list[Any]]:
     return columns_of(stretches, "low", "high", "after.run_at", "after.id")
 
 
-async def _batch(session: Session, rows: Sequence[asyncpg.Record]) -> ClaimBatch | None:
+async def _batch(session: Session | Store, rows: Sequence[asyncpg.Record]) -> ClaimBatch | None:
     """The rows of a claim: the members of Claimed, or nulls, then perhaps priority and last run_at."""
     if not rows or rows[0][0] is None:
         return None

@@ -30,7 +30,7 @@ _PUT_OFF_SECONDS = 5.0  # each look at one behind a lock costs the others its wa
 _FAILED_SECONDS = 30.0  # at one whose payloads cannot be read now, up to the time that S3 is given to answer
 
 
-async def find_pending(session: Session, *, after: int, limit: int) -> list[int]:
+async def find_pending(session: Session | Store, *, after: int, limit: int) -> list[int]:
     """Workflows with events, in the order of their ids, which are above ``after``."""
     return [row["workflow_id"] for row in await session.fetch("find_told_workflows", after, limit)]
 
@@ -64,11 +64,10 @@ class WorkflowAdvancer:
     async def run_once(self) -> AdvanceSummary | None:
         """One round; None when no workflow has events that can be taken. Raises Unavailable."""
         started = monotonic()
-        async with self._store.session() as session:
-            pending = await find_pending(session, after=self._after, limit=self._at_once)
-            if not pending and self._after:
-                self._after = 0  # from the front again
-                pending = await find_pending(session, after=0, limit=self._at_once)
+        pending = await find_pending(self._store, after=self._after, limit=self._at_once)
+        if not pending and self._after:
+            self._after = 0  # from the front again
+            pending = await find_pending(self._store, after=0, limit=self._at_once)
         if not pending:
             return None
         self._put_off = {workflow: until for workflow, until in self._put_off.items() if until > started}
