@@ -77,20 +77,19 @@ class Repair:
                 except Unavailable as exc:  # it may hold its tasks; those of other queues are looked at
                     self._empty_since.pop(route, None)
                     empty_for[route], away = -1, exc
-            silent: list[asyncpg.Record] = []
-            waiting: list[asyncpg.Record] = []
+            lost: list[_LostAttempt] = []
+            overdue: list[asyncpg.Record] = []
             for task in stale:
-                is_silent = task["silent_seconds"] > after_seconds + on_the_way and (
-                    task["taken"]
-                    or (self._is_gone(task) and empty_for[task["route"]] >= max(empty_seconds, on_the_way))
-                )
-                (silent if is_silent else waiting).append(task)
-            lost = [_lost_attempt(task) for task in silent]
+                seconds = task["silent_seconds"]
+                is_gone = self._is_gone(task) and empty_for.get(task["route"], -1) >= max(empty_seconds, on_the_way)
+                if seconds > after_seconds + on_the_way and (task["taken"] or is_gone):
+                    lost.append(_lost_attempt(task))
+                elif seconds > settings.untaken_after_seconds:
+                    overdue.append(task)
             failed = {task_id for part in await in_halves(lost, self._fail, leave) for task_id in part or ()}
             for task, _, end_span in lost:
                 if end_span is not None and task["id"] in failed:  # the others were answered meanwhile
                     end_span()
-            overdue = [task for task in waiting if task["silent_seconds"] > settings.untaken_after_seconds]
             released = await in_halves(overdue, self._release, leave)
             changed += len(failed) + sum(part or 0 for part in released)
             if len(stale) < _BATCH:
