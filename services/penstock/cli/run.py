@@ -141,13 +141,12 @@ def _over_postgres(name: str, settings: Settings, store: Store, open_queue: Open
 
         return Resulter(store=store, results=queues["results"], settings=settings)
     from penstock.compat import delayed_records
-    from penstock.compat.scheduler0.store import names_of_import
     from penstock.supervisor.process import Supervisor
 
     dead_letters = _queues(settings, open_queue, suffix=DEAD_LETTER_SUFFIX)
     return Supervisor(
         store=store, queues=queues, dead_letters=dead_letters, settings=settings,
-        open_queue=open_queue, additions=[delayed_records.side_tasks], names_of_import=names_of_import,
+        open_queue=open_queue, additions=[delayed_records.side_tasks],
     )  # fmt: skip
 
 

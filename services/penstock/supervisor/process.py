@@ -16,7 +16,7 @@ from penstock.supervisor.limits import LimitUpkeep
 from penstock.supervisor.payloads import PayloadObjects, PayloadRetention
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
-from penstock.supervisor.schedules import Imports, NamesOfImport, ScheduleFiring
+from penstock.supervisor.schedules import Imports, ScheduleFiring
 from penstock.tasks.promotion import Promotions
 from penstock.workflows.advancer import WorkflowAdvancer
 
@@ -41,7 +41,6 @@ class Supervisor(Service):
         open_queue: Callable[[str, str], Queue],
         dead_letters: Mapping[str, Queue] | None = None,
         additions: Sequence[Addition] = (),
-        names_of_import: NamesOfImport | None = None,
     ) -> None:
         self._store = store
         self._guard = DutyGuard()
@@ -52,7 +51,7 @@ class Supervisor(Service):
         gauges = Gauges(store=store, queues=queues, dead_letters=dead_letters or {}, by_route=lambda: limits.queues)
         self.advancing = WorkflowAdvancer(store=store, notifier=notifier, settings=settings)
         self.firing = ScheduleFiring(store=store, notifier=notifier, settings=settings)
-        self.imports = Imports(store=store, settings=settings, names_of_import=names_of_import)
+        self.imports = Imports(store=store, settings=settings)
         self.jobs = BulkJobs(store=store, changed=notifier.wake)
         self.promotions = Promotions(store=store, notifier=notifier)
         # By the names that metrics and log lines have.

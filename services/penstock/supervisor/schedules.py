@@ -4,7 +4,7 @@ Firing sleeps until the next schedule is due, by the database's clock, and at mo
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
@@ -26,9 +26,6 @@ from penstock.settings.model import Settings
 
 LOOK_SECONDS = 1.0
 _ROUNDS_AT_ONCE = 2  # of a backlog: one is decided while Postgres stores the other
-
-NamesOfImport = Callable[[Session, int, Sequence[str]], Awaitable[set[str]]]
-"""The reserved names, of those given, that an import of that id may use."""
 
 
 class ScheduleFiring:
@@ -78,10 +75,9 @@ class ScheduleFiring:
 class Imports:
     """Carries out ``schedule.create_many``; ``run_once`` is one part of a call, in one transaction."""
 
-    def __init__(self, *, store: Store, settings: Settings, names_of_import: NamesOfImport | None = None) -> None:
+    def __init__(self, *, store: Store, settings: Settings) -> None:
         self._store = store
         self._settings = settings
-        self._names_of_import = names_of_import
 
     async def run_once(self) -> int:
         """Returns how many entries were read. Raises Unavailable."""
@@ -114,8 +110,8 @@ class Imports:
             except InvalidParams as exc:
                 outcomes[number] = exc
         reserved = [wanted[number].name for number in wanted if number in outcomes]
-        if reserved and self._names_of_import is not None:
-            own = await self._names_of_import(session, import_id, reserved)
+        if reserved:
+            own = {row["name"] for row in await session.fetch("find_jobs_of_import", reserved, import_id)}
             outcomes = {n: exc for n, exc in outcomes.items() if n not in wanted or wanted[n].name not in own}
         wanted = {number: schedule for number, schedule in wanted.items() if number not in outcomes}
         written = await _write_all(session, list(wanted.values()), replaces)

@@ -21,7 +21,6 @@ from penstock.compat.scheduler0 import store as scheduler0store
 from penstock.compat.scheduler0.http import records as http_records
 from penstock.compat.scheduler0.http.records import AsyncTasks, Progress
 from penstock.compat.scheduler0.jobs import ACTION
-from penstock.compat.scheduler0.store import names_of_import
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
@@ -80,7 +79,7 @@ class Door:
         return int(made["id"])
 
     def imports(self) -> Imports:
-        return Imports(store=self.store, settings=self.settings, names_of_import=names_of_import)
+        return Imports(store=self.store, settings=self.settings)
 
     async def jobs(self, *jobs: dict[str, Any]) -> list[dict[str, Any]]:
         """Make jobs, and have the supervisor make their schedules; returns them as the async task answers them."""

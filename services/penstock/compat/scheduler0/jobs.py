@@ -22,7 +22,6 @@ URL_MAX_CHARS = 8192
 NEVER = datetime(1, 1, 1, tzinfo=UTC)  # written for an instant that is not set
 _BIGINT = 2**63 - 1
 _URL = re.compile(r"https?://[^\s/?#]+[^\s]*", re.IGNORECASE)
-_SCHEDULE_NAME = re.compile(JOB_PREFIX + "(0|[1-9][0-9]{0,17})")
 _BRACE_BEFORE_BRACE = re.compile(rb"\{(?=\{)")
 
 Number = Annotated[int, Meta(ge=0, le=_BIGINT)]
@@ -143,12 +142,6 @@ def _in_utc(instant: datetime | None) -> datetime:
 
 def schedule_name(job_id: int) -> str:
     return f"{JOB_PREFIX}{job_id}"
-
-
-def job_of(name: str) -> int | None:
-    """The job that a schedule of this name fires, None for another schedule."""
-    found = _SCHEDULE_NAME.fullmatch(name)
-    return int(found[1]) if found is not None else None
 
 
 def payload_of(job: Job) -> bytes:

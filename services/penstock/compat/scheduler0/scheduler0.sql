@@ -143,8 +143,11 @@ select
 from penstock.scheduler0_job j where j.id = $1 for update of j;
 
 -- name: find_jobs_of_import
--- $1 ids, $2 import id. Those of the ids that are jobs whose schedules the import is to make.
-select id from penstock.scheduler0_job where id = any($1::bigint[]) and import_id = $2;
+-- $1 names, $2 import id. Those of the names that schedules of jobs have, which the import is to make.
+select s.name from unnest($1::text[]) s (name)
+join penstock.scheduler0_job j
+    on j.id = case when s.name ~ '^scheduler0:(0|[1-9][0-9]{0,17})$' then substr(s.name, 12)::bigint end
+where j.import_id = $2;
 
 -- name: update_callback_job
 -- $1 id, $2 URL, $3 data, $4 execution type.

@@ -2,12 +2,10 @@
 
 import hmac
 import secrets
-from collections.abc import Iterable
 from datetime import datetime
 
 import msgspec
 
-from penstock.compat.scheduler0.jobs import job_of
 from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.protocol.api_key import digest_of
@@ -57,9 +55,3 @@ async def archive_credential(session: Session | Store, credential_id: int, archi
     """Archive a credential, which is refused from now on, or restore it; None for an unknown id."""
     rows = await session.fetch("archive_credential", credential_id, archived)
     return Credential(**rows[0]) if rows else None
-
-
-async def names_of_import(session: Session, import_id: int, names: Iterable[str]) -> set[str]:
-    """Names of schedules whose jobs were created by this import."""
-    by_job = {job: name for name in names if (job := job_of(name)) is not None}
-    return {by_job[row["id"]] for row in await session.fetch("find_jobs_of_import", list(by_job), import_id)}
