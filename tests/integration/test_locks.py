@@ -30,6 +30,7 @@ from penstock.protocol.reports import Waiting, WaitPolicy, encode_result
 from penstock.protocol.task import Claimed, NewTask
 from penstock.resulter import Resulter
 from penstock.results.apply import apply_reports
+from penstock.schedules.firing import ScheduleFiring
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
@@ -37,7 +38,6 @@ from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.duties import expire, time_out_waits
 from penstock.supervisor.limits import LimitUpkeep
 from penstock.supervisor.repair import Repair
-from penstock.supervisor.schedules import ScheduleFiring
 from penstock.tasks import bulk, claim, ordering
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import settle as settling

@@ -190,9 +190,8 @@ def _narrow_many(given: model.ScheduleCreateManyParams) -> model.ScheduleCreateM
 @method("schedule.create_many", permission=Permission.ADMIN, scope=Scope.CLOSED, narrow=_narrow_many)
 async def create_many(session: Session, given: model.ScheduleCreateManyParams) -> model.ImportStarted:
     """Import many schedules in the background; schedule.import_status shows the progress."""
-    parts, total = model.import_parts(given.schedules), len(given.schedules)
-    import_id = await store.start_import(session, parts, total=total, replaces=given.replace)
-    return model.ImportStarted(import_id, total)
+    import_id = await store.start_import(session, given.schedules, replaces=given.replace)
+    return model.ImportStarted(import_id, len(given.schedules))
 
 
 @method("schedule.import_status", permission=Permission.READ, scope=Scope.CLOSED, errors=(ScheduleNotFound,))

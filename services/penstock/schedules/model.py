@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -24,7 +23,6 @@ LABEL_MAX_CHARS = 500
 JITTER_MAX_SECONDS = 86_400.0
 LATENESS_MAX_SECONDS = 100 * 366 * 86_400.0
 IMPORT_LIMIT = 50_000
-PART_ENTRIES = 500  # of an import; the supervisor writes a part in one transaction
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9000, 1, 1, tzinfo=UTC)
 
@@ -366,12 +364,6 @@ def read_name(name: str) -> str:
     if CONTROL.search(name):
         raise InvalidParams("name", "holds a control character")
     return name
-
-
-def import_parts(entries: Sequence[Any]) -> list[str]:
-    """The entries of an import, divided into parts, as JSON arrays."""
-    starts = range(0, len(entries), PART_ENTRIES)
-    return [msgspec.json.encode(entries[start : start + PART_ENTRIES]).decode("utf-8") for start in starts]
 
 
 def read_stored_name(name: str) -> str:

@@ -5,7 +5,7 @@ Instants are compared with the database's clock. A change locks the schedule's c
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from penstock.db.session import Session
 from penstock.protocol.errors import InvalidParams, ScheduleNotFound
-from penstock.protocol.json_text import replace_unstorable
 from penstock.protocol.task import NewTask, State
 from penstock.runtime import metrics
 from penstock.schedules import model
@@ -22,7 +21,7 @@ from penstock.schedules.cron import CronError
 from penstock.schedules.policy import Missed, Next, Overlap
 from penstock.tasks import enqueue as enqueuing
 
-_ERRORS_KEPT = 100
+PART_ENTRIES = 500  # of an import; the supervisor writes a part in one transaction
 
 
 async def rewrite_schedule(session: Session, current: model.ScheduleRecord, **changes: Any) -> model.ScheduleRecord:
@@ -123,25 +122,13 @@ async def read_schedule(
 # Imports of many
 
 
-async def start_import(session: Session, parts: Sequence[str], *, total: int, replaces: bool) -> int:
-    """Store the parts of ``import_parts`` for the supervisor; returns the import's id."""
-    import_id: int = await session.value("create_import", replaces, total)
-    starts = [place * model.PART_ENTRIES for place in range(len(parts))]
+async def start_import(session: Session, entries: Sequence[msgspec.Raw], *, replaces: bool) -> int:
+    """Store the entries of an import, in parts, for the supervisor; returns its id."""
+    import_id: int = await session.value("create_import", replaces, len(entries))
+    starts = range(0, len(entries), PART_ENTRIES)
+    parts = [msgspec.json.encode(entries[start : start + PART_ENTRIES]).decode() for start in starts]
     await session.fetch("insert_import_parts", import_id, starts, parts)
     return import_id
-
-
-async def note_import(
-    session: Session,
-    import_id: int,
-    outcomes: Sequence[bool | InvalidParams],
-    errors: Sequence[Mapping[str, Any]],
-) -> None:
-    """Count the outcomes of a part, and keep its ``errors`` until the import has about a hundred."""
-    created, replaced = outcomes.count(True), outcomes.count(False)
-    refused = len(outcomes) - created - replaced
-    kept = replace_unstorable(json.dumps(errors[:_ERRORS_KEPT]))
-    await session.fetch("note_import", import_id, created, replaced, refused, kept, _ERRORS_KEPT)
 
 
 def record_of(row: Any) -> model.ScheduleRecord:

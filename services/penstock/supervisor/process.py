@@ -8,6 +8,7 @@ from penstock.db.notify import Listener, Notifier
 from penstock.db.pool import Store
 from penstock.runtime.loop import Service, SideTask
 from penstock.runtime.periodic import repeat
+from penstock.schedules.firing import Imports, ScheduleFiring
 from penstock.settings.model import Settings
 from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.duties import DutyGuard, expire, time_out_waits
@@ -16,7 +17,6 @@ from penstock.supervisor.limits import LimitUpkeep
 from penstock.supervisor.payloads import PayloadObjects, PayloadRetention
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
-from penstock.supervisor.schedules import Imports, ScheduleFiring
 from penstock.tasks.promotion import Promotions
 from penstock.workflows.advancer import WorkflowAdvancer
 

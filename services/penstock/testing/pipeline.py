@@ -22,6 +22,7 @@ from penstock.protocol.checks import MAX_LIST
 from penstock.protocol.task import State
 from penstock.resulter import Resulter
 from penstock.scheduler.process import Scheduler
+from penstock.schedules.firing import Imports, ScheduleFiring
 from penstock.settings.model import Settings, load_settings
 from penstock.submitter import Submitter
 from penstock.supervisor.process import Supervisor

@@ -26,11 +26,10 @@ from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.api_key import digest_of
 from penstock.protocol.task import NewTask
-from penstock.schedules.model import import_parts
+from penstock.schedules.firing import Imports, ScheduleFiring
 from penstock.schedules.store import start_import
 from penstock.settings.model import Settings
 from penstock.supervisor.retention import Retention
-from penstock.supervisor.schedules import Imports, ScheduleFiring
 from penstock.tasks import enqueue, settle
 from tests.integration.apis import RunningApi, running
 from tests.integration.doors import postgres_away
@@ -547,7 +546,7 @@ async def test_a_jobs_data_goes_to_no_schedule_that_another_caller_made(door: Do
         for wanted in (name, following, "scheduler0:x", "scheduler0:٧", "free")
     ]
     async with door.store.transaction() as session:
-        await start_import(session, import_parts(entries), total=5, replaces=True)
+        await start_import(session, entries, replaces=True)
     assert await door.imports().run_once() == 5
     assert [row[0] for row in await sql.fetch("select name from penstock.schedule")] == ["free"]
     (second,) = await door.jobs(job(project))

@@ -18,9 +18,9 @@ from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.resulter import Resulter
 from penstock.scheduler.process import Scheduler
+from penstock.schedules.firing import ScheduleFiring
 from penstock.schedules.policy import render
 from penstock.settings.model import Settings, load_settings
-from penstock.supervisor.schedules import ScheduleFiring
 from penstock.worker.deliveries.errors import NotDelivered
 from penstock.worker.deliveries.http_client import AddressRefused
 from penstock.worker.deliveries.registry import Deliveries

@@ -27,13 +27,13 @@ from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.reports import encode_progress
 from penstock.protocol.sealed import Reference, encode_reference, reference_of
 from penstock.protocol.task import NewTask
+from penstock.schedules.firing import Imports
 from penstock.settings.model import Settings, load_settings
 from penstock.settings.payload_texts import fingerprint, new_key, read_key
 from penstock.settings.values import DAY
 from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.payloads import PayloadObjects, PayloadRetention
 from penstock.supervisor.retention import Retention
-from penstock.supervisor.schedules import Imports
 from penstock.tasks.enqueue import delete_objects_later, insert_rejected
 from penstock.worker.handlers.actions import Registry
 from penstock.workflows import step_inputs

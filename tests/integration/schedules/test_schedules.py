@@ -25,6 +25,7 @@ from penstock.protocol.views import timestamp
 from penstock.runtime.loop import Loop
 from penstock.runtime.periodic import repeat
 from penstock.schedules import firing as fires
+from penstock.schedules.firing import Imports, ScheduleFiring
 from penstock.schedules.methods import create_many, list_runs
 from penstock.schedules.methods import get as get_schedule
 from penstock.schedules.model import ScheduleName, ScheduleRecord, ScheduleRun, ScheduleRunsParams
@@ -33,7 +34,6 @@ from penstock.schedules.store import read_schedule
 from penstock.settings.model import Settings, load_settings
 from penstock.supervisor.process import Supervisor
 from penstock.supervisor.retention import Retention
-from penstock.supervisor.schedules import Imports, ScheduleFiring
 from penstock.tasks import claim, enqueue, settle
 from tests.integration.doors import no_routes
 from tests.integration.schedule_changes import change_schedule

@@ -25,10 +25,10 @@ from penstock.protocol.errors import (
     Unavailable,
 )
 from penstock.runtime.periodic import repeat
-from penstock.schedules.model import PART_ENTRIES
+from penstock.schedules.firing import Imports
+from penstock.schedules.store import PART_ENTRIES
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
-from penstock.supervisor.schedules import Imports
 from tests.integration.apis import running
 from tests.integration.doors import rejected
 

@@ -31,7 +31,6 @@ from penstock.runtime.logs import log
 from penstock.runtime.periodic import is_set_within
 from penstock.schedules.cron import CronError, timing
 from penstock.schedules.methods import update_schedule
-from penstock.schedules.model import import_parts
 from penstock.schedules.policy import run_name
 from penstock.schedules.robfig import is_shifted
 from penstock.schedules.store import read_schedule, rewrite_schedule, start_import
@@ -314,11 +313,11 @@ class Jobs(Records[Job]):
     async def _add(self, given: Sequence[JobGiven], body: bytes) -> tuple[str, int]:
         """Returns the id and the number of the request that creates the jobs. Raises BadJob, Refused."""
         reserved = await self._store.fetch("reserve_job_ids", len(given))
-        parts, output = await asyncio.to_thread(_prepare, given, reserved, self._settings)
+        entries, output = await asyncio.to_thread(_prepare, given, reserved, self._settings)
         request_id = str(uuid.uuid4())
         async with self._store.transaction() as session:
             await session.lift_timeout()  # tens of thousands of jobs take seconds, and each has its project looked up
-            import_id = await start_import(session, parts, total=len(given), replaces=False)
+            import_id = await start_import(session, entries, replaces=False)
             return request_id, await session.value("create_request", request_id, import_id, body.decode(), output)
 
     async def update(self, request: Request, body: bytes) -> Response:
@@ -393,11 +392,11 @@ class Jobs(Records[Job]):
         return answer({"total": total, "offset": offset, "limit": limit, "executions": runs})
 
 
-def _prepare(given: Sequence[JobGiven], reserved: Sequence[Any], settings: Settings) -> tuple[list[str], str]:
-    """The parts of the import of the jobs' schedules, and the output of the async task. Raises BadJob."""
+def _prepare(given: Sequence[JobGiven], reserved: Sequence[Any], settings: Settings) -> tuple[list[msgspec.Raw], str]:
+    """The entries of the import of the jobs' schedules, and the output of the async task. Raises BadJob."""
     made = [jobs.make_job(one, row["id"], row["now"]) for one, row in zip(given, reserved, strict=True)]
-    parts = import_parts([jobs.schedule_of(job, settings) for job in made])
-    return parts, msgspec.json.encode(made).decode()
+    entries = [msgspec.Raw(msgspec.json.encode(jobs.schedule_of(job, settings))) for job in made]
+    return entries, msgspec.json.encode(made).decode()
 
 
 def _too_early() -> Problem:
