@@ -16,7 +16,7 @@ from penstock.protocol.errors import AccessDenied, InvalidParams, ScheduleNotFou
 from penstock.protocol.method import Scope, decode, method
 from penstock.protocol.task import BEGINNING, State
 from penstock.protocol.tenant import stored_key, tenant_of_key
-from penstock.protocol.views import timestamp, view_of
+from penstock.protocol.views import raw, timestamp, view_of
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.schedules import model, store
@@ -220,14 +220,8 @@ async def _detail(session: Session, record: model.ScheduleRecord) -> model.Sched
 
 
 def _members(record: model.ScheduleRecord) -> dict[str, Any]:
-    if record.problem is not None:
-        state = "STOPPED"
-    elif record.paused:
-        state = "PAUSED"
-    else:
-        state = "ENDED" if record.next_at is None else "ACTIVE"
     name = record.name if bound_to() is None else record.own_name
-    return asdict(record) | record.params() | {"name": name, "state": state}
+    return asdict(record) | {"name": name, "payload": raw(record.payload)}
 
 
 async def _lock(session: Session, given: model.ScheduleName) -> model.ScheduleRecord:

@@ -233,29 +233,24 @@ class ImportStatus(msgspec.Struct, frozen=True, kw_only=True):
 # Records
 
 
-class NewSchedule(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    rename={"jitter_seconds": "jitter", "max_lateness_seconds": "max_lateness", "timeout_seconds": "timeout"},
-):
-    """A checked schedule: columns by the names of the statements, encoded by the names of `schedule.create`."""
+class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked schedule, by the names of the parameters of `schedule.create`."""
 
     name: str
     expression: str
     timezone: str
     start_at: datetime | None
     end_at: datetime | None
-    jitter_seconds: float
+    jitter: float
     missed: Missed
     max_missed: int
-    max_lateness_seconds: float | None
+    max_lateness: float | None
     overlap: Overlap
     action: str
     payload: str
     priority: int
     max_attempts: int | None  # None for the setting's at the time of each fire
-    timeout_seconds: float | None
+    timeout: float | None
     ordering_key: str | None
     labels: Labels
     paused: bool | None  # None to keep it, false for a new one
@@ -270,29 +265,26 @@ class NewSchedule(
         """When and how it fires. anchor: creation time, from which ``@every`` counts without a start."""
         instants = timing(self.expression, self.timezone, self.start_at or anchor.replace(microsecond=0))
         return Rule(
-            self.name, instants, self.start_at, self.end_at, self.jitter_seconds, self.missed, self.max_missed,
-            self.max_lateness_seconds,
+            self.name, instants, self.start_at, self.end_at, self.jitter, self.missed, self.max_missed,
+            self.max_lateness,
         )  # fmt: skip
 
     @property
     def timing_key(self) -> tuple[Any, ...]:
         """What decides when it fires; while it is unchanged, the clock goes on."""
-        return self.expression, self.timezone, self.start_at, self.end_at, self.jitter_seconds, self.paused
+        return self.expression, self.timezone, self.start_at, self.end_at, self.jitter, self.paused
 
     def params(self) -> dict[str, Any]:
         """The parameters of `schedule.create` that make it."""
-        members = {member: getattr(self, name) for name, member in _MEMBERS}
+        members = {name: getattr(self, name) for name in NewSchedule.__struct_fields__}
         return members | {"name": self.own_name, "payload": msgspec.Raw(self.payload.encode("utf-8"))}
-
-
-# Names here and in JSON. To look them up for each schedule takes ten times as long as all else that is checked of it.
-_MEMBERS = [(field.name, field.encode_name) for field in msgspec.structs.fields(NewSchedule)]
 
 
 class ScheduleRecord(NewSchedule, frozen=True, kw_only=True):
     """A stored schedule and its clock. next_at: None if it is paused, has ended, or has a ``problem``."""
 
     id: int
+    state: Standing
     next_at: datetime | None
     due_at: datetime | None
     last_at: datetime | None
@@ -313,7 +305,7 @@ class ScheduleRecord(NewSchedule, frozen=True, kw_only=True):
             priority=self.priority,
             ordering_key=ordering_key,
             max_attempts=self.max_attempts or max_attempts,
-            timeout_seconds=self.timeout_seconds,
+            timeout_seconds=self.timeout,
             tenant=self.tenant,
         )
 
@@ -346,7 +338,7 @@ def new_schedule(given: ScheduleCreateParams, task: NewTask) -> NewSchedule:
         # Supervisors look for due schedules every second, so a fire is never on time to the instant.
         _between("max_lateness", given.max_lateness, 1, LATENESS_MAX_SECONDS, "seconds")
     check_schedule_labels(given.labels)
-    members = {name: getattr(given, member) for name, member in _MEMBERS}
+    members = {name: getattr(given, name) for name in NewSchedule.__struct_fields__}
     members |= {"expression": given.expression.strip(), "start_at": start_at, "end_at": end_at}
     members |= {"payload": task.payload, "priority": task.priority, "tenant": task.tenant}
     schedule = NewSchedule(**members)

@@ -1,9 +1,17 @@
 -- Schedules: changed by callers, fired by supervisors. Firing a schedule locks its clock's row; changing it locks the row
 -- of the schedule and that of the clock, in this order.
 
+-- part: schedule
+-- What a schedule s with its clock c is read as, but for its payload: the parameters of schedule.create, by their names.
+s.id, s.name, s.expression, s.timezone, s.start_at, s.end_at, s.jitter_seconds as jitter, s.missed, s.max_missed,
+s.max_lateness_seconds as max_lateness, s.overlap, s.action, s.priority, s.max_attempts, s.timeout_seconds as timeout,
+s.ordering_key, s.labels, s.paused, s.tenant, s.created_at, s.updated_at, c.next_at, c.due_at, c.last_at, c.last_task_id,
+c.problem, case when c.problem is not null then 'STOPPED' when s.paused then 'PAUSED' when c.next_at is null then 'ENDED'
+           else 'ACTIVE' end as state
+
 -- name: lock_schedules
 -- $1 names, $2 tenant or null. The existing ones, of that tenant, current and locked. Locking both rows is what makes both of them current.
-select s.*, c.next_at, c.due_at, c.last_at, c.last_task_id, c.problem
+select {schedule}, s.payload
 from penstock.schedule s join penstock.schedule_clock c on c.schedule_id = s.id
 where s.name = any($1::text[]) and ($2::text is null or s.tenant = $2) order by s.name for update;
 
@@ -55,17 +63,14 @@ select id from gone;
 
 -- name: read_schedules
 -- $1 names, $2 tenant or null.
-select s.*, c.next_at, c.due_at, c.last_at, c.last_task_id, c.problem
+select {schedule}, s.payload
 from penstock.schedule s join penstock.schedule_clock c on c.schedule_id = s.id
 where s.name = any($1::text[]) and ($2::text is null or s.tenant = $2);
 
 -- name: list_schedules
 -- Newest first. $1 id that the page begins behind, or null; $2 limit; $3 labels that they all have (JSON text) or null,
 -- $4 action or null, $5 paused or null, $6 tenant or null. Without the payloads, which may be large.
-select s.id, s.name, s.expression, s.timezone, s.start_at, s.end_at, s.jitter_seconds, s.missed, s.max_missed,
-       s.max_lateness_seconds, s.overlap, s.action, 'null' as payload, s.priority, s.max_attempts, s.timeout_seconds,
-       s.ordering_key, s.labels, s.paused, s.tenant, s.created_at, s.updated_at, c.next_at, c.due_at, c.last_at, c.last_task_id,
-       c.problem
+select {schedule}, 'null' as payload
 from penstock.schedule s join penstock.schedule_clock c on c.schedule_id = s.id
 where ($1::bigint is null or s.id < $1)
   and ($3::text is null or (s.labels @> $3::jsonb and s.labels <> '{}'))
@@ -83,7 +88,7 @@ order by due_at limit $1 for update skip locked;
 -- name: read_due_schedules
 -- $1 ids of clocks that are held. A statement of its own, so that it sees what was written before they were locked.
 -- busy: the newest task of one that is not to overlap is not settled.
-select s.*, c.next_at, c.due_at, c.last_at, c.last_task_id, c.problem, now() as now,
+select {schedule}, s.payload, now() as now,
        s.overlap = 'skip' and exists (select from penstock.task t where t.id = c.last_task_id) as busy
 from penstock.schedule_clock c join penstock.schedule s on s.id = c.schedule_id
 where c.schedule_id = any($1::bigint[]) order by c.due_at;

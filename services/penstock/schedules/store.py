@@ -18,7 +18,7 @@ from penstock.protocol.task import NewTask, State
 from penstock.runtime import metrics
 from penstock.schedules import model
 from penstock.schedules.cron import CronError
-from penstock.schedules.policy import Missed, Next, Overlap
+from penstock.schedules.policy import Next
 from penstock.tasks import enqueue as enqueuing
 
 PART_ENTRIES = 500  # of an import; the supervisor writes a part in one transaction
@@ -132,10 +132,8 @@ async def start_import(session: Session, entries: Sequence[msgspec.Raw], *, repl
 
 
 def record_of(row: Any) -> model.ScheduleRecord:
-    columns = {name: row[name] for name in model.ScheduleRecord.__struct_fields__}
-    columns |= {"missed": Missed(row["missed"]), "overlap": Overlap(row["overlap"])}
-    columns["labels"] = msgspec.json.decode(row["labels"])
-    return model.ScheduleRecord(**columns)
+    """Of a statement with the columns of a schedule and its payload."""
+    return msgspec.convert(dict(row) | {"labels": msgspec.json.decode(row["labels"])}, model.ScheduleRecord)
 
 
 async def add_tasks(session: Session, tasks: Sequence[NewTask]) -> list[tuple[int, State]]:
