@@ -158,8 +158,9 @@ update penstock.scheduler0_job set callback_url = $2, data = $3, execution_type 
 delete from penstock.scheduler0_job where id = $1;
 
 -- name: find_request
--- $1 its name. What a wait for it looks at, again and again.
-select r.id, i.id is not null as known, i.seen, i.refused, i.finished_at is not null as finished
+-- $1 its name. What a wait for it looks at, again and again: its progress as answers have it. A deleted import had finished.
+select case when i.finished_at is null and i.seen = 0 then 0 when i.finished_at is null and i.seen > 0 then 1
+            when i.refused > 0 then 3 else 2 end as progress
 from penstock.scheduler0_request r left join penstock.schedule_import i on i.id = r.import_id
 where r.request_id = $1;
 

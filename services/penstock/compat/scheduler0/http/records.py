@@ -483,9 +483,4 @@ class AsyncTasks:
         return first
 
     async def _look(self, request_id: str) -> Progress:
-        row = await self._row("find_request", request_id)
-        if not row["known"]:  # a deleted import had finished
-            return Progress.SUCCESS
-        if row["finished"]:
-            return Progress.FAILED if row["refused"] else Progress.SUCCESS
-        return Progress.IN_PROGRESS if row["seen"] else Progress.NOT_STARTED
+        return Progress((await self._row("find_request", request_id))["progress"])
