@@ -14,7 +14,7 @@ from penstock.protocol.api_key import Permission, actions_of_caller, bound_to, c
 from penstock.protocol.checks import HIGHEST_ID, read_cursor
 from penstock.protocol.errors import AccessDenied, InvalidParams, ScheduleNotFound, TooLarge
 from penstock.protocol.method import Scope, decode, method
-from penstock.protocol.task import BEGINNING, State
+from penstock.protocol.task import BEGINNING
 from penstock.protocol.tenant import stored_key, tenant_of_key
 from penstock.protocol.views import raw, timestamp, view_of
 from penstock.runtime import metrics
@@ -143,16 +143,16 @@ async def run_now(session: Session, given: model.ScheduleName, settings: Setting
     """Trigger a schedule now, even if paused."""
     standing = await _lock(session, given)
     instant: datetime = await session.value("read_instant")
-    outcome, task_id, state = "SKIPPED", None, None
+    outcome, task_id, shown = "SKIPPED", None, "SKIPPED"
     busy = standing.overlap is Overlap.SKIP and await session.value("is_live_task", standing.last_task_id)
     if not busy:
         task = standing.task(instant, settings.max_attempts)
-        outcome, ((task_id, state),) = "FIRED", await store.add_tasks(session, [task])
+        outcome, ((task_id, shown),) = "FIRED", await store.add_tasks(session, [task])
         await session.fetch("note_manual_task", standing.id, task_id)
     await session.fetch("record_runs", [standing.id], [instant], [outcome], [task_id], [True], [None], [1])
     metrics.SCHEDULE_RUNS.labels(outcome).inc()
-    run = {"scheduled_at": instant, "outcome": outcome, "fired_at": instant, "task_id": task_id, "manual": True}
-    return _run(standing.id, run | {"since": None, "instants": 1}, state)
+    run = {"scheduled_at": instant, "outcome": shown, "fired_at": instant, "task_id": task_id, "manual": True}
+    return _run(standing.id, run | {"since": None, "instants": 1})
 
 
 @method("schedule.runs", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,))
@@ -165,19 +165,12 @@ async def list_runs(session: Session, given: model.ScheduleRunsParams) -> model.
     except OverflowError:
         raise InvalidParams("cursor", f"must be that of the page before, not {before}") from None
     rows = await session.fetch("list_runs", schedule.id, instant, given.limit)
-    ids = [row["task_id"] for row in rows if row["task_id"] is not None]
-    states = {row["id"]: State(row["state"]) for row in await session.fetch("read_states", ids)} if ids else {}
     cursor = str((rows[-1]["scheduled_at"] - _EPOCH) // _MICROSECOND) if len(rows) == given.limit else None
-    runs = [_run(schedule.id, row, states.get(row["task_id"])) for row in rows]
-    return model.SchedulePageOfRuns(runs, cursor)
+    return model.SchedulePageOfRuns([_run(schedule.id, row) for row in rows], cursor)
 
 
-def _run(schedule_id: int, row: Any, state: State | None) -> model.ScheduleRun:
-    """state: of the task; None without one, or after its record was deleted."""
-    outcome = row["outcome"]
-    if outcome == "FIRED":
-        outcome = "CLEANED" if state is None else state.value
-    return view_of(model.ScheduleRun, row, run=run_name(schedule_id, row["scheduled_at"]), outcome=outcome)
+def _run(schedule_id: int, row: Any) -> model.ScheduleRun:
+    return view_of(model.ScheduleRun, row, run=run_name(schedule_id, row["scheduled_at"]))
 
 
 def _narrow_many(given: model.ScheduleCreateManyParams) -> model.ScheduleCreateManyParams:

@@ -138,8 +138,14 @@ select case when clock_timestamp() = date_trunc('second', clock_timestamp())
             then clock_timestamp() + interval '1 microsecond' else clock_timestamp() end;
 
 -- name: list_runs
--- $1 schedule id, $2 instant that the page begins behind, or null, $3 limit. Newest first.
-select scheduled_at, outcome, fired_at, task_id, manual, since, instants from penstock.schedule_run
+-- $1 schedule id, $2 instant that the page begins behind, or null, $3 limit. Newest first. outcome: of one that fired, the
+-- state of its task.
+select scheduled_at, fired_at, task_id, manual, since, instants,
+       case when outcome = 'FIRED' then coalesce(
+           (select t.state::text from penstock.task t where t.id = r.task_id),
+           (select h.state::text from penstock.task_history h where h.id = r.task_id limit 1), 'CLEANED')
+       else outcome end as outcome
+from penstock.schedule_run r
 where schedule_id = $1 and ($2::timestamptz is null or scheduled_at < $2)
 order by scheduled_at desc limit $3;
 
