@@ -18,7 +18,7 @@ from penstock.results.apply import apply_reports
 from penstock.settings.model import Settings
 from penstock.tasks import claim as claims
 from penstock.workflows.advance import AdvanceSummary
-from penstock.workflows.advancer import advance_workflows, find_pending
+from penstock.workflows.advancer import advance_workflows
 from penstock.workflows.model import Step, WorkflowDetail
 
 
@@ -71,7 +71,7 @@ class Lives:
 
     async def advance_in(self, session: Session, limit: int) -> AdvanceSummary | None:
         """Inside a transaction of the caller's; None when no workflow has events."""
-        told = await find_pending(session, after=0, limit=limit)
+        told = [row["workflow_id"] for row in await session.fetch("find_told_workflows", 0, limit)]
         return await advance_workflows(session, told, self.settings) if told else None
 
     async def claim(self, limit: int = 1000) -> list[Claimed]:

@@ -22,7 +22,6 @@ from penstock.protocol.checks import MAX_LIST
 from penstock.protocol.task import State
 from penstock.resulter import Resulter
 from penstock.scheduler.process import Scheduler
-from penstock.schedules.firing import Imports, ScheduleFiring
 from penstock.settings.model import Settings, load_settings
 from penstock.submitter import Submitter
 from penstock.supervisor.process import Supervisor
@@ -102,8 +101,7 @@ class Pipeline:
         done += await supervisor.imports.run_once()
         done += (await supervisor.firing.run_once()).schedules
         done += await supervisor.jobs.run_once()
-        advanced = await supervisor.advancing.run_once()
-        done += 0 if advanced is None else advanced.events
+        done += await supervisor.advancing.run_once() or 0
         while not await supervisor.promotions.run_once():
             pass
         scheduler = Scheduler(store=store, outbound=queues["outbound"], settings=settings, open_queue=self._queue)

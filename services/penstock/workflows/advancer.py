@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Sequence
 from time import monotonic
 
@@ -28,11 +27,6 @@ _WORKFLOWS_AT_ONCE = 100
 _HELD_PAUSE_SECONDS = 0.02
 _PUT_OFF_SECONDS = 5.0  # each look at one behind a lock costs the others its wait
 _FAILED_SECONDS = 30.0  # at one whose payloads cannot be read now, up to the time that S3 is given to answer
-
-
-async def find_pending(session: Session | Store, *, after: int, limit: int) -> list[int]:
-    """Workflows with events, in the order of their ids, which are above ``after``."""
-    return [row["workflow_id"] for row in await session.fetch("find_told_workflows", after, limit)]
 
 
 async def advance_workflows(session: Session, ids: Sequence[int], settings: Settings) -> AdvanceSummary:
@@ -59,18 +53,19 @@ class WorkflowAdvancer:
         if advanced is None:
             await is_set_within(self.listener.event, LOOK_SECONDS * random.uniform(0.8, 1.2))
             return 0
-        return 0 if advanced.events else _HELD_PAUSE_SECONDS  # another supervisor holds them
+        return 0 if advanced else _HELD_PAUSE_SECONDS  # another supervisor holds them
 
-    async def run_once(self) -> AdvanceSummary | None:
-        """One round; None when no workflow has events that can be taken. Raises Unavailable."""
-        started = monotonic()
-        pending = await find_pending(self._store, after=self._after, limit=self._at_once)
+    async def run_once(self) -> int | None:
+        """Returns how many events were applied; None when no workflow has any that can be taken. Raises Unavailable."""
+        told = await self._store.fetch("find_told_workflows", self._after, self._at_once)
+        pending: list[int] = [row["workflow_id"] for row in told]
         if not pending and self._after:
             self._after = 0  # from the front again
-            pending = await find_pending(self._store, after=0, limit=self._at_once)
+            return await self.run_once()
         if not pending:
             return None
-        self._put_off = {workflow: until for workflow, until in self._put_off.items() if until > started}
+        now = monotonic()
+        self._put_off = {workflow: until for workflow, until in self._put_off.items() if until > now}
         able = [workflow for workflow in pending if workflow not in self._put_off]
         try:
             parts = await in_halves(able, self._advance, self._pass_over)
@@ -85,17 +80,15 @@ class WorkflowAdvancer:
             raise
         self._after = pending[-1] if len(pending) == self._at_once else 0
         self._at_once = min(_WORKFLOWS_AT_ONCE, self._at_once * 2)
-        if not able:
-            return None
-        return self._advanced(parts, started)
+        return sum(parts) if able else None
 
-    def _advanced(self, parts: Sequence[AdvanceSummary], started: float) -> AdvanceSummary:
-        advanced = AdvanceSummary(
-            sum(part.events for part in parts),
-            sum(part.started for part in parts),
-            any(part.delayed for part in parts),
-            sum((part.ended for part in parts), Counter()),
-        )
+    async def _advance(self, workflows: Sequence[int], hurried: bool = False) -> int:
+        """One transaction; returns how many events were applied."""
+        began = monotonic()
+        async with self._store.transaction(hurried=hurried) as session:
+            advanced = await advance_workflows(session, workflows, self._settings)
+        if session.wakes:  # a cancelled step let the next task of its ordering key go
+            self._notifier.wake()
         if advanced.started:
             self._notifier.wake(due=not advanced.delayed)
         for state, count in advanced.ended.items():
@@ -104,22 +97,15 @@ class WorkflowAdvancer:
         if advanced.events:
             log.debug(
                 "workflows_advanced", events=advanced.events, started=advanced.started,
-                ended=advanced.ended.total(), seconds=round(monotonic() - started, 4),
+                ended=advanced.ended.total(), seconds=round(monotonic() - began, 4),
             )  # fmt: skip
-        return advanced
+        return advanced.events
 
-    async def _advance(self, workflows: Sequence[int], hurried: bool) -> AdvanceSummary:
-        async with self._store.transaction(hurried=hurried) as session:
-            advanced = await advance_workflows(session, workflows, self._settings)
-        if session.wakes:  # a cancelled step let the next task of its ordering key go
-            self._notifier.wake()
-        return advanced
-
-    async def _pass_over(self, workflow: int, error: PenstockError) -> AdvanceSummary:
+    async def _pass_over(self, workflow: int, error: PenstockError) -> int:
         """Leave a workflow that another transaction blocks or Postgres refuses."""
         self._put_off[workflow] = monotonic() + _PUT_OFF_SECONDS
         log.warning("workflow_put_off", workflow=workflow, reason=str(error))
-        return AdvanceSummary()
+        return 0
 
 
 class Successors(WorkflowAdvancer):
@@ -142,9 +128,7 @@ class Successors(WorkflowAdvancer):
             self._settled.clear()
             workflows, self._workflows = self._workflows, []
             try:
-                started = monotonic()
-                advanced = self._advanced([await self._advance(sorted(set(workflows)), False)], started)
-                is_done = advanced.events >= len(workflows)
+                is_done = await self._advance(sorted(set(workflows))) >= len(workflows)
             except Exception as exc:  # the supervisor reports it, if it fails there too
                 log.info("steps_left_to_supervisor", steps=len(workflows), reason=str(exc) or repr(exc))
                 is_done = False

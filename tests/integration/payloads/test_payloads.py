@@ -1252,9 +1252,7 @@ async def test_an_s3_that_does_not_answer_holds_up_no_workflow_without_objects(
         for _ in range(2):  # together, then alone
             with pytest.raises(PayloadUnavailable, match=r"S3 did not answer within 0\.3 s"):
                 await advancer.run_once()
-        advanced = await advancer.run_once()
-        assert advanced is not None
-        assert advanced.started == 1
+        assert await advancer.run_once() == 1
         assert await advancer.run_once() is None  # the other one is left alone for a while
 
 
