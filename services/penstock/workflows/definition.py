@@ -3,10 +3,9 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
 
 import msgspec
 
@@ -29,18 +28,17 @@ def read_create(given: model.WorkflowCreateParams, settings: Settings) -> Create
     if (given.steps is None) == (given.chain is None):
         raise InvalidParams("steps", "or chain must be given, not both")
     if given.steps is not None:
-        listed, field = given.steps, "steps"
-        places = [f"steps[{place}]" for place in range(len(listed))]
+        listed, field = {f"steps[{place}]": step for place, step in enumerate(given.steps)}, "steps"
     else:
-        (listed, places), field = linked_steps(given.chain or []), "chain"
+        listed, field = _linked_steps(given.chain or []), "chain"
     if not 1 <= len(listed) <= model.MAX_STEPS:
         raise InvalidParams(field, f"must hold 1 to {model.MAX_STEPS} steps, not {len(listed)}")
-    numbers = number_steps(listed, places)
+    numbers = _number_steps(listed)
     checked = []
-    for step, at in zip(listed, places, strict=True):
+    for at, step in listed.items():
         with _errors_at(at):
-            checked.append(new_step(step, numbers, settings))
-    for made, at in zip(checked, places, strict=True):
+            checked.append(_new_step(step, numbers, settings))
+    for at, made in zip(listed, checked, strict=True):
         over = made.options.over
         if over is not None and checked[over].kind is StepKind.JOIN:
             raise InvalidParams(f"{at}.over", f"names {checked[over].name!r}, which has no action, and so no result")
@@ -54,7 +52,7 @@ def read_create(given: model.WorkflowCreateParams, settings: Settings) -> Create
             f"follow each other {edges} times; the limit is {model.MAX_EDGES}. Between two wide groups put a step "
             "without an action, which waits for the one and is waited for by the other",
         )
-    check_order(checked, places)
+    _check_order(checked, [*listed])
     if len(given.name) > model.NAME_MAX_CHARS or CONTROL.search(given.name):
         raise InvalidParams(
             "name", f"must have at most {model.NAME_MAX_CHARS} characters, none of them a control character"
@@ -106,10 +104,10 @@ def _errors_at(place: str) -> Iterator[None]:
 # Steps
 
 
-def number_steps(steps: Sequence[StepParams], places: Sequence[str]) -> dict[str, int]:
-    """The index of each step by name. places: for errors. Raises InvalidParams."""
+def _number_steps(steps: Mapping[str, StepParams]) -> dict[str, int]:
+    """The index of each step by name. steps: by their places, which errors name. Raises InvalidParams."""
     numbers: dict[str, int] = {}
-    for number, (step, at) in enumerate(zip(steps, places, strict=True)):
+    for number, (at, step) in enumerate(steps.items()):
         with _errors_at(at):
             name = name_of(step)
             if not name:
@@ -121,7 +119,7 @@ def number_steps(steps: Sequence[StepParams], places: Sequence[str]) -> dict[str
     return numbers
 
 
-def new_step(step: StepParams, numbers: dict[str, int], settings: Settings) -> NewStep:
+def _new_step(step: StepParams, numbers: dict[str, int], settings: Settings) -> NewStep:
     """numbers: of all steps by name. Raises InvalidParams, TooLarge."""
     name = name_of(step)
     after = []
@@ -132,14 +130,12 @@ def new_step(step: StepParams, numbers: dict[str, int], settings: Settings) -> N
         if before == name:
             raise InvalidParams("after", f"of {name!r} names itself")
         after.append(number)
-    policy, undo = policy_of(step)
     check_undoing(step)
-    shared: dict[str, Any] = {"after": after, "on_failure": policy, "undo": undo}
     if step.action is None:
         return _joint(step, name, after)
     task = step_task(step, settings)
     if step.over is not None:
-        return _map(step, name, task, numbers, shared)
+        return NewStep(name, StepKind.MAP, task.action, None, after, *policy_of(step), options=_map_of(step, numbers))
     if step.item_as is not None:
         raise InvalidParams("item_as", "goes with over")
     for member in ("results_as", "errors_as"):
@@ -149,10 +145,8 @@ def new_step(step: StepParams, numbers: dict[str, int], settings: Settings) -> N
     if (step.results_as or step.errors_as) and not after:
         raise InvalidParams("results_as" if step.results_as else "errors_as", "needs predecessors: give after")
     options = StepOptions(task.ordering_key, task.delay_seconds, task.expires_in_seconds)
-    return NewStep(
-        name, StepKind.TASK, task.action, task, **shared, results_as=step.results_as, errors_as=step.errors_as,
-        options=options,
-    )  # fmt: skip
+    inputs = step.results_as, step.errors_as
+    return NewStep(name, StepKind.TASK, task.action, task, after, *policy_of(step), *inputs, options)
 
 
 def _joint(step: StepParams, name: str, after: list[int]) -> NewStep:
@@ -167,7 +161,7 @@ def _joint(step: StepParams, name: str, after: list[int]) -> NewStep:
     return NewStep(name, StepKind.JOIN, None, None, after)
 
 
-def _map(step: StepParams, name: str, task: NewTask, numbers: dict[str, int], shared: dict[str, Any]) -> NewStep:
+def _map_of(step: StepParams, numbers: dict[str, int]) -> StepOptions:
     for member in ("results_as", "errors_as"):
         if getattr(step, member) is not None:
             raise InvalidParams(member, "does not go with over: its tasks are given the items")
@@ -178,8 +172,7 @@ def _map(step: StepParams, name: str, task: NewTask, numbers: dict[str, int], sh
     if items is not None and (problem := model.children_problem(step.payload, items)):
         raise InvalidParams("over", problem)
     common = {f.name: getattr(step, f.name) for f in msgspec.structs.fields(ChildParams) if f.name != "name"}
-    options = StepOptions(over=over, items=items, item_as=item_as, template=ChildParams(**common))
-    return NewStep(name, StepKind.MAP, task.action, None, **shared, options=options)
+    return StepOptions(over=over, items=items, item_as=item_as, template=ChildParams(**common))
 
 
 def _check_member(member: str | None, field: str, step: StepParams) -> None:
@@ -214,7 +207,7 @@ def step_task(step: ChildParams, settings: Settings) -> NewTask:
     return new_task(EnqueueParams(**{name: getattr(step, name) for name in _OF_A_TASK}), settings, large=False)
 
 
-def check_order(steps: Sequence[NewStep], places: Sequence[str]) -> None:
+def _check_order(steps: Sequence[NewStep], places: Sequence[str]) -> None:
     """Raises InvalidParams for a cycle of steps, naming it. places: for errors."""
     try:
         TopologicalSorter({number: step.after for number, step in enumerate(steps)}).prepare()
@@ -225,14 +218,13 @@ def check_order(steps: Sequence[NewStep], places: Sequence[str]) -> None:
         raise InvalidParams(f"{places[numbers[0]]}.after", f"goes in a circle: {shown}") from None
 
 
-def linked_steps(chain: list[StepParams | list[StepParams]]) -> tuple[list[StepParams], list[str]]:
-    """The steps of a chain, and the place of each in it.
+def _linked_steps(chain: list[StepParams | list[StepParams]]) -> dict[str, StepParams]:
+    """The steps of a chain by their places in it.
 
     Two groups are joined by a step without an action, so that their edges add up, and do not multiply. Raises
     InvalidParams.
     """
-    steps: list[StepParams] = []
-    places: list[str] = []
+    steps: dict[str, StepParams] = {}
     groups = [link if isinstance(link, list) else [link] for link in chain]
     taken = Counter({step.name for group in groups for step in group if step.name is not None})
     before: list[str] = []
@@ -241,8 +233,7 @@ def linked_steps(chain: list[StepParams | list[StepParams]]) -> tuple[list[StepP
             raise InvalidParams(f"chain[{place}]", "is an empty group")
         if len(group) > 1 and len(before) > 1:
             joint = _free_name("join", taken)
-            steps.append(StepParams(name=joint, after=before))
-            places.append(f"chain[{place}]")
+            steps[f"chain[{place}]"] = StepParams(name=joint, after=before)
             before = [joint]
         called = []
         for number, step in enumerate(group):
@@ -251,10 +242,9 @@ def linked_steps(chain: list[StepParams | list[StepParams]]) -> tuple[list[StepP
                 raise InvalidParams(f"{at}.after", "goes with steps; in a chain the place says it")
             name = _free_name(name_of(step) or "join", taken) if step.name is None else step.name
             called.append(name)
-            steps.append(msgspec.structs.replace(step, name=name, after=before))
-            places.append(at)
+            steps[at] = msgspec.structs.replace(step, name=name, after=before)
         before = called
-    return steps, places
+    return steps
 
 
 def check_name(name: str) -> None:
