@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from penstock.db.notify import CHANNEL, DUE, Notifier
 from penstock.db.pool import Store
 from penstock.db.session import OpenSession
-from penstock.methods.inbound import count_enqueued, refusal_of, take_in_tasks
+from penstock.methods.inbound import refusal_of, take_in_tasks
 from penstock.protocol import trace_context
 from penstock.protocol.errors import InvalidParams, PenstockError, Refused
 from penstock.protocol.task import NewTask
@@ -74,7 +74,7 @@ class Enqueuer:
                 began = monotonic()
                 alone = await enqueue.enqueue_and_notify(session, tasks[0], CHANNEL, DUE if are_due else "")
             accepted = [alone] if alone is not None else await enqueue.enqueue(session, tasks)
-        count_enqueued(tasks, accepted, source="http")
+        enqueue.count_enqueued(tasks, accepted, "http")
         if alone is not None:
             self._notifier.carried(monotonic() - began)
         else:

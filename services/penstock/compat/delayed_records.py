@@ -116,9 +116,8 @@ async def publish_due(session: Session) -> int | None:
         free = [row for row in part if row["ordering_key"] not in locked]
         async with session.savepoint(hurried=hurried):
             tasks = list(_tasks_of(free))
-            await enqueue.enqueue(session, tasks)
+            await enqueue.enqueue(session, tasks, source="delayed_record")
             await session.fetch("delete_delayed_records", [row["id"] for row in free])
-        metrics.ENQUEUED.labels(ACTION, "delayed_record").inc(len(tasks))
         metrics.DELAYED_RECORD_LATENESS_SECONDS.observe_many([row["late_seconds"] for row in free])
         _count(Counter((row["source"], "published") for row in free))
         return len(free)

@@ -1,8 +1,7 @@
 """Bodies of the inbound queue: tasks to store, methods to carry out, and what is refused, with the reason."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -23,7 +22,6 @@ from penstock.protocol.json_text import check_payload, utf8_size
 from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.protocol.spelling import did_you_mean
 from penstock.protocol.task import NewTask
-from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue
@@ -184,8 +182,7 @@ async def _take_in_task(
 
 async def accept_inbound(session: Session, inbound: Inbound, settings: Settings, *, source: str) -> list[Accepted]:
     """Carry out a body, inside a transaction; ``inbound.refused`` gains what could not be done. Raises Refused."""
-    enqueued = await enqueue.enqueue(session, inbound.tasks)
-    count_enqueued(inbound.tasks, enqueued, source=source)
+    enqueued = await enqueue.enqueue(session, inbound.tasks, source=source)
     for task, request, answer in zip(inbound.tasks, inbound.requests, enqueued, strict=True):
         if (refusal := refusal_of(task, answer)) is not None:
             inbound.refuse(request, refusal.message)
@@ -214,13 +211,3 @@ async def _note(session: Session, changes: Sequence[Wanted]) -> dict[int, int]:
             params = shown_params(request.method, bytes(request.params))
             entries[place] = AuditEntry(sender, "", "inbound", request.method, params)
     return dict(zip(entries, await begin_audit(session, list(entries.values())), strict=True)) if entries else {}
-
-
-def count_enqueued(tasks: Iterable[NewTask], enqueued: Iterable[Accepted], *, source: str) -> None:
-    """Count accepted tasks and duplicates in the metrics."""
-    counts = Counter((task.action, answer.duplicate) for task, answer in zip(tasks, enqueued, strict=True))
-    for (action, is_duplicate), count in counts.items():
-        if is_duplicate:
-            metrics.DUPLICATES.labels(action).inc(count)
-        else:
-            metrics.ENQUEUED.labels(action, source).inc(count)

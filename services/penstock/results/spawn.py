@@ -16,7 +16,6 @@ from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.task import NewTask
 from penstock.protocol.trace_context import TraceContext
-from penstock.runtime import metrics
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue
 from penstock.tasks.records import Pair, columns
@@ -94,6 +93,4 @@ async def spawn_children(session: Session, spawners: Mapping[Pair, Spawner], hel
     plain = [
         task for pair, parent in held.items() if pair not in steps for task in spawners[pair].tasks_of(parent["tenant"])
     ]
-    await enqueue.enqueue(session, plain)
-    for task in plain:
-        metrics.ENQUEUED.labels(task.action, "spawn").inc()
+    await enqueue.enqueue(session, plain, source="spawn")

@@ -30,8 +30,9 @@ from penstock.schedules import methods
 from penstock.schedules.cron import CronError
 from penstock.schedules.model import NAME_MAX_CHARS, CreateSchedule, NewSchedule, ScheduleRecord, check_not_a_jobs
 from penstock.schedules.policy import Overlap, Plan, plan
-from penstock.schedules.store import add_tasks, create_batch, record_of
+from penstock.schedules.store import create_batch, record_of
 from penstock.settings.model import Settings
+from penstock.tasks.enqueue import enqueue
 
 LOOK_SECONDS = 1.0
 _ROUNDS_AT_ONCE = 2  # of a backlog: one is decided while Postgres stores the other
@@ -138,13 +139,13 @@ async def _carry_out(session: Session, due: Sequence[_Due]) -> FiringSummary:
 
 
 async def _store(session: Session, due: Sequence[_Due]) -> FiringSummary:
-    added = iter(await add_tasks(session, [task for one in due for task in one.tasks]))
+    added = iter(await enqueue(session, [task for one in due for task in one.tasks], source="schedule"))
     runs: list[tuple[Any, ...]] = []
     clocks: list[tuple[Any, ...]] = []
     counts: Counter[str] = Counter()
     for one in due:
         schedule_id, decided = one.schedule.id, one.plan
-        ids = [next(added)[0] for _ in one.tasks]
+        ids = [next(added).id for _ in one.tasks]
         for instant, task_id in zip_longest(decided.run, ids):
             runs.append((schedule_id, instant, "SKIPPED" if task_id is None else "FIRED", task_id, False, None, 1))
         misfires = decided.misfires

@@ -24,6 +24,7 @@ from penstock.schedules.cron import CronError
 from penstock.schedules.model import CreateSchedule, UpdateSchedule
 from penstock.schedules.policy import Overlap, render, run_name
 from penstock.settings.model import Settings
+from penstock.tasks.enqueue import enqueue
 from penstock.tasks.new_task import check_task_payload, new_task
 from penstock.tasks.params import EnqueueParams
 
@@ -146,8 +147,8 @@ async def run_now(session: Session, given: model.ScheduleName, settings: Setting
     outcome, task_id, shown = "SKIPPED", None, "SKIPPED"
     busy = standing.overlap is Overlap.SKIP and await session.value("is_live_task", standing.last_task_id)
     if not busy:
-        task = standing.task(instant, settings.max_attempts)
-        outcome, ((task_id, shown),) = "FIRED", await store.add_tasks(session, [task])
+        (added,) = await enqueue(session, [standing.task(instant, settings.max_attempts)], source="schedule")
+        outcome, task_id, shown = "FIRED", added.id, added.state
         await session.fetch("note_manual_task", standing.id, task_id)
     await session.fetch("record_runs", [standing.id], [instant], [outcome], [task_id], [True], [None], [1])
     metrics.SCHEDULE_RUNS.labels(outcome).inc()

@@ -4,7 +4,6 @@ Instants are compared with the database's clock. A change locks the schedule's c
 """
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -14,12 +13,9 @@ from msgspec.structs import replace
 
 from penstock.db.session import Session
 from penstock.protocol.errors import InvalidParams, ScheduleNotFound
-from penstock.protocol.task import NewTask, State
-from penstock.runtime import metrics
 from penstock.schedules import model
 from penstock.schedules.cron import CronError
 from penstock.schedules.policy import Next
-from penstock.tasks import enqueue as enqueuing
 
 PART_ENTRIES = 500  # of an import; the supervisor writes a part in one transaction
 
@@ -134,11 +130,3 @@ async def start_import(session: Session, entries: Sequence[msgspec.Raw], *, repl
 def record_of(row: Any) -> model.ScheduleRecord:
     """Of a statement with the columns of a schedule and its payload."""
     return msgspec.convert(dict(row) | {"labels": msgspec.json.decode(row["labels"])}, model.ScheduleRecord)
-
-
-async def add_tasks(session: Session, tasks: Sequence[NewTask]) -> list[tuple[int, State]]:
-    """Add tasks of schedules; returns the id and state of each, in order."""
-    added = await enqueuing.enqueue(session, tasks)
-    for action, count in Counter(task.action for task in tasks).items():
-        metrics.ENQUEUED.labels(action, "schedule").inc(count)
-    return [(one.id, one.state) for one in added]

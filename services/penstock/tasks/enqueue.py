@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -27,14 +28,31 @@ _DEADLOCK_TRIES = 3
 _RETRY_PAUSE_SECONDS = 0.1  # at most: two that wait for each other give up at the same moment, and would meet again
 
 
-async def enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Accepted]:
-    """Insert tasks with their payloads encoded, all or none; the answers are in the order of ``tasks``."""
+async def enqueue(session: Session, tasks: Sequence[NewTask], *, source: str | None = None) -> list[Accepted]:
+    """Insert tasks with their payloads encoded, all or none; the answers are in the order of ``tasks``.
+
+    source: where metrics say that they come from; None: they are counted elsewhere.
+    """
     if not tasks:
         return []
     spans = active.active()
     if spans is None:
-        return await _enqueue(session, tasks)
-    return await spans.enqueuing(tasks, partial(_enqueue, session))
+        enqueued = await _enqueue(session, tasks)
+    else:
+        enqueued = await spans.enqueuing(tasks, partial(_enqueue, session))
+    if source is not None:
+        count_enqueued(tasks, enqueued, source)
+    return enqueued
+
+
+def count_enqueued(tasks: Iterable[NewTask], enqueued: Iterable[Accepted], source: str) -> None:
+    """Count accepted tasks and duplicates in the metrics."""
+    counts = Counter((task.action, answer.duplicate) for task, answer in zip(tasks, enqueued, strict=True))
+    for (action, is_duplicate), count in counts.items():
+        if is_duplicate:
+            metrics.DUPLICATES.labels(action).inc(count)
+        else:
+            metrics.ENQUEUED.labels(action, source).inc(count)
 
 
 async def _enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Accepted]:

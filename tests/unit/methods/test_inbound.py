@@ -22,7 +22,7 @@ from penstock.api.params import (
 )  # fmt: skip
 from penstock.api.table import METHODS
 from penstock.methods import table
-from penstock.methods.inbound import count_enqueued, read_inbound
+from penstock.methods.inbound import read_inbound
 from penstock.methods.table import read_command
 from penstock.protocol.api_key import Permission
 from penstock.protocol.checks import LONGEST_DELAY_SECONDS
@@ -34,6 +34,7 @@ from penstock.protocol.task import NewTask, State
 from penstock.results.methods import AnswerWait
 from penstock.runtime import metrics
 from penstock.settings.model import Settings, load_settings
+from penstock.tasks.enqueue import count_enqueued
 from penstock.tasks.params import (
     CancelParams,
     ListParams,
@@ -650,7 +651,7 @@ def test_accepted_tasks_and_duplicates_are_counted_by_action_and_door() -> None:
     labels = {"action": "counted", "source": "inbound"}
     before = sample("penstock_enqueued_total", **labels), sample("penstock_duplicates_total", action="counted")
     answers = [Accepted(n, State.SCHEDULED, duplicate=n == 2) for n in range(3)]
-    count_enqueued([NewTask("counted")] * 3, answers, source="inbound")
+    count_enqueued([NewTask("counted")] * 3, answers, "inbound")
     assert sample("penstock_enqueued_total", **labels) - before[0] == 2
     assert sample("penstock_duplicates_total", action="counted") - before[1] == 1
 
