@@ -202,23 +202,19 @@ class WorkflowRun:
 
     async def _start(self, ready: Sequence[Any]) -> list[Any]:
         """Start steps by kind; returns those that end immediately."""
-        if not ready:
-            return []
-        kinds: dict[str, list[Any]] = {}
-        for step in ready:
-            kinds.setdefault(step["kind"], []).append(step)
-        tasks = kinds.get(StepKind.TASK, [])
+        kinds = {kind: [step for step in ready if step["kind"] == kind] for kind in StepKind}
+        tasks = kinds[StepKind.TASK]
         plain = [step for step in tasks if step["results_as"] is None and step["errors_as"] is None]
         await self._start_tasks({step["task_id"]: (step, None) for step in plain})
         taking = [step for step in tasks if step["results_as"] is not None or step["errors_as"] is not None]
         at_once = max(1, min(_INPUTS_AT_ONCE, _INPUT_BYTES_AT_ONCE // self._settings.largest_payload_bytes))
         for start in range(0, len(taking), at_once):
             await self._start_with_inputs(taking[start : start + at_once])
-        for step in kinds.get(StepKind.COMPENSATION, []):
+        for step in kinds[StepKind.COMPENSATION]:
             undone = await compensation_payload(self._session, step)
             await self._start_if_fit([(step, *undone)], "the payload and the result to be undone are")
-        ended = [await self._expand(step) for step in kinds.get(StepKind.MAP, [])]
-        ended += [(step, State.SUCCESS, None) for step in kinds.get(StepKind.JOIN, [])]
+        ended = [await self._expand(step) for step in kinds[StepKind.MAP]]
+        ended += [(step, State.SUCCESS, None) for step in kinds[StepKind.JOIN]]
         return await self._settle_nodes(ended)
 
     async def _settle_nodes(self, ended: Sequence[tuple[Any, State, str | None]]) -> list[Any]:
