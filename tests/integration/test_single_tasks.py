@@ -363,7 +363,7 @@ async def test_a_step_of_a_workflow_that_another_process_has_is_left_to_the_supe
     (task,) = await lives.claim()
     with beside(resulter._notifier.run, resulter._successors.run):
         async with store.transaction() as session:
-            await session.fetch("hold_workflow", workflow)
+            await session.fetch("hold_workflow", workflow, None, None)
             await put(results, encode_result(claim_id(task.id, task.claim), "1"))
             assert await resulter.run_once() == 1
             await until(lambda: (WORKFLOWS, "") in heard)

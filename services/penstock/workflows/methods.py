@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -19,8 +19,6 @@ from penstock.settings.model import Settings
 from penstock.workflows import definition, model
 from penstock.workflows.advance import WorkflowRun, insert_steps
 
-Which = TypeVar("Which", bound=model.Which)
-
 
 def _narrow_create(command: model.CreateWorkflow) -> model.CreateWorkflow:
     actions = set()
@@ -32,7 +30,7 @@ def _narrow_create(command: model.CreateWorkflow) -> model.CreateWorkflow:
     return replace(command, tenant=own_tenant(command.tenant))
 
 
-def _narrow_which(given: Which) -> Which:
+def _narrow_which(given: Any) -> Any:
     return given if given.key is None else narrow_tenant(given)
 
 
@@ -69,7 +67,7 @@ async def create(session: Session, command: model.CreateWorkflow, settings: Sett
     ends_as = model.WorkflowState.RUNNING
     started = await insert_steps(session, steps, tenants={workflow_id: command.tenant}, start={workflow_id})
     if started < sum(not step.after for step in command.steps):
-        run = WorkflowRun(session, await session.fetch("hold_workflow", workflow_id), settings)
+        run = WorkflowRun(session, await session.fetch("hold_workflow", workflow_id, None, None), settings)
         await run.start(await session.fetch("find_ready", workflow_id, 0))
         await run.advance()
         ends_as = run.held[workflow_id].state  # it has nothing to do, such as a list without an item
@@ -80,7 +78,7 @@ async def create(session: Session, command: model.CreateWorkflow, settings: Sett
 async def status(session: Session, given: model.WorkflowStatusParams) -> model.WorkflowDetail:
     """Show a workflow with a page of its steps."""
     after = read_cursor(given.cursor)
-    workflow = await _read(session, given)
+    workflow = _workflow(*await _find(session, "read_workflow", given))
     counts = {State(row["state"]): row["count"] for row in await session.fetch("count_steps", workflow.id)}
     page = workflow.id, -1 if after is None else after, given.limit, model.STEP_NAMES_SHOWN
     steps = [
@@ -161,20 +159,17 @@ async def retry(session: Session, given: model.WorkflowRetryParams, settings: Se
 
 async def _hold(session: Session, which: model.Which, settings: Settings) -> WorkflowRun:
     """Lock a workflow and apply its events. Raises WorkflowNotFound."""
-    held = await session.fetch("hold_workflow", (await _read(session, which)).id)
-    if not held:
-        raise which.not_found
-    run = WorkflowRun(session, held, settings)
+    run = WorkflowRun(session, await _find(session, "hold_workflow", which), settings)
     await run.advance()
     return run
 
 
-async def _read(session: Session, which: model.Which) -> model.Workflow:
-    """Raises WorkflowNotFound, also for a workflow of a tenant that the caller may not see."""
-    rows = seen(await session.fetch("read_workflow", which.id, which.key, which.tenant))
+async def _find(session: Session, statement: str, which: model.Which) -> list[Any]:
+    """The row of a workflow. Raises WorkflowNotFound, also for a workflow of a tenant that the caller may not see."""
+    rows = seen(await session.fetch(statement, which.id, which.key, which.tenant))
     if not rows:
-        raise which.not_found
-    return _workflow(rows[0])
+        raise WorkflowNotFound(which.key or "" if which.id is None else which.id)
+    return rows
 
 
 def _workflow(row: Any) -> model.Workflow:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from penstock.protocol.checks import KEY, LIMIT, NUMBERED, Checked, read_cursor, read_id, read_reason
-from penstock.protocol.errors import InvalidParams, WorkflowNotFound
+from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import KEY_MAX_CHARS, REASON_MAX_CHARS, NewTask, State
 from penstock.protocol.tenant import TENANT
 from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about
@@ -140,10 +140,6 @@ class Which(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidParams("id", "or key must be given, not both")
         if self.tenant is not None and self.key is None:
             raise InvalidParams("tenant", "goes with key, which each tenant has for itself; an id needs no tenant")
-
-    @property
-    def not_found(self) -> WorkflowNotFound:
-        return WorkflowNotFound(self.key or "" if self.id is None else self.id)
 
 
 class WorkflowStatusParams(Which, frozen=True):

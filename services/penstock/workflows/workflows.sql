@@ -72,8 +72,9 @@ from unnest($1::bigint[], $2::int[], $3::int[]) i (workflow_id, number, n)
 where s.workflow_id = i.workflow_id and s.number = i.number;
 
 -- name: hold_workflow
--- $1 id. Waits for a process that advances it.
-select id, tenant, state, steps, open, undo, compensated, reason from penstock.workflow where id = $1 for update;
+-- $1 to $3 as read_workflow. Waits for a process that advances it.
+select id, tenant, state, steps, open, undo, compensated, reason from penstock.workflow
+where id = $1 or key = coalesce($3::text || E'\x1f', '') || $2 for update;
 
 -- name: find_told_workflows
 -- $1 behind this id, $2 how many. Those that have events; each step is one look into the index.
