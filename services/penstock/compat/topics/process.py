@@ -19,7 +19,7 @@ from penstock.compat import delayed_records
 from penstock.compat.clockwork import schedules as clockwork
 from penstock.compat.delayed_records import DelayedRecord, key_of
 from penstock.compat.topics import schedules
-from penstock.compat.topics.schedules import OverLimit, Undecodable, source_of
+from penstock.compat.topics.schedules import Undecodable, source_of
 from penstock.db.notify import DELAYED_RECORDS, Notifier
 from penstock.db.pool import Store
 from penstock.db.session import Session
@@ -89,10 +89,10 @@ class ScheduleFeed:
                     kind, changes = "update", True
             except Undecodable as exc:
                 kind = exc.kind
-                changes = self._settings.kafka_source_on_undecodable == "cancel" and not isinstance(exc, OverLimit)
+                changes = self._settings.kafka_source_on_undecodable == "cancel" and not exc.is_too_large
                 key = schedules.shown_key(record.key or b"")
                 log.warning("schedule_undecodable", **place_of(record), schedule=key, reason=str(exc), cancels=changes)
-                if isinstance(exc, OverLimit):
+                if exc.is_too_large:
                     place = f"{record.topic}/{record.partition} at offset {record.offset}"
                     rejected.append((record.value or b"", f"schedule {key!r} of {place}: {exc}"))
             kinds[source_of(record.topic), kind] += 1

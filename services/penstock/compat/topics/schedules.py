@@ -25,15 +25,14 @@ _FIELDS: list[dict[str, Any]] = [
 
 
 class Undecodable(PenstockError):
-    """A value that is not a schedule. kind: its label in kafka-message-scheduler's metrics, and in ours."""
+    """A value that is not a schedule. kind: its label in kafka-message-scheduler's metrics, and in ours.
 
-    def __init__(self, kind: str, reason: str) -> None:
+    is_too_large: for a task; it is stored as rejected and cancels nothing.
+    """
+
+    def __init__(self, kind: str, reason: str, *, is_too_large: bool = False) -> None:
         super().__init__(f"{kind}: {reason}")
-        self.kind = kind
-
-
-class OverLimit(Undecodable):
-    """A schedule that is too large for a task; it is stored as rejected and cancels nothing."""
+        self.kind, self.is_too_large = kind, is_too_large
 
 
 class Schedule(msgspec.Struct, Generic[Data]):
@@ -98,7 +97,7 @@ def avro_reader() -> Read:
 
 
 def delayed_record_of(schedule: Schedule[bytes], record: Received, settings: Settings, *, held: bool) -> DelayedRecord:
-    """The delayed record of a schedule in a Kafka record. Raises OverLimit if it is too large, Undecodable."""
+    """The delayed record of a schedule in a Kafka record. Raises Undecodable."""
     problem = topic_problem(schedule.topic, settings)
     if problem is not None:
         raise Undecodable("transformation", problem)
@@ -116,7 +115,7 @@ def delayed_record_of(schedule: Schedule[bytes], record: Received, settings: Set
     limit = settings.payload_limit_bytes
     if size + 100 > limit:
         reason = f"it is {size} bytes as a task; the limit is {limit} (PENSTOCK_PAYLOAD_LIMIT_BYTES)"
-        raise OverLimit("transformation", reason)
+        raise Undecodable("transformation", reason, is_too_large=True)
     return DelayedRecord(
         source,
         key_of(key),
