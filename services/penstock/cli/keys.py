@@ -140,8 +140,8 @@ def list_credentials(database: Database) -> None:
     """List credentials, newest first, including archived ones."""
     from penstock.compat.scheduler0 import store
 
-    found = database.run(lambda session: store.list_credentials(session, limit=_ALL, offset=0))
-    members = [_members_of(one) for one in found]
+    found = database.run(lambda session: session.fetch("list_credentials", _ALL, 0))
+    members = [_members_of(store.Credential(**row)) for row in found]
     database.show(members, lambda _: _print_credentials({"credentials": members}))
 
 

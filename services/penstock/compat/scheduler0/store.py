@@ -46,11 +46,6 @@ async def find_credential(session: Session | Store, api_key: str, secret: str) -
     return int(rows[0]["id"]) if rows and is_secret(secret, rows[0]["secret_hash"]) else None
 
 
-async def list_credentials(session: Session, *, limit: int, offset: int) -> list[Credential]:
-    """A page, newest first, with archived ones."""
-    return [Credential(**row) for row in await session.fetch("list_credentials", limit, offset)]
-
-
 async def archive_credential(session: Session | Store, credential_id: int, archived: bool = True) -> Credential | None:
     """Archive a credential, which is refused from now on, or restore it; None for an unknown id."""
     rows = await session.fetch("archive_credential", credential_id, archived)
