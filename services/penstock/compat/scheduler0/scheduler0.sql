@@ -157,22 +157,24 @@ update penstock.scheduler0_job set callback_url = $2, data = $3, execution_type 
 -- $1 id.
 delete from penstock.scheduler0_job where id = $1;
 
+-- part: this_request
+-- $1 its name, or its number, with which POST /jobs answers.
+    (r.request_id = $1 or r.id = case when $1 ~ '^[0-9]{1,18}$' then $1::text::bigint end)
+
 -- name: find_request
--- $1 its name. What a wait for it looks at, again and again: its progress as answers have it. A deleted import had finished.
+-- $1 as above. What a wait for it looks at, again and again: its progress as answers have it. A deleted import had finished.
 select case when i.finished_at is null and i.seen = 0 then 0 when i.finished_at is null and i.seen > 0 then 1
             when i.refused > 0 then 3 else 2 end as progress
 from penstock.scheduler0_request r left join penstock.schedule_import i on i.id = r.import_id
-where r.request_id = $1;
+where
+{this_request};
 
 -- name: read_request
--- $1 its name.
+-- $1 as above.
 select r.id, r.request_id, r.input, r.output, r.created_at, i.errors::text as errors
 from penstock.scheduler0_request r left join penstock.schedule_import i on i.id = r.import_id
-where r.request_id = $1;
-
--- name: find_request_name
--- $1 id.
-select request_id from penstock.scheduler0_request where id = $1;
+where
+{this_request};
 
 -- name: delete_old_requests
 -- $1 seconds, $2 how many. Those whose import is done, or gone.

@@ -445,12 +445,9 @@ class AsyncTasks:
 
     async def get(self, request: Request, body: bytes) -> Response:
         """Answer at once if it has succeeded or failed, else at its next change."""
-        request_id = request.path_params["id"].replace("\0", "")
-        if request_id.isascii() and request_id.isdigit() and len(request_id) < 19:
-            # Its number, with which POST /jobs answers.
-            request_id = (await self._row("find_request_name", int(request_id)))["request_id"]
-        progress = await self._wait(request, request_id)
-        row = await self._row("read_request", request_id)
+        name = request.path_params["id"].replace("\0", "")
+        progress = await self._wait(request, name)
+        row = await self._row("read_request", name)
         output = ""
         if progress is Progress.SUCCESS:
             output = row["output"]
@@ -459,28 +456,28 @@ class AsyncTasks:
             what = "; ".join(f"{one.get('name')}: {one.get('field')} {one.get('problem')}" for one in errors[:5])
             output = json.dumps({"Message": f"failed to create jobs: {what or 'see the log'}", "Type": 500})
         return answer({
-            "id": row["id"], "requestId": request_id, "input": row["input"], "output": output, "service": "create_job",
-            "state": progress, "dateCreated": row["created_at"],
+            "id": row["id"], "requestId": row["request_id"], "input": row["input"], "output": output,
+            "service": "create_job", "state": progress, "dateCreated": row["created_at"],
         })  # fmt: skip
 
-    async def _row(self, statement: str, argument: int | str) -> Any:
-        """The row that a statement returns. Raises Problem, 404."""
-        rows = await self._store.fetch(statement, argument)
+    async def _row(self, statement: str, name: str) -> Any:
+        """The row of a request. Raises Problem, 404."""
+        rows = await self._store.fetch(statement, name)
         if not rows:
             raise Problem(404, "message: task doesn't exist, code: 404")
         return rows[0]
 
-    async def _wait(self, request: Request, request_id: str) -> Progress:
-        began, first = monotonic(), await self._look(request_id)
+    async def _wait(self, request: Request, name: str) -> Progress:
+        began, first = monotonic(), await self._look(name)
         if first >= Progress.SUCCESS or self._waits.locked():
             return first
         async with self._waits:
             while not self._stopping.is_set() and monotonic() - began < LONGEST_SECONDS:
                 await is_set_within(self._stopping, LOOK_SECONDS)
-                now = await self._look(request_id)
+                now = await self._look(name)
                 if now != first or await request.is_disconnected():
                     return now
         return first
 
-    async def _look(self, request_id: str) -> Progress:
-        return Progress((await self._row("find_request", request_id))["progress"])
+    async def _look(self, name: str) -> Progress:
+        return Progress((await self._row("find_request", name))["progress"])
