@@ -114,7 +114,7 @@ def scheduler0_http(data: bytes) -> None:
         for job_id, one in enumerate(given):
             schedule = jobs.schedule_of(jobs.make_job(one, job_id, _NOW), _SETTINGS)
             read_command("schedule.create", msgspec.json.encode(schedule), _SETTINGS)
-    except (records.Problem, jobs.BadJob, RpcError):
+    except (records.Problem, RpcError):
         pass
 
 

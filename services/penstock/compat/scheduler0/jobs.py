@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from penstock.protocol.errors import RpcError
 from penstock.schedules.cron import ROBFIG, CronError, every_seconds, read_zone, timing
 from penstock.schedules.policy import JOB_PREFIX
 from penstock.settings.model import Settings
@@ -68,7 +69,7 @@ class Callback(msgspec.Struct, frozen=True):
     at: str
 
 
-class BadJob(ValueError):
+class BadJob(RpcError):
     """One of the jobs is invalid, so all of them are refused."""
 
 

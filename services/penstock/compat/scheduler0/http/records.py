@@ -299,8 +299,6 @@ class Jobs(Records[Job]):
                 raise BadJob(f"project does not exist, provided projectId is {min(missing)}")
             await asyncio.to_thread(jobs.check_deliverable, given)
             request_id, task_id = await self._add(given, body)
-        except BadJob as exc:
-            raise Problem(400, str(exc)) from None
         except Refused as exc:
             raise Problem(400, f"the jobs cannot be kept: {exc}") from None
         headers = {"Location": f"/async-tasks/{request_id}"}
@@ -327,11 +325,8 @@ class Jobs(Records[Job]):
             before, is_importing = await self._lock(session, job_id)
             changeable = ("data", "callback_url", "execution_type")
             job = replace(before, **{name: value for name in changeable if (value := getattr(given, name))})
-            try:
-                jobs.check_deliverable([job])
-                jobs.schedule_of(job, self._settings)
-            except BadJob as exc:
-                raise Problem(400, str(exc)) from None
+            jobs.check_deliverable([job])
+            jobs.schedule_of(job, self._settings)
             await session.fetch("update_callback_job", job.id, job.callback_url, job.data, job.execution_type)
             payload = {"payload": msgspec.Raw(jobs.payload_of(job))}
             try:

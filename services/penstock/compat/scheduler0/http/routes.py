@@ -20,6 +20,7 @@ from penstock.api.audit import Audit, set_actor
 from penstock.api.http import read_body, refusal
 from penstock.api.server import ADMITTED, Part
 from penstock.compat.scheduler0.http.records import AsyncTasks, Credentials, Jobs, Problem, Projects, answer
+from penstock.compat.scheduler0.jobs import BadJob
 from penstock.compat.scheduler0.store import find_credential
 from penstock.db.pool import Store
 from penstock.protocol.errors import AccessDenied, InvalidParams, Refused, RpcError, TooSlow, Unavailable
@@ -159,7 +160,7 @@ def _failed(exc: Exception) -> Response:
         case AccessDenied():
             refusal(exc)
             return answer(UNAUTHORIZED, 401, success=False)
-        case InvalidParams():
+        case InvalidParams() | BadJob():
             return answer(exc.message, 400, success=False)
         case RpcError():
             status, headers = refusal(exc)
