@@ -147,11 +147,11 @@ async def _store(session: Session, due: Sequence[_Due]) -> FiringSummary:
         schedule_id, decided = one.schedule.id, one.plan
         ids = [next(added).id for _ in one.tasks]
         for instant, task_id in zip_longest(decided.run, ids):
-            runs.append((schedule_id, instant, "SKIPPED" if task_id is None else "FIRED", task_id, False, None, 1))
+            runs.append((schedule_id, instant, "SKIPPED" if task_id is None else "FIRED", task_id, None, 1))
         misfires = decided.misfires
         if misfires is not None:
             since = misfires.since if misfires.instants > 1 else None
-            runs.append((schedule_id, misfires.until, "MISSED", None, False, since, misfires.instants))
+            runs.append((schedule_id, misfires.until, "MISSED", None, since, misfires.instants))
         clocks.append((schedule_id, decided.next.at, decided.next.due, decided.last, ids[-1] if ids else None))
     for _, _, outcome, *_, instants in runs:
         counts[outcome] += instants

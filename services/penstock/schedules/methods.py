@@ -27,6 +27,7 @@ from penstock.settings.model import Settings
 from penstock.tasks.enqueue import enqueue
 from penstock.tasks.new_task import check_task_payload, new_task
 from penstock.tasks.params import EnqueueParams
+from penstock.tasks.views import Accepted
 
 UPCOMING = 5
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -144,16 +145,13 @@ async def run_now(session: Session, given: model.ScheduleName, settings: Setting
     """Trigger a schedule now, even if paused."""
     standing = await _lock(session, given)
     instant: datetime = await session.value("read_instant")
-    outcome, task_id, shown = "SKIPPED", None, "SKIPPED"
-    busy = standing.overlap is Overlap.SKIP and await session.value("is_live_task", standing.last_task_id)
-    if not busy:
-        (added,) = await enqueue(session, [standing.task(instant, settings.max_attempts)], source="schedule")
-        outcome, task_id, shown = "FIRED", added.id, added.state
-        await session.fetch("note_manual_task", standing.id, task_id)
-    await session.fetch("record_runs", [standing.id], [instant], [outcome], [task_id], [True], [None], [1])
-    metrics.SCHEDULE_RUNS.labels(outcome).inc()
-    run = {"scheduled_at": instant, "outcome": shown, "fired_at": instant, "task_id": task_id, "manual": True}
-    return _run(standing.id, run | {"since": None, "instants": 1})
+    added: list[Accepted] = []
+    if standing.overlap is not Overlap.SKIP or not await session.value("is_live_task", standing.last_task_id):
+        task = standing.task(instant, settings.max_attempts)
+        added = await enqueue(session, [task], source="schedule")
+    (row,) = await session.fetch("record_manual_run", standing.id, instant, added[0].id if added else None)
+    metrics.SCHEDULE_RUNS.labels(row["outcome"]).inc()
+    return _run(standing.id, dict(row) | ({"outcome": added[0].state} if added else {}))
 
 
 @method("schedule.runs", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,))

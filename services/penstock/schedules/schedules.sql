@@ -94,10 +94,11 @@ from penstock.schedule_clock c join penstock.schedule s on s.id = c.schedule_id
 where c.schedule_id = any($1::bigint[]) order by c.due_at;
 
 -- name: record_runs
--- Arrays, one element a run: $1 schedule ids, $2 instants, $3 outcomes, $4 task ids or null, $5 manual, $6 since or
--- null, $7 instants that the row stands for. A second run of an instant violates the primary key, which is meant.
-insert into penstock.schedule_run (schedule_id, scheduled_at, outcome, task_id, manual, since, instants, fired_at)
-select u.*, clock_timestamp() from unnest($1::bigint[], $2::timestamptz[], $3::text[], $4::bigint[], $5::bool[], $6::timestamptz[], $7::int[]) u;
+-- Arrays, one element a run: $1 schedule ids, $2 instants, $3 outcomes, $4 task ids or null, $5 since or null,
+-- $6 instants that the row stands for. A second run of an instant violates the primary key, which is meant.
+insert into penstock.schedule_run (schedule_id, scheduled_at, outcome, task_id, since, instants, fired_at)
+select u.*, clock_timestamp()
+from unnest($1::bigint[], $2::timestamptz[], $3::text[], $4::bigint[], $5::timestamptz[], $6::int[]) u;
 
 -- name: move_clocks
 -- Arrays, one element a schedule: $1 ids, $2 next_at and $3 due_at or null, $4 last_at, $5 newest task id or null.
@@ -115,9 +116,14 @@ update penstock.schedule_clock set due_at = now() + make_interval(secs => $2) wh
 -- $1 id, $2 why it cannot be fired.
 update penstock.schedule_clock set next_at = null, due_at = null, problem = $2 where schedule_id = $1;
 
--- name: note_manual_task
--- $1 id, $2 task id.
-update penstock.schedule_clock set last_task_id = $2 where schedule_id = $1;
+-- name: record_manual_run
+-- $1 schedule id, $2 instant, $3 id of the task, null where the run was skipped. Returns the run.
+with noted as (
+    update penstock.schedule_clock set last_task_id = $3::bigint where schedule_id = $1 and $3::bigint is not null
+)
+insert into penstock.schedule_run (schedule_id, scheduled_at, outcome, task_id, manual, fired_at)
+values ($1, $2, case when $3::bigint is null then 'SKIPPED' else 'FIRED' end, $3::bigint, true, clock_timestamp())
+returning scheduled_at, outcome, fired_at, task_id, manual, since, instants;
 
 -- name: read_wait
 -- $1 as $2 of claim_due_schedules. Seconds until the next schedule is due, null for none. By the end of schedule_clock_due.

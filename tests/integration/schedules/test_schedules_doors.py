@@ -63,7 +63,7 @@ async def test_client_calls_every_method_of_schedules(store: Store, settings: Se
             first = client.schedules.runs("nightly", limit=2)
             assert [run["task_id"] for run in first["runs"]] == [runs[2]["task_id"], runs[1]["task_id"]]
             second = client.schedules.runs("nightly", cursor=first["cursor"])
-            assert [(run["task_id"], run["outcome"]) for run in second["runs"]] == [(runs[0]["task_id"], "SCHEDULED")]
+            assert second["runs"] == runs[:1]
             assert second["cursor"] is None
             assert client.schedules.delete("other")["deleted"] is True
             with pytest.raises(ScheduleNotFound) as gone:
