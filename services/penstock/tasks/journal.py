@@ -72,17 +72,10 @@ async def find_excused(session: Session, pairs: Sequence[Pair]) -> dict[Pair, bo
     return {(row["id"], row["claim"]): row["excused"] for row in rows}
 
 
-async def read(session: Session, ids: Sequence[int], *, room_bytes: int) -> list[asyncpg.Record]:
-    """The entries of tasks, in their order; room_bytes: of results, those behind come without."""
-    return await session.fetch("read_journals", list(ids), room_bytes)
-
-
 async def rewind(session: Session, task_id: int, label: str) -> list[str]:
     """Delete the step of that label, such as ``charge#2``, and all later ones; returns the labels that there were."""
-    places = [
-        StepPlace(name=row["name"], repetition=row["repetition"])
-        for row in await read(session, [task_id], room_bytes=0)
-    ]
+    rows = await session.fetch("read_journals", [task_id], 0)
+    places = [StepPlace(name=row["name"], repetition=row["repetition"]) for row in rows]
     for place in places:
         if place.label == label:
             await session.fetch("rewind_journal", task_id, *place.key)
@@ -90,7 +83,7 @@ async def rewind(session: Session, task_id: int, label: str) -> list[str]:
 
 
 def shown(codec: PayloadCodec, row: asyncpg.Record) -> views.FinishedStep:
-    """A row of ``read`` for display."""
+    """A row of the statement ``read_journals`` for display."""
     text = unread = None
     if row["entry"] is None:
         unread = views.FULL

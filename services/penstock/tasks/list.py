@@ -53,7 +53,7 @@ async def _read_shown(context: Context, ids: Sequence[int], *, detail: bool) -> 
     room = load.room_bytes
     async with context.session() as session:
         rows: Sequence[Any] = seen(await session.fetch("show_tasks", ids, detail, room))
-        entries = await journal.read(session, [row["id"] for row in rows], room_bytes=room) if detail and rows else []
+        entries = await session.fetch("read_journals", [row["id"] for row in rows], room) if detail and rows else []
         codec = session.codec
     load.hold(sum(len(entry["entry"] or "") for entry in entries))
     load.hold(sum(map(views.task_bytes, rows)))
