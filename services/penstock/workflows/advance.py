@@ -431,39 +431,30 @@ async def insert_steps(
     starts the others.
     """
     await session.plan_for(len(rows))
-    starting = set(start)
-    parts = (rows[start : start + _STEPS_AT_ONCE] for start in range(0, len(rows), _STEPS_AT_ONCE))
-    started = sum([await _insert_part(session, part, tenants, starting) for part in parts])
-    for action, count in Counter(step.task.action for _, _, _, step in rows if step.task is not None).items():
-        metrics.ENQUEUED.labels(action, "workflow").inc(count)
-    return started
-
-
-async def _insert_part(
-    session: Session, part: Iterable[StepRow], tenants: Mapping[int, str | None], starting: set[int]
-) -> int:
+    starting, started = set(start), 0
     is_traced = active.active() is not None
     here = trace_context.current() if is_traced else None
-    columns: list[tuple[Any, ...]] = []
-    started = 0
-    for workflow, number, parent, step in part:
-        task, payload, options = step.task or _WITHOUT_TASK, None, None
-        if step.task is not None:
-            payload = session.codec.encode(task.payload, payload_aad(task.action, tenants[workflow]))
-        if step.options != StepOptions():
-            options = msgspec.json.encode(step.options).decode()
-            if step.options.template is not None:  # it holds payloads
-                options = session.codec.encode(options, aad_of("options", workflow, number))
-        at_once = workflow in starting and step.kind == StepKind.TASK and not step.after and options is None
-        started += at_once
-        columns.append((
-            workflow, number, step.name, step.kind, step.action, parent, "{" + ",".join(map(str, step.after)) + "}",
-            len(step.after), State.SCHEDULED if at_once else State.WAITING, step.on_failure, step.undo,
-            step.results_as, step.errors_as, options, payload, task.run_at, task.priority, task.max_attempts,
-            task.timeout_seconds, task.labels, task.expires_at, task.limit_key,
-            task.trace or (here and here.text),
-        ))  # fmt: skip
-    await session.fetch("insert_steps", *map(list, zip(*columns, strict=True)), is_traced)
+    for first in range(0, len(rows), _STEPS_AT_ONCE):
+        columns: list[tuple[Any, ...]] = []
+        for workflow, number, parent, step in rows[first : first + _STEPS_AT_ONCE]:
+            task, payload, options = step.task or _WITHOUT_TASK, None, None
+            if step.task is not None:
+                payload = session.codec.encode(task.payload, payload_aad(task.action, tenants[workflow]))
+            if step.options != StepOptions():
+                options = msgspec.json.encode(step.options).decode()
+                if step.options.template is not None:  # it holds payloads
+                    options = session.codec.encode(options, aad_of("options", workflow, number))
+            at_once = workflow in starting and step.kind == StepKind.TASK and not step.after and options is None
+            started += at_once
+            columns.append((
+                workflow, number, step.name, step.kind, step.action, parent, "{" + ",".join(map(str, step.after)) + "}",
+                len(step.after), State.SCHEDULED if at_once else State.WAITING, step.on_failure, step.undo,
+                step.results_as, step.errors_as, options, payload, task.run_at, task.priority, task.max_attempts,
+                task.timeout_seconds, task.labels, task.expires_at, task.limit_key, task.trace or (here and here.text),
+            ))  # fmt: skip
+        await session.fetch("insert_steps", *map(list, zip(*columns, strict=True)), is_traced)
+    for action, count in Counter(step.task.action for _, _, _, step in rows if step.task is not None).items():
+        metrics.ENQUEUED.labels(action, "workflow").inc(count)
     return started
 
 
