@@ -1,4 +1,4 @@
-"""What supervisors do about schedules: fire those that are due, to the second, and carry out imports.
+"""What supervisors do about schedules: fire due ones, to the second, and carry out imports.
 
 A clock's row is locked while its schedule is fired, and its ``last_at`` only grows, so any number of supervisors fire
 an instant once. Firing sleeps until the next schedule is due, by the database's clock, and at most a second, for a new

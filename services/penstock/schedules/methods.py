@@ -21,7 +21,7 @@ from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.schedules import model, store
 from penstock.schedules.cron import CronError
-from penstock.schedules.model import CreateSchedule, UpdateSchedule
+from penstock.schedules.model import CreateSchedule
 from penstock.schedules.policy import Overlap, render, run_name
 from penstock.settings.model import Settings
 from penstock.tasks.enqueue import enqueue
@@ -69,29 +69,33 @@ async def create(session: Session, command: CreateSchedule) -> model.ScheduleDet
     return await _detail(session, await store.write_schedule(session, schedule, replace_existing=command.replace))
 
 
-def _read_update(given: model.ScheduleUpdateParams) -> UpdateSchedule:  # type: ignore[valid-type]
-    members = msgspec.json.decode(msgspec.json.encode(given), type=dict[str, msgspec.Raw])
-    name: str = msgspec.json.decode(members.pop("name"))
-    if not members:
+def _changes(given: Any) -> dict[str, Any]:
+    return {name: value for name, value in asdict(given).items() if name != "name" and value is not msgspec.UNSET}
+
+
+def _read_update(given: model.ScheduleUpdateParams) -> Any:  # type: ignore[valid-type]
+    command: Any = given
+    if not _changes(command):
         raise InvalidParams("name", "is given alone: name what is to change, too")
-    return UpdateSchedule(model.read_stored_name(name), members)
+    model.read_stored_name(command.name)
+    return command
 
 
-def _narrow_update(command: UpdateSchedule) -> UpdateSchedule:
-    if bound_to() is not None and "tenant" in command.given:
+def _narrow_update(command: Any) -> Any:
+    if bound_to() is not None and "tenant" in _changes(command):
         raise InvalidParams("tenant", "of a schedule is not changed by a key that is bound to one")
     return command
 
 
 @_change("schedule.update", errors=(ScheduleNotFound, TooLarge), read=_read_update, narrow=_narrow_update)
-async def update(session: Session, command: UpdateSchedule, settings: Settings) -> model.ScheduleDetail:
+async def update(session: Session, command: Any, settings: Settings) -> model.ScheduleDetail:
     """Change what is named of a schedule and leave the rest."""
     current = await _find(session, command.name, lock=True)
-    return await _detail(session, await update_schedule(session, current, command.given, settings))
+    return await _detail(session, await update_schedule(session, current, _changes(command), settings))
 
 
 async def update_schedule(
-    session: Session, current: model.ScheduleRecord, given: dict[str, msgspec.Raw], settings: Settings
+    session: Session, current: model.ScheduleRecord, given: dict[str, Any], settings: Settings
 ) -> model.ScheduleRecord:
     """current: locked. Raises InvalidParams, TooLarge, AccessDenied."""
     members = msgspec.json.encode(current.params() | given)

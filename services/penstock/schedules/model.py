@@ -103,8 +103,7 @@ class ScheduleListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     tenant: Annotated[str | None, about("Only those of this tenant."), TENANT] = None
 
 
-class ScheduleRunsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: Annotated[str, about("The schedule."), Checked(read_stored_name)]
+class ScheduleRunsParams(ScheduleName, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, about("Maximum number of runs; 1 to 1000."), LIMIT] = 50
     cursor: Annotated[str | None, CURSOR, NUMBERED] = None
 
@@ -315,13 +314,6 @@ class CreateSchedule(NamedTuple):
 
     schedule: NewSchedule
     replace: bool
-
-
-class UpdateSchedule(NamedTuple):
-    """given: members as JSON, which are checked together with the unchanged ones."""
-
-    name: str
-    given: dict[str, msgspec.Raw]
 
 
 # Checks
