@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from itertools import zip_longest
 from time import monotonic
 from typing import Any, NamedTuple
@@ -121,10 +122,6 @@ async def _carry_out(session: Session, due: Sequence[_Due]) -> FiringSummary:
     """Store tasks, runs and clocks. A schedule whose values Postgres rejects is stopped, and one whose keys another
     transaction holds is fired later, without an effect on others."""
 
-    async def store(part: Sequence[_Due], hurried: bool) -> FiringSummary:
-        async with session.savepoint(hurried=hurried):
-            return await _store(session, part)
-
     async def give_up(part: Sequence[_Due], error: PenstockError) -> FiringSummary:
         first = part[0].schedule
         if isinstance(error, Refused):  # of this one alone
@@ -134,29 +131,30 @@ async def _carry_out(session: Session, due: Sequence[_Due]) -> FiringSummary:
             log.warning("schedules_put_off", schedules=len(part), first=first.name, reason=str(error))
         return FiringSummary(len(part))
 
-    parts = await in_halves(due, store, lambda one, error: give_up([one], error), give_up)
+    parts = await in_halves(due, partial(_store, session), lambda one, error: give_up([one], error), give_up)
     return FiringSummary(*map(sum, zip(*parts, strict=True)))
 
 
-async def _store(session: Session, due: Sequence[_Due]) -> FiringSummary:
-    added = iter(await enqueue(session, [task for one in due for task in one.tasks], source="schedule"))
+async def _store(session: Session, due: Sequence[_Due], hurried: bool) -> FiringSummary:
     runs: list[tuple[Any, ...]] = []
     clocks: list[tuple[Any, ...]] = []
     counts: Counter[str] = Counter()
-    for one in due:
-        schedule_id, decided = one.schedule.id, one.plan
-        ids = [next(added).id for _ in one.tasks]
-        for instant, task_id in zip_longest(decided.run, ids):
-            runs.append((schedule_id, instant, "SKIPPED" if task_id is None else "FIRED", task_id, None, 1))
-        misfires = decided.misfires
-        if misfires is not None:
-            since = misfires.since if misfires.instants > 1 else None
-            runs.append((schedule_id, misfires.until, "MISSED", None, since, misfires.instants))
-        clocks.append((schedule_id, decided.next.at, decided.next.due, decided.last, ids[-1] if ids else None))
+    async with session.savepoint(hurried=hurried):
+        added = iter(await enqueue(session, [task for one in due for task in one.tasks], source="schedule"))
+        for one in due:
+            schedule_id, decided = one.schedule.id, one.plan
+            ids = [next(added).id for _ in one.tasks]
+            for instant, task_id in zip_longest(decided.run, ids):
+                runs.append((schedule_id, instant, "SKIPPED" if task_id is None else "FIRED", task_id, None, 1))
+            misfires = decided.misfires
+            if misfires is not None:
+                since = misfires.since if misfires.instants > 1 else None
+                runs.append((schedule_id, misfires.until, "MISSED", None, since, misfires.instants))
+            clocks.append((schedule_id, decided.next.at, decided.next.due, decided.last, ids[-1] if ids else None))
+        await session.fetch("record_runs", *map(list, zip(*runs, strict=True)))
+        await session.fetch("move_clocks", *map(list, zip(*clocks, strict=True)))
     for _, _, outcome, *_, instants in runs:
         counts[outcome] += instants
-    await session.fetch("record_runs", *map(list, zip(*runs, strict=True)))
-    await session.fetch("move_clocks", *map(list, zip(*clocks, strict=True)))
     for outcome, count in counts.items():
         metrics.SCHEDULE_RUNS.labels(outcome).inc(count)
     return FiringSummary(len(due), counts["FIRED"], counts["SKIPPED"], counts["MISSED"])
