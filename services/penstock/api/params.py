@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from penstock.protocol import checks
-from penstock.protocol.checks import ID, LIMIT, MAX_IDS, MAX_LIST, NUMBERED, Checked, TaskId
+from penstock.protocol.checks import ID, IDS, LIMIT, MAX_IDS, MAX_LIST, NUMBERED, Checked, TaskId
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.views import CURSOR, about
 
@@ -30,21 +30,17 @@ class RejectedShowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 class WhichRejected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The parameters of `rejected.retry` and `rejected.purge`."""
 
-    ids: Annotated[list[TaskId] | None, about(f"Ids from rejected.list; 1 to {MAX_IDS}.")] = None
-    limit: Annotated[int | None, about(f"Instead of ids: the newest, up to this many; 1 to {MAX_LIST}.")] = None
+    ids: Annotated[list[TaskId] | None, about(f"Ids from rejected.list; 1 to {MAX_IDS}."), IDS] = None
+    limit: Annotated[int | None, about(f"Instead of ids: the newest, up to this many; 1 to {MAX_LIST}."), LIMIT] = None
     cursor: Annotated[str | None, about("With limit: the cursor of the page before."), NUMBERED] = None
     source: Annotated[Source | None, about("With limit: only messages of this queue.")] = None
 
     def __post_init__(self) -> None:
         if (self.ids is None) == (self.limit is None):
             raise InvalidParams("ids", "or limit must be given, not both")
-        if self.limit is not None:
-            checks.read_limit(self.limit)
-            return
         for name in ("cursor", "source"):
-            if getattr(self, name) is not None:
+            if self.limit is None and getattr(self, name) is not None:
                 raise InvalidParams(name, "goes with limit, not with ids")
-        checks.read_ids(self.ids or [])
 
 
 class DlqListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,7 +48,7 @@ class DlqListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, about(f"Maximum number of messages; 1 to {MAX_LIST}."), LIMIT] = 50
 
 
-def _check_message_id(value: str, name: str = "id") -> None:
+def _check_message_id(value: str, name: str) -> None:
     if not 1 <= len(value) <= MESSAGE_ID_MAX_CHARS or checks.CONTROL.search(value):
         raise InvalidParams(name, f"must be a message's id, of 1 to {MESSAGE_ID_MAX_CHARS} characters")
 
@@ -67,13 +63,13 @@ class WhichDead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     queue: _Queue
     ids: Annotated[list[str] | None, about(f"From dlq.list; 1 to {MAX_IDS}.")] = None
-    limit: Annotated[int | None, about(f"Instead of ids: any messages, up to this many; 1 to {MAX_LIST}.")] = None
+    limit: Annotated[int | None, about(f"Instead of ids: any messages, up to this many; 1 to {MAX_LIST}."), LIMIT] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         if (self.ids is None) == (self.limit is None):
             raise InvalidParams("ids", "or limit must be given, not both")
-        if self.limit is not None:
-            checks.read_limit(self.limit)
         if self.ids is not None and not 1 <= len(self.ids) <= MAX_IDS:
             raise InvalidParams("ids", f"must hold 1 to {MAX_IDS} ids, not {len(self.ids)}")
         for position, value in enumerate(self.ids or ()):

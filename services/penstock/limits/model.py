@@ -1,13 +1,12 @@
 """Parameters and results of `action.*`, `route.*` and `tenant.*`; without I/O. Parameters raise InvalidParams."""
 
 import re
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from penstock.protocol.checks import CONTROL, ID, LIMIT, Checked, TaskId, check_labels, read_action
+from penstock.protocol.checks import ACTION, CONTROL, ID, LIMIT, Checked, TaskId, check_labels
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.tenant import EVERY_TENANT, TENANT_MAX_CHARS, read_tenant
 from penstock.protocol.views import CURSOR, NEXT_CURSOR, about
@@ -28,27 +27,27 @@ NewRate = float | UnsetType | None
 _TENANT = f"The tenant; 1 to {TENANT_MAX_CHARS} characters."
 
 
-def _check_route_name(name: str) -> None:
-    if not 1 <= len(name) <= ROUTE_NAME_MAX_CHARS or not _NAME.fullmatch(name):
+def _check_route_name(route: str, name: str) -> None:
+    if not 1 <= len(route) <= ROUTE_NAME_MAX_CHARS or not _NAME.fullmatch(route):
         raise InvalidParams(
-            "name", f"must be 1 to {ROUTE_NAME_MAX_CHARS} letters, digits, dots, dashes or underscores, "
-            f"not {name[:ROUTE_NAME_MAX_CHARS]!r}",
+            name, f"must be 1 to {ROUTE_NAME_MAX_CHARS} letters, digits, dots, dashes or underscores, "
+            f"not {route[:ROUTE_NAME_MAX_CHARS]!r}",
         )  # fmt: skip
 
 
-def _check_tenant_or_all(tenant: str | None, name: str = "tenant") -> None:
+def _check_tenant_or_all(tenant: str, name: str) -> None:
     if tenant != EVERY_TENANT:
         read_tenant(tenant, name)
 
 
-def _check_one_tenant(tenant: str) -> None:
+def _check_one_tenant(tenant: str, name: str) -> None:
     if tenant == EVERY_TENANT:
-        raise InvalidParams("tenant", "must be one tenant's name: to send nothing at all, pause actions")
-    read_tenant(tenant)
+        raise InvalidParams(name, "must be one tenant's name: to send nothing at all, pause actions")
+    read_tenant(tenant, name)
 
 
 class ActionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    action: Annotated[str, about("The action, exactly."), Checked(read_action)]
+    action: Annotated[str, about("The action, exactly."), ACTION]
 
 
 class ActionSetParams(ActionName, frozen=True, forbid_unknown_fields=True):
@@ -96,7 +95,7 @@ class RouteSetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check_labels(self.labels, most=MAX_ROUTE_LABELS, name_chars=200, value_chars=200)
         if self.position not in _POSITIONS:
             raise InvalidParams("position", f"must fit into 32 bits, not {self.position}")
-        _check_route_name(self.name)
+        _check_route_name(self.name, "name")
 
 
 class RouteName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -129,7 +128,7 @@ class TenantName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class TenantListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, about("Maximum number of tenants; 1 to 1000."), LIMIT] = 50
-    cursor: Annotated[str | None, CURSOR, Checked(partial(_check_tenant_or_all, name="cursor"))] = None
+    cursor: Annotated[str | None, CURSOR, Checked(_check_tenant_or_all)] = None
 
 
 class TaskExplainParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -25,9 +25,22 @@ _SPECIAL_IN_LIKE = re.compile(r"([\\%_])")
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A note on a field of a method's parameters: the check that its value passes, or else raises InvalidParams."""
+    """A note on a field of a method's parameters: the check that its value passes, unless that is None.
 
-    check: Callable[[Any], object]
+    check: given the value and the field's name. Raises InvalidParams.
+    """
+
+    check: Callable[[Any, str], object]
+
+
+def between(low: float, high: float, unit: str = "") -> Checked:
+    """A check of a number, both bounds included. unit: stands behind the bounds in the error."""
+
+    def check(number: float, name: str) -> None:
+        if not low <= number <= high:
+            raise InvalidParams(name, f"must be between {low:.0f} and {high:.0f}{unit}, not {number}")
+
+    return Checked(check)
 
 
 def read_id(value: TaskId, name: str) -> int:
@@ -40,25 +53,19 @@ def read_id(value: TaskId, name: str) -> int:
     return value
 
 
-def read_ids(values: list[TaskId]) -> list[int]:
+def read_ids(values: list[TaskId], name: str = "ids") -> list[int]:
     if not 1 <= len(values) <= MAX_IDS:
-        raise InvalidParams("ids", f"must hold 1 to {MAX_IDS} ids, not {len(values)}")
-    return [read_id(value, f"ids[{position}]") for position, value in enumerate(values)]
+        raise InvalidParams(name, f"must hold 1 to {MAX_IDS} ids, not {len(values)}")
+    return [read_id(value, f"{name}[{position}]") for position, value in enumerate(values)]
 
 
-def read_limit(limit: int) -> int:
-    if not 1 <= limit <= MAX_LIST:
-        raise InvalidParams("limit", f"must be between 1 and {MAX_LIST}, not {limit}")
-    return limit
+def read_cursor(cursor: str | None, name: str = "cursor") -> int | None:
+    return None if cursor is None else read_id(cursor, name)
 
 
-def read_cursor(cursor: str | None) -> int | None:
-    return None if cursor is None else read_id(cursor, "cursor")
-
-
-def read_cursors(cursor: str | None) -> list[int]:
+def read_cursors(cursor: str | None, name: str = "cursor") -> list[int]:
     """The numbers of a cursor that has several."""
-    return [] if cursor is None else [read_id(part, "cursor") for part in cursor.split("-", MAX_LIST)]
+    return [] if cursor is None else [read_id(part, name) for part in cursor.split("-", MAX_LIST)]
 
 
 def read_action(action: str) -> str:
@@ -87,12 +94,11 @@ def read_name(text: str, name: str, max_chars: int) -> str:
     return text
 
 
-def read_reason(reason: str | None) -> str | None:
-    if reason is not None and (not 1 <= len(reason) <= task.REASON_MAX_CHARS or CONTROL.search(reason)):
+def _check_reason(reason: str, name: str) -> None:
+    if not 1 <= len(reason) <= task.REASON_MAX_CHARS or CONTROL.search(reason):
         raise InvalidParams(
-            "reason", f"must have 1 to {task.REASON_MAX_CHARS} characters, none of them a control character"
+            name, f"must have 1 to {task.REASON_MAX_CHARS} characters, none of them a control character"
         )
-    return reason
 
 
 def read_instant(value: str | int | None, name: str = "run_at") -> datetime | None:
@@ -114,38 +120,28 @@ def read_instant(value: str | int | None, name: str = "run_at") -> datetime | No
     return instant.astimezone(UTC)
 
 
-def check_seconds(seconds: float | None, name: str) -> None:
-    if seconds is not None and not 0 < seconds <= LONGEST_DELAY_SECONDS:
-        raise InvalidParams(name, f"must be above 0 and at most {LONGEST_DELAY_SECONDS:.0f} seconds, not {seconds}")
-
-
-def check_span(seconds: float | None, name: str) -> None:
-    if seconds is not None and not 0 <= seconds <= LONGEST_DELAY_SECONDS:
-        raise InvalidParams(name, f"must be between 0 and {LONGEST_DELAY_SECONDS:.0f} seconds, not {seconds}")
-
-
-def check_priority(priority: int | None) -> None:
-    if priority is not None and not task.PRIORITY_MIN <= priority <= task.PRIORITY_MAX:
-        raise InvalidParams("priority", f"must be between {task.PRIORITY_MIN} and {task.PRIORITY_MAX}, not {priority}")
+def check_seconds(seconds: float | None, name: str, *, most: float = LONGEST_DELAY_SECONDS) -> None:
+    if seconds is not None and not 0 < seconds <= most:
+        raise InvalidParams(name, f"must be above 0 and at most {most:.0f} seconds, not {seconds}")
 
 
 def check_labels(
-    labels: Mapping[str, str] | None,
+    labels: Mapping[str, str],
+    name: str = "labels",
     *,
     most: int = task.MAX_LABELS,
     name_chars: int = task.LABEL_NAME_MAX_CHARS,
     value_chars: int = task.LABEL_VALUE_MAX_CHARS,
 ) -> None:
     """The bounds are those of a task by default."""
-    labels = labels or {}
     if len(labels) > most:
-        raise InvalidParams("labels", f"are {len(labels)}; the limit is {most}")
+        raise InvalidParams(name, f"are {len(labels)}; the limit is {most}")
     no_control = "characters, none of them a control character"
-    for name, value in labels.items():
-        if not 1 <= len(name) <= name_chars or CONTROL.search(name):
-            raise InvalidParams("labels", f"need names of 1 to {name_chars} {no_control}, not {name[:60]!r}")
+    for label, value in labels.items():
+        if not 1 <= len(label) <= name_chars or CONTROL.search(label):
+            raise InvalidParams(name, f"need names of 1 to {name_chars} {no_control}, not {label[:60]!r}")
         if len(value) > value_chars or CONTROL.search(value):
-            raise InvalidParams(f"labels.{name}", f"must have at most {value_chars} {no_control}")
+            raise InvalidParams(f"{name}.{label}", f"must have at most {value_chars} {no_control}")
 
 
 def like_pattern(pattern: str) -> str:
@@ -153,9 +149,14 @@ def like_pattern(pattern: str) -> str:
     return _SPECIAL_IN_LIKE.sub(r"\\\1", pattern).replace("*", "%")
 
 
-ID = Checked(lambda value: read_id(value, "id"))
-KEY = Checked(lambda value: read_key(value, "key"))
-ACTION_SOUGHT = Checked(lambda value: value is None or read_action(value))
-LIMIT = Checked(read_limit)
-LABELS_SOUGHT = Checked(check_labels)
+ID = Checked(read_id)
+IDS = Checked(read_ids)
+KEY = Checked(read_key)
+ACTION = Checked(lambda action, _name: read_action(action))
+LABELS = Checked(check_labels)
+LIMIT = between(1, MAX_LIST)
 NUMBERED = Checked(read_cursor)  # a cursor that is a number
+PRIORITY = between(task.PRIORITY_MIN, task.PRIORITY_MAX)
+REASON = Checked(_check_reason)
+SECONDS = Checked(check_seconds)
+SPAN = between(0, LONGEST_DELAY_SECONDS, " seconds")

@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import cache
 from inspect import signature
 from types import ModuleType, UnionType
-from typing import Annotated, Any, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -16,6 +16,7 @@ from penstock.protocol.checks import Checked
 from penstock.protocol.errors import InvalidParams, RpcError
 from penstock.protocol.spelling import did_you_mean
 
+Params = TypeVar("Params", bound=msgspec.Struct)
 _decoder = cache(msgspec.json.Decoder)
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _PLACE = " - at `$"
@@ -122,18 +123,23 @@ def decode(kind: type[msgspec.Struct], raw: bytes) -> Any:
                 raise InvalidParams("params", f"has {len(given)} positions; at most {len(names)}: {', '.join(names)}")
             pairs = (b'"%s":%s' % (n.encode(), bytes(v)) for n, v in zip(names, given, strict=False))
             raw = b"{" + b",".join(pairs) + b"}"
-        params = _decoder(kind).decode(raw)
-        for name, check in _checks(kind):
-            check(getattr(params, name))
-        return params
+        return checked(_decoder(kind).decode(raw))
     except msgspec.ValidationError as exc:
         raise _mistake(str(exc), names) from None
     except (ValueError, RecursionError) as exc:
         raise InvalidParams("params", f"cannot be read: {str(exc)[:_SHOWN_CHARS]}") from None
 
 
+def checked(params: Params) -> Params:
+    """The same parameters. Raises InvalidParams for one that does not pass the check on its field."""
+    for name, check in _checks(type(params)):
+        if (value := getattr(params, name)) is not None:
+            check(value, name)
+    return params
+
+
 @cache
-def _checks(kind: type[msgspec.Struct]) -> list[tuple[str, Callable[[Any], object]]]:
+def _checks(kind: type[msgspec.Struct]) -> list[tuple[str, Callable[[Any, str], object]]]:
     """The checks that stand on the fields of parameters, in their order."""
     notes = [(field.name, note) for field in msgspec.structs.fields(kind) for note in get_args(field.type)[1:]]
     return [(name, note.check) for name, note in notes if isinstance(note, Checked)]

@@ -17,12 +17,10 @@ from penstock.db.session import Session
 from penstock.payloads.codec import aad_of
 from penstock.protocol import errors
 from penstock.protocol.api_key import Permission, narrow_tenant
-from penstock.protocol.checks import check_span
 from penstock.protocol.json_text import check_json, utf8_size
 from penstock.protocol.method import Scope, method
 from penstock.protocol.reports import check_token, claim_of_token, digest_of_answer, stored_token
 from penstock.protocol.task import State
-from penstock.protocol.tenant import read_tenant
 from penstock.protocol.views import about
 from penstock.results import waits
 from penstock.results.apply import apply_reports
@@ -82,7 +80,6 @@ def _read_fail(given: TaskFailParams, settings: Settings) -> AnswerWait:
     data: Any = error.get("data", {})
     if not isinstance(data, dict):
         raise errors.InvalidParams("error.data", "must be an object")
-    check_span(given.retry_after, "retry_after")
     hints = {"final": given.final or None, "retry_after": given.retry_after}
     data = {**data, **{name: value for name, value in hints.items() if value is not None}}
     whole = {"code": code, "message": error["message"]} | ({"data": data} if data else {})
@@ -106,7 +103,7 @@ def _read_answer(given: TaskCompleteParams | TaskFailParams, member: str, text: 
         raise errors.TooLarge(member, size, settings.result_limit_bytes)
     check_json(text, member)
     answer = f'"{member}":{text}'
-    return AnswerWait(given.token, answer, digest_of_answer(answer), read_tenant(given.tenant))
+    return AnswerWait(given.token, answer, digest_of_answer(answer), given.tenant)
 
 
 async def _answer_task(context: Context, command: AnswerWait) -> Answered:

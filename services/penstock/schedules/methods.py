@@ -13,7 +13,7 @@ from penstock.db.session import Session
 from penstock.protocol.api_key import Permission, actions_of_caller, bound_to, check_actions, narrow_tenant
 from penstock.protocol.checks import HIGHEST_ID, read_cursor
 from penstock.protocol.errors import AccessDenied, InvalidParams, ScheduleNotFound, TooLarge
-from penstock.protocol.method import Scope, decode, method
+from penstock.protocol.method import Scope, checked, decode, method
 from penstock.protocol.task import BEGINNING
 from penstock.protocol.tenant import stored_key, tenant_of_key
 from penstock.protocol.views import raw, timestamp, view_of
@@ -37,14 +37,11 @@ _change = partial(method, permission=Permission.ADMIN, scope=Scope.OWN, errors=(
 
 def _read_create(given: model.ScheduleCreateParams, settings: Settings) -> CreateSchedule:
     model.read_name(given.name)  # here, since it is filled in
-    task = new_task(
-        EnqueueParams(
-            given.action, given.payload, priority=given.priority, ordering_key=given.ordering_key,
-            max_attempts=given.max_attempts, timeout=given.timeout, tenant=given.tenant,
-        ),
-        settings,
-        large=False,
+    params = EnqueueParams(
+        given.action, given.payload, priority=given.priority, ordering_key=given.ordering_key,
+        max_attempts=given.max_attempts, timeout=given.timeout, tenant=given.tenant,
     )  # fmt: skip
+    task = new_task(checked(params), settings, large=False)
     # Checked with the longest values filled in.
     check_task_payload(render(task.payload, given.name, HIGHEST_ID, BEGINNING.run_at), settings, large=False)
     return CreateSchedule(model.new_schedule(given, task), given.replace)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from penstock.protocol.checks import ACTION_SOUGHT, CONTROL, ID, LIMIT, NUMBERED, Checked, check_labels, read_instant
+from penstock.protocol.checks import ACTION, CONTROL, ID, LIMIT, NUMBERED, Checked, check_labels, read_instant
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import NewTask
 from penstock.protocol.tenant import TENANT, own_key, read_stored
@@ -96,7 +96,7 @@ class ScheduleListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     labels: Annotated[
         Labels | None, about("Only those that have each of these labels."), Checked(check_schedule_labels)
     ] = None
-    action: Annotated[str | None, about("Only those of this action."), ACTION_SOUGHT] = None
+    action: Annotated[str | None, about("Only those of this action."), ACTION] = None
     paused: Annotated[bool | None, about("Only those that are paused, or only those that are not.")] = None
     limit: Annotated[int, about("Maximum number of schedules; 1 to 1000."), LIMIT] = 50
     cursor: Annotated[str | None, CURSOR, NUMBERED] = None
@@ -350,9 +350,9 @@ def read_name(name: str) -> str:
     return name
 
 
-def read_stored_name(name: str) -> str:
+def read_stored_name(name: str, field: str = "name") -> str:
     """Check the name of an existing schedule, which may be a stored one. Raises InvalidParams."""
-    return read_stored(name, read_name, "name")
+    return read_stored(name, read_name, field)
 
 
 def check_not_a_jobs(name: str) -> None:
@@ -361,9 +361,9 @@ def check_not_a_jobs(name: str) -> None:
         raise InvalidParams("name", f"must not begin with {JOB_PREFIX!r}, which is for jobs of scheduler0's API")
 
 
-def check_schedule_labels(labels: Labels | None) -> None:
+def check_schedule_labels(labels: Labels, name: str = "labels") -> None:
     """Raises InvalidParams, naming the label."""
-    check_labels(labels, most=LABELS_MAX, name_chars=LABEL_NAME_MAX_CHARS, value_chars=LABEL_MAX_CHARS)
+    check_labels(labels, name, most=LABELS_MAX, name_chars=LABEL_NAME_MAX_CHARS, value_chars=LABEL_MAX_CHARS)
 
 
 def _instant(value: GivenInstant | None, name: str) -> datetime | None:

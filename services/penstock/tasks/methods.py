@@ -97,7 +97,7 @@ async def retry(session: Session, given: params.RetryParams) -> views.Changed:
 
 
 def _check_reschedule(given: params.RescheduleParams) -> params.RescheduleParams:
-    read_start(given.run_at, given.delay, given.priority)
+    read_start(given)
     if given.run_at is None and given.delay is None and given.priority is None:
         raise InvalidParams("run_at", "or delay or priority must be given")
     return given

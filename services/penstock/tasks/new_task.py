@@ -13,14 +13,11 @@ from penstock.protocol import checks
 from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.protocol.json_text import check_payload, decode_any, escape_for_sqs, utf8_size
 from penstock.protocol.sealed import Reference, decode_sealed
-from penstock.protocol.task import MAX_ATTEMPTS_LIMIT, NewTask
-from penstock.protocol.tenant import read_tenant
-from penstock.tasks.params import EnqueueParams
+from penstock.protocol.task import NewTask
+from penstock.tasks.params import BulkRescheduleParams, EnqueueParams, RescheduleParams
 
 if TYPE_CHECKING:
     from penstock.settings.model import Settings
-
-LONGEST_TIMEOUT_SECONDS = 43_200.0  # SQS hides a message no longer
 
 
 class _Identified(msgspec.Struct, frozen=True):
@@ -31,56 +28,46 @@ _decode_identified = msgspec.json.Decoder(_Identified).decode
 
 
 def new_task(given: EnqueueParams, settings: Settings, *, large: bool = True) -> NewTask:
-    """large: its payload may become an object."""
+    """given: whose fields have been checked. large: its payload may become an object."""
     payload = bytes(given.payload).decode("utf-8")
     check_task_payload(payload, settings, large=large)
     offered = None if given.sealed_payload is None else _offered(given, settings)
-    run_at = read_start(given.run_at, given.delay, given.priority)
-    max_attempts = settings.max_attempts if given.max_attempts is None else given.max_attempts
-    if not 1 <= max_attempts <= MAX_ATTEMPTS_LIMIT:
-        raise InvalidParams("max_attempts", f"must be between 1 and {MAX_ATTEMPTS_LIMIT}, not {max_attempts}")
-    if given.timeout is not None and not 0 < given.timeout <= LONGEST_TIMEOUT_SECONDS:
-        most = f"{LONGEST_TIMEOUT_SECONDS:.0f} seconds"
-        raise InvalidParams("timeout", f"must be above 0 and at most {most}, not {given.timeout}")
+    run_at = read_start(given)
     if given.expires_at is not None and given.expires_in is not None:
         raise InvalidParams("expires_in", "and expires_at exclude each other; give one")
-    checks.check_seconds(given.expires_in, "expires_in")
     if given.unique_key is None:
         for name, usual in (("unique", "retained"), ("on_duplicate", "return")):
             if getattr(given, name) != usual:
                 raise InvalidParams(name, "goes with unique_key")
     if not isinstance(given.unique, str):
         checks.check_seconds(given.unique, "unique")
-    checks.check_labels(given.labels)
     return NewTask(
-        action=checks.read_action(given.action),
+        action=given.action,
         payload=payload,
         run_at=run_at,
         delay_seconds=given.delay,
         priority=given.priority or 0,
-        unique_key=checks.read_key(given.unique_key, "unique_key"),
-        ordering_key=checks.read_key(given.ordering_key, "ordering_key"),
-        max_attempts=max_attempts,
+        unique_key=given.unique_key,
+        ordering_key=given.ordering_key,
+        max_attempts=given.max_attempts or settings.max_attempts,
         timeout_seconds=given.timeout,
         labels=msgspec.json.encode(given.labels).decode("utf-8") if given.labels else None,
         expires_at=checks.read_instant(given.expires_at, "expires_at"),
         expires_in_seconds=given.expires_in,
-        limit_key=checks.read_key(given.limit_key, "limit_key"),
+        limit_key=given.limit_key,
         unique=given.unique,
         on_duplicate=given.on_duplicate,
         replaces_priority=given.on_duplicate == "replace" and given.priority is not None,
-        tenant=read_tenant(given.tenant),
+        tenant=given.tenant,
         offered=offered,
     )
 
 
-def read_start(run_at: str | int | None, delay: float | None, priority: int | None) -> datetime | None:
-    """Check the three; returns the first."""
-    if run_at is not None and delay is not None:
+def read_start(given: EnqueueParams | RescheduleParams | BulkRescheduleParams) -> datetime | None:
+    """The time in run_at. Raises InvalidParams."""
+    if given.run_at is not None and given.delay is not None:
         raise InvalidParams("delay", "and run_at exclude each other; give one")
-    checks.check_span(delay, "delay")
-    checks.check_priority(priority)
-    return checks.read_instant(run_at)
+    return checks.read_instant(given.run_at)
 
 
 def submitted_task(action: str, raw: bytes, settings: Settings) -> NewTask:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from penstock.protocol import checks, task
-from penstock.protocol.checks import ID, KEY, LABELS_SOUGHT, LIMIT, MAX_IDS, MAX_LIST, NUMBERED, Checked, TaskId
+from penstock.protocol.checks import ID, KEY, LABELS, LIMIT, MAX_IDS, MAX_LIST, PRIORITY, SPAN, Checked, TaskId
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import OnDuplicate, State
 from penstock.protocol.tenant import TENANT, TENANT_MAX_CHARS, read_stored
@@ -16,38 +16,48 @@ LONGEST_WAIT_SECONDS = 60.0  # load balancers close a connection that is silent 
 
 _PRIORITIES = f"{task.PRIORITY_MIN} to {task.PRIORITY_MAX}"
 _KEY_CHARS = f"1 to {task.KEY_MAX_CHARS} characters."
+_Delay = Annotated[float | None, about("Not before so many seconds from now; excludes run_at."), SPAN]
 _Start = Annotated[str | int | None, about("Not before this instant: RFC 3339 with a zone, or epoch milliseconds.")]
 _Task = Annotated[TaskId, about("The task."), ID]
 _Token = Annotated[str, about(f"What the task waits for, or will wait for; 1 to {task.TOKEN_MAX_CHARS} characters.")]
 _WaitingTenant = Annotated[
     str | None,
     about("The task's tenant, needed if its handler chose the token; a bound key need not name it."),
+    TENANT,
 ]
 
 
 class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Schedules and steps of workflows are made of it too."""
 
-    action: Annotated[str, about(f"The action, which a handler carries out; 1 to {task.ACTION_MAX_CHARS} characters.")]
+    action: Annotated[
+        str, about(f"The action, which a handler carries out; 1 to {task.ACTION_MAX_CHARS} characters."), checks.ACTION
+    ]
     payload: Annotated[
         msgspec.Raw, about("The handler's parameters: an object (by name) or an array (by position).")
     ] = msgspec.Raw(b"{}")
     run_at: _Start = None
     delay: Annotated[
-        float | None, about("Not before so many seconds from now, by the database's clock; excludes run_at.")
+        float | None, about("Not before so many seconds from now, by the database's clock; excludes run_at."), SPAN
     ] = None
-    priority: Annotated[int | None, about(f"Higher first; {_PRIORITIES}, null for 0.")] = None
+    priority: Annotated[int | None, about(f"Higher first; {_PRIORITIES}, null for 0."), PRIORITY] = None
     unique_key: Annotated[
         str | None,
         about(f"One task per action and key, see unique; a second enqueue gets the first's id. {_KEY_CHARS}"),
+        KEY,
     ] = None
-    ordering_key: Annotated[str | None, about(f"Tasks of one key run one at a time, in order. {_KEY_CHARS}")] = None
+    ordering_key: Annotated[str | None, about(f"Tasks of one key run one at a time, in order. {_KEY_CHARS}"), KEY] = (
+        None
+    )
     max_attempts: Annotated[
         int | None,
         about(f"Attempts before the task fails; 1 to {task.MAX_ATTEMPTS_LIMIT}, by default the server's own."),
+        checks.between(1, task.MAX_ATTEMPTS_LIMIT),
     ] = None
     timeout: Annotated[
-        float | None, about("Seconds that one attempt may take; by default the action's or worker's own.")
+        float | None,
+        about("Seconds that one attempt may take; by default the action's or worker's own."),
+        Checked(partial(checks.check_seconds, most=43_200.0)),  # SQS hides a message no longer
     ] = None
     labels: Annotated[
         dict[str, str] | None,
@@ -55,15 +65,17 @@ class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             f"Labels, text by text, to find it and to route it by; up to {task.MAX_LABELS}, names of 1 to "
             f"{task.LABEL_NAME_MAX_CHARS} and values of up to {task.LABEL_VALUE_MAX_CHARS} characters."
         ),
+        LABELS,
     ] = None
     expires_at: Annotated[str | int | None, about("Cancelled unless started before this instant; as run_at.")] = None
     expires_in: Annotated[
         float | None,
         about("Cancelled unless started within so many seconds, by the database's clock; excludes expires_at."),
+        checks.SECONDS,
     ] = None
-    limit_key: Annotated[str | None, about(f"Which of its action's limits by key it counts against. {_KEY_CHARS}")] = (
-        None
-    )
+    limit_key: Annotated[
+        str | None, about(f"Which of its action's limits by key it counts against. {_KEY_CHARS}"), KEY
+    ] = None
     unique: Annotated[
         Literal["retained", "live"] | float,
         about(
@@ -79,7 +91,9 @@ class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "return"
     tenant: Annotated[
-        str | None, about(f"For whom it is; 1 to {TENANT_MAX_CHARS} characters. Its keys are that tenant's own.")
+        str | None,
+        about(f"For whom it is; 1 to {TENANT_MAX_CHARS} characters. Its keys are that tenant's own."),
+        TENANT,
     ] = None
     sealed_payload: Annotated[
         str | None, about("Instead of payload: a payload that a client has encrypted or stored in the bucket.")
@@ -87,16 +101,8 @@ class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _OneOrMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: Annotated[
-        TaskId | None,
-        about("One task; the answer is an object."),
-        Checked(lambda one: one is None or checks.read_id(one, "id")),
-    ] = None
-    ids: Annotated[
-        list[TaskId] | None,
-        about(f"Up to {MAX_IDS} tasks; the answer is an array."),
-        Checked(lambda ids: ids is None or checks.read_ids(ids)),
-    ] = None
+    id: Annotated[TaskId | None, about("One task; the answer is an object."), ID] = None
+    ids: Annotated[list[TaskId] | None, about(f"Up to {MAX_IDS} tasks; the answer is an array."), checks.IDS] = None
 
     def __post_init__(self) -> None:
         if (self.id is None) == (self.ids is None):
@@ -111,15 +117,12 @@ class StatusParams(_OneOrMany, frozen=True, forbid_unknown_fields=True):
     detail: Annotated[bool, about("With payload, keys, claim and every failed attempt.")] = False
 
 
-def _check_timeout(seconds: float) -> None:
-    if not 0 <= seconds <= LONGEST_WAIT_SECONDS:
-        raise InvalidParams("timeout", f"must be between 0 and {LONGEST_WAIT_SECONDS:.0f} seconds, not {seconds}")
-
-
 class ResultParams(_OneOrMany, frozen=True, forbid_unknown_fields=True):
-    timeout: Annotated[float, about(f"Seconds to wait, 0 to {LONGEST_WAIT_SECONDS:.0f}."), Checked(_check_timeout)] = (
-        20.0
-    )
+    timeout: Annotated[
+        float,
+        about(f"Seconds to wait, 0 to {LONGEST_WAIT_SECONDS:.0f}."),
+        checks.between(0, LONGEST_WAIT_SECONDS, " seconds"),
+    ] = 20.0
     wait: Annotated[
         Literal["all", "any"],
         about("With ids: until all have settled; or until any has, and only those that have are answered."),
@@ -129,7 +132,7 @@ class ResultParams(_OneOrMany, frozen=True, forbid_unknown_fields=True):
 class CancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: _Task
     reason: Annotated[
-        str | None, about(f"Shown with the task; 1 to {task.REASON_MAX_CHARS} characters."), Checked(checks.read_reason)
+        str | None, about(f"Shown with the task; 1 to {task.REASON_MAX_CHARS} characters."), checks.REASON
     ] = None
 
 
@@ -147,24 +150,24 @@ class RetryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RescheduleParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: _Task
     run_at: Annotated[str | int | None, about("Not before this instant; null leaves it.")] = None
-    delay: Annotated[float | None, about("Not before so many seconds from now; excludes run_at.")] = None
-    priority: Annotated[int | None, about("Null leaves it.")] = None
+    delay: _Delay = None
+    priority: Annotated[int | None, about("Null leaves it."), PRIORITY] = None
 
 
 MAX_TEXT_CHARS = 200  # that are looked for
 
 
-def _check_text(text: str | None) -> None:
-    if text is not None and (not 1 <= len(text) <= MAX_TEXT_CHARS or "\0" in text):
-        raise InvalidParams("text", f"must have 1 to {MAX_TEXT_CHARS} characters, none of them NUL")
+def _check_text(text: str, name: str) -> None:
+    if not 1 <= len(text) <= MAX_TEXT_CHARS or "\0" in text:
+        raise InvalidParams(name, f"must have 1 to {MAX_TEXT_CHARS} characters, none of them NUL")
 
 
 class ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: Annotated[State | None, about("Only tasks in this state.")] = None
-    action: Annotated[str | None, about("Only tasks of this action."), checks.ACTION_SOUGHT] = None
+    action: Annotated[str | None, about("Only tasks of this action."), checks.ACTION] = None
     limit: Annotated[int, about(f"Maximum number of tasks; 1 to {MAX_LIST}."), LIMIT] = 50
     cursor: Annotated[str | None, CURSOR, Checked(checks.read_cursors)] = None
-    labels: Annotated[dict[str, str] | None, about("Only tasks that have all of these labels."), LABELS_SOUGHT] = None
+    labels: Annotated[dict[str, str] | None, about("Only tasks that have all of these labels."), LABELS] = None
     key: Annotated[str | None, about("Only tasks that have this unique key or ordering key."), KEY] = None
     since: Annotated[
         str | int | None, about("Only tasks created at this instant or later; RFC 3339, or epoch milliseconds.")
@@ -199,13 +202,14 @@ class TaskFailParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str | dict[str, Any], about("What went wrong, as text, or an object with message, code and data (an object).")
     ]
     final: Annotated[bool, about("No more attempts: CRITICAL_ERROR now.")] = False
-    retry_after: Annotated[float | None, about("Seconds until the next attempt, instead of the usual delay.")] = None
+    retry_after: Annotated[float | None, about("Seconds until the next attempt, instead of the usual delay."), SPAN] = (
+        None
+    )
     tenant: _WaitingTenant = None
 
 
-def _check_held_key(cursor: str | None) -> None:
-    if cursor is not None:
-        read_stored(cursor, partial(checks.read_key, name="cursor"), "cursor")
+def _check_held_key(cursor: str, name: str) -> None:
+    read_stored(cursor, partial(checks.read_key, name=name), name)
 
 
 class OrderingListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -223,15 +227,15 @@ class ClaimsCheckParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class BulkParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    action: Annotated[str | None, about("Tasks of this action; `*` stands for any characters.")] = None
+    action: Annotated[str | None, about("Tasks of this action; `*` stands for any characters."), checks.ACTION] = None
     states: Annotated[
         list[State] | None, about("Tasks in one of these states; null for all that the method is about.")
     ] = None
-    labels: Annotated[dict[str, str] | None, about("Tasks that have all of these labels."), LABELS_SOUGHT] = None
-    older_than: Annotated[float | None, about("Tasks added at least so many seconds ago.")] = None
-    newer_than: Annotated[float | None, about("Tasks added less than so many seconds ago.")] = None
-    ids_from: Annotated[TaskId | None, about("Tasks with this id or a higher one.")] = None
-    ids_to: Annotated[TaskId | None, about("Tasks with this id or a lower one.")] = None
+    labels: Annotated[dict[str, str] | None, about("Tasks that have all of these labels."), LABELS] = None
+    older_than: Annotated[float | None, about("Tasks added at least so many seconds ago."), SPAN] = None
+    newer_than: Annotated[float | None, about("Tasks added less than so many seconds ago."), SPAN] = None
+    ids_from: Annotated[TaskId | None, about("Tasks with this id or a higher one."), ID] = None
+    ids_to: Annotated[TaskId | None, about("Tasks with this id or a lower one."), ID] = None
     all: Annotated[bool, about("Instead of a filter: every task that exists now.")] = False
     dry_run: Annotated[bool, about("Only count the tasks and return some of their ids; nothing is changed.")] = False
     tenant: Annotated[str | None, about("Tasks of this tenant."), TENANT] = None
@@ -239,9 +243,9 @@ class BulkParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class BulkRescheduleParams(BulkParams, frozen=True, forbid_unknown_fields=True):
     run_at: _Start = None
-    delay: Annotated[float | None, about("Not before so many seconds from now; excludes run_at.")] = None
-    spread: Annotated[float, about("Seconds from then on over which the tasks are spread evenly.")] = 0.0
-    priority: Annotated[int | None, about(f"Higher first; {_PRIORITIES}, null to leave it.")] = None
+    delay: _Delay = None
+    spread: Annotated[float, about("Seconds from then on over which the tasks are spread evenly."), SPAN] = 0.0
+    priority: Annotated[int | None, about(f"Higher first; {_PRIORITIES}, null to leave it."), PRIORITY] = None
 
 
 class JobId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -250,4 +254,4 @@ class JobId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class JobListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, about(f"Maximum number of jobs; 1 to {MAX_LIST}."), LIMIT] = 50
-    cursor: Annotated[str | None, CURSOR, NUMBERED] = None
+    cursor: Annotated[str | None, CURSOR, checks.NUMBERED] = None

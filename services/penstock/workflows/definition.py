@@ -11,8 +11,8 @@ import msgspec
 
 from penstock.protocol.checks import CONTROL, read_action
 from penstock.protocol.errors import InvalidParams, TooLarge
+from penstock.protocol.method import checked
 from penstock.protocol.task import NewTask
-from penstock.protocol.tenant import read_tenant
 from penstock.settings.model import Settings
 from penstock.tasks.new_task import new_task
 from penstock.tasks.params import EnqueueParams
@@ -63,7 +63,7 @@ def read_create(given: model.WorkflowCreateParams, settings: Settings) -> Create
     except msgspec.ValidationError:  # numbers beyond a double are compared as they were written
         plain = json.loads(encoded, parse_int=str, parse_float=str)
     digest = hashlib.sha256(msgspec.json.encode(plain, order="sorted")).digest()
-    return CreateWorkflow(given.key, given.name, checked, digest, read_tenant(given.tenant))
+    return CreateWorkflow(given.key, given.name, checked, digest, given.tenant)
 
 
 def read_children(text: str, settings: Settings) -> list[tuple[ChildParams, NewTask]]:
@@ -204,7 +204,8 @@ def step_task(step: ChildParams, settings: Settings) -> NewTask:
     """The task of a step or of a spawned child. Raises InvalidParams, TooLarge."""
     if step.action is None:
         raise InvalidParams("action", "is missing")
-    return new_task(EnqueueParams(**{name: getattr(step, name) for name in _OF_A_TASK}), settings, large=False)
+    params = EnqueueParams(**{name: getattr(step, name) for name in _OF_A_TASK})
+    return new_task(checked(params), settings, large=False)
 
 
 def _check_order(steps: Sequence[NewStep], places: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from penstock.protocol.checks import KEY, LIMIT, NUMBERED, Checked, read_cursor, read_id, read_reason
+from penstock.protocol.checks import KEY, LIMIT, NUMBERED, REASON, Checked, read_id
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import KEY_MAX_CHARS, REASON_MAX_CHARS, NewTask, State
 from penstock.protocol.tenant import TENANT
@@ -98,9 +98,9 @@ class StepParams(ChildParams, frozen=True, forbid_unknown_fields=True, omit_defa
 _TenantOfKey = Annotated[str | None, about("With key: the tenant that owns it."), TENANT]
 
 
-def _check_step(cursor: str | None) -> None:
-    if (read_cursor(cursor) or 0) > _INT4_MAX:
-        raise InvalidParams("cursor", f"must be that of a page before, not {cursor!r}")
+def _check_step(cursor: str, name: str) -> None:
+    if read_id(cursor, name) > _INT4_MAX:
+        raise InvalidParams(name, f"must be that of a page before, not {cursor!r}")
 
 
 class WorkflowCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,7 +121,7 @@ class WorkflowCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
         ),
         KEY,
     ] = None
-    tenant: Annotated[str | None, about("The tenant of its steps and of its key.")] = None
+    tenant: Annotated[str | None, about("The tenant of its steps and of its key."), TENANT] = None
 
 
 class Which(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -157,7 +157,7 @@ class WorkflowListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 class WorkflowCancelParams(Which, frozen=True):
     reason: Annotated[
-        str | None, about(f"Shown with it and its steps; 1 to {REASON_MAX_CHARS} characters."), Checked(read_reason)
+        str | None, about(f"Shown with it and its steps; 1 to {REASON_MAX_CHARS} characters."), REASON
     ] = None
     tenant: _TenantOfKey = None
 
