@@ -10,11 +10,8 @@ class Substitute(Protocol):
     def answer(self, body: str) -> Any:
         """The parsed answer of the api to a body of JSON-RPC requests."""
 
-    def enqueue(self, entries: str) -> list[tuple[int, str, bool, bool | None]] | None:
-        """Rows of `penstock_enqueue_many` for its argument; None to ask the caller's connection as usual."""
-
-    def settle(self, claim_id: str, result: str) -> bool | None:
-        """The answer of `penstock_settle`; None to ask the caller's connection as usual."""
+    def ask(self, verb: str, arguments: Sequence[Any]) -> Sequence[Any] | None:
+        """Rows of `penstock_enqueue_many` or, with settle, `penstock_settle`; None to ask the caller's connection."""
 
     def send(self, bodies: Sequence[str]) -> None:
         """Take bodies of the inbound queue."""

@@ -83,8 +83,7 @@ async def enqueue_many(
     """
     settings = settings or _settings()
     read, arguments = _read(tasks, settings)
-    rows = _substituted(arguments)
-    return _answers(read, await _ask(connection, "enqueue", settings, arguments) if rows is None else rows)
+    return _answers(read, await _ask(connection, "enqueue", settings, arguments))
 
 
 def enqueue_sync(
@@ -102,8 +101,7 @@ def enqueue_many_sync(
     """As `enqueue_many`, on the connections that `enqueue_sync` takes."""
     settings = settings or _settings()
     read, arguments = _read(tasks, settings)
-    rows = _substituted(arguments)
-    return _answers(read, _ask_sync(connection, "enqueue", settings, arguments) if rows is None else rows)
+    return _answers(read, _ask_sync(connection, "enqueue", settings, arguments))
 
 
 async def settle(connection: Any, ctx: Attempt, result: Any = None, *, settings: Settings | None = None) -> bool:
@@ -116,23 +114,17 @@ async def settle(connection: Any, ctx: Attempt, result: Any = None, *, settings:
     with ``ctx.spawn``, TooLarge.
     """
     settings = settings or _settings()
-    arguments = _settling(ctx, result, settings)
-    holds = None if in_process.substitute is None else in_process.substitute.settle(*arguments[:2])
-    if holds is None:
-        ((holds,),) = await _ask(connection, "settle", settings, arguments)
+    ((holds,),) = await _ask(connection, "settle", settings, _settling(ctx, result, settings))
     ctx.note_settled(holds=holds)
-    return holds
+    return bool(holds)
 
 
 def settle_sync(connection: Any, ctx: Attempt, result: Any = None, *, settings: Settings | None = None) -> bool:
     """As `settle`, on the connections that `enqueue_sync` takes."""
     settings = settings or _settings()
-    arguments = _settling(ctx, result, settings)
-    holds = None if in_process.substitute is None else in_process.substitute.settle(*arguments[:2])
-    if holds is None:
-        ((holds,),) = _ask_sync(connection, "settle", settings, arguments)
+    ((holds,),) = _ask_sync(connection, "settle", settings, _settling(ctx, result, settings))
     ctx.note_settled(holds=holds)
-    return holds
+    return bool(holds)
 
 
 class Attempt(Protocol):
@@ -163,6 +155,8 @@ def _settling(ctx: Attempt, result: Any, settings: Settings) -> tuple[str, str, 
 
 
 async def _ask(connection: Any, verb: str, settings: Settings, arguments: Sequence[Any]) -> Sequence[Any]:
+    if (answer := _substituted(verb, arguments)) is not None:
+        return answer
     statement = renamed(_STATEMENTS[verb], settings.database_schema)
     with _advice(verb, settings.database_schema):
         match _driver(connection, _ASYNC_CLASSES):
@@ -171,7 +165,7 @@ async def _ask(connection: Any, verb: str, settings: Settings, arguments: Sequen
             case "sqlalchemy":
                 rows = (await connection.execute(*_for_sqlalchemy(connection, statement, arguments))).all()
             case "psycopg":
-                async with _psycopg_cursor(connection) as cursor:
+                async with _cursor(connection) as cursor:
                     await cursor.execute(statement.format("%s", "%s", "%s"), arguments)
                     rows = await cursor.fetchall()
             case _:
@@ -180,19 +174,15 @@ async def _ask(connection: Any, verb: str, settings: Settings, arguments: Sequen
 
 
 def _ask_sync(connection: Any, verb: str, settings: Settings, arguments: Sequence[Any]) -> Sequence[Any]:
+    if (answer := _substituted(verb, arguments)) is not None:
+        return answer
     statement = renamed(_STATEMENTS[verb], settings.database_schema)
     with _advice(verb, settings.database_schema):
         match _driver(connection, _SYNC_CLASSES):
             case "sqlalchemy":
                 rows: Sequence[Any] = connection.execute(*_for_sqlalchemy(connection, statement, arguments)).all()
-            case "psycopg":
-                with _psycopg_cursor(connection) as cursor:
-                    cursor.execute(statement.format("%s", "%s", "%s"), arguments)
-                    rows = cursor.fetchall()
-            case "django":
-                if connection.vendor != "postgresql":
-                    raise _elsewhere(connection, connection.vendor)
-                with connection.cursor() as cursor:
+            case "psycopg" | "django":
+                with _cursor(connection) as cursor:
                     cursor.execute(statement.format("%s", "%s", "%s"), arguments)
                     rows = cursor.fetchall()
             case _:
@@ -200,9 +190,9 @@ def _ask_sync(connection: Any, verb: str, settings: Settings, arguments: Sequenc
     return rows
 
 
-def _substituted(arguments: tuple[str, int]) -> Iterable[Any] | None:
+def _substituted(verb: str, arguments: Sequence[Any]) -> Sequence[Any] | None:
     """The rows of a test that takes the place of the database's function."""
-    return None if in_process.substitute is None else in_process.substitute.enqueue(arguments[0])
+    return None if in_process.substitute is None else in_process.substitute.ask(verb, arguments)
 
 
 def _only(answers: list[Accepted | DuplicateTask]) -> Accepted:
@@ -248,8 +238,13 @@ def _elsewhere(connection: Any, database: str) -> TypeError:
     return TypeError(f"the tasks are in Postgres, and this {type(connection).__name__} is one of {database}")
 
 
-def _psycopg_cursor(connection: Any) -> Any:
-    """A new cursor, whose rows are tuples; the caller's may have other rows, or unfetched ones."""
+def _cursor(connection: Any) -> Any:
+    """A new cursor of psycopg or Django, whose rows are tuples; the caller's may have other rows, or unfetched ones."""
+    vendor = getattr(connection, "vendor", None)  # of Django
+    if vendor is not None:
+        if vendor != "postgresql":
+            raise _elsewhere(connection, vendor)
+        return connection.cursor()
     from psycopg.rows import tuple_row
 
     of = connection if hasattr(connection, "cursor") else connection.connection

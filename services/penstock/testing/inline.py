@@ -376,24 +376,25 @@ class Inline:
         answers = [self._respond(entry) for entry in asked.entries]
         return answers if asked.is_batch else answers[0]
 
-    def enqueue(self, entries: str) -> list[tuple[int, str, bool, bool | None]]:
+    def ask(self, verb: str, arguments: Sequence[Any]) -> list[tuple[Any, ...]]:
         with self._lock:
+            if verb == "settle":
+                return [(self._settle(*arguments[:2]),)]
             rows = []
-            for entry in msgspec.json.decode(entries, type=list[dict[str, msgspec.Raw]]):
+            for entry in msgspec.json.decode(arguments[0], type=list[dict[str, msgspec.Raw]]):
                 asked = {name: one for name, one in entry.items() if name not in ("traceparent", "tracestate")}
                 told = self._insert(read_command("enqueue", msgspec.json.encode(asked), self._settings))
                 rows.append((told.id, str(told.state), told.duplicate, told.replaced))
             return rows
 
-    def settle(self, claim_id: str, result: str) -> bool:
-        with self._lock:
-            report = reports.decode_report(reports.encode_result(claim_id, result))
-            assert isinstance(report, reports.Succeeded)
-            task = self._tasks[report.task_id]
-            if task.claim != report.claim or task.state is not State.ACQUIRED:
-                return False
+    def _settle(self, claim_id: str, result: str) -> bool:
+        report = reports.decode_report(reports.encode_result(claim_id, result))
+        assert isinstance(report, reports.Succeeded)
+        task = self._tasks[report.task_id]
+        holds = task.claim == report.claim and task.state is State.ACQUIRED
+        if holds:
             self._apply(report)
-            return True
+        return holds
 
     def send(self, bodies: Sequence[str]) -> None:
         for body in bodies:

@@ -159,11 +159,8 @@ class Pipeline:
             await methods.drain()
             return json.loads(answered or b"null")
 
-    def enqueue(self, entries: str) -> None:
+    def ask(self, verb: str, arguments: Sequence[Any]) -> None:
         """The connection of the caller is one to this database."""
-
-    def settle(self, claim_id: str, result: str) -> None:
-        """As `enqueue`."""
 
     def send(self, bodies: Sequence[str]) -> None:
         for body in bodies:
