@@ -24,8 +24,7 @@ from penstock.api.streams import PING, EventStream, Streams
 from penstock.api.watch import Watch
 from penstock.db.notify import CHANNEL, OUTPUT
 from penstock.db.pool import Store
-from penstock.payloads.cipher import TenantAad
-from penstock.payloads.codec import aad_of, payload_aad
+from penstock.payloads.codec import TenantAad, aad_of, payload_aad
 from penstock.protocol import errors
 from penstock.protocol.api_key import bind, seen
 from penstock.protocol.checks import read_id

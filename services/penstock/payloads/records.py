@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.payloads.cipher import TenantAad
-from penstock.payloads.codec import PayloadCodec, aad_of, payload_aad
+from penstock.payloads.codec import PayloadCodec, TenantAad, aad_of, payload_aad
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.json_text import decode_any, replace_unstorable
 from penstock.protocol.sealed import MARK, escape_plain, is_encrypted, is_sealed, reference_of
