@@ -24,7 +24,7 @@ from penstock.api.streams import PING, EventStream, Streams
 from penstock.api.watch import Watch
 from penstock.db.notify import CHANNEL, OUTPUT
 from penstock.db.pool import Store
-from penstock.payloads.codec import TenantAad, aad_of, payload_aad
+from penstock.payloads.records import AADS
 from penstock.protocol import errors
 from penstock.protocol.api_key import bind, seen
 from penstock.protocol.checks import read_id
@@ -41,10 +41,6 @@ CallerOf = Callable[[Request], Awaitable[Caller | None]]
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
-}
-_AADS: dict[str, Callable[[Any], str | TenantAad]] = {
-    "payload": lambda row: payload_aad(row["action"], row["tenant"]),
-    "result": lambda row: aad_of("result", row["id"]),
 }
 _ROOM_BYTES = 1024 * 1024  # of output in one read
 _LATE_SECONDS = 1.0  # for output that arrives behind the outcome of its task
@@ -125,7 +121,7 @@ class TaskRoutes(Part):
         self._followed: set[_Stream] = set()
         self._watch = Watch(store, self._look, lambda: bool(self._followed), (CHANNEL, OUTPUT))
         self.side_tasks = {"events": self._watch.run}
-        downloads = [self._route(what, partial(self._download, what)) for what in _AADS]
+        downloads = [self._route(what, partial(self._download, what)) for what in AADS]
         self.routes = [*downloads, self._route("events", self._events)]
 
     def stop(self) -> None:
@@ -185,7 +181,7 @@ class TaskRoutes(Part):
             codec = session.codec
         if not rows or rows[0][f"{what}_gone"] or rows[0][what] is None:
             raise errors.TaskNotFound(task_id)
-        body = await codec.load(rows[0][what], _AADS[what](rows[0]))
+        body = await codec.load(rows[0][what], AADS[what](rows[0]))
         in_hand().hold(len(body))
         return _json(body, 200, {"Content-Disposition": f'attachment; filename="task-{task_id}-{what}.json"'})
 

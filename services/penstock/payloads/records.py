@@ -1,7 +1,7 @@
 """Encrypt errors and progress notes of attempts, and decode the encoded columns of task rows."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +12,12 @@ from penstock.protocol.json_text import decode_any, replace_unstorable
 from penstock.protocol.sealed import MARK, escape_plain, is_encrypted, is_sealed, reference_of
 
 Row = Any  # a record of asyncpg, or a mapping with the same names
+
+AADS: dict[str, Callable[[Row], str | TenantAad]] = {
+    "payload": lambda row: payload_aad(row["action"], row["tenant"]),
+    "result": lambda row: aad_of("result", row["id"]),
+}
+"""Associated data of the columns that may be large."""
 
 _CLEAR = (
     "type", "retry_after", "final", "max_attempts", "backoff", "not_begun", "snooze", "hold", "hold_key",
@@ -70,10 +76,9 @@ def decrypt_error(codec: PayloadCodec, task_id: int, error: str) -> str:
 async def load_outcome(codec: PayloadCodec, row: Row) -> Row:
     """Decode any of payload (with action and tenant), result and error. Raises PayloadUnavailable, PayloadLost."""
     opened = dict(row)
-    if is_sealed(opened.get("payload")):
-        opened["payload"] = await codec.load(opened["payload"], payload_aad(row["action"], row["tenant"]))
-    if is_sealed(opened.get("result")):
-        opened["result"] = await codec.load(opened["result"], aad_of("result", row["id"]))
+    for name, aad in AADS.items():
+        if is_sealed(opened.get(name)):
+            opened[name] = await codec.load(opened[name], aad(row))
     if opened.get("error") is not None:
         opened["error"] = decrypt_error(codec, row["id"], opened["error"])
     return opened
@@ -89,11 +94,9 @@ async def shown_rows(codec: PayloadCodec, rows: Sequence[Row], *, room_bytes: in
             continue
         task_id = row["id"]
         changes: dict[str, Any] = {}
-        aads: dict[str, str | TenantAad] = {"result": aad_of("result", task_id)}
-        if row.get("payload") is not None:
-            aads["payload"] = payload_aad(row["action"], row["tenant"])
-        for name, aad in aads.items():
-            changes[name], changes[f"{name}_unread"] = await _shown(codec, row[name], aad, room_bytes)
+        for name, aad in AADS.items():
+            if row.get(name) is not None:
+                changes[name], changes[f"{name}_unread"] = await _shown(codec, row[name], aad(row), room_bytes)
         if row["error"] is not None:
             changes["error"] = _shown_error(codec, task_id, row["error"])
         if row.get("progress") is not None:
@@ -110,11 +113,9 @@ async def shown_rows(codec: PayloadCodec, rows: Sequence[Row], *, room_bytes: in
 
 
 async def _shown(
-    codec: PayloadCodec, text: str | None, aad: str | TenantAad, room_bytes: int
+    codec: PayloadCodec, text: str, aad: str | TenantAad, room_bytes: int
 ) -> tuple[str | None, str | None]:
     """A payload or result: the text, or None and the reason. room_bytes: largest object that is fetched."""
-    if text is None or not is_sealed(text):
-        return text, None
     try:
         reference = reference_of(text)
         if reference is not None and reference.size > room_bytes:
