@@ -18,7 +18,7 @@ from penstock.methods.payload_check import Schemas, check_fits, read_schemas
 from penstock.methods.table import API_ONLY, METHODS, read_command
 from penstock.payloads.codec import PayloadCodec, offered_aad, payload_aad
 from penstock.protocol import errors
-from penstock.protocol.json_text import check_payload, utf8_size
+from penstock.protocol.json_text import check_payload
 from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.protocol.spelling import did_you_mean
 from penstock.protocol.task import NewTask
@@ -172,10 +172,7 @@ async def _take_in_task(
             payload = await codec.load(task.offered, offered_aad(task.action, task.tenant))
         except errors.PayloadLost as exc:
             raise errors.InvalidParams("sealed_payload", f"cannot be taken: {exc}") from None
-        size = utf8_size(payload)
-        if size > settings.largest_payload_bytes:
-            raise errors.TooLarge("sealed_payload", size, settings.largest_payload_bytes)
-        check_payload(payload, "sealed_payload")
+        check_payload(payload, "sealed_payload", settings.largest_payload_bytes)
         check_fits(schemas, task.action, payload)
     return replace(task, payload=await codec.store(payload, payload_aad(task.action, task.tenant), queue=queue))
 

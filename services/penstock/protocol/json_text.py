@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.protocol.errors import InvalidParams, ParseError
+from penstock.protocol.errors import InvalidParams, ParseError, TooLarge
 
 ABSENT = msgspec.Raw(b"")  # a member that a message does not have
 MAX_DEPTH = 100  # of a payload; common JSON parsers stop at 128 or 512 levels, and every worker must be able to read it
@@ -110,16 +110,21 @@ def is_deeper(raw: str, depth: int = MAX_DEPTH) -> bool:
     return raw.count("{") + raw.count("[") > depth and json_depth(raw) > depth
 
 
-def check_payload(raw: str, field: str = "payload") -> None:
-    """Check that JSON text can be stored, sent and read by any worker, without its values. Raises InvalidParams."""
-    check_json(raw, field)
+def check_payload(raw: str, field: str = "payload", limit: int = sys.maxsize) -> None:
+    """Check that JSON text can be stored, sent and read by any worker, without its values. limit: in bytes of UTF-8.
+
+    Raises InvalidParams, TooLarge.
+    """
+    check_json(raw, field, limit)
     first = raw.lstrip()[0]
     if first not in "{[":
         raise InvalidParams(field, f"must be an object or an array, not {_KINDS.get(first, 'a number')}")
 
 
-def check_json(raw: str, field: str) -> None:
+def check_json(raw: str, field: str, limit: int) -> None:
     """As ``check_payload``, for any kind of value."""
+    if (size := utf8_size(raw)) > limit:
+        raise TooLarge(field, size, limit)
     try:
         _decode_raw(raw)
     except RecursionError:

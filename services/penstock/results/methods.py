@@ -17,7 +17,7 @@ from penstock.db.session import Session
 from penstock.payloads.codec import aad_of
 from penstock.protocol import errors
 from penstock.protocol.api_key import Permission, narrow_tenant
-from penstock.protocol.json_text import check_json, utf8_size
+from penstock.protocol.json_text import check_json
 from penstock.protocol.method import Scope, method
 from penstock.protocol.reports import check_token, claim_of_token, digest_of_answer, stored_token
 from penstock.protocol.task import State
@@ -98,10 +98,7 @@ def _read_answer(given: TaskCompleteParams | TaskFailParams, member: str, text: 
         check_token(given.token)
     except ValueError as exc:
         raise errors.InvalidParams("token", f"is wrong: {exc}") from None
-    size = utf8_size(text)
-    if size > settings.result_limit_bytes:
-        raise errors.TooLarge(member, size, settings.result_limit_bytes)
-    check_json(text, member)
+    check_json(text, member, settings.result_limit_bytes)
     answer = f'"{member}":{text}'
     return AnswerWait(given.token, answer, digest_of_answer(answer), given.tenant)
 

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.protocol import checks
 from penstock.protocol.errors import InvalidParams, TooLarge
-from penstock.protocol.json_text import check_payload, decode_any, escape_for_sqs, utf8_size
+from penstock.protocol.json_text import check_payload, decode_any, escape_for_sqs
 from penstock.protocol.sealed import Reference, decode_sealed
 from penstock.protocol.task import NewTask
 from penstock.tasks.params import BulkRescheduleParams, EnqueueParams, RescheduleParams
@@ -85,11 +85,8 @@ def submitted_task(action: str, raw: bytes, settings: Settings) -> NewTask:
 
 
 def check_task_payload(payload: str, settings: Settings, *, field: str = "payload", large: bool = True) -> None:
-    size = utf8_size(escape_for_sqs(payload))  # as it will travel
     limit = settings.largest_payload_bytes if large else settings.payload_limit_bytes
-    if size > limit:
-        raise TooLarge(field, size, limit)
-    check_payload(payload, field)
+    check_payload(escape_for_sqs(payload), field, limit)  # as it will travel
 
 
 def _offered(given: EnqueueParams, settings: Settings) -> str:
