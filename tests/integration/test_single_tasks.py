@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from penstock.api.enqueuing import Enqueuer
+from penstock.api.dispatch import Enqueuer
 from penstock.brokers.sqs import SqsQueue
 from penstock.db import notify
 from penstock.db.notify import CHANNEL, DUE, WORKFLOWS, Listener, Notifier

@@ -105,7 +105,7 @@ MUTATIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("claim_tasks_by_route", "where exists (select from penstock.action) and", "where false and"),
     ),
     "a body's keyed tasks are stored side by side": (
-        ("penstock.api.enqueuing", "Batcher(self._insert, max_items=MAX_INSERT_TASKS)",
+        ("penstock.api.dispatch", "Batcher(self._insert, max_items=MAX_INSERT_TASKS)",
          "Batcher(self._insert, max_items=MAX_INSERT_TASKS, max_parallel=PARALLEL_INSERTS)"),
     ),
     "packed messages are held to the limit of clients": (

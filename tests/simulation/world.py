@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.api import enqueuing
+from penstock.api import dispatch
 from penstock.api.dispatch import Methods
 from penstock.brokers.base import Outgoing
 from penstock.db.notify import Notifier
@@ -146,7 +146,7 @@ class World:
         self._bridge.reset()
         mistakes = _Mistakes(lambda text: self._fail(Violation(text)))
         settle.PROMOTIONS_FROM = 16 if self._plan.limited else 1
-        enqueuing.MAX_INSERT_TASKS = 2  # so that bodies are cut
+        dispatch.MAX_INSERT_TASKS = 2  # so that bodies are cut
         logger = logging.getLogger("penstock")
         logger.handlers[:] = [mistakes]
         logger.propagate = False
