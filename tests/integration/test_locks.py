@@ -445,7 +445,7 @@ async def test_a_bulk_job_passes_over_a_task_whose_key_a_program_holds(
     async with short.session() as session:
         ended = await bulk.read_job(session, job)
     assert (ended.state, ended.changed, ended.refused) == ("DONE", 19, 1)
-    assert ended.errors == [{"id": ids[7], "reason": "another transaction held it, or a key of it, for too long"}]
+    assert ended.errors == [bulk.JobError(ids[7], "another transaction held it, or a key of it, for too long")]
     assert await states(sql, "action = 'a'") == {"CANCELLED": 1} | ({"SCHEDULED": 19} if method == "bulk.retry" else {})
 
 

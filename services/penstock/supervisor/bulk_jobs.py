@@ -45,29 +45,29 @@ class BulkJobs:
                 if job is None:
                     return False
                 result = await run_batch(session, job, parts=self._parts)
-                await advance_job(session, job, result)
+                await advance_job(session, job["id"], result)
         except Exception as exc:
             if job is None:
                 raise
             if isinstance(exc, TooSlow):
                 self._parts = min(self._parts * 2, LOOKED_AT)
             if isinstance(exc, Unavailable):
-                self._rest(job.id, _FAILED_REST_SECONDS)  # perhaps only this job fails
+                self._rest(job["id"], _FAILED_REST_SECONDS)  # perhaps only this job fails
                 raise
-            log.exception("job_failed", job=job.id, kind=job.kind, error=type(exc).__name__)
+            log.exception("job_failed", job=job["id"], kind=job["kind"], error=type(exc).__name__)
             async with self.store.transaction() as session:
-                await end_job(session, job.id, JobState.FAILED, error=f"{type(exc).__name__}: {exc}"[:500])
+                await end_job(session, job["id"], JobState.FAILED, error=f"{type(exc).__name__}: {exc}"[:500])
             return True
         if monotonic() - now < session.statement_timeout_seconds * _QUICK:
             self._parts = max(self._parts // 2, 1)
         if result.rest_seconds:
-            self._rest(job.id, result.rest_seconds)
+            self._rest(job["id"], result.rest_seconds)
         if result.changed:
             self.changed()
         if result.done:
             log.info(
-                "job_done", job=job.id, kind=job.kind, seen=job.seen + result.seen,
-                changed=job.changed + result.changed, refused=job.refused + result.refused,
+                "job_done", job=job["id"], kind=job["kind"], seen=job["seen"] + result.seen,
+                changed=job["changed"] + result.changed, refused=job["refused"] + result.refused,
             )  # fmt: skip
         return True
 

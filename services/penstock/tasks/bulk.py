@@ -10,13 +10,14 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any
 
+import asyncpg
 import msgspec
 
 from penstock.db.session import Session
 from penstock.protocol.checks import like_pattern, read_instant
 from penstock.protocol.errors import JobNotFound, Locked, PenstockError, TaskNotFound
 from penstock.protocol.task import FINAL_STATES, State
-from penstock.protocol.views import about
+from penstock.protocol.views import Instant, about, view_of
 from penstock.runtime.halving import in_halves
 from penstock.tasks import reschedule, settle
 from penstock.tasks.params import BulkRescheduleParams
@@ -69,21 +70,26 @@ class JobState(StrEnum):
     CANCELLED = "CANCELLED"
 
 
-@dataclass(frozen=True, slots=True)
-class BulkJob:
+class JobError(msgspec.Struct, frozen=True):
+    id: Annotated[int | None, about("The task; null where the job itself failed.")]
+    reason: str
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
     id: int
-    kind: str
-    params: Mapping[str, Any]
+    kind: Annotated[str, about("The method that made it.")]
+    params: Annotated[Any, about("What it was made with, and `top`, the highest id of a task that it is about.")]
     state: JobState
-    cursor: Mapping[str, Any] | None  # the position, as defined by its kind; None before the first batch
-    total: int | None  # how many records match
-    seen: int  # records looked at
+    total: Annotated[int | None, about("Tasks that it is about, as counted before it began; null before that.")]
+    total_is_exact: Annotated[bool, about("False: estimated.")]
+    seen: Annotated[int, about("Records looked at so far.")]
     changed: int
-    refused: int  # those that could not be changed; the first of them are in ``errors``
-    errors: Sequence[Mapping[str, Any]]
-    created_at: datetime
-    updated_at: datetime
-    finished_at: datetime | None
+    refused: Annotated[int, about("Tasks that the filter fits, and that could not be changed.")]
+    rate: Annotated[float, about("Tasks changed or refused a second.")]
+    errors: Annotated[list[JobError], about("Of the first 20 that were refused, or why the job failed.")]
+    created_at: Instant
+    updated_at: Instant
+    finished_at: Instant | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,7 @@ class BatchResult:
     seen: int = 0
     changed: int = 0
     refused: int = 0
-    errors: Sequence[Mapping[str, Any]] = ()
+    errors: Sequence[JobError] = ()
     total: int | None = None  # how many records match, if it has counted
     done: bool = False
     rest_seconds: float = 0.0  # until the next batch, because another transaction holds the records
@@ -131,23 +137,24 @@ async def preview(session: Session, work: BulkWork) -> BulkPreview:
     return await count_matches(session, msgspec.structs.replace(work, top=top), now=now)
 
 
-async def run_batch(session: Session, job: BulkJob, *, parts: int = 1) -> BatchResult:
+async def run_batch(session: Session, job: asyncpg.Record, *, parts: int = 1) -> BatchResult:
     """Do one batch of a bulk job, inside a transaction; the first one counts, the last one finds nothing left.
 
-    parts: in how many batches to do what is one otherwise, as Postgres was too slow for it.
+    job: a row of ``take_job``. parts: in how many batches to do what is one otherwise, as Postgres was too slow for it.
     """
     await session.fetch("plan_jobs")
-    work = msgspec.convert(job.params, BulkWork)
+    work = msgspec.json.decode(job["params"], type=BulkWork)
     first, top = _ids(work)
-    if job.cursor is None:
-        count = await count_matches(session, work, now=job.created_at, parts=parts)
+    if job["cursor"] is None:
+        count = await count_matches(session, work, now=job["created_at"], parts=parts)
         is_done = count.exact and not count.count
         return BatchResult({"after": first, "exact": count.exact}, total=count.estimate, done=is_done)
-    look = max(job.cursor.get("look", PICKED) // parts, 1)
+    behind: dict[str, Any] = msgspec.json.decode(job["cursor"])
+    look = max(behind.get("look", PICKED) // parts, 1)
     statement = "find_settled_matches" if work.is_settled else "find_live_matches"
-    pick = 1 if "tries" in job.cursor else max(PICKED // parts, 1)  # a record that was held is tried alone
-    limits = job.cursor["after"], top, look, pick, PICKED_BYTES // parts
-    (found,) = await session.fetch(statement, *limits, *_filters(work, job.created_at))
+    pick = 1 if "tries" in behind else max(PICKED // parts, 1)  # a record that was held is tried alone
+    limits = behind["after"], top, look, pick, PICKED_BYTES // parts
+    (found,) = await session.fetch(statement, *limits, *_filters(work, job["created_at"]))
     ids: list[int] = found["ids"]
     locked, busy = await _hold(session, work, ids)
     cut = next((place for place, task_id in enumerate(ids) if task_id in busy), len(ids))
@@ -156,7 +163,7 @@ async def run_batch(session: Session, job: BulkJob, *, parts: int = 1) -> BatchR
     if held is not None:
         cut, mine = ids.index(held), mine[: mine.index(held)]
     if ids and not cut:
-        return _wait(job.cursor, ids[0], look)
+        return _wait(behind, ids[0], look)
     refused = [task_id for task_id in mine if task_id not in changed]
     if cut < len(ids):
         after, seen, done = ids[cut] - 1, found["places"][cut] - 1, False
@@ -167,7 +174,7 @@ async def run_batch(session: Session, job: BulkJob, *, parts: int = 1) -> BatchR
     next_look = LOOKED_AT  # to fill a batch, if the next records are like these
     if found["matching"]:
         next_look = min(LOOKED_AT, max(PICKED, PICKED * found["seen"] // found["matching"]))
-    cursor = {"after": after, "exact": job.cursor["exact"], "look": next_look}
+    cursor = {"after": after, "exact": behind["exact"], "look": next_look}
     errors = await _reasons(session, job, refused)
     return BatchResult(cursor, seen, len(changed), len(refused), errors, done=done)
 
@@ -201,12 +208,12 @@ def _wait(cursor: Mapping[str, Any], task_id: int, look: int) -> BatchResult:
     tries = cursor.get("tries", 0) + 1
     if tries < HELD_TRIES:
         return BatchResult({**cursor, "tries": tries}, rest_seconds=HELD_REST_SECONDS)
-    error = {"id": task_id, "reason": "another transaction held it, or a key of it, for too long"}
+    error = JobError(task_id, "another transaction held it, or a key of it, for too long")
     return BatchResult({"after": task_id, "exact": cursor["exact"], "look": look}, seen=1, refused=1, errors=[error])
 
 
 async def _change_some(
-    session: Session, job: BulkJob, work: BulkWork, ids: Sequence[int]
+    session: Session, job: asyncpg.Record, work: BulkWork, ids: Sequence[int]
 ) -> tuple[set[int], int | None]:
     """Change records up to the first whose key another transaction holds; returns the changed ones, and that one."""
     changed, held = set[int](), list[int]()
@@ -224,8 +231,8 @@ async def _change_some(
     return changed, held[0] if held else None
 
 
-async def _change(session: Session, job: BulkJob, work: BulkWork, ids: Sequence[int]) -> set[int]:
-    match Operation(job.kind):
+async def _change(session: Session, job: asyncpg.Record, work: BulkWork, ids: Sequence[int]) -> set[int]:
+    match Operation(job["kind"]):
         case Operation.CANCEL:
             return await settle.cancel(session, ids)
         case Operation.RETRY:
@@ -235,34 +242,34 @@ async def _change(session: Session, job: BulkJob, work: BulkWork, ids: Sequence[
             return {row["id"] for row in await session.fetch("delete_settled_tasks", ids)}
         case Operation.RESCHEDULE:
             after = work.delay
-            base = read_instant(work.run_at) if after is None else job.created_at + timedelta(seconds=after)
+            base = read_instant(work.run_at) if after is None else job["created_at"] + timedelta(seconds=after)
             # Multiples of the golden ratio spread evenly, however many follow.
-            later = [work.spread * ((job.changed + place) * _GOLDEN % 1) for place in range(len(ids))]
+            later = [work.spread * ((job["changed"] + place) * _GOLDEN % 1) for place in range(len(ids))]
             return {row["id"] for row in await session.fetch("spread_tasks", ids, later, base, work.priority)}
 
 
 _VERBS = {"cancel": "cancelled", "retry": "retried", "delete": "deleted", "reschedule": "rescheduled"}
 
 
-async def _reasons(session: Session, job: BulkJob, refused: Sequence[int]) -> list[dict[str, Any]]:
+async def _reasons(session: Session, job: asyncpg.Record, refused: Sequence[int]) -> list[JobError]:
     """Why tasks could not be changed, of as many as the job has room for."""
     errors = []
-    for task_id in refused[: MAX_ERRORS - len(job.errors)]:
-        why = await reschedule.why_unchanged(session, task_id, _VERBS[job.kind.removeprefix("bulk.")])
+    for task_id in refused[: max(0, MAX_ERRORS - job["refused"])]:
+        why = await reschedule.why_unchanged(session, task_id, _VERBS[job["kind"].removeprefix("bulk.")])
         is_gone = isinstance(why, TaskNotFound)
-        errors.append({"id": task_id, "reason": "its record is no longer kept" if is_gone else why.message})
+        errors.append(JobError(task_id, "its record is no longer kept" if is_gone else why.message))
     return errors
 
 
 # Jobs
 
 
-async def create_job(session: Session, kind: str, params: bytes) -> BulkJob:
+async def create_job(session: Session, kind: str, params: bytes) -> Job:
     """Make a job of the tasks that exist now; ``params`` is a JSON object."""
     return _job((await session.fetch("create_job", kind, params.decode("utf-8")))[0])
 
 
-async def read_job(session: Session, job_id: int) -> BulkJob:
+async def read_job(session: Session, job_id: int) -> Job:
     """Raises JobNotFound."""
     rows = await session.fetch("read_job", job_id)
     if not rows:
@@ -270,31 +277,30 @@ async def read_job(session: Session, job_id: int) -> BulkJob:
     return _job(rows[0])
 
 
-async def list_jobs(session: Session, *, before: int | None, limit: int, tenant: str | None = None) -> list[BulkJob]:
+async def list_jobs(session: Session, *, before: int | None, limit: int, tenant: str | None = None) -> list[Job]:
     """Newest first, from after the id ``before``. tenant: only jobs of its tasks alone."""
     return [_job(row) for row in await session.fetch("list_jobs", before, limit, tenant)]
 
 
-async def take_job(session: Session, *, without: Sequence[int]) -> BulkJob | None:
+async def take_job(session: Session, *, without: Sequence[int]) -> asyncpg.Record | None:
     """The running job that has waited longest, locked until the transaction ends; None when there is none.
 
     Jobs of another kind are left to processes of the version that knows it.
     """
     rows = await session.fetch("take_job", list(without), list(Operation))
-    return _job(rows[0]) if rows else None
+    return rows[0] if rows else None
 
 
-async def advance_job(session: Session, job: BulkJob, result: BatchResult) -> None:
-    errors = [*job.errors, *result.errors][:MAX_ERRORS]
+async def advance_job(session: Session, job_id: int, result: BatchResult) -> None:
     await session.fetch(
-        "advance_job", job.id, _text(result.cursor), result.total, result.seen, result.changed, result.refused,
-        _text(errors), JobState.DONE if result.done else JobState.RUNNING,
+        "advance_job", job_id, _text(result.cursor), result.total, result.seen, result.changed, result.refused,
+        _text(result.errors), JobState.DONE if result.done else JobState.RUNNING,
     )  # fmt: skip
 
 
 async def end_job(session: Session, job_id: int, state: JobState, *, error: str | None = None) -> bool:
     """End a job early; returns whether it was running. error: why."""
-    errors = [] if error is None else [{"id": None, "reason": error}]
+    errors = [] if error is None else [JobError(None, error)]
     return bool(await session.fetch("end_job", job_id, state, _text(errors)))
 
 
@@ -302,8 +308,6 @@ def _text(value: Any) -> str:
     return msgspec.json.encode(value).decode("utf-8")
 
 
-def _job(row: Any) -> BulkJob:
-    values = {name: row[name] for name in BulkJob.__slots__}
-    for name in ("params", "cursor", "errors"):
-        values[name] = None if values[name] is None else msgspec.json.decode(values[name])
-    return BulkJob(**values | {"state": JobState(row["state"])})
+def _job(row: asyncpg.Record) -> Job:
+    errors = msgspec.json.decode(row["errors"], type=list[JobError])
+    return view_of(Job, row, state=JobState(row["state"]), params=msgspec.json.decode(row["params"]), errors=errors)

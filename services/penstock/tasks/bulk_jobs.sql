@@ -1,11 +1,17 @@
 -- Jobs: work on many records, done by the supervisor in batches.
 
+-- part: job
+id, kind, params::text as params, state, cursor::text as cursor, total,
+coalesce((cursor ->> 'exact')::bool, false) as total_is_exact, seen, changed, refused,
+coalesce(round((changed + refused) / nullif(extract(epoch from coalesce(finished_at, updated_at) - created_at), 0), 1),
+         0)::float8 as rate,
+errors::text as errors, created_at, updated_at, finished_at
+
 -- name: create_job
 -- $1 kind, $2 parameters as JSON text. `top` is the highest id that any task has had: the job is about no later one.
 insert into penstock.job (kind, params)
 select $1, $2::jsonb || jsonb_build_object('top', (select last_value from penstock.task_id_seq))
-returning id, kind, params::text as params, state, cursor::text as cursor, total, seen, changed, refused,
-          errors::text as errors, created_at, updated_at, finished_at;
+returning {job};
 
 -- name: read_last_id
 -- The highest id that any task has had.
@@ -13,32 +19,28 @@ select last_value from penstock.task_id_seq;
 
 -- name: read_job
 -- $1 id.
-select id, kind, params::text as params, state, cursor::text as cursor, total, seen, changed, refused,
-       errors::text as errors, created_at, updated_at, finished_at
-from penstock.job where id = $1;
+select {job} from penstock.job where id = $1;
 
 -- name: list_jobs
 -- Newest first. $1 id that the page begins behind, or null; $2 limit; $3 tenant or null for all.
-select id, kind, params::text as params, state, cursor::text as cursor, total, seen, changed, refused,
-       errors::text as errors, created_at, updated_at, finished_at
-from penstock.job
+select {job} from penstock.job
 where ($1::bigint is null or id < $1) and ($3::text is null or params ->> 'tenant' = $3)
 order by id desc limit $2;
 
 -- name: take_job
 -- $1 ids to leave alone for now, $2 kinds. The job that has waited longest for a batch, locked until the end of the
 -- transaction, so that no two supervisors are at one job. Relies on job_running, which holds the running ones alone.
-select id, kind, params::text as params, state, cursor::text as cursor, total, seen, changed, refused,
-       errors::text as errors, created_at, updated_at, finished_at
-from penstock.job where state = 'RUNNING' and id <> all($1::bigint[]) and kind = any($2::text[])
+select {job} from penstock.job where state = 'RUNNING' and id <> all($1::bigint[]) and kind = any($2::text[])
 order by updated_at, id limit 1 for update skip locked;
 
 -- name: advance_job
 -- $1 id, $2 cursor as JSON text, $3 total or null where it stays; $4 seen, $5 changed and $6 refused in this batch;
--- $7 all errors that are kept, as JSON text; $8 state. The row is locked by take_job.
+-- $7 errors to add, as the JSON text of an array, of which the first 20 in all are kept; $8 state. The row is locked by
+-- take_job.
 update penstock.job
 set cursor = $2::jsonb, total = coalesce($3::bigint, total), seen = seen + $4, changed = changed + $5,
-    refused = refused + $6, errors = $7::jsonb, state = $8, updated_at = clock_timestamp(),
+    refused = refused + $6, state = $8, updated_at = clock_timestamp(),
+    errors = jsonb_path_query_array(errors || $7::jsonb, '$[0 to 19]'),
     finished_at = case when $8 <> 'RUNNING' then clock_timestamp() end
 where id = $1;
 

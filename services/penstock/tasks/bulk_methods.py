@@ -1,8 +1,7 @@
 """The methods about bulk operations and jobs, and what they return."""
 
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -12,7 +11,7 @@ from penstock.protocol import checks
 from penstock.protocol.api_key import Permission, bound_to, narrow_tenant, sees
 from penstock.protocol.errors import InvalidParams, JobNotFound
 from penstock.protocol.method import Method, Scope, method
-from penstock.protocol.views import NEXT_CURSOR, Instant, about, view_of
+from penstock.protocol.views import NEXT_CURSOR, about
 from penstock.runtime.logs import log
 from penstock.tasks import bulk
 from penstock.tasks.bulk import STATES, BulkWork, Operation
@@ -24,30 +23,8 @@ class BulkStarted(msgspec.Struct, frozen=True):
     job: Annotated[int, about("Of the job that does it; see job.get.")]
 
 
-class JobError(msgspec.Struct, frozen=True):
-    id: Annotated[int | None, about("The task; null where the job itself failed.")]
-    reason: str
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    id: int
-    kind: Annotated[str, about("The method that made it.")]
-    params: Annotated[Any, about("What it was made with, and `top`, the highest id of a task that it is about.")]
-    state: bulk.JobState
-    total: Annotated[int | None, about("Tasks that it is about, as counted before it began; null before that.")]
-    total_is_exact: Annotated[bool, about("False: estimated.")]
-    seen: Annotated[int, about("Records looked at so far.")]
-    changed: int
-    refused: Annotated[int, about("Tasks that the filter fits, and that could not be changed.")]
-    rate: Annotated[float, about("Tasks changed or refused a second.")]
-    errors: Annotated[list[JobError], about("Of the first 20 that were refused, or why the job failed.")]
-    created_at: Instant
-    updated_at: Instant
-    finished_at: Instant | None
-
-
 class JobPage(msgspec.Struct, frozen=True):
-    jobs: list[Job]
+    jobs: list[bulk.Job]
     cursor: Annotated[str | None, NEXT_CURSOR]
 
 
@@ -121,15 +98,7 @@ reschedule = _bulk_method(
 )
 
 
-def _shown(job: bulk.BulkJob) -> Job:
-    errors = [JobError(error["id"], error["reason"]) for error in job.errors]
-    is_exact = job.cursor is not None and bool(job.cursor.get("exact"))
-    seconds = ((job.finished_at or job.updated_at) - job.created_at).total_seconds()
-    rate = round((job.changed + job.refused) / seconds, 1) if seconds > 0 else 0.0
-    return view_of(Job, asdict(job), total_is_exact=is_exact, rate=rate, errors=errors)
-
-
-async def _own_job(session: Session, given: JobId) -> bulk.BulkJob:
+async def _own_job(session: Session, given: JobId) -> bulk.Job:
     """Raises JobNotFound, also for a job of tasks that the caller may not see."""
     job = await bulk.read_job(session, int(given.id))
     if not sees(job.params.get("tenant")):
@@ -138,9 +107,9 @@ async def _own_job(session: Session, given: JobId) -> bulk.BulkJob:
 
 
 @method("job.get", permission=Permission.READ, scope=Scope.OWN, errors=(JobNotFound,))
-async def get_job(session: Session, given: JobId) -> Job:
+async def get_job(session: Session, given: JobId) -> bulk.Job:
     """Show a job: its progress, and the tasks it refused."""
-    return _shown(await _own_job(session, given))
+    return await _own_job(session, given)
 
 
 @method("job.list", permission=Permission.READ, scope=Scope.OWN)
@@ -149,15 +118,15 @@ async def list_jobs(session: Session, page: JobListParams) -> JobPage:
     before = checks.read_cursor(page.cursor)
     jobs = await bulk.list_jobs(session, before=before, limit=page.limit, tenant=bound_to())
     cursor = str(jobs[-1].id) if len(jobs) == page.limit else None
-    return JobPage([_shown(job) for job in jobs], cursor)
+    return JobPage(jobs, cursor)
 
 
 @method("job.cancel", permission=Permission.ADMIN, scope=Scope.OWN, errors=(JobNotFound,), by_queue=True)
-async def cancel_job(context: Context, given: JobId) -> Job:
+async def cancel_job(context: Context, given: JobId) -> bulk.Job:
     """Stop a job; changes already made stay."""
     async with context.transaction() as session:
         job = await _own_job(session, given)
         await bulk.end_job(session, job.id, bulk.JobState.CANCELLED)
         job = await bulk.read_job(session, job.id)
     log.info("job_cancelled", job=job.id, state=job.state)
-    return _shown(job)
+    return job

@@ -90,7 +90,7 @@ def check_task_payload(payload: str, settings: Settings, *, field: str = "payloa
 
 
 def _offered(given: EnqueueParams, settings: Settings) -> str:
-    """A payload that a client has sealed, as the text that stands for it; see intake.take_in."""
+    """A payload that a client has sealed, as the text that stands for it; see methods.inbound.take_in."""
     text = json.dumps(given.sealed_payload)
     try:
         found = decode_sealed(text)
