@@ -19,7 +19,6 @@ from penstock.protocol.tenant import stored_key
 from penstock.protocol.views import NEXT_CURSOR, about
 from penstock.runtime.budget import in_hand
 from penstock.tasks import journal, ordering, params, settle, views
-from penstock.tasks import reschedule as rescheduling
 from penstock.tasks.list import list_tasks, show_tasks
 from penstock.tasks.new_task import new_task, read_start
 
@@ -75,7 +74,7 @@ async def cancel(session: Session, given: params.CancelParams) -> views.Changed:
     task_id = int(given.id)
     await check_own_task(session, task_id)
     if not await settle.cancel(session, [task_id], given.reason):
-        raise await rescheduling.why_unchanged(session, task_id, "cancelled")
+        raise await settle.why_unchanged(session, task_id, "cancelled")
     return views.Changed(task_id, State.CANCELLED)
 
 
@@ -85,9 +84,9 @@ async def retry(session: Session, given: params.RetryParams) -> views.Changed:
     task_id = int(given.id)
     await check_own_task(session, task_id)
     known = [] if given.from_step is None else await journal.rewind(session, task_id, given.from_step)
-    states = await rescheduling.restart(session, [task_id])
+    states = await settle.restart(session, [task_id])
     if not states:
-        raise await rescheduling.why_unchanged(session, task_id, "retried")
+        raise await settle.why_unchanged(session, task_id, "retried")
     if given.from_step is not None:
         if given.from_step not in known:
             shown = f"it has {', '.join(known[:20])}" if known else "it has none"
@@ -108,11 +107,11 @@ async def reschedule(session: Session, given: params.RescheduleParams) -> views.
     """Move a waiting or retrying task (WAITING, SCHEDULED, ERROR) to another time or priority."""
     task_id, run_at = int(given.id), checks.read_instant(given.run_at)
     await check_own_task(session, task_id)
-    states = await rescheduling.reschedule(
+    states = await settle.reschedule(
         session, [task_id], run_at=run_at, delay_seconds=given.delay, priority=given.priority
     )
     if not states:
-        raise await rescheduling.why_unchanged(session, task_id, "rescheduled")
+        raise await settle.why_unchanged(session, task_id, "rescheduled")
     return views.Changed(task_id, states[task_id])
 
 

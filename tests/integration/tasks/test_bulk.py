@@ -525,7 +525,7 @@ async def test_no_batch_of_a_job_reads_more_than_it_looks_at(
     await sql.execute("vacuum analyze penstock.task")  # while it is empty
     async with store.transaction() as session:
         await enqueue.enqueue(session, [NewTask("a")] * 5000 + [NewTask("b")])
-    job = await start(store, "bulk.cancel", settings, action="b")
+    await start(store, "bulk.cancel", settings, action="b")
     await jobs.run_once()  # counts
     fetched = "select sum(idx_tup_fetch) from pg_stat_xact_user_tables where relname ~ '^task(_from.*)?$'"
     async with store.transaction() as session:
