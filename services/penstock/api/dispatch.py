@@ -25,8 +25,7 @@ from penstock.db.notify import CHANNEL, DUE, Notifier
 from penstock.db.pool import PATIENT_SECONDS, Store
 from penstock.db.replica import Replica
 from penstock.db.session import OpenSession, Session
-from penstock.methods.inbound import refusal_of, take_in_tasks
-from penstock.methods.payload_check import check_fits, read_schemas
+from penstock.methods.inbound import check_fits, read_schemas, refusal_of, take_in_tasks
 from penstock.methods.table import SUBMIT_PREFIX, read_command
 from penstock.protocol import trace_context
 from penstock.protocol.api_key import Permission

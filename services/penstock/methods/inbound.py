@@ -1,7 +1,11 @@
-"""Bodies of the inbound queue: tasks to store, methods to carry out, and what is refused, with the reason."""
+"""Bodies of the inbound queue: tasks to store, methods to carry out, and what is refused, with the reason.
+
+Payloads are checked against the JSON Schemas that workers announce (PENSTOCK_CHECK_PAYLOADS).
+"""
 
 import asyncio
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -14,14 +18,13 @@ from msgspec.structs import replace
 from penstock.db.context import within
 from penstock.db.session import OpenSession, Session
 from penstock.methods.audit import AuditEntry, begin_audit, end_audit, shown_params
-from penstock.methods.payload_check import Schemas, check_fits, read_schemas
 from penstock.methods.table import API_ONLY, METHODS, read_command
 from penstock.payloads.codec import PayloadCodec, offered_aad, payload_aad
 from penstock.protocol import errors
-from penstock.protocol.json_text import check_payload
+from penstock.protocol.json_text import check_payload, decode_any
 from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.protocol.spelling import did_you_mean
-from penstock.protocol.task import NewTask
+from penstock.protocol.task import ANNOUNCED_SECONDS, NewTask
 from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue
@@ -29,6 +32,11 @@ from penstock.tasks.views import Accepted
 
 _ONLY_ANSWERS = "{method} only answers, and a queue has no way back: ask over HTTP"
 _encode = msgspec.json.Encoder().encode
+_SHOWN_CHARS = 100
+_KINDS = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
+
+Schemas = Mapping[str, Sequence[str]]
+"""JSON Schemas of payloads as text, by action: of each version that runs now, the newest announcement first."""
 
 
 def refusal_of(task: NewTask, enqueued: Accepted) -> errors.DuplicateTask | None:
@@ -208,3 +216,58 @@ async def _note(session: Session, changes: Sequence[Wanted]) -> dict[int, int]:
             params = shown_params(request.method, bytes(request.params))
             entries[place] = AuditEntry(sender, "", "inbound", request.method, params)
     return dict(zip(entries, await begin_audit(session, list(entries.values())), strict=True)) if entries else {}
+
+
+async def read_schemas(session: Session, actions: Iterable[str]) -> Schemas:
+    found = defaultdict(list)
+    for row in await session.fetch("read_announced_params", list(set(actions)), ANNOUNCED_SECONDS):
+        found[row["action"]].append(row["params"])
+    return found
+
+
+def check_fits(schemas: Schemas, action: str, payload: str) -> None:
+    """Raises InvalidParams for a payload that fits none of its action's schemas; arrays by position are not checked."""
+    texts = schemas.get(action, ())
+    if not texts or payload.startswith("["):
+        return
+    value, problem = decode_any(payload), None
+    for text in texts:
+        try:
+            misfit = _first_misfit(text, value)
+        except Exception:  # a schema that cannot be applied checks nothing
+            return
+        if misfit is None:
+            return
+        problem = problem or misfit
+    if problem is not None:
+        raise errors.InvalidParams(f"payload{problem[0]}", f"{problem[1]}, as workers announce the action {action!r}")
+
+
+def _first_misfit(schema: str, value: Any) -> tuple[str, str] | None:
+    """Where a value does not fit, as a path, and how, without the value itself."""
+    from jsonschema.exceptions import best_match
+
+    error = best_match(_validator(schema).iter_errors(value))
+    if error is None:
+        return None
+    path, seen, wanted = error.json_path[1:], error.instance, error.validator_value
+    match error.validator:
+        case "required":
+            return f"{path}.{next(name for name in wanted if name not in seen)}"[:_SHOWN_CHARS], "is missing"
+        case "additionalProperties" if wanted is False:
+            unknown = next(name for name in seen if name not in error.schema.get("properties", {}))
+            return f"{path}.{unknown}"[:_SHOWN_CHARS], "is no parameter"
+        case "type":
+            kinds = wanted if isinstance(wanted, str) else " or ".join(wanted)
+            problem = f"must be {kinds}"
+        case keyword:
+            problem = f"must fit {keyword} {str(wanted)[:_SHOWN_CHARS]}"
+    return path[:_SHOWN_CHARS], f"{problem}, and is of type {_KINDS.get(type(seen), 'null')}"
+
+
+@lru_cache(maxsize=1000)
+def _validator(schema: str) -> Any:
+    from jsonschema import Draft202012Validator  # not before the setting asks for it
+    from referencing import Registry
+
+    return Draft202012Validator(decode_any(schema), registry=Registry())  # which fetches nothing

@@ -21,7 +21,7 @@ from penstock.db.pool import Store
 from penstock.limits.explain import Cause
 from penstock.limits.model import AnnouncedAction
 from penstock.limits.reported import list_announced
-from penstock.methods.payload_check import check_fits
+from penstock.methods.inbound import check_fits
 from penstock.protocol.errors import RpcError
 from penstock.protocol.reports import Announced, Unreadable, decode_report, encode_notification
 from penstock.protocol.task import NewTask
