@@ -13,7 +13,7 @@ from penstock.schedules import methods as schedules
 from penstock.settings.model import Settings
 from penstock.tasks import bulk_methods
 from penstock.tasks import methods as tasks
-from penstock.tasks.new_task import submitted_task
+from penstock.tasks.params import submitted_task
 from penstock.workflows import methods as workflows
 
 SUBMIT_PREFIX = "submit:"

@@ -25,8 +25,7 @@ from penstock.schedules.model import CreateSchedule
 from penstock.schedules.policy import Overlap, render, run_name
 from penstock.settings.model import Settings
 from penstock.tasks.enqueue import enqueue
-from penstock.tasks.new_task import check_task_payload, new_task
-from penstock.tasks.params import EnqueueParams
+from penstock.tasks.params import EnqueueParams, check_task_payload, new_task
 from penstock.tasks.views import Accepted
 
 UPCOMING = 5

@@ -15,8 +15,7 @@ from penstock.protocol.views import NEXT_CURSOR, about
 from penstock.runtime.logs import log
 from penstock.tasks import bulk
 from penstock.tasks.bulk import STATES, BulkWork, Operation
-from penstock.tasks.new_task import read_start
-from penstock.tasks.params import BulkParams, BulkRescheduleParams, JobId, JobListParams
+from penstock.tasks.params import BulkParams, BulkRescheduleParams, JobId, JobListParams, read_start
 
 
 class BulkStarted(msgspec.Struct, frozen=True):

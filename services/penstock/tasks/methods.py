@@ -20,7 +20,7 @@ from penstock.protocol.views import NEXT_CURSOR, about
 from penstock.runtime.budget import in_hand
 from penstock.tasks import journal, ordering, params, settle, views
 from penstock.tasks.list import list_tasks, show_tasks
-from penstock.tasks.new_task import new_task, read_start
+from penstock.tasks.params import new_task, read_start
 
 _look = partial(method, permission=Permission.READ, scope=Scope.OWN)
 _change = partial(

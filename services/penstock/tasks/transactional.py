@@ -25,8 +25,7 @@ from penstock.protocol.requests import prepared, task_params
 from penstock.protocol.schema import renamed
 from penstock.protocol.sealed import escape_plain
 from penstock.protocol.task import NewTask
-from penstock.tasks.new_task import new_task
-from penstock.tasks.params import EnqueueParams
+from penstock.tasks.params import EnqueueParams, new_task
 
 if TYPE_CHECKING:
     from penstock.settings.model import Settings

@@ -14,8 +14,7 @@ from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.protocol.method import checked
 from penstock.protocol.task import NewTask
 from penstock.settings.model import Settings
-from penstock.tasks.new_task import new_task
-from penstock.tasks.params import EnqueueParams
+from penstock.tasks.params import EnqueueParams, new_task
 from penstock.workflows import model
 from penstock.workflows.model import ChildParams, Compensate, CreateWorkflow, NewStep, StepKind, StepOptions, StepParams
 
