@@ -20,7 +20,6 @@ from penstock.protocol.views import NEXT_CURSOR, about
 from penstock.runtime.budget import in_hand
 from penstock.tasks import journal, ordering, params, settle, views
 from penstock.tasks.list import list_tasks, show_tasks
-from penstock.tasks.params import new_task, read_start
 
 _look = partial(method, permission=Permission.READ, scope=Scope.OWN)
 _change = partial(
@@ -36,7 +35,7 @@ def _narrow_new_task(task: NewTask) -> NewTask:
 
 @method(
     "enqueue", permission=Permission.ENQUEUE, scope=Scope.OWN, errors=(errors.TooLarge, errors.DuplicateTask),
-    read=new_task, narrow=_narrow_new_task, by_queue=True, together=True,
+    read=params.new_task, narrow=_narrow_new_task, by_queue=True, together=True,
 )  # fmt: skip
 async def enqueue(context: ServingContext, tasks: Sequence[NewTask]) -> Sequence[views.Accepted | RpcError]:
     """Add a task; it is stored when the answer comes."""
@@ -96,7 +95,7 @@ async def retry(session: Session, given: params.RetryParams) -> views.Changed:
 
 
 def _check_reschedule(given: params.RescheduleParams) -> params.RescheduleParams:
-    read_start(given)
+    params.read_start(given)
     if given.run_at is None and given.delay is None and given.priority is None:
         raise InvalidParams("run_at", "or delay or priority must be given")
     return given

@@ -21,7 +21,7 @@ from penstock.protocol.errors import DuplicateTask, InvalidParams, TooLarge
 from penstock.protocol.json_text import dumps, foreign, replace_unstorable
 from penstock.protocol.method import decode
 from penstock.protocol.options import EnqueueOptions
-from penstock.protocol.requests import prepared, task_params
+from penstock.protocol.requests import given, prepared, task_params
 from penstock.protocol.schema import renamed
 from penstock.protocol.sealed import escape_plain
 from penstock.protocol.task import NewTask
@@ -263,8 +263,8 @@ def _read(tasks: Iterable[Mapping[str, Any]], settings: Settings) -> tuple[list[
     trace = trace_context.current() if settings.traces else None
     headers = {} if trace is None else trace.headers
     read, entries = [], []
-    for given in tasks:
-        params: EnqueueParams = decode(EnqueueParams, dumps(prepared(given)).encode())
+    for call in tasks:
+        params: EnqueueParams = decode(EnqueueParams, dumps(prepared(call)).encode())
         task = new_task(params, settings, large=False)
         if task.offered is not None:
             raise InvalidParams("sealed_payload", "cannot be taken in a transaction of yours: give the payload itself")
@@ -278,7 +278,7 @@ def _read(tasks: Iterable[Mapping[str, Any]], settings: Settings) -> tuple[list[
             "on_duplicate": "replace" if task.on_duplicate == "replace" else None,
         }
         read.append(task)
-        entries.append({name: value for name, value in entry.items() if value is not None} | headers)
+        entries.append(given(**entry) | headers)
     return read, (msgspec.json.encode(entries).decode(), settings.payload_limit_bytes)
 
 
@@ -287,7 +287,6 @@ def _answers(tasks: Sequence[NewTask], rows: Iterable[Any]) -> list[Accepted | D
     for task, (task_id, state, is_duplicate, replaced) in zip(tasks, rows, strict=True):
         if is_duplicate and task.on_duplicate == "error":
             answers.append(DuplicateTask(task_id, state))
-            continue
-        answer = Accepted(id=task_id, state=str(state), duplicate=is_duplicate)
-        answers.append(answer if replaced is None else Accepted(answer, replaced=replaced))
+        else:
+            answers.append(Accepted(given(id=task_id, state=str(state), duplicate=is_duplicate, replaced=replaced)))
     return answers
