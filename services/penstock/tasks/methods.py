@@ -16,7 +16,7 @@ from penstock.protocol.method import Scope, method
 from penstock.protocol.requests import ClaimId, parse_claim_id
 from penstock.protocol.task import FINAL_STATES, OTHER_ACTIONS, NewTask, State
 from penstock.protocol.tenant import stored_key
-from penstock.protocol.views import NEXT_CURSOR, about
+from penstock.protocol.views import NEXT_CURSOR, about, view_of
 from penstock.runtime.budget import in_hand
 from penstock.tasks import journal, ordering, params, settle, views
 from penstock.tasks.list import list_tasks, show_tasks
@@ -143,10 +143,10 @@ async def count(context: ServingContext, given: params.StatsParams) -> views.Sta
 async def _count_all(context: Context) -> views.Statistics:
     async with context.session() as session:
         counts = await session.fetch("count_live") + await session.fetch("count_settled", OTHER_ACTIONS)
-        counted: dict[str, int] = dict(map(tuple, await session.fetch("read_rates", views.RATES_OVER_SECONDS)))
+        (rates,) = await session.fetch("read_rates")
         (row,) = await session.fetch("read_lag")
     lag = views.Lag(row["due"], round(max(0.0, row["oldest_seconds"]), 3))
-    return views.Statistics(*views.counted(counts), views.rates(counted), lag)
+    return views.Statistics(*views.counted(counts), view_of(views.Rates, rates), lag)
 
 
 async def _count_of(context: Context, tenant: str) -> views.TenantStatistics:

@@ -106,10 +106,12 @@ from (
 ) s group by 1, 2 having sum(s.count) <> 0;
 
 -- name: read_rates
--- $1 window in seconds. Changes of state in it.
-select event, sum(count)::bigint as count from penstock.tally
-where at > now() - make_interval(secs => $1) and count > 0 and event <> 'RAN'
-group by event;
+-- Changes of state a second, over the last minute.
+select round(coalesce(sum(count) filter (where event = 'ENQUEUED'), 0) / 60, 3)::float8 as enqueued_per_second,
+       round(coalesce(sum(count) filter (where event = 'SUCCESS'), 0) / 60, 3)::float8 as succeeded_per_second,
+       round(coalesce(sum(count) filter (where event in ('ERROR', 'CRITICAL_ERROR')), 0) / 60, 3)::float8
+           as failed_per_second
+from penstock.tally where at > now() - interval '1 minute' and count > 0;
 
 -- name: read_throughput
 -- $1 seconds to look back. By action: attempts that have ended, and of those whose run time is known, how many and

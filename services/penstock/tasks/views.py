@@ -1,7 +1,7 @@
 """The api's results, one struct each, and rows made into them; JSON text of Postgres is put into them unchanged."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from heapq import nlargest
 from typing import Annotated, Any
@@ -13,7 +13,6 @@ from penstock.protocol.task import MAX_ACTIONS_SHOWN, OTHER_ACTIONS, State
 from penstock.protocol.tenant import own_key
 from penstock.protocol.views import Instant, View, about, raw, timestamp, view_of
 
-RATES_OVER_SECONDS = 60.0
 TENANT_LOOKED_AT = 50_000  # of live tasks, and of the records of each final state
 CountsByAction = Annotated[
     dict[str, dict[State, int]],
@@ -257,13 +256,6 @@ def counted(rows: Iterable[Any]) -> tuple[dict[State, int], dict[str, dict[State
         action: {state: of_action[state] for state in State if of_action[state]}
         for action, of_action in sorted(shown.items())
     }
-
-
-def rates(counted: Mapping[str, int]) -> Rates:
-    def per_second(*names: str) -> float:
-        return round(sum(counted.get(name, 0) for name in names) / RATES_OVER_SECONDS, 3)
-
-    return Rates(per_second("ENQUEUED"), per_second(State.SUCCESS), per_second(State.ERROR, State.CRITICAL_ERROR))
 
 
 class _StoredFailure(msgspec.Struct, frozen=True):

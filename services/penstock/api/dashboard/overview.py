@@ -16,7 +16,6 @@ from penstock.protocol.errors import Unavailable
 from penstock.runtime.budget import in_hand
 from penstock.settings.model import Settings
 from penstock.settings.values import named_url
-from penstock.tasks import views
 
 FIRST_WITHIN_SECONDS = 0.05  # of a page that no stream follows yet
 HISTORY_KEPT_SECONDS = 5.0
@@ -59,11 +58,10 @@ class Overview:
     async def _read_cheap(self, request: PageRequest) -> dict[str, Any]:
         """Values that cost the same however many tasks there are."""
         now = await self._read_now(request)
-        (rates,) = await request.methods.fetch(("read_rates", views.RATES_OVER_SECONDS))
-        counted: dict[str, int] = dict(map(tuple, rates))
+        ((rates,),) = await request.methods.fetch(("read_rates",))
         return now | {
             "is_whole": False,
-            "rates": views.rates(counted),
+            "rates": rates,
             "lag": {"due": None, "oldest_due_seconds": None},
             "backlog": None,
         }
