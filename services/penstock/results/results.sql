@@ -12,7 +12,8 @@ with live as materialized (
 ), found as materialized (
     select g.id, h.*, sum(s.size) over (order by g.id) - s.size as bytes_before
     from gone g left join lateral (
-        select state::text as state, result::text as result, (failures -> -1 -> 'error')::text as error, reason, result_gone
+        select state::text as state, result::text as result, reason, result_gone is true as result_gone,
+               case when state <> 'SUCCESS' then (failures -> -1 -> 'error')::text end as error
         from penstock.task_history where id = g.id limit 1) h on true
     cross join lateral (
         select coalesce(octet_length(h.result), 0) + coalesce(octet_length(h.error), 0) as size) s

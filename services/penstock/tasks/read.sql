@@ -17,14 +17,14 @@ from penstock.task_history where id = any($1::bigint[]);
 
 -- name: show_tasks
 -- $1 ids, $2 whether with payloads and failures, $3 how many bytes of payloads, results, errors and failures; the rows
--- behind them, by falling id, come without (the last one before may go beyond). As read_tasks, and is_cut; with payloads also
--- how often each was put off by its handler, and what one that runs no more waits for, of its claim alone.
+-- behind them, by falling id, come without (the last one before may go beyond). As they are shown, and is_cut; with payloads
+-- also how often each was put off by its handler, and what one that runs no more waits for, of its claim alone.
 with found as (
-    select t.id, state::text as state, action, case when $2 then payload::text end as payload, priority, run_at, attempts,
-           max_attempts, claim, created_at, updated_at, unique_key, ordering_key, timeout_seconds,
+    select t.id, t.state::text as state, action, case when $2 then payload::text end as payload, priority, run_at, attempts,
+           max_attempts, claim, created_at, updated_at, unique_key, ordering_key, timeout_seconds as timeout,
            progress::text as progress, null::text as result, case when $2 then failures::text end as failures,
-           (failures -> -1 -> 'error')::text as error, labels::text as labels, expires_at, limit_key, tenant,
-           null::text as reason, null::bool as payload_gone, null::bool as result_gone, trace, worker, claimed_at,
+           (failures -> -1 -> 'error')::text as error, labels, expires_at, limit_key, tenant,
+           null::text as reason, false as payload_gone, false as result_gone, trace, worker, claimed_at,
            case when $2 then (select p.snoozes from penstock.postponed p where p.task_id = t.id) end as snoozes,
            w.token, w.deadline
     from {asked} join penstock.task t on t.id = any(array[u.id]) left join lateral (
@@ -33,11 +33,11 @@ with found as (
               and task_id = t.id and claim = t.claim and deadline is not null
         order by deadline desc limit 1) w on true
     union all
-    select id, state::text, action, case when $2 then payload::text end, priority, run_at, attempts,
+    select id, state::text, action, case when $2 and payload_gone is not true then payload::text end, priority, run_at, attempts,
            max_attempts, claim, created_at, updated_at, unique_key, ordering_key, timeout_seconds,
            progress::text, result::text, case when $2 then failures::text end,
-           (failures -> -1 -> 'error')::text, labels::text, expires_at, limit_key, tenant,
-           reason, payload_gone, result_gone, trace, worker, claimed_at,
+           case when state <> 'SUCCESS' then (failures -> -1 -> 'error')::text end, labels, expires_at, limit_key, tenant,
+           reason, payload_gone is true, result_gone is true, trace, worker, claimed_at,
            case when $2 then (select p.snoozes from penstock.postponed p where p.task_id = h.id) end, null, null
     from penstock.task_history h where id = any($1::bigint[])
 ), sized as (
@@ -48,10 +48,10 @@ with found as (
     select *, sum(size) over (order by id desc) - size >= $3::bigint as is_cut from sized
 )
 select id, state, action, priority, run_at, attempts, max_attempts, claim, created_at, updated_at, unique_key,
-       ordering_key, timeout_seconds, progress, labels, expires_at, limit_key, tenant, reason, payload_gone, result_gone,
-       trace, worker, claimed_at, snoozes, token, deadline, is_cut, case when not is_cut then payload end as payload,
-       case when not is_cut then result end as result, case when not is_cut then failures end as failures,
-       case when not is_cut then error end as error
+       ordering_key, timeout, progress, coalesce(labels::text, '{}') as labels, expires_at, limit_key, tenant, reason,
+       payload_gone, result_gone, trace, worker, claimed_at, coalesce(snoozes, 0) as snoozes, token, deadline, is_cut,
+       case when not is_cut then payload end as payload, case when not is_cut then result end as result,
+       case when not is_cut then failures end as failures, case when not is_cut then error end as error
 from bounded;
 
 -- name: read_states

@@ -192,19 +192,16 @@ def task_detail(row: Any) -> TaskDetail:
     return _task(
         TaskDetail,
         row,
-        payload=None if row["payload_gone"] else raw(row["payload"]),
-        payload_gone=bool(row["payload_gone"]),
+        payload=raw(row["payload"]),
         payload_unread=FULL if row["is_cut"] else row.get("payload_unread"),
         unique_key=own_key(row["unique_key"]),
         ordering_key=own_key(row["ordering_key"]),
-        labels=raw(row["labels"] or "{}"),
-        timeout=row["timeout_seconds"],
+        labels=raw(row["labels"]),
         failures=[
             Failure(one.attempt, one.claim, timestamp(one.at), one.error, one.worker)
             for one in _decode_failures(row["failures"] or "[]")
         ],
         waits_for=WaitsFor(own_key(row["token"]), timestamp(row["deadline"])) if row["token"] else None,
-        snoozes=row["snoozes"] or 0,
         steps=None if row["is_cut"] else row.get("steps"),
     )
 
@@ -216,21 +213,17 @@ def _task(kind: type[View], row: Any, **more: Any) -> View:
 
 
 def _ending(row: Any) -> dict[str, Any]:
-    state = State(row["state"])
+    unread = FULL if row.get("is_cut") else row.get("result_unread")
     return {
-        "state": state,
-        "result": None if row["result_gone"] else raw(row["result"]),
-        "result_gone": bool(row["result_gone"]),
-        "result_unread": FULL if row.get("is_cut") else row.get("result_unread"),
-        "error": None if state is State.SUCCESS else raw(row["error"]),
-    }
+        "state": State(row["state"]), "result": raw(row["result"]), "result_unread": unread, "error": raw(row["error"])
+    }  # fmt: skip
 
 
 def outcome(row: Any) -> Outcome:
     """A row of the statement ``read_settled``."""
     if row["state"] is None:
         return unsettled(row["id"], None)
-    return Outcome(id=row["id"], reason=row["reason"], **_ending(row))
+    return view_of(Outcome, row, again=None, **_ending(row))
 
 
 def unsettled(task_id: int, state: str | None) -> Outcome:

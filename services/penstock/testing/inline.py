@@ -522,6 +522,7 @@ def _row(task: InlineTask) -> dict[str, Any]:
     return {
         **msgspec.structs.asdict(task.new), **vars(task), "run_at": task.due_at, "updated_at": task.created_at,
         "worker": None, "result": task.result_text, "error": json.dumps(task.error),
+        "labels": task.new.labels or "{}", "timeout": task.new.timeout_seconds,
         "progress": json.dumps(task.progress), "failures": msgspec.json.encode(task.failures).decode(),
         "token": None if task.wait_until is None else task.token, "deadline": task.wait_until,
         "steps": [*map(_shown_step, steps)] or None, "is_cut": False, "result_gone": False, "payload_gone": False,
