@@ -111,7 +111,7 @@ class Rig:
 
     async def counts(self) -> dict[str, int]:
         async with self.store.session() as session:
-            page = (await session.fetch("list_tasks", 2**62, 10_000, 10_000, None))[0]
+            page = (await session.fetch("list_tasks", 2**62, 10_000, 10_000, None, 0, *[None] * 4))[0]
             rows = await session.fetch("read_tasks", page["ids"])
         found: dict[str, int] = {}
         for row in rows:

@@ -35,7 +35,7 @@ def submitter(store: Store, inbound: SqsQueue, settings: Settings) -> Submitter:
 async def tasks(store: Store) -> list[dict[str, Any]]:
     """Every task there is, by id."""
     async with store.session() as session:
-        page = (await session.fetch("list_tasks", 2**62, 10_000, 10_000, None))[0]
+        page = (await session.fetch("list_tasks", 2**62, 10_000, 10_000, None, 0, *[None] * 4))[0]
         rows = await session.fetch("read_tasks", page["ids"])
     return sorted((dict(row) for row in rows), key=lambda row: row["id"])
 

@@ -14,7 +14,6 @@ from penstock.payloads.records import shown_rows
 from penstock.protocol.api_key import seen
 from penstock.protocol.checks import read_cursors, read_instant
 from penstock.protocol.errors import InvalidParams, TaskNotFound
-from penstock.protocol.task import FINAL_STATES
 from penstock.protocol.tenant import stored_key
 from penstock.runtime.budget import in_hand
 from penstock.tasks import journal, views
@@ -25,9 +24,6 @@ TEXT_TASKS = 2000  # whose payload and errors one page looks for a text in, each
 TEXT_SECONDS = 5.0  # that this may take
 _WILDCARD, _ESCAPED = re.compile(r"[%_\\]"), r"\\\g<0>"
 _NO_CURSOR = 2**63 - 1
-# Statements for tasks of any state, of a final one, of a live one.
-_LIST = ("list_tasks", "list_settled_tasks", "list_live_tasks")
-_SEARCH = ("search_tasks", "search_settled_tasks", "search_live_tasks")
 
 
 async def show_tasks(
@@ -82,28 +78,25 @@ async def list_tasks(context: Context, given: ListParams) -> views.TaskPage:
     if since is not None and until is not None and until <= since:
         raise InvalidParams("until", f"must be later than since, {since.isoformat()}, not {until.isoformat()}")
     before, *ahead = read_cursors(given.cursor) or [_NO_CURSOR]
-    filters = given.key, since, until, given.tenant, given.text
-    is_search = bool(given.labels) or any(one is not None for one in filters)
-    served = given.action is None and (given.state is None or given.state in FINAL_STATES)
+    labels = msgspec.json.encode(given.labels).decode("utf-8") if given.labels else None
+    filters = given.action, labels, given.key, since, until, given.tenant, given.text
+    is_served = all(one is None for one in filters) and (given.state is None or given.state.final)
     covered = SCAN_TASKS if given.text is None else TEXT_TASKS
-    scan = given.limit if served and not is_search else max(given.limit, covered)
+    scan = given.limit if is_served else max(given.limit, covered)
     first, load = 0, in_hand()
     async with context.session() as session:
         if until is not None:
             before = min(before, await session.value("find_first_id", until))
         if since is not None:
             first = await session.value("find_first_id", since)
-        arguments: list[Any] = [before, given.limit, scan, given.action]
-        if is_search:
-            labels = msgspec.json.encode(given.labels).decode("utf-8") if given.labels else None
-            arguments += [first, labels, given.key, given.tenant, _patterns(given.text)]
-        statement, of_settled, of_live = _SEARCH if is_search else _LIST
+        sought = given.action, first, labels, given.key, given.tenant, _patterns(given.text)
+        statement, of_state = "list_tasks", list[str]()
         if given.state is not None:
-            statement = of_settled if given.state.final else of_live
-            arguments.append(given.state)
+            statement = "list_settled_tasks" if given.state.final else "list_live_tasks"
+            of_state = [given.state]
         try:
             async with asyncio.timeout(None if given.text is None else TEXT_SECONDS):
-                (page,) = await session.fetch(statement, *arguments)
+                (page,) = await session.fetch(statement, before, given.limit, scan, *sought, *of_state)
         except TimeoutError:
             raise InvalidParams(
                 "text",
@@ -116,7 +109,7 @@ async def list_tasks(context: Context, given: ListParams) -> views.TaskPage:
             found = {row["id"] for row in await session.fetch("find_by_key", kept, given.limit)}.difference(ids)
             # What has no room on the page stands on a later one, for it is among those that were not looked at yet.
             room = given.limit - len(ids)
-            late = await session.fetch("keep_fitting", before, list(found), room, *arguments[3:9], given.state)
+            late = await session.fetch("keep_fitting", before, list(found), room, *sought, given.state)
             ahead = [row["id"] for row in late]
             asked += ahead
         rows: Sequence[Any] = await session.fetch("show_tasks", asked, False, load.room_bytes) if asked else []

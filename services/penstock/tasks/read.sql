@@ -60,36 +60,90 @@ select t.id, t.state::text as state, null::bool as payload_gone, t.tenant from {
 union all
 select id, state::text, payload_gone, tenant from penstock.task_history where id = any($1::bigint[]);
 
+-- name: find_first_id
+-- $1 an instant. The lowest id that a task created then or later may have: ids are given in the order of creation, but
+-- for transactions of some length. By halving, each look along the index on id of each partition.
+with recursive halved (low, high) as (
+    select 0::bigint, (select last_value + 1 from penstock.task_id_seq)
+    union all
+    select case when p.before then m.middle else h.low end, case when p.before then h.high else m.middle end
+    from halved h
+    cross join lateral (select (h.low + h.high) / 2 as middle) m
+    cross join lateral (
+        select coalesce((
+            select created_at < $1::timestamptz from (
+                (select id, created_at from penstock.task where id <= m.middle order by id desc limit 1)
+                union all
+                (select id, created_at from penstock.task_history where id <= m.middle order by id desc limit 1)
+            ) nearest order by id desc limit 1), true) as before) p
+    where h.high - h.low > 1
+)
+select min(high) from halved;
+
+-- part: fits
+($4::text is null or action = $4) and ($6::text is null or labels @> $6::jsonb)
+and ($7::text is null or coalesce(tenant || E'\x1f', '') || $7 in (unique_key, ordering_key))
+and ($8::text is null or tenant = $8)
+and ($9::text[] is null or payload::text ilike any($9) or failures::text ilike any($9))
+
 -- name: list_tasks
--- $1 before this id, $2 how many, $3 how many to look at, $4 action or null. Newest first; one row: the ids of the
--- page, the last id looked at (null for none) and how many were. Each side of the union is cut by the index on id,
--- in every partition, so the cost hangs on $3 alone and not on how many tasks there are.
+-- $1 before this id, $2 how many, $3 how many to look at, $4 action or null, $5 from this id on, $6 labels as JSON text
+-- or null, $7 unique or ordering key or null, $8 tenant or null, $9 patterns of which payload or failures match one, or
+-- null. Newest first; one row: the ids of the page, the last id looked at (null for none) and how many were. Each side of
+-- the union is cut by the index on id, in every partition, so the cost hangs on $3 alone and not on how many tasks there
+-- are: no index serves the filters.
 with seen as materialized (
-    select id, action from (
-        (select id, action from penstock.task where id < $1 order by id desc limit $3)
+    select id, fits from (
+        (select id, {fits} as fits from penstock.task where id < $1 and id >= $5 order by id desc limit $3)
         union all
-        (select id, action from penstock.task_history where id < $1 order by id desc limit $3)
+        (select id, {fits} as fits from penstock.task_history where id < $1 and id >= $5 order by id desc limit $3)
     ) both_tables order by id desc limit $3
 )
-select array(select id from seen where $4::text is null or action = $4 order by id desc limit $2) as ids,
+select array(select id from seen where fits order by id desc limit $2) as ids,
        (select min(id) from seen) as last, (select count(*) from seen) as count;
 
 -- name: list_live_tasks
--- $1 to $4 as list_tasks, $5 a state that is not final.
+-- $1 to $9 as list_tasks, $10 a state that is not final.
 with seen as materialized (
-    select id, action, state from penstock.task where id < $1 order by id desc limit $3
+    select id, state = $10 and {fits} as fits from penstock.task where id < $1 and id >= $5 order by id desc limit $3
 )
-select array(select id from seen where state = $5 and ($4::text is null or action = $4)
-             order by id desc limit $2) as ids,
+select array(select id from seen where fits order by id desc limit $2) as ids,
        (select min(id) from seen) as last, (select count(*) from seen) as count;
 
 -- name: list_settled_tasks
--- $1 to $4 as list_tasks, $5 a final state: only its own partitions are read.
+-- $1 to $9 as list_tasks, $10 a final state: only its own partitions are read.
 with seen as materialized (
-    select id, action from penstock.task_history where state = $5 and id < $1 order by id desc limit $3
+    select id, {fits} as fits from penstock.task_history
+    where state = $10 and id < $1 and id >= $5 order by id desc limit $3
 )
-select array(select id from seen where $4::text is null or action = $4 order by id desc limit $2) as ids,
+select array(select id from seen where fits order by id desc limit $2) as ids,
        (select min(id) from seen) as last, (select count(*) from seen) as count;
+
+-- name: keep_fitting
+-- $1 before this id, $2 ids, $3 how many, $4 to $9 as list_tasks, $10 a state or null. Those of the ids that the search fits, newest first.
+select id from (
+    select id from penstock.task
+    where id = any($2::bigint[]) and id < $1 and id >= $5 and ($10::text is null or state::text = $10) and {fits}
+    union all
+    select id from penstock.task_history
+    where id = any($2::bigint[]) and id < $1 and id >= $5 and ($10::text is null or state::text = $10) and {fits}
+) both_tables order by id desc limit $3;
+
+-- name: find_by_key
+-- $1 a key, behind the name of its tenant if it has one, $2 how many. Tasks that have it as their unique key, of whichever action, and those
+-- that wait behind it as their ordering key, or were its first while that is live; each by an index, however old. The one that
+-- runs once the first has settled is found by the scan alone. The actions of unique keys are found one by one along the primary key.
+(with recursive known (action) as (
+     (select action from penstock.unique_key order by action limit 1)
+     union all
+     select (select u.action from penstock.unique_key u where u.action > k.action order by u.action limit 1)
+     from known k where k.action is not null
+ )
+ select u.task_id as id from known join penstock.unique_key u on u.action = known.action and u.key = $1)
+union
+(select id from penstock.task where ordering_key = $1 and state = 'WAITING' order by id desc limit $2)
+union
+(select t.id from penstock.ordering_head h join penstock.task t on t.id = h.task_id where h.key = $1);
 
 -- name: count_live
 -- Live tasks by action and state.

@@ -364,9 +364,9 @@ async def test_list_reads_no_more_of_each_table_than_a_page(store: Store) -> Non
     async with store.session() as session:
         await session._connection.execute("analyze")
         statements = {
-            "list_tasks": (2**62, 50, 50, None),
-            "list_live_tasks": (2**62, 50, 50, None, State.SCHEDULED),
-            "list_settled_tasks": (2**62, 50, 50, None, State.SUCCESS),
+            "list_tasks": (2**62, 50, 50, None, 0, *[None] * 4),
+            "list_live_tasks": (2**62, 50, 50, None, 0, *[None] * 4, State.SCHEDULED),
+            "list_settled_tasks": (2**62, 50, 50, None, 0, *[None] * 4, State.SUCCESS),
         }
         for name, arguments in statements.items():
             rows = await session._connection.fetch(f"explain (analyze, format json) {SQL[name]}", *arguments)

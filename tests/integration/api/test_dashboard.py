@@ -1322,7 +1322,7 @@ async def test_latency_is_told_by_percentiles_of_the_newest_successes(store: Sto
 @pytest.mark.parametrize("name", [
     "list_audit", "read_session", "read_tally_steps", "read_attempts_by_action", "read_latency", "read_failure_groups",
     "read_in_flight",
-    "read_life", "read_failed_steps", "find_first_id", "search_tasks", "search_settled_tasks", "search_live_tasks",
+    "read_life", "read_failed_steps", "find_first_id", "list_tasks", "list_settled_tasks", "list_live_tasks",
     "keep_fitting", "count_live_of_tenant", "count_settled_of_tenant",
 ])  # fmt: skip
 async def test_a_statement_of_the_dashboard_goes_by_an_index(sql: Any, name: str) -> None:

@@ -65,7 +65,7 @@ def both(empty_database_url: str, other: str) -> str:
 
 async def ids_of(store: Store) -> list[int]:
     async with store.session() as session:
-        (page,) = await session.fetch("list_tasks", 2**63 - 1, 100, 100, None)
+        (page,) = await session.fetch("list_tasks", 2**63 - 1, 100, 100, None, 0, *[None] * 4)
     return list(page["ids"])
 
 
