@@ -18,10 +18,10 @@ from starlette.routing import BaseRoute, Route
 from penstock.api.access import Authenticator, Caller
 from penstock.api.dispatch import Methods
 from penstock.api.http import refusal, status_of
+from penstock.api.long_polls import Watch
 from penstock.api.rpc import error_body, masked
 from penstock.api.server import Part
 from penstock.api.streams import PING, EventStream, Streams
-from penstock.api.watch import Watch
 from penstock.db.notify import CHANNEL, OUTPUT
 from penstock.db.pool import Store
 from penstock.payloads.records import AADS
