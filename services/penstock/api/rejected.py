@@ -122,13 +122,11 @@ async def retry_rejected(store: Store, ids: Sequence[int], settings: Settings) -
         try:
             async with store.transaction(hurried=hurried) as session:
                 refused = await _retry_one(session, rejected_id, settings)
-        except Refused as exc:
+        except (Refused, Locked, PayloadUnavailable) as exc:  # others may need no such lock, key or object
             refused = [StillRejected(rejected_id, str(exc))]
-            await store.fetch("explain_rejected", rejected_id, str(exc).replace("\0", "\ufffd"))
-        except Locked as exc:  # those that need another lock go on, and do not wait for long
-            refused, hurried = [StillRejected(rejected_id, str(exc))], True
-        except PayloadUnavailable as exc:  # it needs a key or an object, and others may not
-            refused = [StillRejected(rejected_id, str(exc))]
+            hurried = hurried or isinstance(exc, Locked)  # they do not wait for long
+            if isinstance(exc, Refused):
+                await store.fetch("explain_rejected", rejected_id, str(exc).replace("\0", "\ufffd"))
         if refused is None:
             unknown.append(rejected_id)
         elif refused:
