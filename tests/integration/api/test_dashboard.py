@@ -18,9 +18,9 @@ import pytest
 
 from penstock.api import keys as api_keys
 from penstock.api.dashboard import overview
-from penstock.api.dashboard.form_actions import FORM_ACTIONS
 from penstock.api.dashboard.overview import ProcessProbe
 from penstock.api.dashboard.pages import PAGES
+from penstock.api.dashboard.requests import FORM_ACTIONS
 from penstock.api.keys import CreateKey, create_key
 from penstock.api.process import Api
 from penstock.api.streams import STREAMS_OF_ONE, Streams

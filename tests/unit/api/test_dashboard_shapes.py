@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from penstock.api.dashboard import formats, graph, overview
 from penstock.api.dashboard.browser_sessions import flash_of, flashed, local_path
-from penstock.api.dashboard.page_request import cleaned, labels_of, params_of, utc
+from penstock.api.dashboard.requests import cleaned, labels_of, params_of, utc
 from penstock.api.dashboard.routes import _templates
 from penstock.api.dashboard.timeline import timeline
 from penstock.protocol.errors import InvalidParams

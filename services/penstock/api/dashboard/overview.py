@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from penstock.api.dashboard.page_request import PageRequest
 from penstock.api.dashboard.pages import load_tenant
+from penstock.api.dashboard.requests import PageRequest
 from penstock.db.context import Recent
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.budget import in_hand

@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 
 from penstock.api.dashboard import graph
-from penstock.api.dashboard.form_actions import EDIT_FIELDS
 from penstock.api.dashboard.formats import indented, plain, segment
-from penstock.api.dashboard.page_request import PAGE_ROWS, Page, PageRequest, labels_of, params_of
+from penstock.api.dashboard.requests import EDIT_FIELDS, PAGE_ROWS, Page, PageRequest, labels_of, params_of
 from penstock.api.dashboard.timeline import timeline, waterfall
 from penstock.protocol.errors import InvalidParams, NotFound, QueueAway, StateConflict
 from penstock.protocol.task import KEY_MAX_CHARS

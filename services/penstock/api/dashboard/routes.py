@@ -15,10 +15,10 @@ from starlette.routing import Route
 
 from penstock.api.access import Authenticator, Caller
 from penstock.api.audit import set_actor
-from penstock.api.dashboard import browser_sessions, form_actions, formats, overview
+from penstock.api.dashboard import browser_sessions, formats, overview, requests
 from penstock.api.dashboard.browser_sessions import SESSION_COOKIE, BrowserSession, local_path
-from penstock.api.dashboard.page_request import Page, PageRequest, cleaned
 from penstock.api.dashboard.pages import PAGES
+from penstock.api.dashboard.requests import Page, PageRequest, cleaned
 from penstock.api.dispatch import Methods
 from penstock.api.http import read_body, status_of
 from penstock.api.rpc import masked
@@ -169,10 +169,10 @@ class Dashboard(Part):
         page_request = PageRequest(browser, {}, cleaned(form, strip=False), self._methods, self._settings)
         back = local_path(form.get("back", ""))
         try:
-            outcome = await form_actions.carry_out(page_request, form)
+            outcome = await requests.carry_out(page_request, form)
         except errors.RpcError as exc:
             return browser_sessions.flashed(back, _sentence(exc), "failed")
-        if isinstance(outcome, form_actions.ResultPage):
+        if isinstance(outcome, requests.ResultPage):
             return self._html(request, browser, outcome.template, outcome.values, status=outcome.status)
         return browser_sessions.flashed(outcome.next or back, outcome.text, "done" if outcome.complete else "failed")
 
@@ -213,7 +213,7 @@ class Dashboard(Part):
         response = Response(body, media_type=_TYPES[name.rpartition(".")[2]])
         return _secured(response, f"public, max-age={_A_YEAR_SECONDS}, immutable" if is_current else "no-cache")
 
-    async def _form(self, request: Request, browser: BrowserSession, limit_bytes: int) -> form_actions.Form:
+    async def _form(self, request: Request, browser: BrowserSession, limit_bytes: int) -> requests.Form:
         """Read a form that a page of the dashboard sent. Raises AccessDenied, InvalidParams, TooLarge, Overloaded."""
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != "application/x-www-form-urlencoded":
@@ -223,7 +223,7 @@ class Dashboard(Part):
             pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=2000)
         except ValueError as exc:
             raise errors.InvalidParams("form", f"cannot be read: {exc}") from None
-        form = form_actions.Form(pairs[::-1])
+        form = requests.Form(pairs[::-1])
         browser_sessions.check_form(request, browser, form.get("csrf", ""))
         return form
 
