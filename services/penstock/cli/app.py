@@ -23,8 +23,7 @@ MODULES = {
     "workflows": ("workflows",),
     "schedules": ("schedules",),
     "limits": ("actions", "tenants", "routes", "ordering"),
-    "rejected": ("rejected",),
-    "dlq": ("dlq",),
+    "messages": ("rejected", "dlq"),
     "processes": (
         "submitter", "scheduler", "resulter", "supervisor", "api", "run", "worker",
         "kafka-source", "clockwork-source", "migrate", "partition-tasks", "grants", "create-queues", "payload-key",
