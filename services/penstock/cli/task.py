@@ -235,7 +235,7 @@ def show(
         api.show(task, partial(_print_task, detail=detail))
         return
     tasks = api.call("status", ids=ids, detail=detail)
-    api.show(tasks, lambda _: print_tasks([task for task in tasks if task is not None]))
+    api.show(tasks, lambda _: print_tasks({"tasks": [task for task in tasks if task is not None]}))
     unknown = [task_id for task_id, task in zip(ids, tasks, strict=True) if task is None]
     if unknown:
         raise PenstockError(f"no such task: {', '.join(map(str, unknown))}")

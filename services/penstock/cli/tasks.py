@@ -1,7 +1,6 @@
 """`penstock tasks`: many tasks, listed or changed by a filter; `penstock jobs`: the jobs that change them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
@@ -23,47 +22,10 @@ _STATES = _state_option("--state", help=f"{_STATE_HELP} Repeatable.")
 _FILTER_NAMES = {field for field in BulkParams.__struct_fields__ if field != "dry_run"}
 
 
-@dataclass(frozen=True)
-class Bulk:
-    """How a bulk command runs."""
-
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print how many tasks match, and change nothing.")] = False
-    yes: common.YesOption = False
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the end, showing progress.")] = True
-
-    def run(self, verb: str, params: dict[str, Any], api: common.Api) -> None:
-        """Count the tasks, ask, and change them. Raises typer.BadParameter without a filter."""
-        if not _FILTER_NAMES & params.keys():
-            raise typer.BadParameter(
-                "give at least one filter (--action, --state, --label, --older-than, --newer-than, --from-id, --to-id, "
-                "--tenant), or --all"
-            )
-        method = f"bulk.{verb}"
-        if self.dry_run:
-            api.show(api.call(method, **params, dry_run=True), _print_preview)
-            return
-        if not self.yes:
-            common.confirm(verb, _number(api.call(method, **params, dry_run=True)))
-        started = api.call(method, **params)
-        if not self.wait:
-            api.show(started, lambda _: typer.echo(f"job {started['job']}: see `penstock jobs show {started['job']}`"))
-            return
-        with common.progress(method) as show:  # its length is known once a supervisor has counted the tasks
-            job = common.outlasting(
-                lambda: api.client.wait_job(
-                    started["job"], progress=lambda job: show(job["changed"] + job["refused"], job["total"])
-                )
-            )
-        has_failed = job["state"] != "DONE" or job["refused"]
-        api.show(job, _print_job)
-        if has_failed:
-            raise typer.Exit(1)
-
-
 def add_to(app: typer.Typer) -> None:
     sought = ParamsOf(ListParams, state=_state_option(help=_STATE_HELP))
     commands: Commands = {
-        "list": common.calling("list", sought, _print_page),
+        "list": common.calling("list", sought, print_tasks),
         "cancel": _changing("cancel"),
         "retry": _changing("retry"),
         "delete": _changing("delete"),
@@ -79,37 +41,64 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _changing(verb: str, params: type[msgspec.Struct] = BulkParams) -> Callable[..., None]:
-    def command(*, tasks: Given, bulk: Bulk, api: common.Api) -> None:
-        bulk.run(verb, tasks, api)
+    """A command that counts the tasks of a filter, asks, and changes them."""
+    method = f"bulk.{verb}"
 
-    command.__doc__ = common.SUMMARIES[f"bulk.{verb}"]
+    def command(
+        *,
+        tasks: Given,
+        dry_run: Annotated[
+            bool, typer.Option("--dry-run", help="Print how many tasks match, and change nothing.")
+        ] = False,
+        yes: common.YesOption = False,
+        wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the end, showing progress.")] = True,
+        api: common.Api,
+    ) -> None:
+        if not _FILTER_NAMES & tasks.keys():
+            raise typer.BadParameter(
+                "give at least one filter (--action, --state, --label, --older-than, --newer-than, --from-id, --to-id, "
+                "--tenant), or --all"
+            )
+        if dry_run:
+            api.show(api.call(method, **tasks, dry_run=True), _print_preview)
+            return
+        if not yes:
+            common.confirm(verb, _number(api.call(method, **tasks, dry_run=True)))
+        started = api.call(method, **tasks)
+        if not wait:
+            api.show(started, lambda _: typer.echo(f"job {started['job']}: see `penstock jobs show {started['job']}`"))
+            return
+        with common.progress(method) as show:  # its length is known once a supervisor has counted the tasks
+            job = common.outlasting(
+                lambda: api.client.wait_job(
+                    started["job"], progress=lambda job: show(job["changed"] + job["refused"], job["total"])
+                )
+            )
+        has_failed = job["state"] != "DONE" or job["refused"]
+        api.show(job, _print_job)
+        if has_failed:
+            raise typer.Exit(1)
+
+    command.__doc__ = common.SUMMARIES[method]
     command.__annotations__ |= {"tasks": Annotated[Given, ParamsOf(params, without=["dry_run"], states=_STATES)]}
     return command
 
 
-def _print_page(page: dict[str, Any]) -> None:
-    if page["tasks"]:
-        print_tasks(page["tasks"])
-    else:
-        typer.echo("No tasks" + (" among those searched." if page["cursor"] else "."))
-    common.print_cursor(page["cursor"])
-
-
-def print_tasks(tasks: list[dict[str, Any]]) -> None:
+def print_tasks(page: dict[str, Any]) -> None:
     """A table of tasks, as the api returns them."""
-    whose = ["tenant"] if any(task.get("tenant") for task in tasks) else []
-    columns = ("id", "action", *whose, "state", "attempts", "run_at", "updated_at", "error")
-    rows = []
-    for task in tasks:
-        error = task.get("error")
-        message = error.get("message") if isinstance(error, dict) else error
-        attempts = f"{task.get('attempts')}/{task.get('max_attempts')}" if "attempts" in task else None
-        rows.append(
-            (task.get("id"), task.get("action"), *(task.get(name) for name in whose),
-             state_label(task.get("state", "")), attempts, task.get("run_at"), task.get("updated_at"),
-             None if message is None else common.short(str(message)))
-        )  # fmt: skip
-    common.print_table(columns, rows, right=("id", "attempts"))
+    has_tenants = any(task.get("tenant") for task in page["tasks"])
+    tenant: list[common.Column] = [("tenant", lambda task: task.get("tenant"))] if has_tenants else []
+    state: common.Column = "state", lambda task: state_label(task["state"])
+    attempts: common.Column = "attempts", lambda task: f"{task['attempts']}/{task['max_attempts']}"
+    columns = ("id", "action", *tenant, state, attempts, "run_at", "updated_at", ("error", _message))
+    what = "tasks among those searched" if page.get("cursor") else "tasks"
+    common.listing(what, columns, member="tasks", right=("id", "attempts"))(page)
+
+
+def _message(task: dict[str, Any]) -> str | None:
+    error = task["error"]
+    message = error.get("message") if isinstance(error, dict) else error
+    return None if message is None else common.short(str(message))
 
 
 def _print_preview(preview: dict[str, Any]) -> None:
