@@ -162,6 +162,8 @@ class TaskRoutes(Part):
                 response = await answer(request, read_id(request.path_params["id"], "id"), name)
             except (errors.RateLimited, errors.Overloaded) as exc:
                 response = _json(error_body(exc), *refusal(exc))
+            except errors.AccessDenied as exc:
+                response = _json(error_body(exc), *(refusal(exc) if exc.status == 401 else (exc.status,)))
             except errors.RpcError as exc:
                 status = 404 if isinstance(exc, errors.InvalidParams) else status_of(exc, 404)
                 response = _json(error_body(exc), status)

@@ -704,6 +704,11 @@ async def test_api_with_keys_asks_for_one_of_them(
             response = await http.post("/rpc", json=GOOD, headers=headers)
             assert (response.status_code, response.json()["error"]["code"]) == (401, -32003), headers
             assert response.headers["www-authenticate"] == "Bearer"
+        refused = counted(metrics.REGISTRY, "penstock_refused_total", reason="key")
+        for path in ("payload", "events"):
+            response = await http.get(f"/tasks/1/{path}")
+            assert (response.status_code, response.headers.get("www-authenticate")) == (401, "Bearer")
+        assert counted(metrics.REGISTRY, "penstock_refused_total", reason="key") == refused + 2
         for good in (
             {"Authorization": "Bearer first-key"}, {"authorization": "bearer first-key"}, {"X-API-Key": "first-key"},
             {"X-API-Key": "first-key", "Host": "api.example", "Origin": "https://app.example"},
