@@ -7,7 +7,7 @@ has its claim is not sent, since its results would be ignored.
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from time import monotonic
@@ -41,7 +41,7 @@ LOOK_SECONDS = 12.0  # of one call to the api, well within what its caller waits
 
 @dataclass(slots=True)
 class LeasedMessages:
-    """Messages that only this caller sees until the block of :func:`lease_messages` ends.
+    """Messages that only this caller sees until the block of :func:`_lease` ends.
 
     ``total`` and ``elsewhere``: messages in the queue, and those of them held by others, as counted at the beginning
     where the queue counts them; its counts are approximate. ``held``: messages taken and not removed, by id.
@@ -91,8 +91,9 @@ class LeasedMessages:
 
 
 @asynccontextmanager
-async def lease_messages(dead: Queue) -> AsyncIterator[LeasedMessages]:
-    """Take messages of a queue; those not removed are released when the block ends. Raises QueueAway."""
+async def _lease(context: ApiContext, queue: QueueName) -> AsyncIterator[LeasedMessages]:
+    """Take dead letters of a queue; those not removed are released when the block ends. Raises QueueAway."""
+    dead = _queue(context, queue + DEAD_LETTER_SUFFIX)
     with _reported(dead.label):
         depth = await dead.depth()
     leased = LeasedMessages(dead, depth.total, depth.in_flight or 0)
@@ -339,13 +340,11 @@ async def count(context: ApiContext, _given: NoParams) -> DeadLetterQueues:
     counted = []
     for label in get_args(QueueName):
         name = label + DEAD_LETTER_SUFFIX
-        try:
-            with _reported(name):
-                depth = await _queue(context, name).depth()
-        except errors.QueueAway:
-            counted.append(DeadLetterQueue(label, None, None))
-        else:
-            counted.append(DeadLetterQueue(label, depth.total, depth.in_flight))
+        found: tuple[int | None, int | None] = None, None
+        with suppress(errors.QueueAway), _reported(name):
+            depth = await _queue(context, name).depth()
+            found = depth.total, depth.in_flight
+        counted.append(DeadLetterQueue(label, *found))
     return DeadLetterQueues(counted)
 
 
@@ -355,7 +354,7 @@ async def list_(context: ApiContext, command: DlqListParams) -> DeadMessages:
     shown: list[DeadMessage] = []
     # A request names no claim, so of the inbound queue the first few entries are enough.
     first = _FIRST_SHOWN if command.queue == "inbound" else None
-    async with lease_messages(_queue(context, command.queue + DEAD_LETTER_SUFFIX)) as leased:
+    async with _lease(context, command.queue) as leased:
         while len(shown) < command.limit and (messages := await leased.take()):
             shown += map(_describe, await _read_contents(context, command.queue, messages, first))
     return DeadMessages(shown[: command.limit], leased.seen, leased.total, leased.elsewhere)
@@ -364,25 +363,24 @@ async def list_(context: ApiContext, command: DlqListParams) -> DeadMessages:
 @method("dlq.show", permission=Permission.READ, scope=Scope.CLOSED, errors=(errors.MessageNotFound, errors.QueueAway))
 async def show(context: ApiContext, command: DlqShowParams) -> DeadMessageDetail:
     """Show a message of a dead-letter queue whole, with the state of each task in it; it stays in the queue."""
-    name = command.queue + DEAD_LETTER_SUFFIX
-    async with lease_messages(_queue(context, name)) as leased:
+    async with _lease(context, command.queue) as leased:
         while messages := await leased.take():
             for message in messages:
                 if message.id == command.id:
                     return await _describe_whole(context, command.queue, message)
     elsewhere = f", {leased.elsewhere} of them held by another caller" if leased.elsewhere else ""
     looked_at = f"{leased.seen} of about {leased.total} were looked at{elsewhere}"
-    raise errors.MessageNotFound(command.id, f" in {name}: {looked_at}")
+    raise errors.MessageNotFound(command.id, f" in {command.queue}{DEAD_LETTER_SUFFIX}: {looked_at}")
 
 
 @method("dlq.replay", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(errors.QueueAway,))
 async def replay(context: ApiContext, command: ReplayDead) -> DeadReplayed:
     """Send messages again and take them from the dead-letter queue; doing so twice does nothing twice."""
-    dead, queue = _queue(context, command.queue + DEAD_LETTER_SUFFIX), _queue(context, command.queue)
+    queue = _queue(context, command.queue)
     limit = None if command.queue == "outbound" else 0  # what is sent whole need not be read
     counts = Counter(replayed=0, dropped=0, entries=0, stale=0)
     left: list[NotReplayed] = []
-    async with lease_messages(dead) as leased:
+    async with _lease(context, command.queue) as leased:
         async for messages in _choose(leased, command):
             contents = await _read_contents(context, command.queue, messages, limit)
             plans = [_plan(content, force=command.force) for content in contents]
@@ -405,7 +403,7 @@ async def replay(context: ApiContext, command: ReplayDead) -> DeadReplayed:
 @method("dlq.purge", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(errors.QueueAway,))
 async def purge(context: ApiContext, command: WhichDead) -> DeadPurged:
     """Delete messages of a dead-letter queue permanently."""
-    async with lease_messages(_queue(context, command.queue + DEAD_LETTER_SUFFIX)) as leased:
+    async with _lease(context, command.queue) as leased:
         async for messages in _choose(leased, command):
             await leased.remove(messages)
     log.info("dead_letters_purged", queue=command.queue, purged=len(leased.removed))
