@@ -1,14 +1,19 @@
 """The methods about tasks, ordering keys and claims."""
 
+import asyncio
+import re
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, TypeVar
+from itertools import groupby
+from operator import itemgetter
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from penstock.db.context import Context, ServingContext
 from penstock.db.session import Session
+from penstock.payloads.records import shown_rows
 from penstock.protocol import checks, errors
 from penstock.protocol.api_key import Permission, bound_to, check_actions, narrow_tenant, own_tenant, seen
 from penstock.protocol.errors import InvalidParams, RpcError, StateConflict, TaskNotFound
@@ -19,7 +24,12 @@ from penstock.protocol.tenant import stored_key
 from penstock.protocol.views import NEXT_CURSOR, about, view_of
 from penstock.runtime.budget import in_hand
 from penstock.tasks import journal, ordering, params, settle, views
-from penstock.tasks.list import list_tasks, show_tasks
+
+SCAN_TASKS = 20_000  # that one page of a filtered list looks at; a rare action must not read the whole history
+TEXT_TASKS = 2000  # whose payload and errors one page looks for a text in, each of which may be large
+TEXT_SECONDS = 5.0  # that this may take
+_WILDCARD, _ESCAPED = re.compile(r"[%_\\]"), r"\\\g<0>"
+_NO_CURSOR = 2**63 - 1
 
 _look = partial(method, permission=Permission.READ, scope=Scope.OWN)
 _change = partial(
@@ -51,12 +61,48 @@ def _within_limit(command: Command) -> Command:
     return command
 
 
+Shown = views.Task | views.TaskDetail | list[views.Task | views.TaskDetail | None] | RpcError
+
+
 @_look("status", errors=(TaskNotFound,), narrow=_within_limit, together=True)
-async def status(
-    context: ServingContext, commands: Sequence[params.StatusParams]
-) -> Sequence[views.Task | views.TaskDetail | list[views.Task | views.TaskDetail | None] | RpcError]:
+async def status(context: ServingContext, commands: Sequence[params.StatusParams]) -> Sequence[Shown]:
     """Show one task, or several in the order of `ids`, with null for an unknown id."""
-    return await show_tasks(context, commands)
+    rows: dict[bool, dict[int, Any]] = {}
+    for detail in (False, True):
+        ids = {task_id for command in commands if command.detail == detail for task_id in command.task_ids}
+        if ids:
+            rows[detail] = await _read_shown(context, list(ids), detail=detail)
+    outcomes: list[Shown] = []
+    for command in commands:
+        asked = command.task_ids
+        shown = [_shown(rows[command.detail].get(one), command.detail) for one in asked]
+        outcomes.append(shown if command.ids is not None else shown[0] or TaskNotFound(asked[0]))
+    return outcomes
+
+
+async def _read_shown(context: Context, ids: Sequence[int], *, detail: bool) -> dict[int, Any]:
+    """Rows of tasks that the caller may see, decoded, with their steps."""
+    load = in_hand()
+    room = load.room_bytes
+    async with context.session() as session:
+        rows: Sequence[Any] = seen(await session.fetch("show_tasks", ids, detail, room))
+        entries = await session.fetch("read_journals", [row["id"] for row in rows], room) if detail and rows else []
+        codec = session.codec
+    load.hold(sum(len(entry["entry"] or "") for entry in entries))
+    load.hold(sum(map(views.task_bytes, rows)))
+    shown = {row["id"]: row for row in await shown_rows(codec, rows, room_bytes=room)}
+    for task_id, own in groupby(entries, key=itemgetter("task_id")):
+        shown[task_id] = {**shown[task_id], "steps": [journal.shown(codec, one) for one in own]}
+    return shown
+
+
+def _shown(row: Any, detail: bool) -> views.Task | None:
+    """A task as it is answered; its large values only while the answer has room, as a body may name it often."""
+    if row is None:
+        return None
+    if not row["is_cut"] and not in_hand().answer(views.task_bytes(row)):
+        row = {**row, "is_cut": True, "payload": None, "result": None, "failures": None, "error": None}
+    return views.task_detail(row) if detail else views.task(row)
 
 
 @_look("result", errors=(TaskNotFound, errors.TooManyWaits), narrow=_within_limit, together=True)
@@ -126,7 +172,64 @@ async def list_(context: Context, given: params.ListParams) -> views.TaskPage:
 
     With a filter, one call searches a bounded number of tasks; pass the cursor to search older ones.
     """
-    return await list_tasks(context, given)
+    since, until = checks.read_instant(given.since, "since"), checks.read_instant(given.until, "until")
+    if since is not None and until is not None and until <= since:
+        raise InvalidParams("until", f"must be later than since, {since.isoformat()}, not {until.isoformat()}")
+    before, *ahead = checks.read_cursors(given.cursor) or [_NO_CURSOR]
+    labels = msgspec.json.encode(given.labels).decode("utf-8") if given.labels else None
+    filters = given.action, labels, given.key, since, until, given.tenant, given.text
+    is_served = all(one is None for one in filters) and (given.state is None or given.state.final)
+    covered = SCAN_TASKS if given.text is None else TEXT_TASKS
+    scan = given.limit if is_served else max(given.limit, covered)
+    first, load = 0, in_hand()
+    async with context.session() as session:
+        if until is not None:
+            before = min(before, await session.value("find_first_id", until))
+        if since is not None:
+            first = await session.value("find_first_id", since)
+        sought = given.action, first, labels, given.key, given.tenant, _patterns(given.text)
+        statement, of_state = "list_tasks", list[str]()
+        if given.state is not None:
+            statement = "list_settled_tasks" if given.state.final else "list_live_tasks"
+            of_state = [given.state]
+        try:
+            async with asyncio.timeout(None if given.text is None else TEXT_SECONDS):
+                (page,) = await session.fetch(statement, before, given.limit, scan, *sought, *of_state)
+        except TimeoutError:
+            raise InvalidParams(
+                "text",
+                f"was looked for in {scan:,} tasks for {TEXT_SECONDS:g} s: name an action, a state or a time too",
+            ) from None
+        ids: list[int] = page["ids"]
+        asked = [*set(ids).difference(ahead)]
+        # A key is looked up in the indexes first, however old the tasks are that hold it or wait for it.
+        if given.key is not None and given.cursor is None and given.text is None:
+            kept = stored_key(given.tenant, given.key)
+            found = {row["id"] for row in await session.fetch("find_by_key", kept, given.limit)}.difference(ids)
+            # What has no room on the page stands on a later one, for it is among those that were not looked at yet.
+            room = given.limit - len(ids)
+            late = await session.fetch("keep_fitting", before, list(found), room, *sought, given.state)
+            ahead = [row["id"] for row in late]
+            asked += ahead
+        rows: Sequence[Any] = await session.fetch("show_tasks", asked, False, load.room_bytes) if asked else []
+        load.hold(sum(map(views.task_bytes, rows)))
+        rows = await shown_rows(session.codec, rows, room_bytes=0)
+    tasks = [views.task(row) for row in sorted(rows, key=itemgetter("id"), reverse=True)]
+    # The next page begins behind the last task of a full page, else behind the last one looked at. Its cursor names the
+    # tasks behind that which were shown already.
+    last = page["last"]
+    end = ids[-1] if len(ids) >= given.limit else last
+    if page["count"] < scan and end == last:
+        return views.TaskPage(tasks, None)
+    return views.TaskPage(tasks, "-".join(map(str, (end, *(one for one in ahead if one < end)))))
+
+
+def _patterns(text: str | None) -> list[str] | None:
+    """A text as patterns of ``ilike``: unchanged for a piece of JSON, and escaped for the inside of a string."""
+    if text is None:
+        return None
+    inside = msgspec.json.encode(text).decode("utf-8")[1:-1]
+    return [f"%{_WILDCARD.sub(_ESCAPED, one)}%" for one in (text, inside)]
 
 
 @_look("stats", narrow=narrow_tenant, by_replica=True)

@@ -325,7 +325,7 @@ async def test_list_pages_through_live_and_settled_tasks_newest_first(rpc: Rpc, 
 async def test_list_finds_a_rare_task_behind_more_than_one_page_looks_at(
     rpc: Rpc, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.tasks.list.SCAN_TASKS", 100)
+    monkeypatch.setattr("penstock.tasks.methods.SCAN_TASKS", 100)
     async with store.session() as session:
         rare = (await enqueue.enqueue(session, [NewTask("rare")]))[0].id
         await enqueue.enqueue(session, [NewTask("common")] * 450)
@@ -338,7 +338,7 @@ async def test_list_finds_a_rare_task_behind_more_than_one_page_looks_at(
 async def test_a_list_by_key_shows_a_task_that_it_found_ahead_of_its_place_once(
     rpc: Rpc, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.tasks.list.SCAN_TASKS", 100)
+    monkeypatch.setattr("penstock.tasks.methods.SCAN_TASKS", 100)
     async with store.session() as session:
         old = [await enqueue.enqueue(session, [NewTask("a", ordering_key="k")]) for _ in range(6)]
         await enqueue.enqueue(session, [NewTask("common")] * 250)

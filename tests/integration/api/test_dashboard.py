@@ -294,7 +294,7 @@ async def test_tasks_are_found_by_state_action_label_key_and_time(store: Store, 
 async def test_tasks_are_found_by_a_text_in_payload_or_errors_within_a_window(
     store: Store, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.tasks.list.TEXT_TASKS", 60)
+    monkeypatch.setattr("penstock.tasks.methods.TEXT_TASKS", 60)
     monkeypatch.setattr("penstock.api.dashboard.pages.TEXT_TASKS", 60)
     failed, plain, percent = await enqueue(
         store, NewTask("a", payload='{"order": "no 77"}'), NewTask("a", payload='{"say":"\\"Hi\\""}', tenant="acme"),
@@ -321,7 +321,7 @@ async def test_tasks_are_found_by_a_text_in_payload_or_errors_within_a_window(
     older = re.search(r'href="(/tasks\?[^"]*cursor=\d+)"', shown)
     assert older is not None
     assert f'data-key="t{failed}"' in await browser.get(unescape(older[1]))
-    monkeypatch.setattr("penstock.tasks.list.TEXT_SECONDS", 0)
+    monkeypatch.setattr("penstock.tasks.methods.TEXT_SECONDS", 0)
     assert "was looked for in 60 tasks for 0 s" in await browser.get("/tasks?text=x", 400)
     assert (await found(""))[0]
 

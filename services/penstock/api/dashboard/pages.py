@@ -15,7 +15,7 @@ from penstock.protocol.task import KEY_MAX_CHARS
 from penstock.protocol.tenant import EVERY_TENANT
 from penstock.tasks import output
 from penstock.tasks.bulk import COUNTED, Operation
-from penstock.tasks.list import SCAN_TASKS, TEXT_TASKS
+from penstock.tasks.methods import SCAN_TASKS, TEXT_TASKS
 
 GRAPH_STEPS = 150
 FAILED_STEPS = 10  # of a workflow, whose errors its page shows
