@@ -1,9 +1,10 @@
-"""Running statements of ``penstock.db.statements`` on one connection; errors of the driver become ours."""
+"""Running statements of ``penstock.db.statements`` on one connection, and arrays as they take them."""
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from time import perf_counter
 from typing import Any
 
@@ -54,6 +55,7 @@ _WAITED = re.compile(
     r"(?:tuple|updated version)",
     re.MULTILINE,
 )
+Pair = tuple[int, int]  # (task id, claim)
 
 
 class Translated:
@@ -154,3 +156,14 @@ class Session:
 
 
 OpenSession = Callable[[], AbstractAsyncContextManager[Session]]
+
+
+def columns(pairs: Iterable[Pair]) -> tuple[list[int], list[int]]:
+    listed = list(pairs)
+    return [pair[0] for pair in listed], [pair[1] for pair in listed]
+
+
+def columns_of(items: Iterable[Any], *names: str) -> list[list[Any]]:
+    """An array of each of these members."""
+    listed = list(items)
+    return [list(map(attrgetter(name), listed)) for name in names]

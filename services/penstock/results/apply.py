@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from penstock.db.session import Session
+from penstock.db.session import Pair, Session
 from penstock.limits import reported
 from penstock.payloads.codec import aad_of
 from penstock.payloads.records import decrypt_error, encrypt_error, encrypt_note, encrypt_progress
@@ -33,7 +33,6 @@ from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 from penstock.tasks import journal, output, settle
 from penstock.tasks.enqueue import reference_objects
-from penstock.tasks.records import Pair
 
 ERROR_LIMIT_BYTES = 32_768  # of one attempt's error; a task may keep as many as it has attempts
 LONGEST_RETRY_SECONDS = 10 * 366 * 86_400.0  # a worker's hint may exceed the instants that Postgres knows

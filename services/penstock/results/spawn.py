@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from asyncpg import Record
 from msgspec.structs import replace
 
-from penstock.db.session import Session
+from penstock.db.session import Pair, Session, columns
 from penstock.payloads.codec import aad_of
 from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.protocol.json_text import utf8_size
@@ -18,7 +18,6 @@ from penstock.protocol.task import NewTask
 from penstock.protocol.trace_context import TraceContext
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue
-from penstock.tasks.records import Pair, columns
 from penstock.workflows.definition import fallback_of, policy_of, read_children
 
 

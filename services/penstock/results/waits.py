@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import asyncpg
 import msgspec
 
-from penstock.db.session import Session
+from penstock.db.session import Pair, Session, columns, columns_of
 from penstock.payloads.codec import aad_of
 from penstock.protocol import reports
 from penstock.protocol.errors import STATE_CONFLICT, TASK_TIMEOUT, PayloadLost, PayloadUnavailable
@@ -14,7 +14,6 @@ from penstock.protocol.reports import Failed, Hints, Succeeded, Suspended, Waiti
 from penstock.protocol.task import State
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
-from penstock.tasks.records import Pair, columns, columns_of
 
 _AT_ONCE = 500
 

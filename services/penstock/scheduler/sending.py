@@ -9,6 +9,7 @@ from time import time_ns
 
 from penstock.brokers.base import Queue
 from penstock.db.pool import PATIENT_SECONDS, Store
+from penstock.db.session import columns
 from penstock.protocol.errors import HANDLER_ERROR, Unavailable
 from penstock.protocol.message_attributes import read_carried
 from penstock.protocol.reports import error_text
@@ -21,7 +22,6 @@ from penstock.scheduler.packing import PackedMessage, message_of, pack_messages
 from penstock.settings.model import Settings
 from penstock.tasks import claim, settle
 from penstock.tasks.claim import ClaimBatch
-from penstock.tasks.records import columns
 
 _SENDING_SHARE = 2 / 3  # of unsent_after_seconds, that a send may take
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from penstock.db.pool import Store
-from penstock.db.session import Session
+from penstock.db.session import Pair, Session, columns, columns_of
 from penstock.protocol.errors import HANDLER_ERROR, PenstockError, Refused
 from penstock.protocol.reports import error_text
 from penstock.protocol.task import BEGINNING, EVERYTHING, Claimed, Failure, Position, Stretch
@@ -20,7 +20,6 @@ from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 from penstock.tasks import settle
-from penstock.tasks.records import Pair, columns, columns_of
 
 NO_ROOMS: Mapping[str, int] = {}
 _MEMBERS = len(Claimed._fields)

@@ -9,14 +9,13 @@ from functools import partial
 import asyncpg
 from msgspec.structs import replace
 
-from penstock.db.session import Session
+from penstock.db.session import Session, columns_of
 from penstock.payloads.codec import payload_aad
 from penstock.protocol.json_text import body_bytes
 from penstock.protocol.sealed import reference_of
 from penstock.protocol.task import NewTask, State
 from penstock.runtime import metrics
 from penstock.runtime.tracing import active
-from penstock.tasks.records import columns_of
 from penstock.tasks.views import Accepted
 
 Kind = tuple[str, str | None]  # of tasks: their action, and their labels as JSON text

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from penstock.db.session import Session
+from penstock.db.session import Pair, Session, columns, columns_of
 from penstock.payloads.codec import PayloadCodec, aad_of
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.journal import StepKey, StepPlace, carried, decode_entry
@@ -16,7 +16,6 @@ from penstock.protocol.views import raw, view_of
 from penstock.runtime import metrics
 from penstock.tasks import views
 from penstock.tasks.enqueue import reference_objects
-from penstock.tasks.records import Pair, columns, columns_of
 
 Owned = TypeVar("Owned", bound=tuple[int, Any])
 

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 import asyncpg
 
-from penstock.db.session import Session
+from penstock.db.session import Pair, Session, columns, columns_of
 from penstock.protocol.errors import StateConflict, TaskNotFound
 from penstock.protocol.reports import SharedResult, Succeeded
 from penstock.protocol.task import ANNOUNCED_SECONDS, MAX_ATTEMPTS_LIMIT, Failure, State
 from penstock.runtime import metrics
 from penstock.tasks import ordering
-from penstock.tasks.records import Pair, columns, columns_of
 
 PROMOTIONS_FROM = 16  # tasks promoted at a time from which on one row for all is cheaper than one for each
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.db.session import Session
+from penstock.db.session import Session, columns_of
 from penstock.payloads.codec import aad_of, payload_aad
 from penstock.protocol import trace_context
 from penstock.protocol.errors import PayloadLost, RpcError
@@ -24,7 +24,6 @@ from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import settle
 from penstock.tasks.enqueue import queues_of_tasks, reference_objects
-from penstock.tasks.records import columns_of
 from penstock.workflows import model
 from penstock.workflows.definition import fallback_of, policy_of, read_children, step_task
 from penstock.workflows.model import ChildParams, NewStep, StepKind, StepOptions, WorkflowState

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from penstock.db.pool import Store
-from penstock.db.session import Session
+from penstock.db.session import Pair, Session
 from penstock.methods.table import read_command
 from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import AnsweredAlready, RpcError, StateConflict, TaskNotFound
@@ -54,7 +54,6 @@ from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import ordering
 from penstock.tasks import settle as settling
 from penstock.tasks.claim import ClaimBatch
-from penstock.tasks.records import Pair
 from tests.rounds import run_rounds
 from tests.transitions import READY_STATES, TRANSITIONS
 from tests.unit.protocol.test_message_properties import payloads
