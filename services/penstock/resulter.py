@@ -26,7 +26,7 @@ from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue, settle
 from penstock.tasks.consumer import Consumer, Uncommitted
-from penstock.tasks.promotion import Promotions
+from penstock.tasks.ordering import Promotions
 from penstock.workflows.advancer import Successors
 
 _Pending = tuple[reports.Report, str | msgspec.Raw, Message]  # with the entry that it was read from

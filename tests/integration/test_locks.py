@@ -41,7 +41,7 @@ from penstock.supervisor.repair import Repair
 from penstock.tasks import bulk, claim, ordering
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import settle as settling
-from penstock.tasks.promotion import Promotions
+from penstock.tasks.ordering import Promotions
 from penstock.workflows.advancer import WorkflowAdvancer
 from tests.claims import claim_id
 from tests.integration.apis import running

@@ -17,7 +17,7 @@ from penstock.supervisor.limits import LimitUpkeep
 from penstock.supervisor.payloads import PayloadObjects, PayloadRetention
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
-from penstock.tasks.promotion import Promotions
+from penstock.tasks.ordering import Promotions
 from penstock.workflows.advancer import WorkflowAdvancer
 
 _MAKE_TASKS_DUE = ("Rules", "Repair", "Expiry", "Waits", "Retention")  # duties after which schedulers are woken

@@ -24,7 +24,7 @@ from penstock.resulter import Resulter
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.tasks import claim as claims
-from penstock.tasks.promotion import Promotions
+from penstock.tasks.ordering import Promotions
 from penstock.testing.inline import Inline
 from penstock.testing.pipeline import Pipeline
 from penstock.worker.handlers.actions import REGISTRY, Registry, action

@@ -17,7 +17,7 @@ from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import settle
 from penstock.tasks.claim import ClaimBatch
-from penstock.tasks.promotion import Promotions
+from penstock.tasks.ordering import Promotions
 
 ERROR = json.dumps({"code": -32000, "message": "boom"})
 TaskOf = Callable[[int], Any]
