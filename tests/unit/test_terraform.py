@@ -178,7 +178,7 @@ CALLERS: dict[Place, list[tuple[str, set[str]]]] = {
     ("client/inbound.py", "self._queue"): [("producer", {"inbound"})],
     ("tasks/consumer.py", "self._queue"): [("submitter", {"inbound"}), ("resulter", {"results"})],
     ("tasks/consumer.py", "self._receiver"): [("submitter", {"inbound"}), ("resulter", {"results"})],
-    ("brokers/deleter.py", "self._queue"): [
+    ("brokers/receiving.py", "self._queue"): [
         ("submitter", {"inbound"}),
         ("resulter", {"results"}),
         ("worker", {"outbound"}),
@@ -211,7 +211,7 @@ ELSEWHERE = (
     "brokers/base.py",
     "brokers/chaos.py",
     "brokers/sqs.py",
-    "brokers/receiver.py",
+    "brokers/receiving.py",
     "local/",
 )
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from penstock.brokers.base import Message, Queue
-from penstock.brokers.deleter import Deleter
-from penstock.brokers.receiver import Receiver
+from penstock.brokers.receiving import Deleter, Receiver
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.protocol.errors import Locked, TooSlow, Unavailable

@@ -9,7 +9,7 @@ from functools import partial
 from time import monotonic, time
 
 from penstock.brokers.base import Message, Queue
-from penstock.brokers.deleter import Deleter
+from penstock.brokers.receiving import Deleter
 from penstock.protocol.errors import Unavailable
 from penstock.runtime import metrics
 from penstock.runtime.logs import log

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain
 
 from penstock.brokers.base import Message, Queue
-from penstock.brokers.receiver import Receiver
+from penstock.brokers.receiving import Receiver
 from penstock.payloads.codec import PayloadCodec, aad_of
 from penstock.payloads.records import encrypt_note
 from penstock.protocol import message_attributes

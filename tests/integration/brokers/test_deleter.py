@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock.brokers.base import Depth, Message
-from penstock.brokers.deleter import Deleter
+from penstock.brokers.receiving import Deleter
 from penstock.brokers.sqs import SqsQueue, SqsTransport
 from penstock.settings.model import Settings, load_settings
 from tests.integration.doors import SqsProxy, put, sqs_proxy, take
@@ -134,7 +134,7 @@ async def test_a_message_that_came_again_is_deleted_by_its_newest_receipt(watche
 async def test_a_delete_that_fails_is_tried_again(
     watched: SqsQueue, proxy: SqsProxy, monkeypatch: pytest.MonkeyPatch, times: int, left: int
 ) -> None:
-    monkeypatch.setattr("penstock.brokers.deleter._FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("penstock.brokers.receiving._FIRST_PAUSE_SECONDS", 0.001)
     gone: list[Message] = []
     deleter = Deleter(watched, patient(LONG), gone.extend)
     await put(watched, "1", "2")

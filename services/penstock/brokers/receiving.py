@@ -1,8 +1,9 @@
-"""Deletes messages in batches: no caller waits for a delete, and each call to SQS is billed."""
+"""What a receiver of messages does beside its work: long polls that a stop cuts off, and deletes in batches."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import Protocol
 
 from penstock.brokers.base import Message, Queue
 from penstock.protocol.errors import Unavailable
@@ -10,6 +11,7 @@ from penstock.runtime.logs import log
 from penstock.runtime.periodic import Linger, is_set_within
 from penstock.settings.model import Settings
 
+_ON_ITS_WAY_SECONDS = 0.2  # several round trips to a queue in the same region
 _SHORTEST_SECONDS = 0.005  # messages that are added within it are deleted by one call
 _LONGEST_SECONDS = 0.05  # where calls are not billed
 _VISIBILITY_SHARE = 0.1  # of the lease, which is not extended any more
@@ -17,11 +19,57 @@ _TRIES = 5
 _FIRST_PAUSE_SECONDS = 0.1  # before a try
 
 
+class Source(Protocol):
+    """What messages are received from; a :class:`penstock.brokers.base.Queue` is one."""
+
+    async def receive(self, *, wait_seconds: int, visibility_seconds: int) -> list[Message]: ...
+
+
+class Receiver:
+    """Receives from a queue until it is stopped, which cuts off the long poll that waits.
+
+    An answer on its way still arrives. Messages that a broker hands out later are delivered again after the visibility
+    timeout; RabbitMQ, Kafka and the embedded SQS notice at once that the caller has left.
+    """
+
+    def __init__(self, source: Source, settings: Settings) -> None:
+        self._source = source
+        self._settings = settings
+        self._polls: set[asyncio.Timeout] = set()
+        self._stopped = False
+
+    async def receive(self, *, wait_seconds: int | None = None) -> list[Message]:
+        """One receive; nothing once stopped. wait_seconds: None for the settings'."""
+        if self._stopped:
+            return []
+        poll = asyncio.timeout(None)
+        try:
+            async with poll:
+                self._polls.add(poll)
+                return await self._source.receive(
+                    wait_seconds=self._settings.receive_wait_seconds if wait_seconds is None else wait_seconds,
+                    visibility_seconds=self._settings.visibility_timeout_seconds,
+                )
+        except TimeoutError:
+            if not poll.expired():
+                raise
+            return []
+        finally:
+            self._polls.discard(poll)
+
+    def stop(self) -> None:
+        """Have each receive under way return soon."""
+        self._stopped = True
+        at = asyncio.get_running_loop().time() + _ON_ITS_WAY_SECONDS
+        for poll in self._polls:
+            poll.reschedule(at)
+
+
 class Deleter:
     """Deletes added messages as soon as they fill a call, else after a delay that grows with their rate.
 
-    deleted: called with messages that are deleted, or given up: those are delivered again, and what is stored of them
-    changes nothing.
+    No caller waits for a delete, and each call to SQS is billed. deleted: called with messages that are deleted, or
+    given up: those are delivered again, and what is stored of them changes nothing.
     """
 
     def __init__(
