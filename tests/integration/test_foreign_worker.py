@@ -14,9 +14,8 @@ import pytest
 
 from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsQueue
-from penstock.protocol.batching import join_batch
 from penstock.protocol.reports import Announced, Failed, Hints, Report, Succeeded, decode_reports
-from penstock.protocol.requests import encode_call
+from penstock.protocol.requests import encode_call, join_batch
 from penstock.settings.model import Settings
 
 SCRIPT = Path(__file__).parents[1] / "acceptance" / "foreign_worker.py"

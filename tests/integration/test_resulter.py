@@ -19,7 +19,6 @@ from penstock.db.pool import Store
 from penstock.limits.model import RouteSetParams
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.payloads.codec import PayloadCodec
-from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import HANDLER_ERROR, TOO_LARGE, Locked, Unavailable
 from penstock.protocol.reports import (
     NO_HINTS,
@@ -31,6 +30,7 @@ from penstock.protocol.reports import (
     encode_result,
     encode_shared_result,
 )
+from penstock.protocol.requests import join_batch
 from penstock.protocol.retry import Backoff
 from penstock.protocol.sealed import SEALED_ENCODING, Reference, Sealed, encode_reference, encode_sealed
 from penstock.protocol.task import Claimed, NewTask

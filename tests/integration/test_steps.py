@@ -24,7 +24,6 @@ from penstock.brokers.sqs import SqsQueue
 from penstock.db.pool import Store
 from penstock.methods.inbound import accept_inbound, read_inbound
 from penstock.payloads.codec import PayloadCodec
-from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.journal import Entry, add_entries, encode_entry, encode_step
 from penstock.protocol.reports import (
@@ -35,6 +34,7 @@ from penstock.protocol.reports import (
     encode_progress,
     encode_result,
 )
+from penstock.protocol.requests import join_batch
 from penstock.protocol.retry import Backoff
 from penstock.protocol.sealed import SEALED_ENCODING, Reference, encode_reference
 from penstock.protocol.task import Claimed, NewTask

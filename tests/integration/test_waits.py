@@ -20,9 +20,9 @@ from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.methods.table import METHODS, read_command
 from penstock.protocol.api_key import Permission
-from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import AccessDenied, AnsweredAlready, RpcError, StateConflict, TaskNotFound
 from penstock.protocol.reports import decode_reports, encode_notification, encode_result, make_token
+from penstock.protocol.requests import join_batch
 from penstock.protocol.task import Claimed, Failure, NewTask, State
 from penstock.resulter import Resulter
 from penstock.results.apply import ApplySummary, apply_reports

@@ -13,10 +13,9 @@ import pytest
 from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsQueue
 from penstock.db.pool import Store
-from penstock.protocol.batching import join_batch
 from penstock.protocol.message_attributes import WORKER_ATTRIBUTE
 from penstock.protocol.reports import decode_reports, encode_notification, encode_progress, encode_result
-from penstock.protocol.requests import encode_call
+from penstock.protocol.requests import encode_call, join_batch
 from penstock.protocol.task import Claimed, Failure, NewTask
 from penstock.resulter import Resulter
 from penstock.results.apply import apply_reports

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from penstock.brokers.sqs import LIMITS
-from penstock.protocol.batching import pack
+from penstock.protocol.requests import pack
 from penstock.scheduler.packing import _SPREAD
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX

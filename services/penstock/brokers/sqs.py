@@ -25,9 +25,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from penstock.brokers.base import MAX_RECEIVES, Depth, Limits, Message, Outgoing, QueueMissing, SendReport, Unsent
 from penstock.brokers.sqs_direct import CONNECT_SECONDS, OPERATIONS, USER_AGENT, open_direct
-from penstock.protocol.batching import pack
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
+from penstock.protocol.requests import pack
 from penstock.runtime import metrics
 from penstock.runtime.aws import AwsClient
 from penstock.runtime.logs import log

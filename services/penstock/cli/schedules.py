@@ -13,8 +13,8 @@ import typer
 from penstock.cli.common import Api, Printer, calling, listing, outlasting, print_fields, progress, say
 from penstock.cli.parameters import PAYLOAD, Commands, Given, ParamsOf, add_group
 from penstock.cli.values import read_json
-from penstock.protocol.batching import pack
 from penstock.protocol.errors import PenstockError
+from penstock.protocol.requests import pack
 from penstock.schedules import model
 
 LOOK_SECONDS = 0.3

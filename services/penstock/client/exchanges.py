@@ -19,9 +19,8 @@ import httpx
 from penstock.client.record import Record, read
 from penstock.client.records import Accepted
 from penstock.protocol import errors, trace_context
-from penstock.protocol.batching import pack
 from penstock.protocol.json_text import decode_any, dumps
-from penstock.protocol.requests import given, prepared
+from penstock.protocol.requests import given, pack, prepared
 
 BATCH_TASKS = 1000
 BATCH_BYTES = 4 * 1024 * 1024  # half of what the api takes by default

@@ -13,11 +13,10 @@ from penstock.client.exchanges import Params, Request, Unfinished, request_text,
 from penstock.client.methods import AsyncNothing, Nothing, ScheduleChanges, WaitAnswers, WorkflowChanges
 from penstock.payloads.codec import PayloadCodec, offered_aad
 from penstock.protocol import in_process
-from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.errors import TooLarge
 from penstock.protocol.json_text import dumps
 from penstock.protocol.options import EnqueueOptions
-from penstock.protocol.requests import prepared, task_params
+from penstock.protocol.requests import join_batch, pack, prepared, task_params
 from penstock.runtime.loop_thread import LoopThread
 from penstock.runtime.periodic import Pauses
 from penstock.settings.model import Settings, load_settings

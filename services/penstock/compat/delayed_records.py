@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from penstock.db.notify import DELAYED_RECORDS, Listener, Notifier
 from penstock.db.pool import Store
 from penstock.db.session import Session
-from penstock.protocol.batching import pack
 from penstock.protocol.checks import read_name
 from penstock.protocol.errors import InvalidParams, PenstockError, Refused
 from penstock.protocol.json_text import utf8_size
+from penstock.protocol.requests import pack
 from penstock.protocol.task import KEY_MAX_CHARS, MAX_ATTEMPTS_LIMIT, NewTask
 from penstock.runtime import metrics
 from penstock.runtime.halving import in_halves

@@ -7,10 +7,9 @@ from operator import add
 
 from penstock.brokers.base import Limits, Outgoing
 from penstock.protocol import message_attributes
-from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.fence import Fence
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
-from penstock.protocol.requests import encode_call
+from penstock.protocol.requests import encode_call, join_batch, pack
 from penstock.protocol.task import Claimed
 from penstock.runtime import metrics
 from penstock.settings.model import Settings

@@ -10,10 +10,9 @@ from typing import Any
 
 from penstock.brokers.base import Outgoing, SendReport
 from penstock.brokers.sqs import LIMITS
-from penstock.protocol.batching import join_batch
 from penstock.protocol.json_text import entry_text
 from penstock.protocol.reports import Outcome, SharedResult, Stepped, decode_report
-from penstock.protocol.requests import split_body
+from penstock.protocol.requests import join_batch, split_body
 from penstock.settings.model import Settings
 from penstock.testing.queue import MemoryQueue
 from penstock.worker.handlers.actions import Handler, Registry

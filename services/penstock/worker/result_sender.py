@@ -12,12 +12,12 @@ from time import monotonic
 import msgspec
 
 from penstock.brokers.base import Outgoing, Queue, SendReport
-from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.compression import PACKED_PER_MESSAGE, PACKED_PREFIX
 from penstock.protocol.errors import TOO_LARGE, Unavailable
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.message_attributes import WORKER_ATTRIBUTE
 from penstock.protocol.reports import SHARED_RESULT_BYTES, encode_notification, encode_progress, encode_shared_result
+from penstock.protocol.requests import join_batch, pack
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.runtime.periodic import Linger, Pace, Pauses

@@ -17,7 +17,6 @@ from penstock.api.dead_letters import instant_of
 from penstock.brokers.base import MAX_RECEIVES, ORIGINAL_ID_ATTRIBUTE, Depth, Message, Outgoing
 from penstock.brokers.sqs import LIMITS, SqsQueue, SqsTransport
 from penstock.db.pool import Store
-from penstock.protocol.batching import join_batch
 from penstock.protocol.journal import Entry, encode_entry, encode_step
 from penstock.protocol.message_attributes import TIMEOUT_ATTRIBUTE, WORKER_ATTRIBUTE
 from penstock.protocol.output import encode_output
@@ -28,7 +27,7 @@ from penstock.protocol.reports import (
     encode_result,
     encode_shared_result,
 )
-from penstock.protocol.requests import encode_call
+from penstock.protocol.requests import encode_call, join_batch
 from penstock.protocol.task import Claimed, Failure, NewTask, State
 from penstock.resulter import Resulter
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX

@@ -24,7 +24,6 @@ from hypothesis.stateful import (
 from penstock.db.pool import Store
 from penstock.db.session import Pair, Session
 from penstock.methods.table import read_command
-from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import AnsweredAlready, RpcError, StateConflict, TaskNotFound
 from penstock.protocol.reports import (
     NO_HINTS,
@@ -34,6 +33,7 @@ from penstock.protocol.reports import (
     encode_progress,
     encode_result,
 )
+from penstock.protocol.requests import join_batch
 from penstock.protocol.task import (
     EVERYTHING,
     EXPIRED,

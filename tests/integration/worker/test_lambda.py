@@ -22,11 +22,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import penstock
 from penstock.payloads.codec import PayloadCodec, aad_of, payload_aad
-from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import TASK_TIMEOUT, Unavailable
 from penstock.protocol.message_attributes import TIMEOUT_ATTRIBUTE, encode_tenants
 from penstock.protocol.reports import Failed, Report, Stepped, Succeeded, Waiting, decode_reports
-from penstock.protocol.requests import encode_call
+from penstock.protocol.requests import encode_call, join_batch
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings, load_settings
 from penstock.settings.payload_texts import new_key

@@ -14,9 +14,8 @@ import pytest
 
 from penstock.brokers.base import Outgoing, Queue, Transport
 from penstock.brokers.opening import create_queues, open_transport
-from penstock.protocol.batching import join_batch
 from penstock.protocol.reports import Failed, Progress, Report, Succeeded, decode_reports
-from penstock.protocol.requests import encode_call
+from penstock.protocol.requests import encode_call, join_batch
 from penstock.settings.model import Settings, load_settings
 from tests.brokers import KINDS, broker_settings
 from tests.integration.test_stopping import Process

@@ -18,11 +18,10 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsQueue
-from penstock.protocol.batching import join_batch
 from penstock.protocol.message_attributes import encode_tenants
 from penstock.protocol.output import decode_entries
 from penstock.protocol.reports import Failed, Output, Stepped, Succeeded, Suspended
-from penstock.protocol.requests import encode_call
+from penstock.protocol.requests import encode_call, join_batch
 from penstock.runtime.periodic import Pauses
 from penstock.runtime.tracing import active
 from penstock.runtime.tracing.spans import Spans

@@ -27,7 +27,6 @@ import penstock.worker.runner
 from penstock.brokers.base import Message, Outgoing, Queue, SendReport
 from penstock.brokers.sqs import LIMITS, SqsQueue, SqsTransport
 from penstock.payloads.codec import PayloadCodec
-from penstock.protocol.batching import join_batch
 from penstock.protocol.compression import PACKED_PER_MESSAGE
 from penstock.protocol.message_attributes import encode_tenants
 from penstock.protocol.reports import (
@@ -41,7 +40,7 @@ from penstock.protocol.reports import (
     decode_reports,
     encode_result,
 )
-from penstock.protocol.requests import encode_call
+from penstock.protocol.requests import encode_call, join_batch
 from penstock.protocol.retry import Backoff
 from penstock.runtime import metrics
 from penstock.runtime.logs import TaskLogFilter

@@ -13,9 +13,8 @@ import pytest
 from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsQueue
 from penstock.db.pool import Store
-from penstock.protocol.batching import join_batch
 from penstock.protocol.reports import Succeeded, decode_reports
-from penstock.protocol.requests import encode_call
+from penstock.protocol.requests import encode_call, join_batch
 from penstock.protocol.task import NewTask
 from penstock.settings.model import Settings
 from penstock.tasks import claim, enqueue, settle

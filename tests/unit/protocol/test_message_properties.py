@@ -10,7 +10,6 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.errors import InvalidParams, InvalidRequest, ParseError
 from penstock.protocol.fence import ClaimKey, Fence
 from penstock.protocol.json_text import (
@@ -34,7 +33,16 @@ from penstock.protocol.reports import (
     encode_progress,
     encode_result,
 )
-from penstock.protocol.requests import Invalid, Request, _split_slowly, decode_body, encode_call, parse_claim_id
+from penstock.protocol.requests import (
+    Invalid,
+    Request,
+    _split_slowly,
+    decode_body,
+    encode_call,
+    join_batch,
+    pack,
+    parse_claim_id,
+)
 from penstock.protocol.task import ACTION_MAX_CHARS
 
 BATCH_LIMIT = 50

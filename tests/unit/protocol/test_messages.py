@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.errors import InvalidParams, InvalidRequest, ParseError
 from penstock.protocol.fence import ClaimKey, Fence
 from penstock.protocol.json_text import (
@@ -49,6 +48,8 @@ from penstock.protocol.requests import (
     decode_body,
     decode_task_requests,
     encode_call,
+    join_batch,
+    pack,
     parse_claim_id,
 )
 from penstock.protocol.sealed import MARK

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import SettingsError
 from penstock.protocol.message_attributes import WORKER_ATTRIBUTE, WORKER_NAME_MAX_CHARS, check_worker_name, worker_of
 from penstock.protocol.reports import (
@@ -24,6 +23,7 @@ from penstock.protocol.reports import (
     encode_progress,
     encode_result,
 )
+from penstock.protocol.requests import join_batch
 from penstock.settings.model import load_settings
 from penstock.worker.result_sender import name_of_process
 

@@ -22,12 +22,11 @@ from penstock.local.children import Child, Output
 from penstock.local.service import HOST, open_log
 from penstock.local.sqs import REGION, EmbeddedSqs
 from penstock.payloads.codec import PayloadCodec, aad_of
-from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import METHOD_NOT_FOUND, PayloadLost, StackError
 from penstock.protocol.fence import ClaimKey, Fence
 from penstock.protocol.message_attributes import WORKER_ATTRIBUTE
 from penstock.protocol.reports import Failed, Succeeded, Suspended, Waiting, decode_reports
-from penstock.protocol.requests import encode_call
+from penstock.protocol.requests import encode_call, join_batch
 from penstock.settings.model import Settings, load_settings
 from penstock.settings.payload_texts import new_key
 

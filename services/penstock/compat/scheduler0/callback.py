@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.compat.scheduler0.jobs import ACTION, Callback, execution_id
-from penstock.protocol.batching import pack
+from penstock.protocol.requests import pack
 from penstock.settings.model import Settings
 from penstock.worker.deliveries.errors import NotDelivered
 from penstock.worker.deliveries.http_client import HttpClient

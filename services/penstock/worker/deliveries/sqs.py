@@ -10,10 +10,9 @@ import msgspec
 from msgspec import Meta
 
 from penstock.brokers.sqs import LIMITS, SqsTransport, code_of
-from penstock.protocol.batching import pack
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
-from penstock.protocol.requests import given
+from penstock.protocol.requests import given, pack
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
 from penstock.worker.deliveries.errors import Base64, NotDelivered, Undeliverable, short_text
