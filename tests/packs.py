@@ -7,8 +7,8 @@ from typing import Any
 from penstock.brokers.base import Limits
 from penstock.protocol.fence import Fence
 from penstock.protocol.task import Claimed
-from penstock.scheduler import packing
-from penstock.scheduler.packing import PackedMessage
+from penstock.scheduler import sending
+from penstock.scheduler.sending import PackedMessage
 
 
 def pack_messages(
@@ -18,4 +18,4 @@ def pack_messages(
     """by_tenant: each tenant's tasks travel apart."""
     settings: Any = SimpleNamespace(pack_max_tasks=max_tasks, pack_seconds=max_seconds, fair_queues=by_tenant)
     limits = Limits(max_bytes, max_call_messages=10, max_extend_seconds=3600, fair_groups=True)
-    return packing.pack_messages(tasks, run_seconds, settings, limits, fence or Fence())
+    return sending.pack_messages(tasks, run_seconds, settings, limits, fence or Fence())

@@ -16,7 +16,7 @@ from penstock.methods.inbound import accept_inbound, read_inbound
 from penstock.protocol.fence import Fence
 from penstock.protocol.reports import decode_reports
 from penstock.results.apply import apply_reports
-from penstock.scheduler.packing import call_of
+from penstock.scheduler.sending import call_of
 from penstock.settings.model import Settings, load_settings
 from penstock.tasks import claim, enqueue
 from tests.integration.apis import JSON, running

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.brokers.sqs import LIMITS
 from penstock.protocol.requests import pack
-from penstock.scheduler.packing import _SPREAD
+from penstock.scheduler.sending import _SPREAD
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
 from penstock.worker.result_sender import MAX_TASKS

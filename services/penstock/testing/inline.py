@@ -25,7 +25,7 @@ from penstock.results.apply import bad_children, delay_after, hold_of, interrupt
 from penstock.results.methods import KEPT, Answered, AnswerWait, answer_again
 from penstock.results.spawn import read_spawner
 from penstock.results.waits import Ended, read_answer, timed_out, token_taken
-from penstock.scheduler.packing import message_of
+from penstock.scheduler.sending import message_of
 from penstock.settings.model import load_settings
 from penstock.tasks import params, views
 from penstock.tasks.settle import PutOff

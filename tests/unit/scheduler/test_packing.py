@@ -18,7 +18,7 @@ from penstock.protocol.message_attributes import (
     parse_pack_id,
 )
 from penstock.protocol.task import Claimed
-from penstock.scheduler.packing import PackedMessage, message_of
+from penstock.scheduler.sending import PackedMessage, message_of
 from tests.integration.doors import sample
 from tests.packs import pack_messages
 
