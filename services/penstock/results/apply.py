@@ -1,7 +1,5 @@
 """Apply reports from workers to tasks: results, failures and heartbeats, fenced by claim, in one transaction."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import defaultdict

@@ -3,8 +3,6 @@
 SQS has no priority, so tasks that are not needed yet stay in Postgres.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Routes: queues with a window of their own, and diverting due tasks to them while nothing is claimed."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Claim due tasks, confirm or release claims, count them, and give up tasks that Postgres refuses to claim."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress

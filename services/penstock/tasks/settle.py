@@ -1,7 +1,5 @@
 """Record outcomes of attempts; cancel, reschedule and restart tasks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime

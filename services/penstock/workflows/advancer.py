@@ -4,8 +4,6 @@ A resulter that settles a few steps starts what follows them itself. A superviso
 the resulter could not, and looks once a second in case that was lost. One process at a time has a workflow.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Sequence

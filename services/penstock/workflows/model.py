@@ -1,7 +1,5 @@
 """Workflows and their steps: parameters, results, and checked definitions; without I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
