@@ -12,17 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import urlencode, urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    SecretStr,
-    ValidationError,
-    model_validator,
-)
+import pydantic
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr
 
 from penstock.protocol.api_key import ApiKey, Permission, parse_entries, parse_entry
 from penstock.protocol.errors import SettingsError
@@ -182,7 +173,7 @@ ReadableFile = Annotated[str, checked(_readable_file)]
 DatabaseUrl = Annotated[
     SecretStr,
     checked(_database_url),
-    PlainSerializer(lambda url: masked(url.get_secret_value()), when_used="json"),
+    pydantic.PlainSerializer(lambda url: masked(url.get_secret_value()), when_used="json"),
 ]
 _ACCESS_KEY = must(lambda key: all(key.partition(":")), "must be ID:SECRET of an AWS access key")
 _RABBITMQ_URL = must(lambda url: parse_broker_url(url).kind == "amqp", "must begin with amqp:// or amqps://")
@@ -195,7 +186,7 @@ _TRACE_URL = must(
 )
 
 
-class NamedStatement(BaseModel):
+class NamedStatement(pydantic.BaseModel):
     """One statement and where it runs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -215,7 +206,7 @@ class NamedStatement(BaseModel):
     """$1 is the task's id, the same over its attempts; the payload's parameters follow."""
 
 
-class Settings(BaseModel):
+class Settings(pydantic.BaseModel):
     """All settings of all processes; frozen. Read them with :func:`load_settings`."""
 
     model_config = ConfigDict(
@@ -882,7 +873,7 @@ class Settings(BaseModel):
         if self.payload_bucket is not None and self.payload_max_bytes < self.payload_threshold_bytes:
             yield "payload_max_bytes must be at least payload_threshold_bytes"
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _fit_together(self) -> Self:
         """Reports all errors at once."""
         alone = [pair for pair in _PAIRS if [getattr(self, name) for name in pair].count(None) == 1]
@@ -929,7 +920,7 @@ def load_settings(**overrides: Any) -> Settings:
     """
     try:
         return Settings(**{**_file(), **_environment(), **overrides})
-    except ValidationError as exc:
+    except pydantic.ValidationError as exc:
         lines = []
         for error in exc.errors(include_input=False, include_url=False, include_context=False):
             name = str(error["loc"][0]) if error["loc"] else ""

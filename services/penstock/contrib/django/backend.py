@@ -26,15 +26,7 @@ from django.utils.module_loading import import_string
 
 from penstock.client import default
 from penstock.client.records import Failure, TaskDetail
-from penstock.protocol.errors import (
-    InvalidParams,
-    PayloadLost,
-    PayloadUnavailable,
-    ResultGone,
-    SettingsError,
-    TaskFailed,
-    TaskNotFound,
-)
+from penstock.protocol import errors
 from penstock.protocol.options import EnqueueOptions
 from penstock.protocol.spelling import did_you_mean
 from penstock.protocol.task import State
@@ -93,7 +85,7 @@ def register(task: PenstockTask) -> None:
         return  # by using(): the same function with other options
     try:
         REGISTRY.add(Handler(task.module_path, _handler(task)))
-    except SettingsError as exc:
+    except errors.SettingsError as exc:
         raise InvalidTask(str(exc)) from exc
 
 
@@ -245,14 +237,15 @@ class PenstockBackend(BaseTaskBackend):
         try:
             detail = client.status(int(result_id), detail=True)
             if detail.payload_unread:
-                with suppress(PayloadUnavailable, PayloadLost):  # why the task failed is shown all the same
+                # Why the task failed is shown all the same.
+                with suppress(errors.PayloadUnavailable, errors.PayloadLost):
                     detail["payload"] = client.download(detail.id, "payload")
             if detail.result_unread:
                 detail["result"] = client.download(detail.id, "result")
-        except (ValueError, TaskNotFound, InvalidParams):
+        except (ValueError, errors.TaskNotFound, errors.InvalidParams):
             raise TaskResultDoesNotExist(f"there is no task {result_id}") from None
         if detail.result_gone:
-            raise ResultGone(detail.id)
+            raise errors.ResultGone(detail.id)
         try:
             task = import_string(detail.action)
         except Exception:  # a module of another program may fail in any way
@@ -323,5 +316,5 @@ def _class_path(name: str, shown: str) -> str:
         return str(found[-1])
     if isinstance(getattr(builtins, name, None), type):
         return f"builtins.{name}"
-    own = name if name in (Retry.__name__, Fail.__name__) else TaskFailed.__name__
+    own = name if name in (Retry.__name__, Fail.__name__) else errors.TaskFailed.__name__
     return f"penstock.{own}"
