@@ -47,12 +47,10 @@ _HEADERS = [
     ("Cross-Origin-Resource-Policy", "same-origin"),
 ]
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or not find_spec("httptools"):
     from uvicorn.protocols.http.h11_impl import H11Protocol as _Protocol
-elif find_spec("httptools"):
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as _Protocol
 else:
-    from uvicorn.protocols.http.h11_impl import H11Protocol as _Protocol
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as _Protocol
 
 
 class Part:
