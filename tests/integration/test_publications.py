@@ -16,7 +16,7 @@ from penstock.db.pool import Store
 from penstock.protocol.task import Failure, NewTask, State
 from penstock.settings.model import Settings
 from penstock.supervisor.retention import Retention
-from penstock.tasks import claim, enqueue, settle
+from penstock.tasks import claim, enqueue, reschedule, settle
 from tests import postgres_versions
 from tests.docs_blocks import all_blocks
 
@@ -44,7 +44,7 @@ async def test_records_are_changed_removed_and_counted_beside_a_publication_for_
     await sql.execute("update penstock.tally set at = at - interval '2 hours'")
     await sql.execute("create publication everything for all tables")
     async with store.transaction() as session:
-        assert await settle.restart(session, [a.id]) == {a.id: State.SCHEDULED}
+        assert await reschedule.restart(session, [a.id]) == {a.id: State.SCHEDULED}
         assert len(await session.fetch("delete_settled_tasks", [b.id])) == 1
     await sql.execute("update penstock.task_history set finished_at = now() - interval '2 days' where id = $1", c.id)
     kept = settings.model_copy(update={"retention_success_seconds": 86400.0})
@@ -96,7 +96,7 @@ async def test_a_server_that_follows_by_logical_replication_takes_over(data_path
             await settle.finish(session, {(b.id, b.claim): "1"})
             await settle.fail(session, [Failure(a.id, a.claim, '{"code":1,"message":"x"}', None)])
         async with Store(old_url) as store, store.transaction() as session:
-            await settle.restart(session, [a.id])  # deletes a record of the history
+            await reschedule.restart(session, [a.id])  # deletes a record of the history
         await asyncio.wait_for(_caught_up(old, new), 60)
         await new.execute("alter subscription move disable; alter subscription move set (slot_name = none)")
         await new.execute("drop subscription move")

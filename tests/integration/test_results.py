@@ -47,7 +47,7 @@ from penstock.settings.values import DAY
 from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.payloads import PayloadRetention
 from penstock.tasks import claim as claims
-from penstock.tasks import enqueue, settle
+from penstock.tasks import enqueue, reschedule, settle
 from penstock.tasks.methods import retry
 from penstock.tasks.params import ResultParams, RetryParams
 from tests.claims import claim_id
@@ -155,7 +155,7 @@ async def test_a_task_that_is_retried_is_waited_for_again(store: Store, settings
     async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
         async with store.transaction() as session:
             await settle.cancel(session, [task_id])
-            await settle.restart(session, [task_id])
+            await reschedule.restart(session, [task_id])
         asking = asyncio.create_task(ask(http, id=task_id, timeout=60))
         await until(lambda: api._methods.long_polls._waits == 1)
         claimed, _ = await claim(store)
@@ -649,7 +649,7 @@ async def test_results_go_before_payloads_and_payloads_before_records(
                 await asyncio.to_thread(client.retry, failed)
             assert refused.value.data == {"id": failed, "state": "CRITICAL_ERROR", "payload_gone": True}
     async with store.transaction() as session:
-        assert await settle.restart(session, [failed, cancelled]) == {}
+        assert await reschedule.restart(session, [failed, cancelled]) == {}
         with pytest.raises(StateConflict, match="its payload is gone"):
             await retry.carry_out(within(session, settings), RetryParams(cancelled))
 

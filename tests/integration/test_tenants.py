@@ -28,7 +28,7 @@ from penstock.settings.model import Settings, load_settings
 from penstock.supervisor.limits import LimitUpkeep
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
-from penstock.tasks import settle
+from penstock.tasks import reschedule, settle
 from penstock.tasks.transactional import enqueue_many
 from penstock.workflows.advancer import advance_workflows
 from tests.integration.apis import running
@@ -118,7 +118,7 @@ async def test_a_tenant_stays_with_a_task_all_its_life(store: Store, task_of: An
         await settle.cancel(session, [task])
     assert ((await task_of(task))["tenant"], (await task_of(task))["state"]) == ("acme", "CANCELLED")
     async with store.transaction() as session:
-        await settle.restart(session, [task])
+        await reschedule.restart(session, [task])
     assert (await task_of(task))["tenant"] == "acme"
     async with store.session() as session:
         batch = await claims.claim(session, 10)

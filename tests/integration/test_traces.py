@@ -43,6 +43,7 @@ from penstock.supervisor.process import Supervisor
 from penstock.supervisor.repair import Repair
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
+from penstock.tasks import reschedule
 from penstock.tasks import settle as settling
 from penstock.worker.handlers.actions import Registry
 from penstock.worker.process import Worker
@@ -329,7 +330,7 @@ async def test_a_failure_for_good_ends_in_error(tracer: Tracer, store: Store, pi
     assert json.loads(row["error"])["traceparent"].split("-")[1:3] == list(ids_of(attempt))
     # Retried by hand, it is still of its trace, and the attempt links to the one of its former life.
     async with store.transaction() as session:
-        await settling.restart(session, [made.id])
+        await reschedule.restart(session, [made.id])
     again = (await spans_of(tracer, "process bad", 2))[1]
     assert ids_of(again)[0] == ids_of(attempt)[0]
     assert links_of(again) == [ids_of(attempt)[1]]

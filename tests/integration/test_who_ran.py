@@ -21,7 +21,7 @@ from penstock.resulter import Resulter
 from penstock.results.apply import apply_reports
 from penstock.settings.model import Settings
 from penstock.supervisor.repair import Repair
-from penstock.tasks import settle
+from penstock.tasks import reschedule, settle
 from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.context import Context
 from penstock.worker.process import Worker
@@ -137,7 +137,7 @@ async def test_a_task_that_is_cancelled_while_it_runs_keeps_it_and_one_that_star
         assert await settle.cancel(session, [task.id]) == {task.id}
     assert (await task_of(task.id))["worker"] == "one:7"
     async with store.transaction() as session:
-        await settle.restart(session, [task.id])
+        await reschedule.restart(session, [task.id])
     assert (await task_of(task.id))["worker"] is None
 
 

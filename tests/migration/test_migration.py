@@ -24,7 +24,7 @@ from penstock.db.statements import SQL
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import Failure, NewTask, State
-from penstock.tasks import claim, enqueue, settle
+from penstock.tasks import claim, enqueue, reschedule, settle
 from tests.waiting import wait_until
 
 SERVICES = Path(__file__).parents[2] / "services"
@@ -494,7 +494,7 @@ def test_a_fresh_schema_carries_tasks_through_their_whole_life(migrated_url: str
             async with store.transaction() as session:
                 assert len(await settle.fail(session, [Failure(third, claims[third], error, None)])) == 1
                 assert await settle.cancel(session, [second]) == {second}
-                assert await settle.restart(session, [third]) == {third: State.SCHEDULED}
+                assert await reschedule.restart(session, [third]) == {third: State.SCHEDULED}
                 states = {row["id"]: row["state"] for row in await session.fetch("read_tasks", [first, second, third])}
             assert states == {first: "SUCCESS", second: "CANCELLED", third: "SCHEDULED"}
         finally:

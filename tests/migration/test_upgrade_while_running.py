@@ -19,7 +19,7 @@ from penstock.db.pool import Store
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import Failure, State
 from penstock.tasks import claim as claiming
-from penstock.tasks import settle
+from penstock.tasks import reschedule, settle
 
 # The rules hold for what comes after this revision.
 FIRST = "initial"
@@ -183,7 +183,7 @@ def test_tasks_in_every_state_live_on_over_an_upgrade(empty_database_url: str, r
             async with store.transaction() as session:
                 assert await settle.finish(session, {(1, claim): '{"ok":true}'}) == 1
                 assert await settle.cancel(session, [5]) == {5}
-                assert await settle.restart(session, [6]) == {6: State.SCHEDULED}
+                assert await reschedule.restart(session, [6]) == {6: State.SCHEDULED}
             async with store.session() as session:
                 batch = await claiming.claim(session, 10)
                 assert batch is not None

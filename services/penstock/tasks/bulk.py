@@ -19,7 +19,7 @@ from penstock.protocol.errors import JobNotFound, Locked, PenstockError, TaskNot
 from penstock.protocol.task import FINAL_STATES, State
 from penstock.protocol.views import Instant, about, view_of
 from penstock.runtime.halving import in_halves
-from penstock.tasks import settle
+from penstock.tasks import reschedule, settle
 from penstock.tasks.params import BulkRescheduleParams
 
 MAX_ERRORS = 20  # that a job keeps
@@ -236,7 +236,7 @@ async def _change(session: Session, job: asyncpg.Record, work: BulkWork, ids: Se
         case Operation.CANCEL:
             return await settle.cancel(session, ids)
         case Operation.RETRY:
-            return set(await settle.restart(session, ids))
+            return set(await reschedule.restart(session, ids))
         case Operation.DELETE:
             await session.fetch("hold_unique_keys", ids)
             return {row["id"] for row in await session.fetch("delete_settled_tasks", ids)}
@@ -255,7 +255,7 @@ async def _reasons(session: Session, job: asyncpg.Record, refused: Sequence[int]
     """Why tasks could not be changed, of as many as the job has room for."""
     errors = []
     for task_id in refused[: max(0, MAX_ERRORS - job["refused"])]:
-        why = await settle.why_unchanged(session, task_id, _VERBS[job["kind"].removeprefix("bulk.")])
+        why = await reschedule.why_unchanged(session, task_id, _VERBS[job["kind"].removeprefix("bulk.")])
         is_gone = isinstance(why, TaskNotFound)
         errors.append(JobError(task_id, "its record is no longer kept" if is_gone else why.message))
     return errors

@@ -24,6 +24,7 @@ from penstock.protocol.tenant import stored_key
 from penstock.protocol.views import NEXT_CURSOR, about, view_of
 from penstock.runtime.budget import in_hand
 from penstock.tasks import journal, ordering, params, settle, views
+from penstock.tasks import reschedule as rescheduling
 
 SCAN_TASKS = 20_000  # that one page of a filtered list looks at; a rare action must not read the whole history
 TEXT_TASKS = 2000  # whose payload and errors one page looks for a text in, each of which may be large
@@ -119,7 +120,7 @@ async def cancel(session: Session, given: params.CancelParams) -> views.Changed:
     task_id = int(given.id)
     await check_own_task(session, task_id)
     if not await settle.cancel(session, [task_id], given.reason):
-        raise await settle.why_unchanged(session, task_id, "cancelled")
+        raise await rescheduling.why_unchanged(session, task_id, "cancelled")
     return views.Changed(task_id, State.CANCELLED)
 
 
@@ -129,9 +130,9 @@ async def retry(session: Session, given: params.RetryParams) -> views.Changed:
     task_id = int(given.id)
     await check_own_task(session, task_id)
     known = [] if given.from_step is None else await journal.rewind(session, task_id, given.from_step)
-    states = await settle.restart(session, [task_id])
+    states = await rescheduling.restart(session, [task_id])
     if not states:
-        raise await settle.why_unchanged(session, task_id, "retried")
+        raise await rescheduling.why_unchanged(session, task_id, "retried")
     if given.from_step is not None:
         if given.from_step not in known:
             shown = f"it has {', '.join(known[:20])}" if known else "it has none"
@@ -152,11 +153,11 @@ async def reschedule(session: Session, given: params.RescheduleParams) -> views.
     """Move a waiting or retrying task (WAITING, SCHEDULED, ERROR) to another time or priority."""
     task_id, run_at = int(given.id), checks.read_instant(given.run_at)
     await check_own_task(session, task_id)
-    states = await settle.reschedule(
+    states = await rescheduling.reschedule(
         session, [task_id], run_at=run_at, delay_seconds=given.delay, priority=given.priority
     )
     if not states:
-        raise await settle.why_unchanged(session, task_id, "rescheduled")
+        raise await rescheduling.why_unchanged(session, task_id, "rescheduled")
     return views.Changed(task_id, states[task_id])
 
 

@@ -21,7 +21,7 @@ from penstock.db.session import Session
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.task import Failure, NewTask
 from penstock.settings.model import Settings, load_settings
-from penstock.tasks import settle
+from penstock.tasks import reschedule, settle
 from tests.integration.limits.test_limits import enqueue, limit
 from tests.integration.lives import Lives
 from tests.integration.test_waits import World
@@ -131,7 +131,7 @@ async def test_a_task_that_was_retried_before_the_next_of_its_key_was_claimed_is
     async with store.transaction() as session:
         await settle.fail(session, [Failure(first.id, first.claim, '{"code":-32000,"message":"boom"}', None)])
     async with store.transaction() as session:
-        assert await settle.restart(session, [first.id]) == {first.id: "WAITING"}
+        assert await reschedule.restart(session, [first.id]) == {first.id: "WAITING"}
     await lives.claim()
     async with store.session() as session:
         assert await complaints(session, settings) == []

@@ -21,7 +21,7 @@ from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.errors import Refused, Unavailable
 from penstock.protocol.task import NewTask, State
 from penstock.settings.model import Settings
-from penstock.tasks import claim, enqueue, settle
+from penstock.tasks import claim, enqueue, reschedule, settle
 from tests.conftest import PARTITIONS
 from tests.migration.test_migration import inventory
 from tests.pgbouncer import WHY_NOT, through
@@ -103,7 +103,7 @@ async def test_a_task_of_a_range_that_was_dropped_starts_again(database_url: str
         assert await settle.cancel(session, [old]) == {old}
     assert (await divide(database_url, 2))[-1] == "tasks are in 2 partitions"
     async with store.transaction() as session:
-        assert await settle.restart(session, [old]) == {old: State.SCHEDULED}
+        assert await reschedule.restart(session, [old]) == {old: State.SCHEDULED}
     await add(store, 10)
     assert await tables(sql) == {"task_from_2000000000_0", "task_from_2000000000_1"}
     assert len(await settle_all(store)) == 11

@@ -26,7 +26,7 @@ from penstock.db.statements import SQL
 from penstock.protocol.task import NewTask
 from penstock.runtime import metrics
 from penstock.settings.model import Settings, load_settings
-from penstock.tasks import enqueue, settle
+from penstock.tasks import enqueue, reschedule
 from tests import postgres_versions
 from tests.claims import use_known_key
 from tests.failover import Pair
@@ -191,7 +191,7 @@ async def test_no_result_is_missed_and_none_of_an_earlier_run_is_answered(
         await until_replayed(pair)
         with paused(pair):
             async with store.transaction() as session:
-                await settle.restart(session, [task_id])
+                await reschedule.restart(session, [task_id])
             # On the replica, it still is a failed one.
             waiting = asyncio.create_task(call(http, "result", id=task_id, timeout=1.5))
             answer, _ = await waiting

@@ -30,7 +30,7 @@ from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.supervisor.gauges import Gauges
 from penstock.tasks import enqueue as enqueuing
-from penstock.tasks.settle import reschedule
+from penstock.tasks.reschedule import reschedule
 from penstock.worker.announcing import announcements, schemas
 from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.context import Call, Context

@@ -25,7 +25,7 @@ from penstock.supervisor.duties import expire
 from penstock.supervisor.payloads import PayloadRetention
 from penstock.supervisor.retention import Retention
 from penstock.tasks import claim as claiming
-from penstock.tasks import enqueue, methods, ordering, settle
+from penstock.tasks import enqueue, methods, ordering, reschedule, settle
 from penstock.tasks.params import RescheduleParams
 from tests.integration.apis import JSON, running
 from tests.integration.doors import no_routes, request, take
@@ -81,7 +81,7 @@ async def test_labels_expiry_and_limit_key_stay_with_a_task_all_its_life(store: 
         assert {name: ends[end][name] for name in given} == first
         if end != "finish":
             async with store.transaction() as session:
-                await settle.restart(session, [task_id])
+                await reschedule.restart(session, [task_id])
             back = await task_of(task_id)
             assert {name: back[name] for name in given} == first
             assert back["reason"] is None
@@ -143,7 +143,7 @@ async def test_a_retry_forgets_an_expiry_that_has_passed(store: Store, task_of: 
     (task_id,) = await add(store, NewTask("a", expires_in_seconds=0.000001))
     await expire(store)
     async with store.transaction() as session:
-        await settle.restart(session, [task_id])
+        await reschedule.restart(session, [task_id])
     assert (await task_of(task_id))["expires_at"] is None
     assert list(await claim(store)) == [task_id]
 
@@ -160,7 +160,7 @@ async def test_a_task_rescheduled_to_now_is_run_by_a_scheduler_whose_bounds_have
     assert await states(store, [later, due]) == ["SCHEDULED", "ACQUIRED"]
     async with store.session() as session:
         past = datetime.now(UTC) - timedelta(hours=1)
-        assert await settle.reschedule(session, [later], run_at=past) == {later: State.SCHEDULED}
+        assert await reschedule.reschedule(session, [later], run_at=past) == {later: State.SCHEDULED}
     async with asyncio.timeout(30):
         while (await states(store, [later])) != ["ACQUIRED"]:
             await scheduler.run_once()
@@ -222,7 +222,7 @@ async def test_a_held_key_goes_on_when_the_failed_task_is_retried_and_succeeds(s
         await settle.cancel(session, [third])
     assert await states(store, [first, second]) == ["CRITICAL_ERROR", "WAITING"], "a cancel must not let it go"
     async with store.transaction() as session:
-        assert await settle.restart(session, [first]) == {first: State.SCHEDULED}
+        assert await reschedule.restart(session, [first]) == {first: State.SCHEDULED}
         assert await ordering.list_held_keys(session, 10) == []
     claims = await claim(store)
     assert list(claims) == [first]
@@ -262,7 +262,7 @@ async def test_a_task_retried_after_its_key_was_let_go_waits_behind_the_next(sto
     await fail(store, first, (await claim(store))[first])
     async with store.transaction() as session:
         assert await ordering.release_keys(session, ["o"]) == {"o": second}
-        assert await settle.restart(session, [first]) == {first: State.WAITING}
+        assert await reschedule.restart(session, [first]) == {first: State.WAITING}
 
 
 async def test_the_first_task_of_a_key_retried_while_another_runs_waits_behind_it(store: Store) -> None:
@@ -270,7 +270,7 @@ async def test_the_first_task_of_a_key_retried_while_another_runs_waits_behind_i
     await fail(store, first, (await claim(store))[first], hold=False)
     assert await states(store, [second]) == ["SCHEDULED"]
     async with store.transaction() as session:
-        assert await settle.restart(session, [first]) == {first: State.WAITING}
+        assert await reschedule.restart(session, [first]) == {first: State.WAITING}
     claims = await claim(store)
     assert list(claims) == [second]
     async with store.transaction() as session:

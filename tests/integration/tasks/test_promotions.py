@@ -20,7 +20,7 @@ from penstock.settings.model import Settings
 from penstock.supervisor.duties import expire
 from penstock.supervisor.process import Supervisor
 from penstock.tasks import claim as claims
-from penstock.tasks import enqueue, ordering, settle
+from penstock.tasks import enqueue, ordering, reschedule
 from penstock.tasks import settle as settling
 from penstock.tasks.claim import ClaimBatch
 from tests.integration.doors import no_routes
@@ -177,7 +177,7 @@ async def test_a_task_cancelled_in_its_turn_and_retried_keeps_its_place(store: S
     keys = await turned(store, each=3)
     async with store.transaction() as session:
         await settling.cancel(session, [keys[0][1]])
-        await settle.restart(session, [keys[0][1]])
+        await reschedule.restart(session, [keys[0][1]])
     batch = await claim(store)
     assert batch is not None
     took = {task.id for task in batch.tasks}
@@ -213,7 +213,7 @@ async def test_a_task_moved_in_its_turn_is_claimed_when_it_should_be(
     keys = await turned(store)
     moved = keys[5][1]
     async with store.session() as session:
-        await settle.reschedule(session, [moved], **change)
+        await reschedule.reschedule(session, [moved], **change)
     assert await claimed(store) == [task for task in seconds_of(keys) if task != moved]
     assert await promote_overdue(store) == 1
     assert (await task_of(moved))["state"] == "SCHEDULED"
@@ -389,7 +389,7 @@ async def test_whatever_happens_at_once_no_key_is_broken_and_nothing_is_left(
 
     async def move(chosen: list[int]) -> None:
         async with store.transaction() as session:
-            met["moved"] += len(await settle.reschedule(session, chosen[:2], priority=chance.choice([-1, 0, 1])))
+            met["moved"] += len(await reschedule.reschedule(session, chosen[:2], priority=chance.choice([-1, 0, 1])))
 
     async def ender() -> None:
         while not stop.is_set():

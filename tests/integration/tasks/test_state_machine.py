@@ -52,6 +52,7 @@ from penstock.supervisor.duties import expire_some
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import ordering
+from penstock.tasks import reschedule as rescheduling
 from penstock.tasks import settle as settling
 from penstock.tasks.claim import ClaimBatch
 from tests.rounds import run_rounds
@@ -912,7 +913,7 @@ class Lives(RuleBasedStateMachine):
     def reschedule_these(self, ids: list[int], delay: float | None, priority: int | None) -> None:
         async def work() -> dict[int, State]:
             async with self.store.session() as session:
-                return await settling.reschedule(session, ids, delay_seconds=delay, priority=priority)
+                return await rescheduling.reschedule(session, ids, delay_seconds=delay, priority=priority)
 
         waiting = self.in_state(State.WAITING, *READY_STATES)
         moved = {task_id for task_id in set(ids) & set(waiting) if not self.tasks[task_id].awaits_event}
@@ -1019,7 +1020,7 @@ class Lives(RuleBasedStateMachine):
 
         async def work() -> dict[int, State]:
             async with self.store.transaction() as session:
-                return await settling.restart(session, ids)
+                return await rescheduling.restart(session, ids)
 
         answer = self.run(work())
         expected = []

@@ -15,7 +15,7 @@ from penstock.protocol.errors import Refused, Unavailable
 from penstock.protocol.task import BEGINNING, Failure, NewTask, Position, State, Stretch
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
-from penstock.tasks import settle
+from penstock.tasks import reschedule, settle
 from penstock.tasks.claim import ClaimBatch
 from penstock.tasks.ordering import Promotions
 
@@ -243,7 +243,7 @@ async def test_a_suspect_is_claimed_as_one_until_it_begins_a_new_life(store: Sto
             await claims.release(session, ((task.id, task.claim) for task in again.tasks))
     async with store.transaction() as session:
         await settle.cancel(session, [suspect])
-        await settle.restart(session, [suspect])
+        await reschedule.restart(session, [suspect])
     assert not any(task.suspect for task in (await claim(store)).tasks)
 
 
@@ -263,8 +263,8 @@ async def test_restart_begins_a_new_life_that_late_results_cannot_reach(store: S
     old = await claim(store)
     await fail(store, old, None)
     async with store.transaction() as session:
-        assert await settle.restart(session, [task_id]) == {task_id: State.SCHEDULED}
-        assert await settle.restart(session, [task_id]) == {}
+        assert await reschedule.restart(session, [task_id]) == {task_id: State.SCHEDULED}
+        assert await reschedule.restart(session, [task_id]) == {}
     row = await task_of(task_id)
     assert (row["state"], row["attempts"]) == ("SCHEDULED", 0)
     new = await claim(store)
@@ -313,7 +313,7 @@ async def test_cancelling_the_head_of_a_key_lets_its_successor_go(store: Store, 
         await settle.cancel(session, [first])
     assert (await task_of(third))["state"] == "SCHEDULED"
     async with store.transaction() as session:
-        assert await settle.restart(session, [first]) == {first: State.WAITING}
+        assert await reschedule.restart(session, [first]) == {first: State.WAITING}
 
 
 async def test_enqueueing_while_the_last_of_a_key_settles_never_strands_the_newcomer(store: Store) -> None:
@@ -442,7 +442,7 @@ async def test_counts_follow_every_change_of_state(store: Store) -> None:
 
     assert await settled() == {"SUCCESS": 1, "CRITICAL_ERROR": 1, "CANCELLED": 1}
     async with store.transaction() as session:
-        await settle.restart(session, [ids[3], two[0].id])
+        await reschedule.restart(session, [ids[3], two[0].id])
         await session.fetch("compact_tally", 0.0, 0.0, 1000, 500, "other")
     assert await settled() == {"SUCCESS": 1}
 

@@ -24,7 +24,7 @@ from penstock.protocol.task import Failure, NewTask, State
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.supervisor.retention import Retention
-from penstock.tasks import claim, settle
+from penstock.tasks import claim, reschedule, settle
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks.methods import retry
 from penstock.tasks.params import RetryParams
@@ -214,7 +214,7 @@ async def test_a_task_that_is_retried_behind_an_enqueuers_back_keeps_its_key(
     (first,) = await enqueue(store, live())
     await cancel(store, first.id)
     async with open_transaction(database_url) as (transaction, session):
-        assert first.id in await settle.restart(session, [first.id])
+        assert first.id in await reschedule.restart(session, [first.id])
         second = asyncio.create_task(enqueue(store, live()))
         await blocked(sql)
         await transaction.commit()
@@ -252,12 +252,12 @@ async def test_a_retry_takes_back_a_key_that_nobody_has(store: Store, settings: 
         batch = await claim.claim(session, 1)
         assert batch
         await settle.fail(session, [Failure(second.id, batch.id, '{"code":1,"message":"x"}', None)])
-        assert await settle.restart(session, [first.id]) == {}
+        assert await reschedule.restart(session, [first.id]) == {}
     await sql.execute("update penstock.task_history set finished_at = now() - interval '2 s' where id = $1", second.id)
     short = settings.model_copy(update={"retention_critical_error_seconds": 1.0})
     assert await Retention(store=store, settings=short).run_once() == 1
     async with store.transaction() as session:
-        assert await settle.restart(session, [first.id]) == {first.id: State.SCHEDULED}
+        assert await reschedule.restart(session, [first.id]) == {first.id: State.SCHEDULED}
     assert (await enqueue(store, live()))[0].id == first.id
 
 
