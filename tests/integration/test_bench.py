@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -232,7 +233,7 @@ def test_trickle_has_the_cost_and_the_times_of_a_single_task_and_of_a_step(repor
     floor = figures["floor_at_100_per_second"]
     assert floor["tasks"] == 100
     assert floor["cpu_ms_by_process"].keys() == {"api", "scheduler", "worker", "resulter", "postgres"}
-    assert floor["sqs_cpu_ms"] > 0
+    assert math.isfinite(floor["sqs_cpu_ms"])  # below 0 where SQS has used more while idle, which is taken off
     check_percentiles(floor["call_to_handler_start_ms"], 100)
 
 
