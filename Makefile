@@ -72,7 +72,6 @@ check: setup ## Formatting, lint, types, import layers, wording, generated clien
 	@$(BIN)/lint-imports
 	@$(BIN)/python .ci/words.py
 	@$(BIN)/python .ci/unasync.py --check
-	@$(BIN)/python .ci/records.py --check
 	@$(BIN)/python .ci/audit.py
 
 format: setup ## Format the code and apply the linter's fixes
@@ -106,9 +105,8 @@ lock: setup ## Write .ci/image-requirements.txt, the pinned packages of the imag
 sbom: setup ## Write a software bill of materials (CycloneDX) into dist/
 	@$(BIN)/python .ci/sbom.py dist/penstock.cdx.json
 
-clients: setup ## Generate the blocking client from the asyncio one, and the records of answers from the api's structs
+clients: setup ## Generate the blocking client from the asyncio one
 	@$(BIN)/python .ci/unasync.py
-	@$(BIN)/python .ci/records.py
 
 reference: setup ## Generate docs/cli.md, docs/methods.md, docs/openrpc.json and docs/python-reference.md from the code, llms.txt from the pages
 	@$(BIN)/python -m docs.generate_methods

@@ -13,6 +13,7 @@ import msgspec
 from penstock.brokers.base import Message, Queue
 from penstock.db.pool import Store
 from penstock.methods.inbound import Inbound, accept_inbound, read_inbound, take_in
+from penstock.protocol.answers import Accepted
 from penstock.protocol.errors import Locked, PayloadUnavailable, PenstockError, Refused, TooSlow
 from penstock.protocol.json_text import entry_text
 from penstock.protocol.requests import split_body
@@ -24,7 +25,6 @@ from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue
 from penstock.tasks.consumer import Consumer, Uncommitted
-from penstock.tasks.views import Accepted
 from penstock.workflows.model import CreateWorkflow
 
 _PUT_OFF = Backoff(60, 2, 3600, jitter=0)

@@ -12,6 +12,7 @@ from penstock.db.context import within
 from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.methods.table import METHODS, read_command
+from penstock.protocol.answers import Step, WorkflowDetail
 from penstock.protocol.reports import NO_HINTS, Failed, Hints, Report, Succeeded
 from penstock.protocol.task import Claimed, State
 from penstock.results.apply import apply_reports
@@ -19,7 +20,6 @@ from penstock.settings.model import Settings
 from penstock.tasks import claim as claims
 from penstock.workflows.advance import AdvanceSummary
 from penstock.workflows.advancer import advance_workflows
-from penstock.workflows.model import Step, WorkflowDetail
 
 
 class Spawned(Exception):

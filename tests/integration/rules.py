@@ -10,7 +10,8 @@ from penstock.limits import methods
 from penstock.limits.methods import read_action as read_action
 from penstock.limits.methods import read_tenant_limits as read_tenant_limits
 from penstock.limits.methods import set_limits as set_limits
-from penstock.limits.model import Action, Route, RouteName, RouteSetParams, TenantDetail, TenantOrAll
+from penstock.limits.model import RouteName, RouteSetParams, TenantOrAll
+from penstock.protocol.answers import Action, Route, TenantDetail
 from penstock.protocol.errors import RouteNotFound
 from penstock.protocol.method import Method, NoParams
 

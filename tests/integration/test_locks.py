@@ -25,6 +25,7 @@ from penstock.db.context import within
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.methods.table import METHODS, read_command
+from penstock.protocol import answers
 from penstock.protocol.errors import Locked, TooSlow, Unavailable
 from penstock.protocol.reports import Waiting, WaitPolicy, encode_result
 from penstock.protocol.task import Claimed, NewTask
@@ -445,7 +446,9 @@ async def test_a_bulk_job_passes_over_a_task_whose_key_a_program_holds(
     async with short.session() as session:
         ended = await bulk.read_job(session, job)
     assert (ended.state, ended.changed, ended.refused) == ("DONE", 19, 1)
-    assert ended.errors == [bulk.JobError(ids[7], "another transaction held it, or a key of it, for too long")]
+    assert ended.errors == [
+        answers.JobError(id=ids[7], reason="another transaction held it, or a key of it, for too long")
+    ]
     assert await states(sql, "action = 'a'") == {"CANCELLED": 1} | ({"SCHEDULED": 19} if method == "bulk.retry" else {})
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from penstock.brokers.sqs import SqsQueue
 from penstock.db.pool import Store
-from penstock.limits.explain import Cause
 from penstock.payloads.codec import PayloadCodec
 from penstock.payloads.records import encrypt_error
+from penstock.protocol.answers import Cause
 from penstock.protocol.errors import RateLimited
 from penstock.protocol.reports import encode_error
 from penstock.protocol.task import Failure, NewTask

@@ -18,13 +18,13 @@ from penstock.db import notify
 from penstock.db.notify import CHANNEL, DUE, WORKFLOWS, Listener, Notifier
 from penstock.db.pool import Store
 from penstock.db.session import Session
+from penstock.protocol.answers import Accepted
 from penstock.protocol.reports import encode_result
 from penstock.protocol.task import NewTask
 from penstock.resulter import Resulter
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.tasks import claim, enqueue
-from penstock.tasks.views import Accepted
 from tests.claims import claim_id
 from tests.integration.doors import put
 from tests.integration.lives import Lives

@@ -15,8 +15,8 @@ from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import Unavailable
+from penstock.protocol.record import view_of
 from penstock.protocol.task import NewTask, State
-from penstock.protocol.views import view_of
 from penstock.settings.model import Settings, load_settings
 from penstock.submitter import Submitter
 from penstock.tasks import enqueue, settle

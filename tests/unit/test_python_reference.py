@@ -59,6 +59,6 @@ def test_the_blocking_client_has_the_methods_of_the_other() -> None:
 
 
 def test_methods_of_clients_return_answers() -> None:
-    assert "async def pause(name: str) -> records.ScheduleDetail" in section("AsyncClient")
+    assert "async def pause(name: str) -> answers.ScheduleDetail" in section("AsyncClient")
     assert "-> None" in section("InboundClient")
     assert not re.search(r"-> (?:Request|Exchange|Call)\[", PAGE)

@@ -25,7 +25,7 @@ from penstock import (
     Wait,
     action,
 )
-from penstock.client import records
+from penstock.protocol import answers
 
 
 class Size(BaseModel):
@@ -122,22 +122,22 @@ def blocking(connection: Any, size: Size) -> None:
 
 def by_name(client: Client, inbound: SyncInboundClient) -> None:
     task = client.enqueue("resize", {"url": "a"}, priority=5, delay=timedelta(minutes=1))
-    assert_type(task, records.Accepted)
+    assert_type(task, answers.Accepted)
     assert_type(task.id, int)
     assert_type(task["id"], Any)
-    assert_type(client.status(task.id), records.Task)
+    assert_type(client.status(task.id), answers.Task)
     assert_type(client.status(task.id, detail=True).failures[0].attempt, int)
-    assert_type(client.status([1, 2]), list[records.Task | None])
-    assert_type(client.list(state="SUCCESS", limit=3).tasks, list[records.Task])
+    assert_type(client.status([1, 2]), list[answers.Task | None])
+    assert_type(client.list(state="SUCCESS", limit=3).tasks, list[answers.Task])
     assert_type(client.set_limits("resize", rate=3, per="minute").rate, float | None)
     assert_type(client.stats().lag.due, int)
     assert_type(client.schedules.create("n", "@hourly", "resize", overlap="skip").upcoming, list[str])
-    assert_type(client.workflows.wait(3, timeout=5).tree, list[records.Step])
-    assert_type(client.wait_job(7), records.Job)
+    assert_type(client.workflows.wait(3, timeout=5).tree, list[answers.Step])
+    assert_type(client.wait_job(7), answers.Job)
     inbound.enqueue("resize", {"url": "a"}, unique_key="a")
     inbound.schedules.pause("n")
     started = client.bulk_cancel(action="resize", older_than=60)
-    if isinstance(started, records.BulkStarted):
+    if isinstance(started, answers.BulkStarted):
         assert_type(started.job, int)
 
     workflow = penstock.Workflow()
@@ -158,10 +158,10 @@ def by_name(client: Client, inbound: SyncInboundClient) -> None:
 
 
 async def by_name_asynchronous(client: AsyncClient, inbound: InboundClient, connection: Any) -> None:
-    assert_type(await client.enqueue("resize", {"url": "a"}), records.Accepted)
-    assert_type(await client.status(1, detail=True), records.TaskDetail)
-    assert_type(await client.schedules.get("n"), records.ScheduleDetail)
-    assert_type(await penstock.enqueue(connection, "resize", {}, priority=3), records.Accepted)
+    assert_type(await client.enqueue("resize", {"url": "a"}), answers.Accepted)
+    assert_type(await client.status(1, detail=True), answers.TaskDetail)
+    assert_type(await client.schedules.get("n"), answers.ScheduleDetail)
+    assert_type(await penstock.enqueue(connection, "resize", {}, priority=3), answers.Accepted)
     await inbound.enqueue("resize", {"url": "a"}, unique_key="a")
     await inbound.workflows.cancel(key="k")
 

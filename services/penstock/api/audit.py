@@ -13,12 +13,13 @@ from penstock.protocol.api_key import Permission
 from penstock.protocol.checks import LIMIT, MAX_LIST, NUMBERED, read_cursor
 from penstock.protocol.errors import RpcError, Unavailable
 from penstock.protocol.method import Scope, method
-from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about, view_of
+from penstock.protocol.record import Record, view_of
+from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about
 from penstock.runtime.batcher import Batcher
 from penstock.runtime.logs import log
 
 
-class Audited(msgspec.Struct, frozen=True, kw_only=True):
+class Audited(Record):
     """Something that was changed by hand."""
 
     id: int
@@ -38,7 +39,7 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: Instant | None
 
 
-class AuditPage(msgspec.Struct, frozen=True):
+class AuditPage(Record):
     audit: list[Audited]
     cursor: Annotated[str | None, NEXT_CURSOR]
 
@@ -53,7 +54,7 @@ async def list_(session: Session, page: AuditListParams) -> AuditPage:
     """List what was changed by hand and by whom, newest first."""
     rows = await session.fetch("list_audit", read_cursor(page.cursor), page.limit)
     records = [view_of(Audited, row) for row in rows]
-    return AuditPage(records, str(records[-1].id) if len(records) == page.limit else None)
+    return AuditPage(audit=records, cursor=str(records[-1].id) if len(records) == page.limit else None)
 
 
 class Declined(Exception):

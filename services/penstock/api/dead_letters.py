@@ -25,6 +25,7 @@ from penstock.protocol.api_key import Permission
 from penstock.protocol.json_text import body_bytes, entry_text
 from penstock.protocol.message_attributes import worker_of
 from penstock.protocol.method import NoParams, Scope, method
+from penstock.protocol.record import Record
 from penstock.protocol.requests import Invalid, decode_request, parse_claim_id, split_body
 from penstock.protocol.task import NewTask, State
 from penstock.protocol.tenant import stored_key
@@ -251,7 +252,7 @@ async def _read_contents(
     return contents
 
 
-class DeadLetterQueue(msgspec.Struct, frozen=True):
+class DeadLetterQueue(Record):
     """Approximate counts of one dead-letter queue; null where the api cannot use it."""
 
     queue: QueueName
@@ -259,11 +260,11 @@ class DeadLetterQueue(msgspec.Struct, frozen=True):
     held: Annotated[int | None, about("Messages in flight to any reader; null if the queue does not report it.")]
 
 
-class DeadLetterQueues(msgspec.Struct, frozen=True):
+class DeadLetterQueues(Record):
     queues: list[DeadLetterQueue]
 
 
-class DeadMessage(msgspec.Struct, frozen=True, kw_only=True):
+class DeadMessage(Record):
     id: str
     sent_at: Annotated[str | None, about("When it was first sent, by the queue's clock.")]
     receives: Annotated[int, about("How often it was received, looks such as this included.")]
@@ -284,14 +285,14 @@ class DeadMessage(msgspec.Struct, frozen=True, kw_only=True):
     problem: Annotated[str | None, about("Why it, or an entry among the first, is of no use.")]
 
 
-class DeadMessages(msgspec.Struct, frozen=True):
+class DeadMessages(Record):
     messages: Annotated[list[DeadMessage], about("In no order: the queue has none.")]
     seen: Annotated[int, about("Messages looked at.")]
     total: Annotated[int, about("Messages in the queue, approximately.")]
     held: Annotated[int, about("Messages in flight to another reader, approximately.")]
 
 
-class DeadEntry(msgspec.Struct, frozen=True):
+class DeadEntry(Record):
     what: Annotated[str, about("The action, the method, or result, error, progress.")]
     task_id: Annotated[
         int | None,
@@ -305,18 +306,18 @@ class DeadEntry(msgspec.Struct, frozen=True):
     problem: str | None
 
 
-class DeadMessageDetail(DeadMessage, frozen=True, kw_only=True):
+class DeadMessageDetail(DeadMessage):
     body: Annotated[str, about("As it came; bytes that are not UTF-8 are written as \\xNN.")]
     attributes: dict[str, str]
     contents: list[DeadEntry]
 
 
-class NotReplayed(msgspec.Struct, frozen=True):
+class NotReplayed(Record):
     id: str
     reason: str
 
 
-class DeadReplayed(msgspec.Struct, frozen=True):
+class DeadReplayed(Record):
     replayed: Annotated[int, about("Messages sent again, whole or in part, and gone from the dead-letter queue.")]
     dropped: Annotated[int, about("Messages of which nothing was left to be sent, and gone likewise.")]
     entries: Annotated[int, about("Entries sent again.")]
@@ -327,7 +328,7 @@ class DeadReplayed(msgspec.Struct, frozen=True):
     total: int
 
 
-class DeadPurged(msgspec.Struct, frozen=True):
+class DeadPurged(Record):
     purged: int
     unknown: Annotated[list[str], about("Ids of no message that was seen.")]
     seen: int
@@ -344,8 +345,8 @@ async def count(context: ApiContext, _given: NoParams) -> DeadLetterQueues:
         with suppress(errors.QueueAway), _reported(name):
             depth = await _queue(context, name).depth()
             found = depth.total, depth.in_flight
-        counted.append(DeadLetterQueue(label, *found))
-    return DeadLetterQueues(counted)
+        counted.append(DeadLetterQueue(queue=label, messages=found[0], held=found[1]))
+    return DeadLetterQueues(queues=counted)
 
 
 @method("dlq.list", permission=Permission.READ, scope=Scope.CLOSED, errors=(errors.QueueAway,))
@@ -357,7 +358,7 @@ async def list_(context: ApiContext, command: DlqListParams) -> DeadMessages:
     async with _lease(context, command.queue) as leased:
         while len(shown) < command.limit and (messages := await leased.take()):
             shown += map(_describe, await _read_contents(context, command.queue, messages, first))
-    return DeadMessages(shown[: command.limit], leased.seen, leased.total, leased.elsewhere)
+    return DeadMessages(messages=shown[: command.limit], seen=leased.seen, total=leased.total, held=leased.elsewhere)
 
 
 @method("dlq.show", permission=Permission.READ, scope=Scope.CLOSED, errors=(errors.MessageNotFound, errors.QueueAway))
@@ -393,7 +394,9 @@ async def replay(context: ApiContext, command: ReplayDead) -> DeadReplayed:
                     plan.obstacle = "sent again, but could not be deleted here: replay it once more"
                 else:
                     counts["replayed" if plan.outgoing else "dropped"] += 1
-            left += [NotReplayed(plan.message.id, plan.obstacle) for plan in plans if plan.obstacle is not None]
+            left += [
+                NotReplayed(id=plan.message.id, reason=plan.obstacle) for plan in plans if plan.obstacle is not None
+            ]
     log.info("dead_letters_replayed", queue=command.queue, **counts, left=len(left))
     return DeadReplayed(
         **counts, left=left, unknown=leased.not_seen(command.ids or ()), seen=leased.seen, total=leased.total
@@ -407,7 +410,9 @@ async def purge(context: ApiContext, command: WhichDead) -> DeadPurged:
         async for messages in _choose(leased, command):
             await leased.remove(messages)
     log.info("dead_letters_purged", queue=command.queue, purged=len(leased.removed))
-    return DeadPurged(len(leased.removed), leased.not_seen(command.ids or ()), leased.seen, leased.total)
+    return DeadPurged(
+        purged=len(leased.removed), unknown=leased.not_seen(command.ids or ()), seen=leased.seen, total=leased.total
+    )
 
 
 def _queue(context: ApiContext, name: str) -> Queue:
@@ -464,12 +469,18 @@ async def _describe_whole(context: ApiContext, label: str, message: Message) -> 
         async with context.session() as session:
             tasks = await session.fetch("find_tasks_of_entries", *map(list, columns))
     contents = [
-        DeadEntry(entry.what, task_id, entry.claim, state, entry.current, entry.problem)
+        DeadEntry(
+            what=entry.what,
+            task_id=task_id,
+            claim=entry.claim,
+            state=state,
+            current=entry.current,
+            problem=entry.problem,
+        )
         for entry, (task_id, state) in zip(content.entries, tasks, strict=True)
     ]
-    summary = msgspec.structs.asdict(_describe(content))
     body = body_bytes(message.body).decode("utf-8", "backslashreplace")
-    return DeadMessageDetail(**summary, body=body, attributes=dict(message.attributes), contents=contents)
+    return DeadMessageDetail(**_describe(content), body=body, attributes=dict(message.attributes), contents=contents)
 
 
 @dataclass(slots=True)

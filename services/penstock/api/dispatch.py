@@ -28,6 +28,7 @@ from penstock.db.session import OpenSession, Session
 from penstock.methods.inbound import check_fits, read_schemas, refusal_of, take_in_tasks
 from penstock.methods.table import SUBMIT_PREFIX, read_command
 from penstock.protocol import trace_context
+from penstock.protocol.answers import Accepted
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import InvalidParams, InvalidRequest, PenstockError, Refused, RpcError, Unavailable
 from penstock.protocol.method import Method
@@ -40,7 +41,6 @@ from penstock.runtime.logs import log
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue
-from penstock.tasks.views import Accepted
 
 MAX_INSERT_TASKS = 1000
 PARALLEL_INSERTS = 2  # of tasks without keys

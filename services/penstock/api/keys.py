@@ -16,8 +16,9 @@ from penstock.protocol.api_key import ApiKey, Permission, actions_of_caller
 from penstock.protocol.checks import ID, LIMIT, MAX_LIST, NUMBERED, TaskId, check_seconds, read_cursor
 from penstock.protocol.errors import AccessDenied, InvalidParams, KeyNotFound, Unavailable
 from penstock.protocol.method import Scope, method
+from penstock.protocol.record import Record, view_of
 from penstock.protocol.tenant import read_tenant
-from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about, view_of
+from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about
 from penstock.runtime.logs import log
 
 REFRESH_SECONDS = 2.0
@@ -25,7 +26,7 @@ BELIEVED_SECONDS = 8.0  # a key that was revoked stops within 10 s, even where P
 USE_NOTED_SECONDS = 60.0
 
 
-class Key(msgspec.Struct, frozen=True, kw_only=True):
+class Key(Record):
     id: int
     name: str
     prefix: Annotated[str, about("The beginning of the key, which identifies it to people.")]
@@ -43,12 +44,12 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     ]
 
 
-class NewKey(Key, frozen=True, kw_only=True):
+class NewKey(Key):
     key: Annotated[str, about("The key itself; it is kept nowhere and cannot be shown again.")]
 
 
-class KeyPage(msgspec.Struct, frozen=True):
-    keys: list[Key]
+class KeyPage(Record):
+    keys: list[Key]  # type: ignore[assignment]  # a method of dicts
     cursor: Annotated[str | None, NEXT_CURSOR]
 
 
@@ -146,7 +147,7 @@ async def create(context: ApiContext, command: CreateKey) -> NewKey:
 async def list_(session: Session, page: KeysListParams) -> KeyPage:
     """List API keys, newest first, without the keys themselves."""
     keys = await list_keys(session, page)
-    return KeyPage(keys, str(keys[-1].id) if len(keys) == page.limit else None)
+    return KeyPage(keys=keys, cursor=str(keys[-1].id) if len(keys) == page.limit else None)
 
 
 class KeysRevokeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

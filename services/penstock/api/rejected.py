@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Annotated, Any
 
-import msgspec
-
 from penstock.api.context import ApiContext
 from penstock.api.params import ListRejected, RejectedShowParams, Source, WhichRejected
 from penstock.db.context import Context
@@ -16,8 +14,9 @@ from penstock.protocol.api_key import Permission
 from penstock.protocol.checks import read_cursor, read_ids
 from penstock.protocol.errors import Locked, MessageNotFound, PayloadUnavailable, Refused
 from penstock.protocol.method import Scope, method
+from penstock.protocol.record import Record, view_of
 from penstock.protocol.reports import decode_reports
-from penstock.protocol.views import NEXT_CURSOR, Instant, about, view_of
+from penstock.protocol.views import NEXT_CURSOR, Instant, about
 from penstock.results.apply import apply_reports
 from penstock.runtime.logs import log
 from penstock.settings.model import Settings
@@ -25,7 +24,7 @@ from penstock.settings.model import Settings
 REJECTED_PAGE_BYTES = 8 * 1024 * 1024
 
 
-class Rejected(msgspec.Struct, frozen=True):
+class Rejected(Record):
     id: int
     source: Source
     body: Annotated[str, about("As it came; bytes that are not UTF-8 are written as \\xNN.")]
@@ -33,7 +32,7 @@ class Rejected(msgspec.Struct, frozen=True):
     at: Instant
 
 
-class RejectedPage(msgspec.Struct, frozen=True):
+class RejectedPage(Record):
     rejected: list[Rejected]
     cursor: Annotated[str | None, NEXT_CURSOR]
 
@@ -41,19 +40,19 @@ class RejectedPage(msgspec.Struct, frozen=True):
 _NEXT = about("With `limit`: where the next page begins; null at the end, and with `ids`.")
 
 
-class StillRejected(msgspec.Struct, frozen=True):
+class StillRejected(Record):
     id: Annotated[int, about("Another id than before where a part was accepted and the rest is a new record.")]
     reason: str
 
 
-class Replayed(msgspec.Struct, frozen=True):
+class Replayed(Record):
     retried: Annotated[int, about("Records that were accepted whole and are gone.")]
     still_rejected: list[StillRejected]
     unknown: Annotated[list[int], about("Ids that are unknown, or whose message another caller is retrying.")]
     cursor: Annotated[str | None, _NEXT]
 
 
-class Purged(msgspec.Struct, frozen=True):
+class Purged(Record):
     purged: int
     cursor: Annotated[str | None, _NEXT]
 
@@ -64,7 +63,7 @@ async def list_(session: Session, command: ListRejected) -> RejectedPage:
     before = read_cursor(command.cursor)
     rows = await session.fetch("list_rejected_page", before, command.limit, command.source, REJECTED_PAGE_BYTES)
     more = bool(rows) and (len(rows) == command.limit or len(rows) < rows[0]["found"])
-    return RejectedPage([_shown(row) for row in rows], str(rows[-1]["id"]) if more else None)
+    return RejectedPage(rejected=[_shown(row) for row in rows], cursor=str(rows[-1]["id"]) if more else None)
 
 
 @method("rejected.show", permission=Permission.READ, scope=Scope.CLOSED, errors=(MessageNotFound,))
@@ -88,7 +87,7 @@ async def retry(context: ApiContext, which: WhichRejected) -> Replayed:
     async with context.turns:
         replayed = await retry_rejected(context.store, ids, context.settings)
     context.wake()
-    return msgspec.structs.replace(replayed, cursor=cursor)
+    return Replayed(**replayed | {"cursor": cursor})
 
 
 @method("rejected.purge", permission=Permission.ADMIN, scope=Scope.CLOSED)
@@ -98,7 +97,7 @@ async def purge(context: Context, which: WhichRejected) -> Purged:
         ids, cursor = await _choose(session, which)
         purged = len(await session.fetch("delete_rejected", ids))
     log.info("rejected_purged", purged=purged)
-    return Purged(purged, cursor)
+    return Purged(purged=purged, cursor=cursor)
 
 
 async def _choose(session: Session, which: WhichRejected) -> tuple[list[int], str | None]:
@@ -123,7 +122,7 @@ async def retry_rejected(store: Store, ids: Sequence[int], settings: Settings) -
             async with store.transaction(hurried=hurried) as session:
                 refused = await _retry_one(session, rejected_id, settings)
         except (Refused, Locked, PayloadUnavailable) as exc:  # others may need no such lock, key or object
-            refused = [StillRejected(rejected_id, str(exc))]
+            refused = [StillRejected(id=rejected_id, reason=str(exc))]
             hurried = hurried or isinstance(exc, Locked)  # they do not wait for long
             if isinstance(exc, Refused):
                 await store.fetch("explain_rejected", rejected_id, str(exc).replace("\0", "\ufffd"))
@@ -134,7 +133,7 @@ async def retry_rejected(store: Store, ids: Sequence[int], settings: Settings) -
         else:
             retried += 1
     log.info("rejected_retried", retried=retried, still_rejected=len(still), unknown=len(unknown))
-    return Replayed(retried, still, unknown, None)
+    return Replayed(retried=retried, still_rejected=still, unknown=unknown, cursor=None)
 
 
 async def _retry_one(session: Session, rejected_id: int, settings: Settings) -> list[StillRejected] | None:
@@ -144,7 +143,7 @@ async def _retry_one(session: Session, rejected_id: int, settings: Settings) -> 
         return None
     source, body = rows[0]["source"], bytes(rows[0]["body"])
     if source not in ("inbound", "results"):
-        return [StillRejected(rejected_id, f"it came from {source}: publish a corrected record to its topic")]
+        return [StillRejected(id=rejected_id, reason=f"it came from {source}: publish a corrected record to its topic")]
     try:
         text = body.decode("utf-8", "surrogatepass")  # bodies are kept as they came, half surrogate pairs included
     except UnicodeDecodeError as exc:
@@ -165,9 +164,9 @@ async def _retry_one(session: Session, rejected_id: int, settings: Settings) -> 
     if refused and len(refused) == asked:
         reason = reasons[0] + (f" (and {asked - 1} more)" if asked > 1 else "")
         await session.fetch("explain_rejected", rejected_id, reason)
-        return [StillRejected(rejected_id, reason)]
+        return [StillRejected(id=rejected_id, reason=reason)]
     # What was accepted must not be accepted again by the next retry: only the rest is kept, entry by entry.
     await session.fetch("delete_rejected", [rejected_id])
     bodies = [part.encode("utf-8", "surrogatepass") for part, _ in refused]
     rows = await session.fetch("insert_rejected", [source] * len(refused), bodies, reasons) if refused else []
-    return [StillRejected(row["id"], reason) for row, reason in zip(rows, reasons, strict=True)]
+    return [StillRejected(id=row["id"], reason=reason) for row, reason in zip(rows, reasons, strict=True)]

@@ -14,6 +14,7 @@ from penstock.methods.table import SUBMIT_PREFIX
 from penstock.protocol import errors
 from penstock.protocol.api_key import Permission
 from penstock.protocol.method import Method, NoParams, Scope, by_name, described, method
+from penstock.protocol.record import struct_of
 from penstock.protocol.version import __version__
 
 OPENRPC_VERSION = "1.3.2"
@@ -52,7 +53,10 @@ def describe() -> dict[str, Any]:
     kinds = dict.fromkeys(
         kind
         for method in shown
-        for kind in (*_plain_types(method.result), *(described(field.type)[0] for field in fields(method.params)))
+        for kind in (
+            *_plain_types(struct_of(method.result)),
+            *(described(field.type)[0] for field in fields(method.params)),
+        )
     )  # in this order, not in that of a set, which differs between runs
     known = [kind for kind in kinds if kind is not msgspec.Raw]
     found, components = msgspec.json.schema_components(known, ref_template=_REFERENCE)
@@ -120,7 +124,7 @@ def _parameter(field: Any, schemas: Mapping[Any, dict[str, Any]]) -> dict[str, A
 
 
 def _result(method: Method, schemas: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
-    schema = _schema(method.result, schemas)
+    schema = _schema(struct_of(method.result), schemas)
     name = schema["$ref"].rpartition("/")[2] if "$ref" in schema else method.name
     return {"name": _RESULT_NAMES.get(method.name, name), "schema": schema}
 

@@ -26,6 +26,7 @@ from penstock.db.notify import CHANNEL, OUTPUT
 from penstock.db.pool import Store
 from penstock.payloads.records import AADS
 from penstock.protocol import errors
+from penstock.protocol.answers import TaskDetail
 from penstock.protocol.api_key import bind, seen
 from penstock.protocol.checks import read_id
 from penstock.protocol.output import OutputEntry, Seen, Shown
@@ -33,7 +34,6 @@ from penstock.protocol.views import timestamp
 from penstock.runtime.budget import in_hand
 from penstock.runtime.periodic import is_set_within
 from penstock.tasks import output
-from penstock.tasks.views import TaskDetail
 
 CallerOf = Callable[[Request], Awaitable[Caller | None]]
 """The caller of a browser's session, to whose tenant the request is then bound; None without a session."""

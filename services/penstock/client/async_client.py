@@ -6,11 +6,11 @@ from typing import Any, Literal, Self, TypeVar, overload
 
 import httpx
 
-from penstock.client import exchanges, records
+from penstock.client import exchanges
 from penstock.client.exchanges import Exchange, Request
 from penstock.client.methods import AsyncAnswer, Methods, ScheduleMethods, WorkflowMethods
 from penstock.client.results import AsyncResults
-from penstock.protocol import in_process
+from penstock.protocol import answers, in_process
 from penstock.protocol.errors import PenstockError
 
 T = TypeVar("T")
@@ -49,29 +49,29 @@ class AsyncClient(Methods[AsyncAnswer]):
         await self._http.aclose()
 
     @overload
-    async def status(self, task_id: int, *, detail: Literal[True]) -> records.TaskDetail: ...
+    async def status(self, task_id: int, *, detail: Literal[True]) -> answers.TaskDetail: ...
     @overload
-    async def status(self, task_id: int, *, detail: bool = False) -> records.Task: ...
+    async def status(self, task_id: int, *, detail: bool = False) -> answers.Task: ...
     @overload
-    async def status(self, task_id: Sequence[int], *, detail: bool = False) -> list[records.Task | None]: ...
+    async def status(self, task_id: Sequence[int], *, detail: bool = False) -> list[answers.Task | None]: ...
     async def status(self, task_id: int | Sequence[int], *, detail: bool = False) -> Any:
         """Return a task; for several ids a list, with None for an unknown id.
 
         detail: with payload, keys, claim and every failed attempt. Raises TaskNotFound for a single id.
         """
         which = {"id": task_id} if isinstance(task_id, int) else {"ids": [*task_id]}
-        kind = records.TaskDetail if detail else records.Task
+        kind = answers.TaskDetail if detail else answers.Task
         return await self._run(Request("status", which | ({"detail": True} if detail else {}), kind))
 
     @overload
-    async def stats(self, *, tenant: None = None) -> records.Statistics: ...
+    async def stats(self, *, tenant: None = None) -> answers.Statistics: ...
     @overload
-    async def stats(self, *, tenant: str) -> records.TenantStatistics: ...
+    async def stats(self, *, tenant: str) -> answers.TenantStatistics: ...
     async def stats(self, *, tenant: str | None = None) -> Any:
         """Return counts by state and action, rates of the last minute, lag; tenant: only counts and ``at_least``."""
         if tenant is None:
-            return await self._run(Request("stats", None, records.Statistics))
-        return await self._run(Request("stats", {"tenant": tenant}, records.TenantStatistics))
+            return await self._run(Request("stats", None, answers.Statistics))
+        return await self._run(Request("stats", {"tenant": tenant}, answers.TenantStatistics))
 
     async def result(self, task_id: int, *, timeout: float | None = None) -> Any:
         """Wait until a task has settled and return its result, by long polls.

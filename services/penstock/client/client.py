@@ -7,11 +7,11 @@ from typing import Any, Literal, Self, TypeVar, overload
 
 import httpx
 
-from penstock.client import exchanges, records
+from penstock.client import exchanges
 from penstock.client.exchanges import Exchange, Request
 from penstock.client.methods import Answer, Methods, ScheduleMethods, WorkflowMethods
 from penstock.client.results import Results
-from penstock.protocol import in_process
+from penstock.protocol import answers, in_process
 from penstock.protocol.errors import PenstockError
 
 T = TypeVar("T")
@@ -50,29 +50,29 @@ class Client(Methods[Answer]):
         self._http.close()
 
     @overload
-    def status(self, task_id: int, *, detail: Literal[True]) -> records.TaskDetail: ...
+    def status(self, task_id: int, *, detail: Literal[True]) -> answers.TaskDetail: ...
     @overload
-    def status(self, task_id: int, *, detail: bool = False) -> records.Task: ...
+    def status(self, task_id: int, *, detail: bool = False) -> answers.Task: ...
     @overload
-    def status(self, task_id: Sequence[int], *, detail: bool = False) -> list[records.Task | None]: ...
+    def status(self, task_id: Sequence[int], *, detail: bool = False) -> list[answers.Task | None]: ...
     def status(self, task_id: int | Sequence[int], *, detail: bool = False) -> Any:
         """Return a task; for several ids a list, with None for an unknown id.
 
         detail: with payload, keys, claim and every failed attempt. Raises TaskNotFound for a single id.
         """
         which = {"id": task_id} if isinstance(task_id, int) else {"ids": [*task_id]}
-        kind = records.TaskDetail if detail else records.Task
+        kind = answers.TaskDetail if detail else answers.Task
         return self._run(Request("status", which | ({"detail": True} if detail else {}), kind))
 
     @overload
-    def stats(self, *, tenant: None = None) -> records.Statistics: ...
+    def stats(self, *, tenant: None = None) -> answers.Statistics: ...
     @overload
-    def stats(self, *, tenant: str) -> records.TenantStatistics: ...
+    def stats(self, *, tenant: str) -> answers.TenantStatistics: ...
     def stats(self, *, tenant: str | None = None) -> Any:
         """Return counts by state and action, rates of the last minute, lag; tenant: only counts and ``at_least``."""
         if tenant is None:
-            return self._run(Request("stats", None, records.Statistics))
-        return self._run(Request("stats", {"tenant": tenant}, records.TenantStatistics))
+            return self._run(Request("stats", None, answers.Statistics))
+        return self._run(Request("stats", {"tenant": tenant}, answers.TenantStatistics))
 
     def result(self, task_id: int, *, timeout: float | None = None) -> Any:
         """Wait until a task has settled and return its result, by long polls.

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from penstock.client import records
+from penstock.protocol import answers
 
 if TYPE_CHECKING:
     from penstock.client.async_client import AsyncClient
@@ -94,18 +94,18 @@ class Task(Generic[R]):
         """As ``result``."""
         return self._read(self.id, client().result(self.id, timeout=timeout))
 
-    async def status(self) -> records.TaskDetail:
+    async def status(self) -> answers.TaskDetail:
         """Return the task as it is now, with its payload and every failed attempt."""
         return await (await async_client()).status(self.id, detail=True)
 
-    def status_sync(self) -> records.TaskDetail:
+    def status_sync(self) -> answers.TaskDetail:
         """As ``status``."""
         return client().status(self.id, detail=True)
 
-    async def cancel(self, *, reason: str | None = None) -> records.Changed:
+    async def cancel(self, *, reason: str | None = None) -> answers.Changed:
         """Cancel the task unless it has settled. Raises TaskNotFound, StateConflict."""
         return await (await async_client()).cancel(self.id, reason=reason)
 
-    def cancel_sync(self, *, reason: str | None = None) -> records.Changed:
+    def cancel_sync(self, *, reason: str | None = None) -> answers.Changed:
         """As ``cancel``."""
         return client().cancel(self.id, reason=reason)

@@ -16,10 +16,10 @@ from urllib.parse import unquote
 
 import httpx
 
-from penstock.client.record import Record, read
-from penstock.client.records import Accepted
 from penstock.protocol import errors, trace_context
+from penstock.protocol.answers import Accepted
 from penstock.protocol.json_text import decode_any, dumps
+from penstock.protocol.record import Record, read
 from penstock.protocol.requests import given, pack, prepared
 
 BATCH_TASKS = 1000

@@ -12,10 +12,9 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, get_args, overload
 
-from penstock.client import records
 from penstock.client.exchanges import Exchange, Params, Request, Unfinished, batching, calling, enqueueing
-from penstock.client.record import read, record_in
 from penstock.client.workflows import Workflow
+from penstock.protocol import answers
 from penstock.protocol.errors import RpcError, Unavailable
 from penstock.protocol.options import (
     BulkOptions,
@@ -29,6 +28,7 @@ from penstock.protocol.options import (
     Seconds,
     TenantLimitOptions,
 )
+from penstock.protocol.record import read, record_in
 from penstock.protocol.requests import given, prepared, task_params
 
 P = ParamSpec("P")
@@ -39,12 +39,12 @@ AsyncAnswer = Literal["awaitable answer"]
 Nothing = Literal["nothing"]
 AsyncNothing = Literal["awaitable nothing"]
 Call = Request[T] | Exchange[T]
-Bulk = records.BulkStarted | records.BulkPreview
+Bulk = answers.BulkStarted | answers.BulkPreview
 Values = list[Any]  # names of their own, for `list` is a method
-Enqueued = list[records.Accepted | RpcError]
-Actions = list[records.Action]
-AnnouncedActions = list[records.AnnouncedAction]
-Routes = list[records.Route]
+Enqueued = list[answers.Accepted | RpcError]
+Actions = list[answers.Action]
+AnnouncedActions = list[answers.AnnouncedAction]
+Routes = list[answers.Route]
 
 
 class Calls(Generic[Way]):
@@ -84,7 +84,7 @@ class WaitAnswers(Calls[Way]):
     """Answers to waiting tasks, over HTTP or through the inbound queue, which returns nothing."""
 
     @method
-    def complete(self, token: str, result: Any = None, *, tenant: str | None = None) -> Request[records.Answered]:
+    def complete(self, token: str, result: Any = None, *, tenant: str | None = None) -> Request[answers.Answered]:
         """Give a waiting task its result; one that comes before its task waits is kept.
 
         tenant: of the task, with a token that its handler has chosen.
@@ -101,7 +101,7 @@ class WaitAnswers(Calls[Way]):
         final: bool = False,
         retry_after: Seconds | None = None,
         tenant: str | None = None,
-    ) -> Request[records.Answered]:
+    ) -> Request[answers.Answered]:
         """Fail the attempt of a waiting task, as ``complete`` gives it a result.
 
         error: text, or an object with message, code and data. final: no more attempts. retry_after: seconds until the
@@ -148,7 +148,7 @@ class Methods(WaitAnswers[Way]):
         return Request("route.list", None, member="routes")
 
     @method
-    def enqueue(self, action: str, payload: Any = None, **options: Unpack[EnqueueOptions]) -> Request[records.Accepted]:
+    def enqueue(self, action: str, payload: Any = None, **options: Unpack[EnqueueOptions]) -> Request[answers.Accepted]:
         """Add a task; it is stored when this returns. Returns ``{"id", "state", "duplicate"}``.
 
         payload: a JSON object or array, ``{}`` when None; it may hold what a handler may return.
@@ -161,12 +161,12 @@ class Methods(WaitAnswers[Way]):
         return Request("enqueue", task_params(action, payload, options))
 
     @method
-    def explain(self, task_id: int) -> Request[records.Explanation]:
+    def explain(self, task_id: int) -> Request[answers.Explanation]:
         """Return why a task does not run, or where it is: ``{"cause", "reason", ...}``. Raises TaskNotFound."""
         return Request("task.explain", {"id": task_id})
 
     @method
-    def cancel(self, task_id: int, *, reason: str | None = None) -> Request[records.Changed]:
+    def cancel(self, task_id: int, *, reason: str | None = None) -> Request[answers.Changed]:
         """Cancel a task that is not settled. Raises TaskNotFound, StateConflict."""
         return Request("cancel", given(id=task_id, reason=reason))
 
@@ -178,18 +178,18 @@ class Methods(WaitAnswers[Way]):
         run_at: Instant | None = None,
         delay: Seconds | None = None,
         priority: int | None = None,
-    ) -> Request[records.Changed]:
+    ) -> Request[answers.Changed]:
         """Move a waiting task to another time or priority. Raises TaskNotFound, StateConflict."""
         params = given(id=task_id, run_at=run_at, delay=delay, priority=priority)
         return Request("reschedule", prepared(params))
 
     @method
-    def ordering_list(self, *, limit: int = 50, cursor: str | None = None) -> Request[records.HeldKeys]:
+    def ordering_list(self, *, limit: int = 50, cursor: str | None = None) -> Request[answers.HeldKeys]:
         """Return a page of ordering keys that a task in CRITICAL_ERROR holds: ``{"keys", "cursor"}``."""
         return Request("ordering.list", given(limit=limit, cursor=cursor))
 
     @method
-    def ordering_release(self, key: str, *, tenant: str | None = None) -> Request[records.ReleasedKey]:
+    def ordering_release(self, key: str, *, tenant: str | None = None) -> Request[answers.ReleasedKey]:
         """Release a held ordering key: ``{"key", "released", "next"}``; next: the task that may run now, or None.
 
         tenant: owner of the key.
@@ -197,7 +197,7 @@ class Methods(WaitAnswers[Way]):
         return Request("ordering.release", given(key=key, tenant=tenant))
 
     @method
-    def retry(self, task_id: int, *, from_step: str | None = None) -> Request[records.Changed]:
+    def retry(self, task_id: int, *, from_step: str | None = None) -> Request[answers.Changed]:
         """Run a CRITICAL_ERROR or CANCELLED task again, its attempts at 0. Raises TaskNotFound, StateConflict.
 
         StateConflict also when another task has taken its unique key; ``data["holder"]`` is that task.
@@ -209,7 +209,7 @@ class Methods(WaitAnswers[Way]):
         self, *, state: str | None = None, action: str | None = None, labels: Labels | None = None,
         key: str | None = None, since: Instant | None = None, until: Instant | None = None,
         limit: int = 50, cursor: str | None = None, tenant: str | None = None, text: str | None = None,
-    ) -> Request[records.TaskPage]:  # fmt: skip
+    ) -> Request[answers.TaskPage]:  # fmt: skip
         """Return a page of tasks, newest first: ``{"tasks", "cursor"}``; the last page has the cursor None.
 
         labels: tasks that have all of them. key: unique or ordering key. since, until: created then or later, and
@@ -223,7 +223,7 @@ class Methods(WaitAnswers[Way]):
         return Request("list", prepared(params))
 
     @method
-    def set_limits(self, action: str, **limits: Unpack[LimitOptions]) -> Request[records.Action]:
+    def set_limits(self, action: str, **limits: Unpack[LimitOptions]) -> Request[answers.Action]:
         """Limit an action: max_in_flight, rate and burst, the same by limit key with ``key_`` before, and ``per``.
 
         A limit that is left out stays unchanged; None removes it. Returns the limits in effect.
@@ -231,17 +231,17 @@ class Methods(WaitAnswers[Way]):
         return Request("action.set", {"action": action, **limits})
 
     @method
-    def set_tenant_limits(self, tenant: str, **limits: Unpack[TenantLimitOptions]) -> Request[records.TenantDetail]:
+    def set_tenant_limits(self, tenant: str, **limits: Unpack[TenantLimitOptions]) -> Request[answers.TenantDetail]:
         """Limit a tenant, or ``*`` for all: max_in_flight, rate and burst, and ``per``. As ``set_limits``."""
         return Request("tenant.set", {"tenant": tenant, **limits})
 
     @method
-    def pause(self, action: str) -> Request[records.Action]:
+    def pause(self, action: str) -> Request[answers.Action]:
         """Stop sending tasks of an action; new ones are still accepted."""
         return Request("action.pause", {"action": action})
 
     @method
-    def resume(self, action: str) -> Request[records.Action]:
+    def resume(self, action: str) -> Request[answers.Action]:
         """Send tasks of an action again."""
         return Request("action.resume", {"action": action})
 
@@ -249,13 +249,13 @@ class Methods(WaitAnswers[Way]):
     def set_route(
         self, name: str, queue: str, actions: Sequence[str] = ("*",), labels: Labels | None = None,
         position: int = 0,
-    ) -> Request[records.RouteChanged]:  # fmt: skip
+    ) -> Request[answers.RouteChanged]:  # fmt: skip
         """Send tasks of some actions, or with some labels, to a queue of their own."""
         params = {"name": name, "queue": queue, "actions": [*actions], "labels": dict(labels or {})}
         return Request("route.set", params | {"position": position})
 
     @method
-    def delete_route(self, name: str) -> Request[records.RouteChanged]:
+    def delete_route(self, name: str) -> Request[answers.RouteChanged]:
         """Delete a route; its waiting tasks take another one, or the outbound queue. Raises RpcError if unknown."""
         return Request("route.delete", {"name": name})
 
@@ -287,25 +287,25 @@ class Methods(WaitAnswers[Way]):
         return _bulk("bulk.reschedule", filters)
 
     @method
-    def job(self, job_id: int) -> Request[records.Job]:
+    def job(self, job_id: int) -> Request[answers.Job]:
         """Return a job as a dict. Raises JobNotFound."""
         return Request("job.get", {"id": job_id})
 
     @method
-    def jobs(self, *, limit: int = 50, cursor: str | None = None) -> Request[records.JobPage]:
+    def jobs(self, *, limit: int = 50, cursor: str | None = None) -> Request[answers.JobPage]:
         """Return a page of jobs, newest first: ``{"jobs", "cursor"}``."""
         return Request("job.list", {"limit": limit, "cursor": cursor})
 
     @method
-    def cancel_job(self, job_id: int) -> Request[records.Job]:
+    def cancel_job(self, job_id: int) -> Request[answers.Job]:
         """Stop a job; its changes so far stay. Raises JobNotFound."""
         return Request("job.cancel", {"id": job_id})
 
     @method
     def wait_job(
         self, job_id: int, *, timeout: float | None = None, interval: float = 0.2,
-        progress: Callable[[records.Job], None] | None = None,
-    ) -> Exchange[records.Job]:  # fmt: skip
+        progress: Callable[[answers.Job], None] | None = None,
+    ) -> Exchange[answers.Job]:  # fmt: skip
         """Wait until a job has ended and return it, in any end state.
 
         timeout: seconds; None: unlimited. interval: seconds between two requests. progress: called with the job after
@@ -313,7 +313,7 @@ class Methods(WaitAnswers[Way]):
         """
         deadline = math.inf if timeout is None else monotonic() + timeout
         while True:
-            job: records.Job = read(records.Job, (yield from calling("job.get", {"id": job_id})))
+            job: answers.Job = read(answers.Job, (yield from calling("job.get", {"id": job_id})))
             if progress is not None:
                 progress(job)
             if job.state != "RUNNING":
@@ -325,7 +325,7 @@ class Methods(WaitAnswers[Way]):
 
 def _bulk(name: str, filters: Mapping[str, Any]) -> Exchange[Bulk]:
     answer = yield from calling(name, prepared(filters))
-    bulk: Bulk = read(records.BulkStarted if "job" in answer else records.BulkPreview, answer)
+    bulk: Bulk = read(answers.BulkStarted if "job" in answer else answers.BulkPreview, answer)
     return bulk
 
 
@@ -343,7 +343,7 @@ class ScheduleChanges(_Part[Way]):
     def create(
         self, name: str, expression: str, action: str, payload: Any = None, *, replace: bool = False,
         **options: Unpack[ScheduleOptions],
-    ) -> Request[records.ScheduleDetail]:  # fmt: skip
+    ) -> Request[answers.ScheduleDetail]:  # fmt: skip
         """Create a schedule; returns it, with its ``next_at``. Through the queue, ``replace=True`` makes it repeatable.
 
         options: timezone, start_at and end_at (datetime with a zone, RFC 3339 text or epoch ms), jitter (s), missed
@@ -354,27 +354,27 @@ class ScheduleChanges(_Part[Way]):
         return Request("schedule.create", params | prepared(options))
 
     @method
-    def update(self, name: str, **changes: Unpack[ScheduleUpdates]) -> Request[records.ScheduleDetail]:
+    def update(self, name: str, **changes: Unpack[ScheduleUpdates]) -> Request[answers.ScheduleDetail]:
         """Change the given members, None removes one; returns the schedule."""
         return Request("schedule.update", {"name": name} | prepared(changes))
 
     @method
-    def delete(self, name: str) -> Request[records.ScheduleDeleted]:
+    def delete(self, name: str) -> Request[answers.ScheduleDeleted]:
         """Delete a schedule; its tasks stay."""
         return Request("schedule.delete", {"name": name})
 
     @method
-    def pause(self, name: str) -> Request[records.ScheduleDetail]:
+    def pause(self, name: str) -> Request[answers.ScheduleDetail]:
         """Stop a schedule until ``resume``; returns it."""
         return Request("schedule.pause", {"name": name})
 
     @method
-    def resume(self, name: str) -> Request[records.ScheduleDetail]:
+    def resume(self, name: str) -> Request[answers.ScheduleDetail]:
         """Continue a schedule from now on; returns it."""
         return Request("schedule.resume", {"name": name})
 
     @method
-    def run_now(self, name: str) -> Request[records.ScheduleRun]:
+    def run_now(self, name: str) -> Request[answers.ScheduleRun]:
         """Trigger a schedule now, even if paused; returns the run, with its ``task_id``."""
         return Request("schedule.run_now", {"name": name})
 
@@ -383,7 +383,7 @@ class ScheduleMethods(ScheduleChanges[Way]):
     """Cron schedules over HTTP. Every method raises as those of the client: InvalidParams, RpcError, Unavailable."""
 
     @method
-    def get(self, name: str) -> Request[records.ScheduleDetail]:
+    def get(self, name: str) -> Request[answers.ScheduleDetail]:
         """Return a schedule with its payload and its next few instants."""
         return Request("schedule.get", {"name": name})
 
@@ -391,26 +391,26 @@ class ScheduleMethods(ScheduleChanges[Way]):
     def list(
         self, *, labels: Labels | None = None, action: str | None = None, paused: bool | None = None,
         tenant: str | None = None, limit: int = 50, cursor: str | None = None,
-    ) -> Request[records.SchedulePage]:  # fmt: skip
+    ) -> Request[answers.SchedulePage]:  # fmt: skip
         """Return a page of schedules, newest first: ``{"schedules", "cursor"}``."""
         filters = given(labels=labels, action=action, paused=paused, tenant=tenant, limit=limit, cursor=cursor)
         return Request("schedule.list", filters)
 
     @method
-    def runs(self, name: str, *, limit: int = 50, cursor: str | None = None) -> Request[records.SchedulePageOfRuns]:
+    def runs(self, name: str, *, limit: int = 50, cursor: str | None = None) -> Request[answers.SchedulePageOfRuns]:
         """Return a page of its runs, newest first: ``{"runs", "cursor"}``."""
         return Request("schedule.runs", {"name": name, "limit": limit, "cursor": cursor})
 
     @method
     def create_many(
         self, schedules: Iterable[Mapping[str, Any]], *, replace: bool = False
-    ) -> Request[records.ImportStarted]:
+    ) -> Request[answers.ImportStarted]:
         """Import up to 50,000 schedules, each a mapping as of ``create``; returns ``{"id", "total"}`` at once."""
         params = {"schedules": [prepared(schedule) for schedule in schedules], "replace": replace}
         return Request("schedule.create_many", params)
 
     @method
-    def import_status(self, import_id: int) -> Request[records.ImportStatus]:
+    def import_status(self, import_id: int) -> Request[answers.ImportStatus]:
         """Return the progress of a ``create_many``, with the first hundred or so refused schedules and the reasons."""
         return Request("schedule.import_status", {"id": import_id})
 
@@ -423,7 +423,7 @@ class WorkflowChanges(_Part[Way]):
     def create(
         self, workflow: Workflow | None = None, *, steps: Sequence[Any] | None = None,
         chain: Sequence[Any] | None = None, name: str | None = None, key: str | None = None, tenant: str | None = None,
-    ) -> Request[records.WorkflowAccepted]:  # fmt: skip
+    ) -> Request[answers.WorkflowAccepted]:  # fmt: skip
         """Create a workflow from a `Workflow`, or from a ``chain`` or ``steps`` as the api takes them.
 
         Returns ``{"id", "state", "duplicate"}``. Raises WorkflowConflict for the key of another definition,
@@ -437,14 +437,14 @@ class WorkflowChanges(_Part[Way]):
     def cancel(
         self, workflow_id: int | None = None, *, key: str | None = None, reason: str | None = None,
         tenant: str | None = None,
-    ) -> Request[records.WorkflowChanged]:  # fmt: skip
+    ) -> Request[answers.WorkflowChanged]:  # fmt: skip
         """Cancel the steps that have not ended. Raises WorkflowNotFound, WorkflowConflict."""
         return Request("workflow.cancel", given(id=workflow_id, key=key, reason=reason, tenant=tenant))
 
     @method
     def retry(
         self, workflow_id: int | None = None, *, key: str | None = None, tenant: str | None = None
-    ) -> Request[records.WorkflowChanged]:
+    ) -> Request[answers.WorkflowChanged]:
         """Restart the steps that have not succeeded. Raises WorkflowNotFound, WorkflowConflict."""
         return Request("workflow.retry", given(id=workflow_id, key=key, tenant=tenant))
 
@@ -456,7 +456,7 @@ class WorkflowMethods(WorkflowChanges[Way]):
     def status(
         self, workflow_id: int | None = None, *, key: str | None = None, limit: int = 100, cursor: str | None = None,
         tenant: str | None = None,
-    ) -> Request[records.WorkflowDetail]:  # fmt: skip
+    ) -> Request[answers.WorkflowDetail]:  # fmt: skip
         """Return a workflow with counts by state and a page of its steps as ``tree``. Raises WorkflowNotFound."""
         params = given(id=workflow_id, key=key, limit=limit, cursor=cursor, tenant=tenant)
         return Request("workflow.status", params)
@@ -464,14 +464,14 @@ class WorkflowMethods(WorkflowChanges[Way]):
     @method
     def list(
         self, *, state: str | None = None, limit: int = 50, cursor: str | None = None, tenant: str | None = None
-    ) -> Request[records.WorkflowPage]:
+    ) -> Request[answers.WorkflowPage]:
         """Return a page of workflows, newest first: ``{"workflows", "cursor"}``."""
         return Request("workflow.list", given(state=state, limit=limit, cursor=cursor, tenant=tenant))
 
     @method
     def wait(
         self, workflow_id: int, *, timeout: float | None = None, interval: float = 0.5
-    ) -> Exchange[records.WorkflowDetail]:
+    ) -> Exchange[answers.WorkflowDetail]:
         """Wait until a workflow has ended and return it as ``status`` does.
 
         timeout: seconds; None: unlimited. interval: seconds between two requests. Raises Unavailable after the timeout.
@@ -481,7 +481,7 @@ class WorkflowMethods(WorkflowChanges[Way]):
             workflow = yield from calling("workflow.status", {"id": workflow_id, "limit": 1})
             if workflow["state"] in ("SUCCESS", "FAILED", "CANCELLED"):
                 found = yield from calling("workflow.status", {"id": workflow_id, "limit": 100})
-                detail: records.WorkflowDetail = read(records.WorkflowDetail, found)
+                detail: answers.WorkflowDetail = read(answers.WorkflowDetail, found)
                 return detail
             if monotonic() >= deadline:
                 raise Unavailable(f"workflow {workflow['id']} is {workflow['state']} after {timeout} s")

@@ -1,50 +1,19 @@
 """Why a task does not run, in one sentence."""
 
 from collections.abc import Mapping
-from enum import StrEnum
-from typing import Annotated, Any
-
-import msgspec
+from typing import Any
 
 from penstock.db.session import Session
+from penstock.protocol.answers import Cause, Explanation
 from penstock.protocol.api_key import seen
 from penstock.protocol.errors import TaskNotFound
 from penstock.protocol.task import ANNOUNCED_SECONDS, SHOWN_STATES, State
 from penstock.protocol.tenant import own_key
-from penstock.protocol.views import about, span, timestamp
+from penstock.protocol.views import span, timestamp
 
 COUNTED = 10_000  # tasks before this one, and in flight
 _LIMITS = "max_in_flight", "rate", "key_max_in_flight", "key_rate", "tenant_max_in_flight", "tenant_rate"
 _SOON_SECONDS = 10.0  # in which a scheduler claims a task, and a worker takes it, if nothing is in the way
-
-
-class Cause(StrEnum):
-    SETTLED = "settled"
-    RUNNING = "running"
-    SENT = "sent"
-    EVENT = "event"
-    STEPS = "steps"
-    ORDERING_KEY = "ordering_key"
-    NOT_DUE = "not_due"
-    EXPIRED = "expired"
-    UNKNOWN_ACTION = "unknown_action"
-    PAUSED = "paused"
-    LIMIT = "limit"
-    BACKLOG = "backlog"
-    NO_SCHEDULER = "no_scheduler"
-
-
-class Explanation(msgspec.Struct, frozen=True):
-    """Why a task does not run, or where it is."""
-
-    id: int
-    state: State
-    cause: Cause
-    reason: Annotated[str, about("One sentence for a person; its wording may change.")]
-    task: Annotated[int | None, about("The task that this one waits for, with cause ordering_key.")] = None
-    workflow: Annotated[int | None, about("The workflow, with cause steps.")] = None
-    task_state: Annotated[State | None, about("The state of `task`; null: its record is deleted.")] = None
-    tenant: Annotated[str | None, about("The tenant whose pause or limit is the cause; null: the action's is.")] = None
 
 
 async def explain(session: Session, task_id: int) -> Explanation:
@@ -73,7 +42,16 @@ def _found(row: Mapping[str, Any], cause: Cause, reason: str, tenant: str | None
     head = row["head"] if cause is Cause.ORDERING_KEY else None
     head_state = None if head is None or row["head_state"] is None else State(row["head_state"])
     workflow = row["workflow"] if cause is Cause.STEPS else None
-    return Explanation(row["id"], State(row["state"]), cause, reason, head, workflow, head_state, tenant)
+    return Explanation(
+        id=row["id"],
+        state=State(row["state"]),
+        cause=cause,
+        reason=reason,
+        task=head,
+        workflow=workflow,
+        task_state=head_state,
+        tenant=tenant,
+    )
 
 
 def _shown(state: str) -> str:

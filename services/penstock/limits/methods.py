@@ -11,13 +11,15 @@ from typing import Any
 
 from penstock.db.session import Session
 from penstock.limits import model, reported
-from penstock.limits.explain import Explanation, explain
+from penstock.limits.explain import explain
+from penstock.protocol import answers
+from penstock.protocol.answers import Explanation
 from penstock.protocol.api_key import Permission, narrow_tenant
 from penstock.protocol.checks import like_pattern
 from penstock.protocol.errors import InvalidParams, RouteNotFound, TaskNotFound
 from penstock.protocol.method import NoParams, Scope, method
+from penstock.protocol.record import view_of
 from penstock.protocol.tenant import EVERY_TENANT
-from penstock.protocol.views import view_of
 
 _OF_TENANT = ("max_in_flight", "rate", "burst")
 _look = partial(method, permission=Permission.READ, scope=Scope.CLOSED)
@@ -33,7 +35,7 @@ async def lock_rules(session: Session) -> None:
 # Actions
 
 
-async def set_limits(session: Session, action: str, change: Mapping[str, Any]) -> model.Action:
+async def set_limits(session: Session, action: str, change: Mapping[str, Any]) -> answers.Action:
     """Change the given limits of an action, inside a transaction; returns all of them."""
     await lock_rules(session)
     before = await read_action(session, action)
@@ -47,44 +49,44 @@ async def set_limits(session: Session, action: str, change: Mapping[str, Any]) -
     return await read_action(session, action)
 
 
-async def read_action(session: Session, action: str) -> model.Action:
+async def read_action(session: Session, action: str) -> answers.Action:
     """The limits of an action, which may be unlimited."""
     (row,) = await session.fetch("read_actions", action)
-    return view_of(model.Action, row)
+    return view_of(answers.Action, row)
 
 
 @_change("action.set")
-async def set_action(session: Session, given: model.ActionSetParams) -> model.Action:
+async def set_action(session: Session, given: model.ActionSetParams) -> answers.Action:
     """Limit an action. Limits that are not named stay unchanged."""
     return await set_limits(session, given.action, model.limits_of(given))
 
 
 @_look("action.get")
-async def get_action(session: Session, given: model.ActionName) -> model.Action:
+async def get_action(session: Session, given: model.ActionName) -> answers.Action:
     """Show the limits of an action."""
     return await read_action(session, given.action)
 
 
 @_look("action.list")
-async def list_actions(session: Session, _given: NoParams) -> model.Actions:
+async def list_actions(session: Session, _given: NoParams) -> answers.Actions:
     """List the actions that are limited or paused."""
-    return model.Actions([view_of(model.Action, row) for row in await session.fetch("read_actions", None)])
+    return answers.Actions(actions=[view_of(answers.Action, row) for row in await session.fetch("read_actions", None)])
 
 
 @_look("action.announced")
-async def list_announced(session: Session, _given: NoParams) -> model.AnnouncedActions:
+async def list_announced(session: Session, _given: NoParams) -> answers.AnnouncedActions:
     """List the actions that workers run, how many of them, their parameters, and the tasks that wait for one."""
-    return model.AnnouncedActions(await reported.list_announced(session))
+    return answers.AnnouncedActions(actions=await reported.list_announced(session))
 
 
 @_change("action.pause")
-async def pause_action(session: Session, given: model.ActionName) -> model.Action:
+async def pause_action(session: Session, given: model.ActionName) -> answers.Action:
     """Stop sending tasks of an action. New tasks are accepted and wait; tasks in flight go on."""
     return await set_limits(session, given.action, {"paused": True})
 
 
 @_change("action.resume")
-async def resume_action(session: Session, given: model.ActionName) -> model.Action:
+async def resume_action(session: Session, given: model.ActionName) -> answers.Action:
     """Send tasks of an action again."""
     return await set_limits(session, given.action, {"paused": False})
 
@@ -93,22 +95,22 @@ async def resume_action(session: Session, given: model.ActionName) -> model.Acti
 
 
 @_change("route.set")
-async def set_route(session: Session, route: model.RouteSetParams) -> model.RouteChanged:
+async def set_route(session: Session, route: model.RouteSetParams) -> answers.RouteChanged:
     """Make or replace a route: which tasks go to a queue of their own."""
     await lock_rules(session)
     patterns = [like_pattern(pattern) for pattern in route.actions]
     await session.fetch("set_route", route.name, route.queue, patterns, json.dumps(route.labels), route.position)
-    return model.RouteChanged(route.name, deleted=False)
+    return answers.RouteChanged(name=route.name, deleted=False)
 
 
 @_look("route.list")
-async def list_routes(session: Session, _given: NoParams) -> model.Routes:
+async def list_routes(session: Session, _given: NoParams) -> answers.Routes:
     """List routes in the order in which they are tried."""
     routes = [
-        view_of(model.Route, row, actions=list(map(_glob, row["actions"])), labels=json.loads(row["labels"]))
+        view_of(answers.Route, row, actions=list(map(_glob, row["actions"])), labels=json.loads(row["labels"]))
         for row in await session.fetch("read_routes")
     ]
-    return model.Routes(routes)
+    return answers.Routes(routes=routes)
 
 
 def _glob(pattern: str) -> str:
@@ -116,18 +118,18 @@ def _glob(pattern: str) -> str:
 
 
 @_change("route.delete", errors=(RouteNotFound,))
-async def delete_route(session: Session, route: model.RouteName) -> model.RouteChanged:
+async def delete_route(session: Session, route: model.RouteName) -> answers.RouteChanged:
     """Delete a route; its waiting tasks take the other routes, or go to the outbound queue."""
     await lock_rules(session)
     if await session.value("delete_route", route.name) is None:
         raise RouteNotFound(route.name)
-    return model.RouteChanged(route.name, deleted=True)
+    return answers.RouteChanged(name=route.name, deleted=True)
 
 
 # Tenants
 
 
-async def set_tenant_limits(session: Session, tenant: str, change: Mapping[str, Any]) -> model.TenantDetail:
+async def set_tenant_limits(session: Session, tenant: str, change: Mapping[str, Any]) -> answers.TenantDetail:
     """Change the given limits of a tenant, or of ``*``, or pause or resume it, inside a transaction."""
     await lock_rules(session)
     before = await read_tenant_limits(session, tenant)
@@ -142,40 +144,40 @@ async def set_tenant_limits(session: Session, tenant: str, change: Mapping[str, 
     return await _open_tenant(session, tenant)
 
 
-async def _open_tenant(session: Session, tenant: str) -> model.TenantDetail:
+async def _open_tenant(session: Session, tenant: str) -> answers.TenantDetail:
     every = None if tenant == EVERY_TENANT else tenant
     await session.fetch("adopt_in_flight_of_tenants", every)
     await session.fetch("open_gates_of_tenant", every)
     return await read_tenant_limits(session, tenant)
 
 
-async def read_tenant_limits(session: Session, tenant: str) -> model.TenantDetail:
+async def read_tenant_limits(session: Session, tenant: str) -> answers.TenantDetail:
     """The limits in effect for a tenant, its own or the default."""
     (row,) = await session.fetch("read_tenant", tenant)
-    return view_of(model.TenantDetail, row)
+    return view_of(answers.TenantDetail, row)
 
 
 @_change("tenant.set")
-async def set_tenant(session: Session, given: model.TenantSetParams) -> model.TenantDetail:
+async def set_tenant(session: Session, given: model.TenantSetParams) -> answers.TenantDetail:
     """Give a tenant limits of its own instead of the default ones. Limits that are not named stay unchanged."""
     return await set_tenant_limits(session, given.tenant, model.limits_of(given))
 
 
 @method("tenant.get", permission=Permission.READ, scope=Scope.OWN, narrow=narrow_tenant)
-async def get_tenant(session: Session, given: model.TenantOrAll) -> model.TenantDetail:
+async def get_tenant(session: Session, given: model.TenantOrAll) -> answers.TenantDetail:
     """Show the limits that apply to a tenant, its own or the default ones, and how many of its tasks are held back."""
     return await read_tenant_limits(session, given.tenant)
 
 
 @_look("tenant.list")
-async def list_tenants(session: Session, given: model.TenantListParams) -> model.TenantPage:
+async def list_tenants(session: Session, given: model.TenantListParams) -> answers.TenantPage:
     """List the tenants that have limits of their own or are paused, the default first."""
-    found = [view_of(model.Tenant, row) for row in await session.fetch("list_tenants", given.cursor, given.limit)]
-    return model.TenantPage(found, found[-1].tenant if len(found) == given.limit else None)
+    found = [view_of(answers.Tenant, row) for row in await session.fetch("list_tenants", given.cursor, given.limit)]
+    return answers.TenantPage(tenants=found, cursor=found[-1].tenant if len(found) == given.limit else None)
 
 
 @_change("tenant.delete")
-async def delete_tenant(session: Session, given: model.TenantOrAll) -> model.TenantDetail:
+async def delete_tenant(session: Session, given: model.TenantOrAll) -> answers.TenantDetail:
     """Remove a tenant's own limits and unpause it."""
     await lock_rules(session)
     if await session.value("forget_tenant", given.tenant) is None:
@@ -184,13 +186,13 @@ async def delete_tenant(session: Session, given: model.TenantOrAll) -> model.Ten
 
 
 @_change("tenant.pause")
-async def pause_tenant(session: Session, given: model.TenantName) -> model.TenantDetail:
+async def pause_tenant(session: Session, given: model.TenantName) -> answers.TenantDetail:
     """Stop sending tasks of a tenant. New tasks are accepted and wait; tasks in flight go on."""
     return await set_tenant_limits(session, given.tenant, {"paused": True})
 
 
 @_change("tenant.resume")
-async def resume_tenant(session: Session, given: model.TenantName) -> model.TenantDetail:
+async def resume_tenant(session: Session, given: model.TenantName) -> answers.TenantDetail:
     """Send tasks of a tenant again."""
     return await set_tenant_limits(session, given.tenant, {"paused": False})
 

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from penstock.protocol.checks import ACTION, CONTROL, ID, LIMIT, Checked, TaskId, check_labels
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.tenant import EVERY_TENANT, TENANT_MAX_CHARS, read_tenant
-from penstock.protocol.views import CURSOR, NEXT_CURSOR, about
+from penstock.protocol.views import CURSOR, about
 
 ROUTE_NAME_MAX_CHARS = 60
 MAX_PATTERNS = 100
@@ -136,81 +136,6 @@ class TaskExplainParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 # Results
-
-
-class Action(msgspec.Struct, frozen=True, omit_defaults=True):
-    action: str
-    paused: Annotated[bool, about("Its tasks are taken and none is sent.")]
-    max_in_flight: int | None
-    rate: Annotated[float | None, about("Tasks a second.")]
-    burst: int | None
-    key_max_in_flight: int | None
-    key_rate: float | None
-    key_burst: int | None
-    in_flight: Annotated[int, about("Claimed and not settled; counted while it is limited.")]
-    updated_at: Annotated[str | None, about("When its limits were last changed; null when it has none.")]
-    held_until: Annotated[str | None, about("No task is sent before: a handler met a rate limit.")] = None
-
-
-class Actions(msgspec.Struct, frozen=True):
-    actions: Annotated[list[Action], about("Those that are limited or paused.")]
-
-
-class AnnouncedAction(msgspec.Struct, frozen=True):
-    """An action that workers say they run, or for which tasks wait."""
-
-    action: str
-    workers: Annotated[int, about("Workers that run it now; 0: none.")]
-    versions: Annotated[list[str], about("Of their code, as they announce it.")]
-    seen_at: Annotated[str | None, about("The last announcement; null: there was none.")]
-    description: str | None
-    params: Annotated[Any, about("JSON Schema of the payload, or null.")]
-    result: Annotated[Any, about("JSON Schema of the result, or null.")]
-    waiting: Annotated[
-        int, about("Tasks that workers without it gave back, and that wait for one with it; up to 10,000.")
-    ]
-
-
-class AnnouncedActions(msgspec.Struct, frozen=True):
-    actions: Annotated[list[AnnouncedAction], about("By name.")]
-
-
-class Route(msgspec.Struct, frozen=True):
-    name: str
-    queue: str
-    actions: list[str]
-    labels: dict[str, str]
-    position: int
-    in_flight: int
-
-
-class Routes(msgspec.Struct, frozen=True):
-    routes: Annotated[list[Route], about("In the order in which they are tried.")]
-
-
-class RouteChanged(msgspec.Struct, frozen=True):
-    name: str
-    deleted: bool
-
-
-class Tenant(msgspec.Struct, frozen=True):
-    tenant: str
-    paused: Annotated[bool, about("Its tasks are taken and none is sent.")]
-    own: Annotated[bool, about("Its limits are its own; false: those of *, the default.")]
-    max_in_flight: int | None
-    rate: Annotated[float | None, about("Tasks a second.")]
-    burst: int | None
-    updated_at: Annotated[str | None, about("When its own rule was last changed; null when it has none.")]
-
-
-class TenantDetail(Tenant, frozen=True):
-    in_flight: Annotated[int, about("Claimed and not settled; counted while it is limited.")]
-    waiting: Annotated[int, about("Of its tasks, those that a limit or a pause keeps waiting.")]
-
-
-class TenantPage(msgspec.Struct, frozen=True):
-    tenants: list[Tenant]
-    cursor: Annotated[str | None, NEXT_CURSOR]
 
 
 # Checks

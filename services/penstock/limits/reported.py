@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.db.session import Session, columns_of
-from penstock.limits.model import AnnouncedAction
+from penstock.protocol.answers import AnnouncedAction
+from penstock.protocol.record import view_of
 from penstock.protocol.reports import Announced
 from penstock.protocol.task import ANNOUNCED_SECONDS, MAX_ACTIONS_SHOWN
-from penstock.protocol.views import raw, view_of
+from penstock.protocol.views import raw
 
 COUNTED = 10_000  # tasks of one action that wait for a worker
 LONGEST_HOLD_SECONDS = 86_400.0  # that a handler may ask for; an operator ends one by any change of the limits

@@ -21,6 +21,7 @@ from penstock.methods.audit import AuditEntry, begin_audit, end_audit, shown_par
 from penstock.methods.table import API_ONLY, METHODS, read_command
 from penstock.payloads.codec import PayloadCodec, offered_aad, payload_aad
 from penstock.protocol import errors
+from penstock.protocol.answers import Accepted
 from penstock.protocol.json_text import check_payload, decode_any
 from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.protocol.spelling import did_you_mean
@@ -28,7 +29,6 @@ from penstock.protocol.task import ANNOUNCED_SECONDS, NewTask
 from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue
-from penstock.tasks.views import Accepted
 
 _ONLY_ANSWERS = "{method} only answers, and a queue has no way back: ask over HTTP"
 _encode = msgspec.json.Encoder().encode
@@ -41,7 +41,7 @@ Schemas = Mapping[str, Sequence[str]]
 
 def refusal_of(task: NewTask, enqueued: Accepted) -> errors.DuplicateTask | None:
     """The error for a task that asked to be refused if another has its unique key, and one has."""
-    if enqueued.duplicate and task.on_duplicate == "error":
+    if task.on_duplicate == "error" and enqueued.duplicate:
         return errors.DuplicateTask(enqueued.id, enqueued.state)
     return None
 

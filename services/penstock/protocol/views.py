@@ -1,7 +1,7 @@
 """Parts of answers: instants, raw JSON, descriptions of fields."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -9,8 +9,6 @@ from msgspec import Meta
 Instant = Annotated[
     str, Meta(description="RFC 3339 in UTC, with microseconds.", examples=["2030-01-31T08:00:00.000000Z"])
 ]
-
-View = TypeVar("View", bound=msgspec.Struct)
 
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
@@ -31,12 +29,6 @@ def timestamp(instant: datetime) -> str:
 def raw(text: str | None) -> Any:
     """JSON text as part of an answer; None becomes null."""
     return None if text is None else msgspec.Raw(text.encode("utf-8"))
-
-
-def view_of(kind: type[View], row: Any, /, **others: Any) -> View:
-    """A result made of a row or a mapping, with instants as text. others: members that do not come from the row."""
-    members = {name: row[name] for name in kind.__struct_fields__ if name not in others} | others
-    return kind(**{name: timestamp(one) if isinstance(one, datetime) else one for name, one in members.items()})
 
 
 def span(seconds: float | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import asyncpg
 import msgspec
@@ -16,12 +16,12 @@ from penstock.db.context import Context, ServingContext
 from penstock.db.session import Session
 from penstock.payloads.codec import aad_of
 from penstock.protocol import errors
+from penstock.protocol.answers import Answered
 from penstock.protocol.api_key import Permission, narrow_tenant
 from penstock.protocol.json_text import check_json
 from penstock.protocol.method import Scope, method
 from penstock.protocol.reports import check_token, claim_of_token, digest_of_answer, stored_token
 from penstock.protocol.task import State
-from penstock.protocol.views import about
 from penstock.results import waits
 from penstock.results.apply import apply_reports
 from penstock.runtime import metrics
@@ -41,14 +41,7 @@ class AnswerWait:
     tenant: str | None = None  # of the task; also None for a token that Penstock made
 
 
-class Answered(msgspec.Struct, frozen=True):
-    id: Annotated[int | None, about("The task that waited; null for an answer that is kept.")]
-    state: Annotated[State | None, about("Its state now.")]
-    kept: Annotated[bool, about("True: no task waits for it yet; the first one to do so within a day gets it.")]
-    duplicate: Annotated[bool, about("True: the same answer came before, and this one changed nothing.")]
-
-
-KEPT = Answered(None, None, kept=True, duplicate=False)
+KEPT = Answered(id=None, state=None, kept=True, duplicate=False)
 
 
 _answers = partial(
@@ -158,7 +151,7 @@ async def _answer(session: Session, command: AnswerWait, settings: Settings) -> 
             member = msgspec.json.decode(f"{{{command.answer}}}", type=dict[str, msgspec.Raw])
             raise errors.InvalidParams(next(iter(member)), f"cannot be kept: {applied.unreadable[0].reason}")
         await waits.note_answers(session, [(kept, pair, command.digest)])
-        return Answered(pair[0], await _state_of(session, pair[0]), kept=False, duplicate=False)
+        return Answered(id=pair[0], state=await _state_of(session, pair[0]), kept=False, duplicate=False)
     if token["active"]:
         await session.fetch("end_waits", [kept])  # its task was cancelled at this very moment
     waited = None if pair is None else (pair[0], await _state_of(session, pair[0]))
@@ -175,7 +168,7 @@ def answer_again(command: AnswerWait, digest: bytes | None, waited: tuple[int, S
     """
     task_id, state = waited or (None, None)
     if digest == command.digest:
-        return Answered(task_id, state, kept=task_id is None, duplicate=True)
+        return Answered(id=task_id, state=state, kept=task_id is None, duplicate=True)
     if task_id is None:
         raise errors.AnsweredAlready(None, None)
     if state is None:

@@ -20,6 +20,7 @@ import msgspec
 from penstock.db.notify import Notifier
 from penstock.db.pool import PATIENT_SECONDS, Store
 from penstock.db.session import Session
+from penstock.protocol.answers import Overlap
 from penstock.protocol.errors import InvalidParams, PenstockError, Refused, RpcError
 from penstock.protocol.json_text import decode_any, replace_unstorable
 from penstock.protocol.task import NewTask
@@ -30,7 +31,7 @@ from penstock.runtime.sweeps import Sweeps
 from penstock.schedules import methods
 from penstock.schedules.cron import CronError
 from penstock.schedules.model import NAME_MAX_CHARS, CreateSchedule, NewSchedule, ScheduleRecord, check_not_a_jobs
-from penstock.schedules.policy import Overlap, Plan, plan
+from penstock.schedules.policy import Plan, plan
 from penstock.schedules.store import create_batch, record_of
 from penstock.settings.model import Settings
 from penstock.tasks.enqueue import enqueue

@@ -10,23 +10,25 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from penstock.db.session import Session
+from penstock.protocol import answers
+from penstock.protocol.answers import Accepted, Overlap
 from penstock.protocol.api_key import Permission, actions_of_caller, bound_to, check_actions, narrow_tenant
 from penstock.protocol.checks import HIGHEST_ID, read_cursor
 from penstock.protocol.errors import AccessDenied, InvalidParams, ScheduleNotFound, TooLarge
 from penstock.protocol.method import Scope, checked, decode, method
+from penstock.protocol.record import view_of
 from penstock.protocol.task import BEGINNING
 from penstock.protocol.tenant import stored_key, tenant_of_key
-from penstock.protocol.views import raw, timestamp, view_of
+from penstock.protocol.views import raw, timestamp
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.schedules import model, store
 from penstock.schedules.cron import CronError
 from penstock.schedules.model import CreateSchedule
-from penstock.schedules.policy import Overlap, render, run_name
+from penstock.schedules.policy import render, run_name
 from penstock.settings.model import Settings
 from penstock.tasks.enqueue import enqueue
 from penstock.tasks.params import EnqueueParams, check_task_payload, new_task
-from penstock.tasks.views import Accepted
 
 UPCOMING = 5
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -52,7 +54,7 @@ def _narrow_create(command: CreateSchedule) -> CreateSchedule:
 
 
 @_change("schedule.create", errors=(TooLarge,), read=_read_create, narrow=_narrow_create)
-async def create(session: Session, command: CreateSchedule) -> model.ScheduleDetail:
+async def create(session: Session, command: CreateSchedule) -> answers.ScheduleDetail:
     """Create a schedule, which creates tasks at set times."""
     names = _names(command.schedule.name)
     rows = await session.fetch("lock_schedules" if command.replace else "read_schedules", names, bound_to())
@@ -84,7 +86,7 @@ def _narrow_update(command: Any) -> Any:
 
 
 @_change("schedule.update", errors=(ScheduleNotFound, TooLarge), read=_read_update, narrow=_narrow_update)
-async def update(session: Session, command: Any, settings: Settings) -> model.ScheduleDetail:
+async def update(session: Session, command: Any, settings: Settings) -> answers.ScheduleDetail:
     """Change what is named of a schedule and leave the rest."""
     current = await _find(session, command.name, lock=True)
     return await _detail(session, await update_schedule(session, current, _changes(command), settings))
@@ -104,44 +106,46 @@ async def update_schedule(
 
 
 @method("schedule.get", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,))
-async def get(session: Session, given: model.ScheduleName) -> model.ScheduleDetail:
+async def get(session: Session, given: model.ScheduleName) -> answers.ScheduleDetail:
     """Show a schedule, its payload and its next few runs."""
     return await _detail(session, await _find(session, given.name))
 
 
 @method("schedule.list", permission=Permission.READ, scope=Scope.OWN, narrow=narrow_tenant)
-async def list_schedules(session: Session, given: model.ScheduleListParams) -> model.SchedulePage:
+async def list_schedules(session: Session, given: model.ScheduleListParams) -> answers.SchedulePage:
     """List schedules, newest first, without their payloads."""
     labels = json.dumps(given.labels) if given.labels else None
     page = read_cursor(given.cursor), given.limit, labels, given.action, given.paused, given.tenant
     records = [store.record_of(row) for row in await session.fetch("list_schedules", *page)]
     cursor = str(records[-1].id) if len(records) == given.limit else None
-    return model.SchedulePage([view_of(model.Schedule, _members(record)) for record in records], cursor)
+    return answers.SchedulePage(
+        schedules=[view_of(answers.Schedule, _members(record)) for record in records], cursor=cursor
+    )
 
 
 @_change("schedule.delete")
-async def delete(session: Session, given: model.ScheduleName) -> model.ScheduleDeleted:
+async def delete(session: Session, given: model.ScheduleName) -> answers.ScheduleDeleted:
     """Delete a schedule; its tasks stay."""
     deleted = await _lock(session, given)
     await session.fetch("delete_schedules", [deleted.name])
     log.info("schedule_deleted", name=deleted.name)
-    return model.ScheduleDeleted(deleted.id, _members(deleted)["name"])
+    return answers.ScheduleDeleted(id=deleted.id, name=_members(deleted)["name"], deleted=True)
 
 
 @_change("schedule.pause")
-async def pause(session: Session, given: model.ScheduleName) -> model.ScheduleDetail:
+async def pause(session: Session, given: model.ScheduleName) -> answers.ScheduleDetail:
     """Pause a schedule; runs in the meantime are not made up."""
     return await _detail(session, await store.rewrite_schedule(session, await _lock(session, given), paused=True))
 
 
 @_change("schedule.resume")
-async def resume(session: Session, given: model.ScheduleName) -> model.ScheduleDetail:
+async def resume(session: Session, given: model.ScheduleName) -> answers.ScheduleDetail:
     """Resume a schedule, from now on."""
     return await _detail(session, await store.rewrite_schedule(session, await _lock(session, given), paused=False))
 
 
 @_change("schedule.run_now", wakes=True)
-async def run_now(session: Session, given: model.ScheduleName, settings: Settings) -> model.ScheduleRun:
+async def run_now(session: Session, given: model.ScheduleName, settings: Settings) -> answers.ScheduleRun:
     """Trigger a schedule now, even if paused."""
     standing = await _lock(session, given)
     instant: datetime = await session.value("read_instant")
@@ -155,7 +159,7 @@ async def run_now(session: Session, given: model.ScheduleName, settings: Setting
 
 
 @method("schedule.runs", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,))
-async def list_runs(session: Session, given: model.ScheduleRunsParams) -> model.SchedulePageOfRuns:
+async def list_runs(session: Session, given: model.ScheduleRunsParams) -> answers.SchedulePageOfRuns:
     """List the runs of a schedule and their outcomes, newest first."""
     schedule = await _find(session, given.name)
     before = read_cursor(given.cursor)
@@ -165,11 +169,11 @@ async def list_runs(session: Session, given: model.ScheduleRunsParams) -> model.
         raise InvalidParams("cursor", f"must be that of the page before, not {before}") from None
     rows = await session.fetch("list_runs", schedule.id, instant, given.limit)
     cursor = str((rows[-1]["scheduled_at"] - _EPOCH) // _MICROSECOND) if len(rows) == given.limit else None
-    return model.SchedulePageOfRuns([_run(schedule.id, row) for row in rows], cursor)
+    return answers.SchedulePageOfRuns(runs=[_run(schedule.id, row) for row in rows], cursor=cursor)
 
 
-def _run(schedule_id: int, row: Any) -> model.ScheduleRun:
-    return view_of(model.ScheduleRun, row, run=run_name(schedule_id, row["scheduled_at"]))
+def _run(schedule_id: int, row: Any) -> answers.ScheduleRun:
+    return view_of(answers.ScheduleRun, row, run=run_name(schedule_id, row["scheduled_at"]))
 
 
 def _narrow_many(given: model.ScheduleCreateManyParams) -> model.ScheduleCreateManyParams:
@@ -180,24 +184,24 @@ def _narrow_many(given: model.ScheduleCreateManyParams) -> model.ScheduleCreateM
 
 # The supervisor writes an import later, entry by entry, without a caller to limit it to a tenant.
 @method("schedule.create_many", permission=Permission.ADMIN, scope=Scope.CLOSED, narrow=_narrow_many)
-async def create_many(session: Session, given: model.ScheduleCreateManyParams) -> model.ImportStarted:
+async def create_many(session: Session, given: model.ScheduleCreateManyParams) -> answers.ImportStarted:
     """Import many schedules in the background; schedule.import_status shows the progress."""
     import_id = await store.start_import(session, given.schedules, replaces=given.replace)
-    return model.ImportStarted(import_id, len(given.schedules))
+    return answers.ImportStarted(id=import_id, total=len(given.schedules))
 
 
 @method("schedule.import_status", permission=Permission.READ, scope=Scope.CLOSED, errors=(ScheduleNotFound,))
-async def import_status(session: Session, given: model.ScheduleImportStatusParams) -> model.ImportStatus:
+async def import_status(session: Session, given: model.ScheduleImportStatusParams) -> answers.ImportStatus:
     """Show how far a schedule.create_many has come."""
     rows = await session.fetch("read_import", int(given.id))
     if not rows:
         raise ScheduleNotFound(int(given.id))
     (row,) = rows
     state = "RUNNING" if row["finished_at"] is None else "DONE"
-    return view_of(model.ImportStatus, row, state=state, errors=msgspec.json.decode(row["errors"]))
+    return view_of(answers.ImportStatus, row, state=state, errors=msgspec.json.decode(row["errors"]))
 
 
-async def _detail(session: Session, record: model.ScheduleRecord) -> model.ScheduleDetail:
+async def _detail(session: Session, record: model.ScheduleRecord) -> answers.ScheduleDetail:
     upcoming: list[datetime] = []
     instant = record.next_at
     if instant is not None or (record.paused and record.problem is None):
@@ -208,7 +212,7 @@ async def _detail(session: Session, record: model.ScheduleRecord) -> model.Sched
             while instant is not None and len(upcoming) < UPCOMING:
                 upcoming.append(instant)
                 instant = rule.next_after(instant).at
-    return view_of(model.ScheduleDetail, _members(record), upcoming=[timestamp(one) for one in upcoming])
+    return view_of(answers.ScheduleDetail, _members(record), upcoming=[timestamp(one) for one in upcoming])
 
 
 def _members(record: model.ScheduleRecord) -> dict[str, Any]:

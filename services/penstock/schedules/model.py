@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from penstock.protocol.answers import Missed, Overlap
 from penstock.protocol.checks import ACTION, CONTROL, ID, LIMIT, NUMBERED, Checked, check_labels, read_instant
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import NewTask
 from penstock.protocol.tenant import TENANT, own_key, read_stored
-from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about
+from penstock.protocol.views import CURSOR, about
 from penstock.schedules.cron import CronError, timing
-from penstock.schedules.policy import JOB_PREFIX, MAX_MISSED_LIMIT, Missed, Overlap, Rule, render
+from penstock.schedules.policy import JOB_PREFIX, MAX_MISSED_LIMIT, Rule, render
 
 NAME_MAX_CHARS = 200
 LABELS_MAX = 32
@@ -139,94 +140,6 @@ RunOutcome = Literal[
     "MISSED",
     "CLEANED",
 ]
-
-
-class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    id: int
-    name: str
-    state: Annotated[Standing, about("ENDED: nothing is to come; STOPPED: it cannot be fired, `problem` says why.")]
-    expression: str
-    timezone: str
-    action: str
-    next_at: Annotated[str | None, about("The instant to be fired next; null unless the state is ACTIVE.")]
-    last_at: Annotated[str | None, about("The last instant that was dealt with.")]
-    last_task_id: int | None
-    problem: str | None
-    start_at: Instant | None
-    end_at: Instant | None
-    jitter: float
-    missed: Missed
-    max_missed: int
-    max_lateness: float | None
-    overlap: Overlap
-    priority: int
-    max_attempts: int | None
-    timeout: float | None
-    ordering_key: str | None
-    labels: dict[str, str]
-    paused: bool
-    tenant: Annotated[str | None, about("For whom its tasks are.")]
-    created_at: Instant
-    updated_at: Instant
-
-
-class ScheduleDetail(Schedule, frozen=True, kw_only=True):
-    payload: Any
-    upcoming: Annotated[list[str], about("The next few instants; of one that is paused, those if it were resumed now.")]
-
-
-class SchedulePage(msgspec.Struct, frozen=True):
-    schedules: list[Schedule]
-    cursor: Annotated[str | None, NEXT_CURSOR]
-
-
-class ScheduleDeleted(msgspec.Struct, frozen=True):
-    id: int
-    name: str
-    deleted: bool = True
-
-
-class ScheduleRun(msgspec.Struct, frozen=True, kw_only=True):
-    run: Annotated[str, about("What `{{run}}` in the payload became.")]
-    scheduled_at: Instant
-    fired_at: Instant
-    outcome: Annotated[
-        RunOutcome,
-        about(
-            "The task's state; SKIPPED: the task before it was not settled; MISSED: too late; "
-            "CLEANED: the task's record is gone."
-        ),
-    ]
-    task_id: int | None
-    manual: Annotated[bool, about("By schedule.run_now.")]
-    since: Annotated[str | None, about("MISSED: the row stands for every instant from this one.")]
-    instants: Annotated[
-        int, about("How many instants the row stands for; of a cron expression some 500, with all 10000, may be more.")
-    ]
-
-
-class SchedulePageOfRuns(msgspec.Struct, frozen=True):
-    runs: list[ScheduleRun]
-    cursor: Annotated[str | None, NEXT_CURSOR]
-
-
-class ImportStarted(msgspec.Struct, frozen=True):
-    id: Annotated[int, about("For schedule.import_status.")]
-    total: int
-
-
-class ImportStatus(msgspec.Struct, frozen=True, kw_only=True):
-    id: int
-    state: Literal["RUNNING", "DONE"]
-    total: int
-    seen: int
-    created: int
-    replaced: int
-    refused: int
-    errors: Annotated[list[Any], about("Of the first that were refused: `index`, `name`, `field`, `problem`.")]
-    created_at: Instant
-    updated_at: Instant
-    finished_at: Instant | None
 
 
 # Records

@@ -4,9 +4,9 @@ import json
 import re
 import zlib
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import NamedTuple
 
+from penstock.protocol.answers import Missed
 from penstock.protocol.views import timestamp
 from penstock.schedules.cron import COUNTED, Timing, elapsed
 
@@ -16,22 +16,6 @@ FEW_COUNTED = 500  # misfires of a cron expression are counted up to this where 
 _KEPT = MAX_MISSED_LIMIT + 1  # of the elapsed instants: all that can run, and one that does not
 _PLACE = re.compile(r"\{\{\s*(scheduled_time|schedule|run)\s*\}\}")
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"(\s*:)?')  # of JSON text; with the colon it is a name and no value
-
-
-class Missed(StrEnum):
-    """Which instants are made up for if nothing could be fired at them: none, the newest, or all."""
-
-    SKIP = "skip"
-    ONE = "one"
-    ALL = "all"
-
-
-class Overlap(StrEnum):
-    """What a fire does while the task before it is not settled: go on, record a skip, or wait in line."""
-
-    ALLOW = "allow"
-    SKIP = "skip"
-    QUEUE = "queue"
 
 
 class Misfires(NamedTuple):

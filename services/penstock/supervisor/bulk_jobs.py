@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from penstock.db.pool import Store
+from penstock.protocol.answers import JobState
 from penstock.protocol.errors import TooSlow, Unavailable
 from penstock.runtime.logs import log
-from penstock.tasks.bulk import LOOKED_AT, JobState, advance_job, end_job, run_batch, take_job
+from penstock.tasks.bulk import LOOKED_AT, advance_job, end_job, run_batch, take_job
 
 _IDLE_SECONDS = 0.5
 _FAILED_REST_SECONDS = 2.0

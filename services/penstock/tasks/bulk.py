@@ -8,16 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
 import asyncpg
 import msgspec
 
 from penstock.db.session import Session
+from penstock.protocol.answers import BulkPreview, Job, JobError, JobState
 from penstock.protocol.checks import like_pattern, read_instant
 from penstock.protocol.errors import JobNotFound, Locked, PenstockError, TaskNotFound
+from penstock.protocol.record import read, view_of
 from penstock.protocol.task import FINAL_STATES, State
-from penstock.protocol.views import Instant, about, view_of
 from penstock.runtime.halving import in_halves
 from penstock.tasks import reschedule, settle
 from penstock.tasks.params import BulkRescheduleParams
@@ -63,35 +64,6 @@ class BulkWork(BulkRescheduleParams, frozen=True, forbid_unknown_fields=True, om
         return self.states[0] in FINAL_STATES
 
 
-class JobState(StrEnum):
-    RUNNING = "RUNNING"
-    DONE = "DONE"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-
-
-class JobError(msgspec.Struct, frozen=True):
-    id: Annotated[int | None, about("The task; null where the job itself failed.")]
-    reason: str
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    id: int
-    kind: Annotated[str, about("The method that made it.")]
-    params: Annotated[Any, about("What it was made with, and `top`, the highest id of a task that it is about.")]
-    state: JobState
-    total: Annotated[int | None, about("Tasks that it is about, as counted before it began; null before that.")]
-    total_is_exact: Annotated[bool, about("False: estimated.")]
-    seen: Annotated[int, about("Records looked at so far.")]
-    changed: int
-    refused: Annotated[int, about("Tasks that the filter fits, and that could not be changed.")]
-    rate: Annotated[float, about("Tasks changed or refused a second.")]
-    errors: Annotated[list[JobError], about("Of the first 20 that were refused, or why the job failed.")]
-    created_at: Instant
-    updated_at: Instant
-    finished_at: Instant | None
-
-
 @dataclass(frozen=True, slots=True)
 class BatchResult:
     cursor: Mapping[str, Any]  # where the next one begins
@@ -102,15 +74,6 @@ class BatchResult:
     total: int | None = None  # how many records match, if it has counted
     done: bool = False
     rest_seconds: float = 0.0  # until the next batch, because another transaction holds the records
-
-
-class BulkPreview(msgspec.Struct, frozen=True):
-    """With `dry_run`: what a job would be about."""
-
-    count: Annotated[int, about("Tasks found.")]
-    exact: Annotated[bool, about("False: there were too many records to look at them all, and there may be more.")]
-    estimate: Annotated[int, about("How many there may be in all; the count where that is exact.")]
-    sample: Annotated[list[int], about("The lowest ids of them.")]
 
 
 async def count_matches(session: Session, work: BulkWork, *, now: datetime, parts: int = 1) -> BulkPreview:
@@ -127,7 +90,7 @@ async def count_matches(session: Session, work: BulkWork, *, now: datetime, part
         rows = await session.value("estimate_rows", "task_history" if work.is_settled else "task")
         others = (last_id - last) * seen / (last - first + 1)
         rest = round(count / seen * min(others, rows - seen if rows > seen else others))
-    return BulkPreview(count, is_exact, count + rest, row["ids"][:SAMPLE])
+    return BulkPreview(count=count, exact=is_exact, estimate=count + rest, sample=row["ids"][:SAMPLE])
 
 
 async def preview(session: Session, work: BulkWork) -> BulkPreview:
@@ -208,7 +171,7 @@ def _wait(cursor: Mapping[str, Any], task_id: int, look: int) -> BatchResult:
     tries = cursor.get("tries", 0) + 1
     if tries < HELD_TRIES:
         return BatchResult({**cursor, "tries": tries}, rest_seconds=HELD_REST_SECONDS)
-    error = JobError(task_id, "another transaction held it, or a key of it, for too long")
+    error = JobError(id=task_id, reason="another transaction held it, or a key of it, for too long")
     return BatchResult({"after": task_id, "exact": cursor["exact"], "look": look}, seen=1, refused=1, errors=[error])
 
 
@@ -257,7 +220,7 @@ async def _reasons(session: Session, job: asyncpg.Record, refused: Sequence[int]
     for task_id in refused[: max(0, MAX_ERRORS - job["refused"])]:
         why = await reschedule.why_unchanged(session, task_id, _VERBS[job["kind"].removeprefix("bulk.")])
         is_gone = isinstance(why, TaskNotFound)
-        errors.append(JobError(task_id, "its record is no longer kept" if is_gone else why.message))
+        errors.append(JobError(id=task_id, reason="its record is no longer kept" if is_gone else why.message))
     return errors
 
 
@@ -300,7 +263,7 @@ async def advance_job(session: Session, job_id: int, result: BatchResult) -> Non
 
 async def end_job(session: Session, job_id: int, state: JobState, *, error: str | None = None) -> bool:
     """End a job early; returns whether it was running. error: why."""
-    errors = [] if error is None else [JobError(None, error)]
+    errors = [] if error is None else [JobError(id=None, reason=error)]
     return bool(await session.fetch("end_job", job_id, state, _text(errors)))
 
 
@@ -309,5 +272,5 @@ def _text(value: Any) -> str:
 
 
 def _job(row: asyncpg.Record) -> Job:
-    errors = msgspec.json.decode(row["errors"], type=list[JobError])
+    errors = read(JobError, msgspec.json.decode(row["errors"]))
     return view_of(Job, row, state=JobState(row["state"]), params=msgspec.json.decode(row["params"]), errors=errors)

@@ -1,30 +1,20 @@
 """The methods about bulk operations and jobs, and what they return."""
 
 from collections.abc import Callable
-from typing import Annotated
 
 import msgspec
 
 from penstock.db.context import Context
 from penstock.db.session import Session
-from penstock.protocol import checks
+from penstock.protocol import answers, checks
+from penstock.protocol.answers import BulkStarted, JobPage
 from penstock.protocol.api_key import Permission, bound_to, narrow_tenant, sees
 from penstock.protocol.errors import InvalidParams, JobNotFound
 from penstock.protocol.method import Method, Scope, method
-from penstock.protocol.views import NEXT_CURSOR, about
 from penstock.runtime.logs import log
 from penstock.tasks import bulk
 from penstock.tasks.bulk import STATES, BulkWork, Operation
 from penstock.tasks.params import BulkParams, BulkRescheduleParams, JobId, JobListParams, read_start
-
-
-class BulkStarted(msgspec.Struct, frozen=True):
-    job: Annotated[int, about("Of the job that does it; see job.get.")]
-
-
-class JobPage(msgspec.Struct, frozen=True):
-    jobs: list[bulk.Job]
-    cursor: Annotated[str | None, NEXT_CURSOR]
 
 
 def _work(operation: Operation, given: BulkParams) -> BulkWork:
@@ -67,13 +57,13 @@ def _bulk_method(operation: Operation, summary: str, read: Callable[..., BulkWor
     def read_filter(given: BulkParams) -> BulkWork:
         return _work(operation, given)
 
-    async def carry_out(context: Context, work: BulkWork) -> BulkStarted | bulk.BulkPreview:
+    async def carry_out(context: Context, work: BulkWork) -> BulkStarted | answers.BulkPreview:
         async with context.transaction() as session:
             if work.dry_run:
                 return await bulk.preview(session, work)
             job = await bulk.create_job(session, operation, msgspec.json.encode(work))
         log.info("job_made", job=job.id, kind=job.kind)
-        return BulkStarted(job.id)
+        return BulkStarted(job=job.id)
 
     carry_out.__doc__ = summary
     return method(
@@ -97,7 +87,7 @@ reschedule = _bulk_method(
 )
 
 
-async def _own_job(session: Session, given: JobId) -> bulk.Job:
+async def _own_job(session: Session, given: JobId) -> answers.Job:
     """Raises JobNotFound, also for a job of tasks that the caller may not see."""
     job = await bulk.read_job(session, int(given.id))
     if not sees(job.params.get("tenant")):
@@ -106,7 +96,7 @@ async def _own_job(session: Session, given: JobId) -> bulk.Job:
 
 
 @method("job.get", permission=Permission.READ, scope=Scope.OWN, errors=(JobNotFound,))
-async def get_job(session: Session, given: JobId) -> bulk.Job:
+async def get_job(session: Session, given: JobId) -> answers.Job:
     """Show a job: its progress, and the tasks it refused."""
     return await _own_job(session, given)
 
@@ -117,15 +107,15 @@ async def list_jobs(session: Session, page: JobListParams) -> JobPage:
     before = checks.read_cursor(page.cursor)
     jobs = await bulk.list_jobs(session, before=before, limit=page.limit, tenant=bound_to())
     cursor = str(jobs[-1].id) if len(jobs) == page.limit else None
-    return JobPage(jobs, cursor)
+    return JobPage(jobs=jobs, cursor=cursor)
 
 
 @method("job.cancel", permission=Permission.ADMIN, scope=Scope.OWN, errors=(JobNotFound,), by_queue=True)
-async def cancel_job(context: Context, given: JobId) -> bulk.Job:
+async def cancel_job(context: Context, given: JobId) -> answers.Job:
     """Stop a job; changes already made stay."""
     async with context.transaction() as session:
         job = await _own_job(session, given)
-        await bulk.end_job(session, job.id, bulk.JobState.CANCELLED)
+        await bulk.end_job(session, job.id, answers.JobState.CANCELLED)
         job = await bulk.read_job(session, job.id)
     log.info("job_cancelled", job=job.id, state=job.state)
     return job

@@ -11,12 +11,13 @@ from msgspec.structs import replace
 
 from penstock.db.session import Session, columns_of
 from penstock.payloads.codec import payload_aad
+from penstock.protocol.answers import Accepted
 from penstock.protocol.json_text import body_bytes
+from penstock.protocol.record import view_of
 from penstock.protocol.sealed import reference_of
 from penstock.protocol.task import NewTask, State
 from penstock.runtime import metrics
 from penstock.runtime.tracing import active
-from penstock.tasks.views import Accepted
 
 Kind = tuple[str, str | None]  # of tasks: their action, and their labels as JSON text
 
@@ -46,7 +47,7 @@ async def enqueue(session: Session, tasks: Sequence[NewTask], *, source: str | N
 
 def count_enqueued(tasks: Iterable[NewTask], enqueued: Iterable[Accepted], source: str) -> None:
     """Count accepted tasks and duplicates in the metrics."""
-    counts = Counter((task.action, answer.duplicate) for task, answer in zip(tasks, enqueued, strict=True))
+    counts = Counter((task.action, answer["duplicate"]) for task, answer in zip(tasks, enqueued, strict=True))
     for (action, is_duplicate), count in counts.items():
         if is_duplicate:
             metrics.DUPLICATES.labels(action).inc(count)
@@ -78,7 +79,7 @@ async def insert(session: Session, tasks: Sequence[NewTask]) -> list[Accepted]:
             ((*_PLAIN, "trace"), "enqueue_traced_tasks") if is_traced else (_PLAIN, "enqueue_plain_tasks")
         )
         rows = await session.fetch(statement, *columns_of(tasks, *names))
-        return [Accepted(row[0], State.SCHEDULED, False) for row in rows]
+        return [Accepted(id=row[0], state=State.SCHEDULED, duplicate=False) for row in rows]
     return await _insert_in_parts(session, _cut_at_other_scopes(tasks))
 
 
@@ -91,7 +92,7 @@ async def enqueue_and_notify(session: Session, task: NewTask, channel: str, payl
     except asyncpg.ProgramLimitExceededError:  # a full queue of notifications must not keep a task out
         return None
     metrics.BATCH_SIZE.labels("enqueue").observe(1)
-    return Accepted(rows[0][0], State.SCHEDULED, False)
+    return Accepted(id=rows[0][0], state=State.SCHEDULED, duplicate=False)
 
 
 async def _insert_in_parts(session: Session, parts: Sequence[Sequence[NewTask]]) -> list[Accepted]:
@@ -139,9 +140,10 @@ async def _enqueue_keyed(session: Session, tasks: Sequence[NewTask]) -> list[Acc
         states |= {row["id"]: row["state"] for row in await session.fetch("read_states", list(earlier))}
     # A first task deleted between the two statements must have succeeded.
     return [
-        Accepted(
-            row["id"],
-            State(states.get(row["id"], State.SUCCESS)),
+        view_of(
+            Accepted,
+            row,
+            state=State(states.get(row["id"], State.SUCCESS)),
             duplicate=not row["fresh"],
             replaced=not row["fresh"] and row["id"] in replaced if task.on_duplicate == "replace" else None,
         )

@@ -8,11 +8,13 @@ import asyncpg
 
 from penstock.db.session import Pair, Session, columns, columns_of
 from penstock.payloads.codec import PayloadCodec, aad_of
+from penstock.protocol import answers
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.journal import StepKey, StepPlace, carried, decode_entry
+from penstock.protocol.record import view_of
 from penstock.protocol.reports import Stepped, Suspended
 from penstock.protocol.sealed import reference_of
-from penstock.protocol.views import raw, view_of
+from penstock.protocol.views import raw
 from penstock.runtime import metrics
 from penstock.tasks import views
 from penstock.tasks.enqueue import reference_objects
@@ -81,7 +83,7 @@ async def rewind(session: Session, task_id: int, label: str) -> list[str]:
     return [place.label for place in places]
 
 
-def shown(codec: PayloadCodec, row: asyncpg.Record) -> views.FinishedStep:
+def shown(codec: PayloadCodec, row: asyncpg.Record) -> answers.FinishedStep:
     """A row of the statement ``read_journals`` for display."""
     text = unread = None
     if row["entry"] is None:
@@ -93,4 +95,4 @@ def shown(codec: PayloadCodec, row: asyncpg.Record) -> views.FinishedStep:
         except (PayloadUnavailable, PayloadLost) as exc:
             unread = str(exc)
     members = ("error", "result") if row["failed"] else ("result", "error")
-    return view_of(views.FinishedStep, row, **dict(zip(members, (raw(text), None), strict=True)), unread=unread)
+    return view_of(answers.FinishedStep, row, **dict(zip(members, (raw(text), None), strict=True)), unread=unread)

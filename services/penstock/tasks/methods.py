@@ -14,14 +14,16 @@ from msgspec.structs import replace
 from penstock.db.context import Context, ServingContext
 from penstock.db.session import Session
 from penstock.payloads.records import shown_rows
-from penstock.protocol import checks, errors
+from penstock.protocol import answers, checks, errors
+from penstock.protocol.answers import HeldKeys, ReleasedKey
 from penstock.protocol.api_key import Permission, bound_to, check_actions, narrow_tenant, own_tenant, seen
 from penstock.protocol.errors import InvalidParams, RpcError, StateConflict, TaskNotFound
 from penstock.protocol.method import Scope, method
+from penstock.protocol.record import Record, view_of
 from penstock.protocol.requests import ClaimId, parse_claim_id
 from penstock.protocol.task import FINAL_STATES, OTHER_ACTIONS, NewTask, State
 from penstock.protocol.tenant import stored_key
-from penstock.protocol.views import NEXT_CURSOR, about, view_of
+from penstock.protocol.views import about
 from penstock.runtime.budget import in_hand
 from penstock.tasks import journal, ordering, params, settle, views
 from penstock.tasks import reschedule as rescheduling
@@ -48,7 +50,7 @@ def _narrow_new_task(task: NewTask) -> NewTask:
     "enqueue", permission=Permission.ENQUEUE, scope=Scope.OWN, errors=(errors.TooLarge, errors.DuplicateTask),
     read=params.new_task, narrow=_narrow_new_task, by_queue=True, together=True,
 )  # fmt: skip
-async def enqueue(context: ServingContext, tasks: Sequence[NewTask]) -> Sequence[views.Accepted | RpcError]:
+async def enqueue(context: ServingContext, tasks: Sequence[NewTask]) -> Sequence[answers.Accepted | RpcError]:
     """Add a task; it is stored when the answer comes."""
     return await context.enqueue(tasks)
 
@@ -62,7 +64,7 @@ def _within_limit(command: Command) -> Command:
     return command
 
 
-Shown = views.Task | views.TaskDetail | list[views.Task | views.TaskDetail | None] | RpcError
+Shown = answers.Task | answers.TaskDetail | list[answers.Task | answers.TaskDetail | None] | RpcError
 
 
 @_look("status", errors=(TaskNotFound,), narrow=_within_limit, together=True)
@@ -97,7 +99,7 @@ async def _read_shown(context: Context, ids: Sequence[int], *, detail: bool) -> 
     return shown
 
 
-def _shown(row: Any, detail: bool) -> views.Task | None:
+def _shown(row: Any, detail: bool) -> answers.Task | None:
     """A task as it is answered; its large values only while the answer has room, as a body may name it often."""
     if row is None:
         return None
@@ -109,23 +111,23 @@ def _shown(row: Any, detail: bool) -> views.Task | None:
 @_look("result", errors=(TaskNotFound, errors.TooManyWaits), narrow=_within_limit, together=True)
 async def result(
     context: ServingContext, commands: Sequence[params.ResultParams]
-) -> Sequence[views.Outcome | list[views.Outcome] | RpcError]:
+) -> Sequence[answers.Outcome | list[answers.Outcome] | RpcError]:
     """Wait until one or several tasks have settled and return their outcome, or their state when the time is up."""
     return await context.await_results(commands)
 
 
 @_change("cancel", wakes=True)
-async def cancel(session: Session, given: params.CancelParams) -> views.Changed:
+async def cancel(session: Session, given: params.CancelParams) -> answers.Changed:
     """Cancel a task that has not settled; a later result is ignored, and its handler is asked to stop."""
     task_id = int(given.id)
     await check_own_task(session, task_id)
     if not await settle.cancel(session, [task_id], given.reason):
         raise await rescheduling.why_unchanged(session, task_id, "cancelled")
-    return views.Changed(task_id, State.CANCELLED)
+    return answers.Changed(id=task_id, state=State.CANCELLED)
 
 
 @_change("retry", wakes=True, savepoint=True)
-async def retry(session: Session, given: params.RetryParams) -> views.Changed:
+async def retry(session: Session, given: params.RetryParams) -> answers.Changed:
     """Re-run a failed (CRITICAL_ERROR) or CANCELLED task with a fresh attempt counter, and its failed durable steps."""
     task_id = int(given.id)
     await check_own_task(session, task_id)
@@ -138,7 +140,7 @@ async def retry(session: Session, given: params.RetryParams) -> views.Changed:
             shown = f"it has {', '.join(known[:20])}" if known else "it has none"
             raise InvalidParams("from_step", f"names no durable step of task {task_id}: {shown}")
         await session.fetch("raise_journal_floor", task_id)
-    return views.Changed(task_id, states[task_id])
+    return answers.Changed(id=task_id, state=states[task_id])
 
 
 def _check_reschedule(given: params.RescheduleParams) -> params.RescheduleParams:
@@ -149,7 +151,7 @@ def _check_reschedule(given: params.RescheduleParams) -> params.RescheduleParams
 
 
 @_change("reschedule", read=_check_reschedule, wakes=True)
-async def reschedule(session: Session, given: params.RescheduleParams) -> views.Changed:
+async def reschedule(session: Session, given: params.RescheduleParams) -> answers.Changed:
     """Move a waiting or retrying task (WAITING, SCHEDULED, ERROR) to another time or priority."""
     task_id, run_at = int(given.id), checks.read_instant(given.run_at)
     await check_own_task(session, task_id)
@@ -158,7 +160,7 @@ async def reschedule(session: Session, given: params.RescheduleParams) -> views.
     )
     if not states:
         raise await rescheduling.why_unchanged(session, task_id, "rescheduled")
-    return views.Changed(task_id, states[task_id])
+    return answers.Changed(id=task_id, state=states[task_id])
 
 
 async def check_own_task(session: Session, task_id: int) -> None:
@@ -168,7 +170,7 @@ async def check_own_task(session: Session, task_id: int) -> None:
 
 
 @_look("list", narrow=narrow_tenant, by_replica=True)
-async def list_(context: Context, given: params.ListParams) -> views.TaskPage:
+async def list_(context: Context, given: params.ListParams) -> answers.TaskPage:
     """List tasks, newest first.
 
     With a filter, one call searches a bounded number of tasks; pass the cursor to search older ones.
@@ -221,8 +223,8 @@ async def list_(context: Context, given: params.ListParams) -> views.TaskPage:
     last = page["last"]
     end = ids[-1] if len(ids) >= given.limit else last
     if page["count"] < scan and end == last:
-        return views.TaskPage(tasks, None)
-    return views.TaskPage(tasks, "-".join(map(str, (end, *(one for one in ahead if one < end)))))
+        return answers.TaskPage(tasks=tasks, cursor=None)
+    return answers.TaskPage(tasks=tasks, cursor="-".join(map(str, (end, *(one for one in ahead if one < end)))))
 
 
 def _patterns(text: str | None) -> list[str] | None:
@@ -234,9 +236,9 @@ def _patterns(text: str | None) -> list[str] | None:
 
 
 @_look("stats", narrow=narrow_tenant, by_replica=True)
-async def count(context: ServingContext, given: params.StatsParams) -> views.Statistics | views.TenantStatistics:
+async def count(context: ServingContext, given: params.StatsParams) -> answers.Statistics | answers.TenantStatistics:
     """Count tasks by state and action, with rates over the last minute and lag, at most a second old."""
-    found: views.Statistics | views.TenantStatistics
+    found: answers.Statistics | answers.TenantStatistics
     if given.tenant is None:
         found = await context.recent.get("stats", "", partial(_count_all, context))
     else:
@@ -244,47 +246,39 @@ async def count(context: ServingContext, given: params.StatsParams) -> views.Sta
     return found
 
 
-async def _count_all(context: Context) -> views.Statistics:
+async def _count_all(context: Context) -> answers.Statistics:
     async with context.session() as session:
         counts = await session.fetch("count_live") + await session.fetch("count_settled", OTHER_ACTIONS)
         (rates,) = await session.fetch("read_rates")
         (row,) = await session.fetch("read_lag")
-    lag = views.Lag(row["due"], round(max(0.0, row["oldest_seconds"]), 3))
-    return views.Statistics(*views.counted(counts), view_of(views.Rates, rates), lag)
+    lag = answers.Lag(due=row["due"], oldest_due_seconds=round(max(0.0, row["oldest_seconds"]), 3))
+    states, actions = views.counted(counts)
+    return answers.Statistics(states=states, actions=actions, rates=view_of(answers.Rates, rates), lag=lag)
 
 
-async def _count_of(context: Context, tenant: str) -> views.TenantStatistics:
+async def _count_of(context: Context, tenant: str) -> answers.TenantStatistics:
     # Neither an index nor a tally goes by tenant, so a bounded number of the newest records of each kind is looked at.
-    live, most = [state for state in State if not state.final], views.TENANT_LOOKED_AT
+    live, most = [state for state in State if not state.final], answers.TENANT_LOOKED_AT
     async with context.session() as session:
         looked = [(live, await session.fetch("count_live_of_tenant", tenant, most))]
         for state in FINAL_STATES:
             looked += [([state], await session.fetch("count_settled_of_tenant", tenant, most, state))]
     found = [row for _, rows in looked for row in rows if row["action"] is not None]
     full = [states for states, rows in looked if sum(row["count"] for row in rows) >= most]
-    at_least = [state for state in State if any(state in states for states in full)]
-    return views.TenantStatistics(tenant, *views.counted(found), at_least)
+    at_least: list[answers.StateName] = [state for state in State if any(state in states for states in full)]
+    states, actions = views.counted(found)
+    return answers.TenantStatistics(tenant=tenant, states=states, actions=actions, at_least=at_least)
 
 
 # Ordering keys and claims
-
-
-class HeldKeys(msgspec.Struct, frozen=True):
-    keys: list[ordering.HeldKey]
-    cursor: Annotated[str | None, NEXT_CURSOR]
 
 
 @method("ordering.list", permission=Permission.READ, scope=Scope.CLOSED)
 async def list_held_keys(session: Session, page: params.OrderingListParams) -> HeldKeys:
     """List ordering keys that a failed task (CRITICAL_ERROR) holds, by key."""
     keys = await ordering.list_held_keys(session, page.limit, page.cursor)
-    return HeldKeys(keys, stored_key(keys[-1].tenant, keys[-1].key) if len(keys) == page.limit else None)
-
-
-class ReleasedKey(msgspec.Struct, frozen=True):
-    key: str
-    released: Annotated[bool, about("False: it was not held, and nothing was changed.")]
-    next: Annotated[int | None, about("The task that waited longest and may run now; null when none did.")]
+    cursor = stored_key(keys[-1].tenant, keys[-1].key) if len(keys) == page.limit else None
+    return HeldKeys(keys=keys, cursor=cursor)
 
 
 @method("ordering.release", permission=Permission.ADMIN, scope=Scope.CLOSED, wakes=True)
@@ -292,10 +286,10 @@ async def release_key(session: Session, given: params.OrderingReleaseParams) -> 
     """Release a held ordering key: the next task of the key may run."""
     key = stored_key(given.tenant, given.key)
     released = await ordering.release_keys(session, [key])
-    return ReleasedKey(given.key, key in released, released.get(key))
+    return ReleasedKey(key=given.key, released=key in released, next=released.get(key))
 
 
-class CheckedClaims(msgspec.Struct, frozen=True):
+class CheckedClaims(Record):
     lost: Annotated[
         list[str], about("Claims that no longer hold their task: it was cancelled, settled, or claimed again.")
     ]
@@ -318,4 +312,4 @@ def _read_claims(given: params.ClaimsCheckParams) -> dict[str, ClaimId]:
 async def check_claims(session: Session, claims: dict[str, ClaimId]) -> CheckedClaims:
     """Return which of a worker's claims no longer hold their task."""
     held = await settle.read_attempts(session, claims.values())
-    return CheckedClaims([text for text, claim in claims.items() if claim not in held])
+    return CheckedClaims(lost=[text for text, claim in claims.items() if claim not in held])

@@ -3,16 +3,15 @@
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Annotated, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.db.session import Session
+from penstock.protocol.answers import HeldKey
+from penstock.protocol.record import view_of
 from penstock.protocol.task import State
 from penstock.protocol.tenant import own_key, tenant_of_key
-from penstock.protocol.views import about, view_of
 from penstock.runtime import metrics
 from penstock.runtime.periodic import is_set_within, repeat
 from penstock.runtime.sweeps import Sweeps
@@ -28,17 +27,6 @@ class Overdue(NamedTuple):
 
     taken: int
     promoted: int
-
-
-class HeldKey(msgspec.Struct, frozen=True):
-    """An ordering key that a task in CRITICAL_ERROR holds."""
-
-    key: str
-    task_id: Annotated[int, about("The task that failed.")]
-    action: str | None
-    since: Annotated[str | None, about("When it failed.")]
-    waiting: Annotated[int, about("Tasks that wait behind it, counted up to 10000.")]
-    tenant: Annotated[str | None, about("Whose key it is.")] = None
 
 
 async def list_held_keys(session: Session, limit: int, after: str | None = None) -> list[HeldKey]:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import msgspec
 
-from penstock.client.records import Accepted
 from penstock.payloads.codec import PayloadCodec, aad_of
 from penstock.protocol import in_process, trace_context
+from penstock.protocol.answers import Accepted
 from penstock.protocol.errors import DuplicateTask, InvalidParams, TooLarge
 from penstock.protocol.json_text import dumps, foreign, replace_unstorable
 from penstock.protocol.method import decode
@@ -288,5 +288,5 @@ def _answers(tasks: Sequence[NewTask], rows: Iterable[Any]) -> list[Accepted | D
         if is_duplicate and task.on_duplicate == "error":
             answers.append(DuplicateTask(task_id, state))
         else:
-            answers.append(Accepted(given(id=task_id, state=str(state), duplicate=is_duplicate, replaced=replaced)))
+            answers.append(Accepted(**given(id=task_id, state=str(state), duplicate=is_duplicate, replaced=replaced)))
     return answers

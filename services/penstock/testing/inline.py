@@ -13,16 +13,18 @@ from msgspec.structs import replace as changed
 
 from penstock.methods.inbound import refusal_of
 from penstock.methods.table import read_command
-from penstock.protocol import errors, reports
+from penstock.protocol import answers, errors, reports
+from penstock.protocol.answers import Answered
 from penstock.protocol.checks import read_instant
 from penstock.protocol.journal import Entry, StepKey, journal_text
 from penstock.protocol.output import OutputEntry, decode_entries
+from penstock.protocol.record import view_of
 from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.protocol.task import Claimed, NewTask, State
 from penstock.protocol.tenant import stored_key
-from penstock.protocol.views import raw, timestamp, view_of
+from penstock.protocol.views import raw, timestamp
 from penstock.results.apply import bad_children, delay_after, hold_of, interrupted, postponement
-from penstock.results.methods import KEPT, Answered, AnswerWait, answer_again
+from penstock.results.methods import KEPT, AnswerWait, answer_again
 from penstock.results.spawn import read_spawner
 from penstock.results.waits import Ended, read_answer, timed_out, token_taken
 from penstock.scheduler.sending import message_of
@@ -63,7 +65,7 @@ class InlineTask:
     attempts: int = 0
     claim: int = 0
     claimed_at: datetime | None = None
-    failures: list[views.Failure] = field(default_factory=list)
+    failures: list[answers.Failure] = field(default_factory=list)
     result_text: str = "null"
     progress: Any = None
     reason: str | None = None
@@ -293,7 +295,9 @@ class Inline:
             error = reports.error_text(errors.HANDLER_ERROR, put_off, type="PutOffTooOften")
             hints = reports.Hints(final=True)
         at = timestamp(self.clock.now())
-        task.failures.append(views.Failure(task.attempts, task.claim, at, json.loads(error), None))
+        task.failures.append(
+            answers.Failure(attempt=task.attempts, claim=task.claim, at=at, error=json.loads(error), worker=None)
+        )
         delay = delay_after(task.attempts, task.new.max_attempts, hints, self._settings.backoff)
         if delay is None:
             task.state = State.CRITICAL_ERROR
@@ -333,7 +337,7 @@ class Inline:
 
     # Enqueueing
 
-    def _insert(self, new: NewTask) -> views.Accepted:
+    def _insert(self, new: NewTask) -> answers.Accepted:
         now = self.clock.now()
         if new.expires_in_seconds is not None:
             new = changed(new, expires_at=now + timedelta(seconds=new.expires_in_seconds))
@@ -342,9 +346,9 @@ class Inline:
         replaces = new.on_duplicate == "replace"
         if holder is None:
             task = self._tasks[len(self._tasks) + 1] = InlineTask(len(self._tasks) + 1, new, now, due_at)
-            return views.Accepted(task.id, task.state, False, False if replaces else None)
+            return view_of(answers.Accepted, vars(task), duplicate=False, replaced=False if replaces else None)
         if not replaces:
-            return views.Accepted(holder.id, holder.state, True)
+            return answers.Accepted(id=holder.id, state=holder.state, duplicate=True)
         takes = holder.is_pending and not holder.has_journal  # finished steps belong to the payload that they ran with
         if takes:
             expiry = holder.new.expires_at
@@ -354,7 +358,7 @@ class Inline:
                 holder.new = changed(holder.new, priority=new.priority)
             if new.run_at is not None or new.delay_seconds is not None:
                 holder.due_at = due_at
-        return views.Accepted(holder.id, holder.state, True, takes)
+        return answers.Accepted(id=holder.id, state=holder.state, duplicate=True, replaced=takes)
 
     def _holder(self, new: NewTask, now: datetime) -> InlineTask | None:
         """The task that keeps its unique key from a new one."""
@@ -426,7 +430,7 @@ class Inline:
             raise errors.MethodNotFound(f"penstock_inline has no {request.method}: use the fixture penstock_pipeline")
         return carry_out[type(command)](command)
 
-    def _enqueue(self, new: NewTask) -> views.Accepted:
+    def _enqueue(self, new: NewTask) -> answers.Accepted:
         enqueued = self._insert(new)
         if (refusal := refusal_of(new, enqueued)) is not None:
             raise refusal
@@ -459,7 +463,7 @@ class Inline:
         task = token.task
         if task is not None and task.token == name:
             self._resume(task, token, command)
-            return Answered(task.id, task.state, kept=False, duplicate=False)
+            return Answered(id=task.id, state=task.state, kept=False, duplicate=False)
         if name in self._tokens:
             waited = None if task is None else (task.id, task.state)
             told = answer_again(command, token.digest, waited)
@@ -472,14 +476,14 @@ class Inline:
         self._tokens[name] = _Token(None, command, command.digest)
         return KEPT
 
-    def _cancel(self, command: params.CancelParams) -> views.Changed:
+    def _cancel(self, command: params.CancelParams) -> answers.Changed:
         task = self._find(int(command.id))
         if task.state.final:
             raise errors.StateConflict(task.id, task.state, "cancelled")
         task.state, task.reason, task.token = State.CANCELLED, command.reason, None
-        return views.Changed(task.id, task.state)
+        return answers.Changed(id=task.id, state=task.state)
 
-    def _retry(self, command: params.RetryParams) -> views.Changed:
+    def _retry(self, command: params.RetryParams) -> answers.Changed:
         task = self._find(int(command.id))
         if task.state not in (State.CRITICAL_ERROR, State.CANCELLED):
             raise errors.StateConflict(task.id, task.state, "retried")
@@ -497,9 +501,9 @@ class Inline:
             if not step.entry.has_failed and (first is None or step.entry.position < first)
         }
         task.has_journal = bool(task.steps) or first is not None
-        return views.Changed(task.id, task.state)
+        return answers.Changed(id=task.id, state=task.state)
 
-    def _reschedule(self, command: params.RescheduleParams) -> views.Changed:
+    def _reschedule(self, command: params.RescheduleParams) -> answers.Changed:
         task = self._find(int(command.id))
         if not task.is_pending:
             raise errors.StateConflict(task.id, task.state, "rescheduled")
@@ -507,7 +511,7 @@ class Inline:
             task.due_at = read_instant(command.run_at) or self.clock.now() + timedelta(seconds=command.delay or 0)
         if command.priority is not None:
             task.new = changed(task.new, priority=command.priority)
-        return views.Changed(task.id, task.state)
+        return answers.Changed(id=task.id, state=task.state)
 
 
 def _claimed(task: InlineTask) -> Claimed:
@@ -529,9 +533,9 @@ def _row(task: InlineTask) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _shown_step(step: _Step) -> views.FinishedStep:
+def _shown_step(step: _Step) -> answers.FinishedStep:
     entry, text = step.entry, raw(step.entry.value)
     began_at = None if entry.at is None else datetime.fromtimestamp(entry.at, UTC)
     row = {**msgspec.structs.asdict(entry), **step._asdict(), "began_at": began_at, "worker": None, "unread": None}
     result, error = (None, text) if entry.has_failed else (text, None)
-    return view_of(views.FinishedStep, row, result=result, error=error)
+    return view_of(answers.FinishedStep, row, result=result, error=error)

@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
-import msgspec
-
 from penstock.api.access import Caller
 from penstock.api.dispatch import Methods
 from penstock.api.rpc import Dispatcher
@@ -17,15 +15,16 @@ from penstock.brokers.opening import queue_names
 from penstock.brokers.sqs import LIMITS
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
+from penstock.protocol.answers import TaskDetail
 from penstock.protocol.api_key import ALL_PERMISSIONS
 from penstock.protocol.checks import MAX_LIST
+from penstock.protocol.record import read
 from penstock.protocol.task import State
 from penstock.resulter import Resulter
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings, load_settings
 from penstock.submitter import Submitter
 from penstock.supervisor.process import Supervisor
-from penstock.tasks.views import TaskDetail
 from penstock.testing.clock import Clock
 from penstock.testing.faults import ALONE, ONE_AT_A_TIME, Faults, matches, run_worker
 from penstock.testing.queue import MemoryQueue
@@ -128,7 +127,7 @@ class Pipeline:
             if cursor is None:
                 break
         found = [self._ask("status", id=task_id, detail=True) for task_id in sorted(listed)]
-        return [msgspec.convert(task, TaskDetail) for task in found if matches(task["payload"], payload)]
+        return [read(TaskDetail, task) for task in found if matches(task["payload"], payload)]
 
     def _ask(self, method: str, **params: Any) -> Any:
         answer = self.answer(json.dumps({"jsonrpc": "2.0", "method": method, "params": params, "id": 0}))

@@ -15,6 +15,7 @@ import msgspec
 from penstock.db.session import Session, columns_of
 from penstock.payloads.codec import aad_of, payload_aad
 from penstock.protocol import trace_context
+from penstock.protocol.answers import StepKind, WorkflowState
 from penstock.protocol.errors import PayloadLost, RpcError
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
 from penstock.protocol.task import NewTask, State
@@ -26,7 +27,7 @@ from penstock.tasks import settle
 from penstock.tasks.enqueue import queues_of_tasks, reference_objects
 from penstock.workflows import model
 from penstock.workflows.definition import fallback_of, policy_of, read_children, step_task
-from penstock.workflows.model import ChildParams, NewStep, StepKind, StepOptions, WorkflowState
+from penstock.workflows.model import ChildParams, NewStep, StepOptions
 from penstock.workflows.step_inputs import StepInputs, compensation_payload, list_result, read_inputs, s3_in_transaction
 
 EVENTS_AT_ONCE = 5000

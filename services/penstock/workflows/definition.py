@@ -9,6 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 
 import msgspec
 
+from penstock.protocol.answers import StepKind
 from penstock.protocol.checks import CONTROL, read_action
 from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.protocol.method import checked
@@ -16,7 +17,7 @@ from penstock.protocol.task import NewTask
 from penstock.settings.model import Settings
 from penstock.tasks.params import EnqueueParams, new_task
 from penstock.workflows import model
-from penstock.workflows.model import ChildParams, Compensate, CreateWorkflow, NewStep, StepKind, StepOptions, StepParams
+from penstock.workflows.model import ChildParams, Compensate, CreateWorkflow, NewStep, StepOptions, StepParams
 
 _OF_A_TASK = tuple(name for name in EnqueueParams.__struct_fields__ if name in ChildParams.__struct_fields__)
 _decode_children = msgspec.json.Decoder(list[ChildParams]).decode

@@ -4,16 +4,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from penstock.db.session import Session
+from penstock.protocol import answers
+from penstock.protocol.answers import StepKind, WorkflowState
 from penstock.protocol.api_key import Permission, check_actions, narrow_tenant, own_tenant, seen
 from penstock.protocol.checks import read_cursor
 from penstock.protocol.errors import TooLarge, WorkflowConflict, WorkflowNotFound
 from penstock.protocol.method import Scope, method
+from penstock.protocol.record import view_of
 from penstock.protocol.task import State
 from penstock.protocol.tenant import own_key
-from penstock.protocol.views import view_of
 from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 from penstock.workflows import definition, model
@@ -45,7 +45,7 @@ _change = partial(
     "workflow.create", permission=Permission.ENQUEUE, errors=(WorkflowConflict, TooLarge), read=definition.read_create,
     narrow=_narrow_create,
 )  # fmt: skip
-async def create(session: Session, command: model.CreateWorkflow, settings: Settings) -> model.WorkflowAccepted:
+async def create(session: Session, command: model.CreateWorkflow, settings: Settings) -> answers.WorkflowAccepted:
     """Make tasks that wait for each other; all of them are stored when the answer comes."""
     row = command.key, command.name, command.definition, len(command.steps), command.tenant
     workflow_id: int | None = await session.value("create_workflow", *row)
@@ -53,53 +53,51 @@ async def create(session: Session, command: model.CreateWorkflow, settings: Sett
         assert command.key is not None
         rows = await session.fetch("find_workflow", command.key, command.tenant)
         if rows:
-            found, definition, state = rows[0]["id"], rows[0]["definition"], model.WorkflowState(rows[0]["state"])
+            found, definition, state = rows[0]["id"], rows[0]["definition"], WorkflowState(rows[0]["state"])
             if definition != command.definition:
                 why = f"has the key {command.key!r} and another definition: give this one a key of its own"
                 raise WorkflowConflict(found, state, why)
-            return model.WorkflowAccepted(found, state, duplicate=True)
+            return answers.WorkflowAccepted(id=found, state=state, duplicate=True)
         workflow_id = await session.value("create_workflow", *row)  # retention has just removed it
         if workflow_id is None:
-            raise WorkflowConflict(
-                0, model.WorkflowState.RUNNING, f"with the key {command.key!r} was just made: try again"
-            )
+            raise WorkflowConflict(0, WorkflowState.RUNNING, f"with the key {command.key!r} was just made: try again")
     steps = [(workflow_id, number, None, step) for number, step in enumerate(command.steps)]
-    ends_as = model.WorkflowState.RUNNING
+    ends_as = WorkflowState.RUNNING
     started = await insert_steps(session, steps, tenants={workflow_id: command.tenant}, start={workflow_id})
     if started < sum(not step.after for step in command.steps):
         run = WorkflowRun(session, await session.fetch("hold_workflow", workflow_id, None, None), settings)
         await run.start(await session.fetch("find_ready", workflow_id, 0))
         await run.advance()
         ends_as = run.held[workflow_id].state  # it has nothing to do, such as a list without an item
-    return model.WorkflowAccepted(workflow_id, ends_as, duplicate=False)
+    return answers.WorkflowAccepted(id=workflow_id, state=ends_as, duplicate=False)
 
 
 @_look("workflow.status", errors=(WorkflowNotFound,), narrow=_narrow_which)
-async def status(session: Session, given: model.WorkflowStatusParams) -> model.WorkflowDetail:
+async def status(session: Session, given: model.WorkflowStatusParams) -> answers.WorkflowDetail:
     """Show a workflow with a page of its steps."""
     after = read_cursor(given.cursor)
     workflow = _workflow(*await _find(session, "read_workflow", given))
-    counts = {State(row["state"]): row["count"] for row in await session.fetch("count_steps", workflow.id)}
+    counts = {row["state"]: row["count"] for row in await session.fetch("count_steps", workflow.id)}
     page = workflow.id, -1 if after is None else after, given.limit, model.STEP_NAMES_SHOWN
     steps = [
-        view_of(model.Step, row, kind=model.StepKind(row["kind"]), state=State(row["state"]))
+        view_of(answers.Step, row, kind=StepKind(row["kind"]), state=State(row["state"]))
         for row in await session.fetch("page_steps", *page)
     ]
     cursor = str(steps[-1].number) if len(steps) == given.limit else None
-    return model.WorkflowDetail(**msgspec.structs.asdict(workflow), counts=counts, tree=steps, cursor=cursor)
+    return answers.WorkflowDetail(**workflow, counts=counts, tree=steps, cursor=cursor)
 
 
 @_look("workflow.list", narrow=narrow_tenant)
-async def list_workflows(session: Session, given: model.WorkflowListParams) -> model.WorkflowPage:
+async def list_workflows(session: Session, given: model.WorkflowListParams) -> answers.WorkflowPage:
     """List workflows, newest first, without their steps."""
     before = read_cursor(given.cursor)
     rows = await session.fetch("list_workflows", before, given.limit, given.state, given.tenant)
     cursor = str(rows[-1]["id"]) if len(rows) == given.limit else None
-    return model.WorkflowPage([_workflow(row) for row in rows], cursor)
+    return answers.WorkflowPage(workflows=[_workflow(row) for row in rows], cursor=cursor)
 
 
 @_change("workflow.cancel")
-async def cancel(session: Session, given: model.WorkflowCancelParams, settings: Settings) -> model.WorkflowChanged:
+async def cancel(session: Session, given: model.WorkflowCancelParams, settings: Settings) -> answers.WorkflowChanged:
     """Cancel all steps of a workflow that have not ended."""
     run = await _hold(session, given, settings)
     (workflow,) = run.held.values()
@@ -108,28 +106,26 @@ async def cancel(session: Session, given: model.WorkflowCancelParams, settings: 
         # cancelled.
         await session.fetch("hold_unstarted_steps", workflow.id, True)
         await run.advance()
-    if workflow.state in (model.WorkflowState.SUCCESS, model.WorkflowState.FAILED):
+    if workflow.state in (WorkflowState.SUCCESS, WorkflowState.FAILED):
         raise WorkflowConflict(workflow.id, workflow.state, f"is {workflow.state}; it cannot be cancelled")
-    if workflow.state != model.WorkflowState.CANCELLED:
-        workflow.state, workflow.reason, workflow.to_stop = model.WorkflowState.CANCELLED, given.reason, True
+    if workflow.state != WorkflowState.CANCELLED:
+        workflow.state, workflow.reason, workflow.to_stop = WorkflowState.CANCELLED, given.reason, True
         # Written before its steps are cancelled, so that they do not count as failures.
         await run.write()
         await run.advance()
         log.info("workflow_cancelled", workflow=workflow.id, reason=given.reason)
-    return model.WorkflowChanged(workflow.id, workflow.state, restarted=0)
+    return answers.WorkflowChanged(id=workflow.id, state=workflow.state, restarted=0)
 
 
 @_change("workflow.retry")
-async def retry(session: Session, given: model.WorkflowRetryParams, settings: Settings) -> model.WorkflowChanged:
+async def retry(session: Session, given: model.WorkflowRetryParams, settings: Settings) -> answers.WorkflowChanged:
     """Run the steps of a failed or cancelled workflow that have not succeeded again."""
     run = await _hold(session, given, settings)
     (workflow,) = run.held.values()
-    if workflow.state == model.WorkflowState.RUNNING:
-        return model.WorkflowChanged(workflow.id, workflow.state, restarted=0)
-    if workflow.state not in (model.WorkflowState.FAILED, model.WorkflowState.CANCELLED):
-        why = (
-            "steps of it still run" if workflow.state == model.WorkflowState.FAILING else "there is nothing left to do"
-        )
+    if workflow.state == WorkflowState.RUNNING:
+        return answers.WorkflowChanged(id=workflow.id, state=workflow.state, restarted=0)
+    if workflow.state not in (WorkflowState.FAILED, WorkflowState.CANCELLED):
+        why = "steps of it still run" if workflow.state == WorkflowState.FAILING else "there is nothing left to do"
         raise WorkflowConflict(workflow.id, workflow.state, f"is {workflow.state}; it cannot be retried, for {why}")
     await session.plan_for(workflow.steps)
     steps = await session.fetch("reopen_steps", workflow.id, workflow.compensated)
@@ -145,7 +141,7 @@ async def retry(session: Session, given: model.WorkflowRetryParams, settings: Se
         why = f"cannot be retried: the records or payloads of {lost} of its tasks are no longer kept"
         raise WorkflowConflict(workflow.id, workflow.state, why)
     workflow.open = len(steps)
-    workflow.state = model.WorkflowState.FAILING if workflow.compensated else model.WorkflowState.RUNNING
+    workflow.state = WorkflowState.FAILING if workflow.compensated else WorkflowState.RUNNING
     if not workflow.compensated:
         workflow.reason, workflow.undo = None, None
     await run.write()
@@ -154,7 +150,7 @@ async def retry(session: Session, given: model.WorkflowRetryParams, settings: Se
     await run.advance()
     restarting = len(again) + len(childless)
     log.info("workflow_retried", workflow=workflow.id, steps=restarting)
-    return model.WorkflowChanged(workflow.id, workflow.state, restarted=restarting)
+    return answers.WorkflowChanged(id=workflow.id, state=workflow.state, restarted=restarting)
 
 
 async def _hold(session: Session, which: model.Which, settings: Settings) -> WorkflowRun:
@@ -172,5 +168,5 @@ async def _find(session: Session, statement: str, which: model.Which) -> list[An
     return rows
 
 
-def _workflow(row: Any) -> model.Workflow:
-    return view_of(model.Workflow, row, key=own_key(row["key"]), state=model.WorkflowState(row["state"]))
+def _workflow(row: Any) -> answers.Workflow:
+    return view_of(answers.Workflow, row, key=own_key(row["key"]), state=WorkflowState(row["state"]))

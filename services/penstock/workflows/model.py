@@ -1,17 +1,17 @@
 """Workflows and their steps: parameters, results, and checked definitions; without I/O."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
+from penstock.protocol.answers import StepKind, WorkflowState
 from penstock.protocol.checks import KEY, LIMIT, NUMBERED, REASON, Checked, read_id
 from penstock.protocol.errors import InvalidParams
-from penstock.protocol.task import KEY_MAX_CHARS, REASON_MAX_CHARS, NewTask, State
+from penstock.protocol.task import KEY_MAX_CHARS, REASON_MAX_CHARS, NewTask
 from penstock.protocol.tenant import TENANT
-from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about
+from penstock.protocol.views import CURSOR, about
 
 NAME_MAX_CHARS = 200
 MAX_STEPS = 50_000  # of one call
@@ -20,30 +20,6 @@ MAX_CHILDREN = 50_000  # of one step
 MAX_CHILDREN_BYTES = 128 * 1024 * 1024  # of the payloads of a step's children by a list, which are held at once
 _INT4_MAX = 2**31 - 1
 STEP_NAMES_SHOWN = 20  # predecessors of one step that `workflow.status` names
-
-
-class WorkflowState(StrEnum):
-    """FAILING: a step has failed; those that run come to their end, and what is to be undone is undone."""
-
-    RUNNING = "RUNNING"
-    FAILING = "FAILING"
-    SUCCESS = "SUCCESS"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-
-    @property
-    def final(self) -> bool:
-        return self not in (WorkflowState.RUNNING, WorkflowState.FAILING)
-
-
-class StepKind(StrEnum):
-    """map: makes a child for each item of a list. join: no task, done when its predecessors are. compensation: undoes
-    another step."""
-
-    TASK = "task"
-    MAP = "map"
-    JOIN = "join"
-    COMPENSATION = "compensation"
 
 
 OnFailure = Literal["fail", "continue", "compensate"]
@@ -165,59 +141,6 @@ class WorkflowRetryParams(Which, frozen=True):
 
 
 # Results
-
-
-class WorkflowAccepted(msgspec.Struct, frozen=True):
-    id: int
-    state: WorkflowState
-    duplicate: Annotated[bool, about("True: this key was used before with this definition; nothing was added.")]
-
-
-class WorkflowChanged(msgspec.Struct, frozen=True):
-    id: int
-    state: WorkflowState
-    restarted: Annotated[int, about("How many steps begin again.")]
-
-
-class Workflow(msgspec.Struct, frozen=True, kw_only=True):
-    id: int
-    key: str | None
-    name: str
-    state: WorkflowState
-    steps: Annotated[int, about("How many there are, children and compensations included.")]
-    open: Annotated[int, about("How many have not come to their end.")]
-    reason: Annotated[str | None, about("Which step it failed by, or why it was cancelled.")]
-    compensated: Annotated[bool, about("What had succeeded is being undone, or was.")]
-    created_at: Instant
-    updated_at: Instant
-    finished_at: Instant | None
-    tenant: Annotated[str | None, about("For whom its steps are.")]
-
-
-class WorkflowPage(msgspec.Struct, frozen=True):
-    workflows: list[Workflow]
-    cursor: Annotated[str | None, NEXT_CURSOR]
-
-
-class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    number: int
-    name: str
-    kind: StepKind
-    state: Annotated[State, about("Of its task; of a step without one, SUCCESS as soon as its children are made.")]
-    action: str | None = None
-    task_id: int | None = None
-    reason: str | None = None
-    parent: Annotated[str | None, about("The step that made it; of a compensation, the one that it undoes.")] = None
-    after: Annotated[list[str], about("Its predecessors, the first 20 of them.")] = msgspec.field(default_factory=list)
-    after_count: Annotated[int, about("How many predecessors it has.")] = 0
-    children: Annotated[int, about("How many steps it has made.")] = 0
-    open_children: Annotated[int, about("How many of these have not come to their end.")] = 0
-
-
-class WorkflowDetail(Workflow, frozen=True, kw_only=True):
-    counts: Annotated[Mapping[State, int], about("Steps by state; SCHEDULED: released and not settled.")]
-    tree: Annotated[list[Step], about("A page of its steps, by number.")]
-    cursor: Annotated[str | None, NEXT_CURSOR]
 
 
 # Checked parameters

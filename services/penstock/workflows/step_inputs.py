@@ -16,11 +16,11 @@ import msgspec
 
 from penstock.db.session import Session, columns
 from penstock.payloads.records import load_outcome
+from penstock.protocol.answers import StepKind
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.sealed import reference_of
 from penstock.protocol.task import State
-from penstock.workflows.model import StepKind
 
 _READ_AT_ONCE = 200
 _S3_SECONDS = 40.0

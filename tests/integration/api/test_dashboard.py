@@ -32,6 +32,7 @@ from penstock.db.statements import SQL
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.local.service import free_port
 from penstock.payloads.codec import PayloadCodec, payload_aad
+from penstock.protocol import answers
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import TooManyWaits
 from penstock.protocol.reports import decode_reports
@@ -816,7 +817,7 @@ async def test_a_bulk_operation_is_not_counted_again_by_each_update_of_its_page(
     counts: list[object] = []
     preview = bulk.preview
 
-    async def noting(*args: Any) -> bulk.BulkPreview:
+    async def noting(*args: Any) -> answers.BulkPreview:
         counts.append(args)
         return await preview(*args)
 

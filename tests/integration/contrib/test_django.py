@@ -27,7 +27,7 @@ import pytest
 
 import penstock
 from penstock.client import default
-from penstock.client.records import TaskDetail
+from penstock.protocol.answers import TaskDetail
 from penstock.protocol.errors import PayloadLost, ResultGone, SettingsError
 from penstock.testing.inline import Inline
 from penstock.testing.pipeline import Pipeline
@@ -275,8 +275,8 @@ def test_an_attempt_over_its_time_limit_is_finished(
 
 
 def test_a_lost_worker_is_a_failure_without_a_class_of_its_own() -> None:
-    from penstock.client.records import Failure
     from penstock.contrib.django.backend import _error
+    from penstock.protocol.answers import Failure
 
     lost = {"code": -32000, "message": "StaleTask: no heartbeat", "data": {"type": "StaleTask", "message": "x"}}
     error = _error(Failure({"attempt": 1, "claim": 1, "at": "2030-01-01T00:00:00Z", "error": lost, "worker": None}))

@@ -18,10 +18,9 @@ from penstock.cli.doctor.findings import Report
 from penstock.client.async_client import AsyncClient
 from penstock.client.client import Client
 from penstock.db.pool import Store
-from penstock.limits.explain import Cause
-from penstock.limits.model import AnnouncedAction
 from penstock.limits.reported import list_announced
 from penstock.methods.inbound import check_fits
+from penstock.protocol.answers import AnnouncedAction, Cause
 from penstock.protocol.errors import RpcError
 from penstock.protocol.reports import Announced, Unreadable, decode_report, encode_notification
 from penstock.protocol.task import NewTask

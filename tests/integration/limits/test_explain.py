@@ -11,8 +11,9 @@ from penstock.brokers.sqs import SqsQueue
 from penstock.client.client import Client
 from penstock.db.pool import Store
 from penstock.limits import reported
-from penstock.limits.explain import Cause, Explanation, explain
+from penstock.limits.explain import explain
 from penstock.limits.reported import Hold
+from penstock.protocol.answers import Cause, Explanation
 from penstock.protocol.errors import TaskNotFound
 from penstock.protocol.reports import decode_reports, encode_notification
 from penstock.protocol.task import Failure, NewTask

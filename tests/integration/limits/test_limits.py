@@ -18,8 +18,9 @@ from penstock.brokers.opening import create_queues
 from penstock.brokers.sqs import SqsQueue, SqsTransport
 from penstock.db.pool import Store
 from penstock.limits import reported
-from penstock.limits.model import UNLIMITED, Action, RouteSetParams
+from penstock.limits.model import UNLIMITED, RouteSetParams
 from penstock.methods.table import read_command
+from penstock.protocol.answers import Action
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.requests import parse_claim_id
 from penstock.protocol.task import BEGINNING, NewTask

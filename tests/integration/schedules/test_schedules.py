@@ -19,6 +19,7 @@ from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.db.statements import SQL
 from penstock.methods.table import read_command
+from penstock.protocol.answers import ScheduleRun
 from penstock.protocol.errors import InvalidParams, ScheduleNotFound
 from penstock.protocol.task import NewTask
 from penstock.protocol.views import timestamp
@@ -28,7 +29,7 @@ from penstock.schedules import firing as fires
 from penstock.schedules.firing import Imports, ScheduleFiring
 from penstock.schedules.methods import create_many, list_runs
 from penstock.schedules.methods import get as get_schedule
-from penstock.schedules.model import ScheduleName, ScheduleRecord, ScheduleRun, ScheduleRunsParams
+from penstock.schedules.model import ScheduleName, ScheduleRecord, ScheduleRunsParams
 from penstock.schedules.policy import FEW_COUNTED
 from penstock.schedules.store import read_schedule
 from penstock.settings.model import Settings, load_settings

@@ -18,6 +18,8 @@ from penstock.db.session import Session
 from penstock.db.statements import SQL
 from penstock.methods.inbound import accept_inbound, read_inbound
 from penstock.methods.table import METHODS, read_command
+from penstock.protocol import answers
+from penstock.protocol.answers import Job, JobError, JobState
 from penstock.protocol.errors import TooSlow, Unavailable
 from penstock.protocol.task import Failure, NewTask, State
 from penstock.runtime.periodic import repeat
@@ -26,7 +28,7 @@ from penstock.supervisor import bulk_jobs
 from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.retention import Retention
 from penstock.tasks import bulk, claim, enqueue, ordering, settle
-from penstock.tasks.bulk import BatchResult, Job, JobError, JobState, create_job, end_job, preview, read_job, take_job
+from penstock.tasks.bulk import BatchResult, create_job, end_job, preview, read_job, take_job
 from tests.integration.doors import request, sample
 from tests.transitions import TRANSITIONS
 
@@ -311,7 +313,7 @@ async def test_tasks_added_later_are_not_touched(store: Store, sql: Any, setting
     assert [row[0] for row in await sql.fetch("select id from penstock.task order by id")] == later
 
 
-async def dry_run(store: Store, method: str, settings: Settings, **params: Any) -> bulk.BulkPreview:
+async def dry_run(store: Store, method: str, settings: Settings, **params: Any) -> answers.BulkPreview:
     command = read_command(method, json.dumps(params | {"dry_run": True}).encode(), settings)
     async with store.transaction() as session:
         return await preview(session, command)
@@ -476,7 +478,7 @@ async def test_a_record_that_somebody_holds_is_waited_for_without_a_lock_and_the
         assert await sql.fetchval("select (cursor -> 'after')::bigint from penstock.job") == ids[4] - 1
         ended = await finish(store, jobs, job)
     assert (ended.changed, ended.refused) == (9, 1)
-    assert ended.errors == [JobError(ids[4], "another transaction held it, or a key of it, for too long")]
+    assert ended.errors == [JobError(id=ids[4], reason="another transaction held it, or a key of it, for too long")]
     assert (await states(sql))[ids[4]] == "SCHEDULED"
 
 
@@ -577,7 +579,7 @@ async def test_a_job_that_raises_fails_loudly_and_harms_no_other(
     failed = await look(store, bad)
     assert (failed.state, failed.errors) == (
         JobState.FAILED,
-        [JobError(None, "RuntimeError: no such luck")],
+        [JobError(id=None, reason="RuntimeError: no such luck")],
     )
     assert (await look(store, unknown)).state is JobState.RUNNING
 

@@ -15,6 +15,7 @@ from penstock.brokers.sqs import SqsQueue
 from penstock.db.context import within
 from penstock.db.pool import Store
 from penstock.methods.inbound import accept_inbound, read_inbound
+from penstock.protocol import answers
 from penstock.protocol.errors import StateConflict
 from penstock.protocol.reports import decode_reports, encode_error, encode_result
 from penstock.protocol.task import Failure, NewTask, State
@@ -386,7 +387,7 @@ async def test_cleaning_the_failed_task_lets_its_key_go(store: Store, settings: 
     await retention.run_once()
     async with store.session() as session:
         (held,) = await ordering.list_held_keys(session, 10)
-        assert held == ordering.HeldKey("o", first, "a", held.since, 1)
+        assert held == answers.HeldKey(key="o", task_id=first, action="a", since=held.since, waiting=1, tenant=None)
     await sql.execute("update penstock.task_history set finished_at = now() - interval '61 seconds'")
     await retention.run_once()
     assert await states(store, [first, second]) == ["gone", "SCHEDULED"]

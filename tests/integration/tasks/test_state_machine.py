@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 from penstock.db.pool import Store
 from penstock.db.session import Pair, Session
 from penstock.methods.table import read_command
+from penstock.protocol.answers import Answered
 from penstock.protocol.errors import AnsweredAlready, RpcError, StateConflict, TaskNotFound
 from penstock.protocol.reports import (
     NO_HINTS,
@@ -45,7 +46,7 @@ from penstock.protocol.task import (
     Stretch,
 )
 from penstock.results.apply import ApplySummary, apply_reports, delay_after
-from penstock.results.methods import Answered, AnswerWait, answer_wait, give_up_overdue
+from penstock.results.methods import AnswerWait, answer_wait, give_up_overdue
 from penstock.scheduler.scan_bounds import LEVELS, ScanBounds
 from penstock.settings.model import Settings, load_settings
 from penstock.supervisor.duties import expire_some
@@ -730,7 +731,7 @@ class Lives(RuleBasedStateMachine):
         known = self.tokens.get(token)
         if known is None:
             self.tokens[token] = Token(is_kept=True, answer=kind)
-            assert got == Answered(None, None, kept=True, duplicate=False)
+            assert got == Answered(id=None, state=None, kept=True, duplicate=False)
             self.met["event kept"] += 1
         elif known.is_active:
             assert known.pair is not None
@@ -740,11 +741,11 @@ class Lives(RuleBasedStateMachine):
             self.end_tokens_of(task_id)
             self.tokens[token] = Token(known.pair, answer=kind)
             self.settle_by(task_id, kind)
-            assert got == Answered(task_id, self.tasks[task_id].state, kept=False, duplicate=False)
+            assert got == Answered(id=task_id, state=self.tasks[task_id].state, kept=False, duplicate=False)
             self.met["event"] += 1
         elif known.is_kept:
             if known.answer == kind:
-                assert got == Answered(None, None, kept=True, duplicate=True)
+                assert got == Answered(id=None, state=None, kept=True, duplicate=True)
                 self.met["event again"] += 1
             else:
                 assert isinstance(got, AnsweredAlready)
@@ -753,7 +754,7 @@ class Lives(RuleBasedStateMachine):
             task_id = known.pair[0]
             state = self.tasks[task_id].state if task_id in self.tasks else None
             if known.answer == kind:
-                assert got == Answered(task_id, state, kept=False, duplicate=True)
+                assert got == Answered(id=task_id, state=state, kept=False, duplicate=True)
                 self.met["event again"] += 1
             elif state is None:
                 assert isinstance(got, TaskNotFound)
@@ -761,7 +762,7 @@ class Lives(RuleBasedStateMachine):
                 assert isinstance(got, StateConflict)
                 self.met["late event refused"] += 1
             else:
-                assert got == Answered(None, None, kept=True, duplicate=False)
+                assert got == Answered(id=None, state=None, kept=True, duplicate=False)
                 self.tokens[token] = Token(is_kept=True, answer=kind)
                 self.met["next event kept"] += 1
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import asyncpg
 import httpx
-import msgspec
 import pytest
 
 from penstock.brokers.sqs import SqsQueue
@@ -19,6 +18,7 @@ from penstock.db.context import within
 from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.methods.inbound import accept_inbound, read_inbound
+from penstock.protocol.answers import Accepted
 from penstock.protocol.errors import StateConflict
 from penstock.protocol.task import Failure, NewTask, State
 from penstock.settings.model import Settings
@@ -28,7 +28,6 @@ from penstock.tasks import claim, reschedule, settle
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks.methods import retry
 from penstock.tasks.params import RetryParams
-from penstock.tasks.views import Accepted
 from tests.integration.apis import JSON, running
 from tests.integration.doors import put, rejected, request
 
@@ -115,7 +114,7 @@ async def test_a_replaced_task_has_the_new_expiry_and_none_that_has_passed(
             answer = await sql.fetchrow(call, expires_in)
         else:
             (told,) = await enqueue(store, live(on_duplicate="replace", expires_in_seconds=expires_in))
-            answer = msgspec.structs.asdict(told)
+            answer = dict(told)
         assert answer["replaced"]
         return (await task_of(answer["id"]))["expires_at"]
 

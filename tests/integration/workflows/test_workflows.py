@@ -16,7 +16,8 @@ from penstock.db.context import within
 from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.db.statements import SQL
-from penstock.limits.explain import Cause, explain
+from penstock.limits.explain import explain
+from penstock.protocol.answers import Cause
 from penstock.protocol.errors import InvalidParams, TooSlow, WorkflowConflict, WorkflowNotFound
 from penstock.protocol.journal import Entry, StepPlace
 from penstock.protocol.reports import Failed, Hints, Report, Stepped, Succeeded, Suspended, Waiting, WaitPolicy

@@ -18,11 +18,11 @@ from penstock.api.dashboard.browser_sessions import flash_of, flashed, local_pat
 from penstock.api.dashboard.requests import cleaned, labels_of, params_of, utc
 from penstock.api.dashboard.routes import _templates
 from penstock.api.dashboard.timeline import timeline
+from penstock.protocol import answers
+from penstock.protocol.answers import Step, StepKind
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import State
 from penstock.protocol.views import timestamp
-from penstock.tasks import views
-from penstock.workflows.model import Step, StepKind
 
 NOW = datetime(2030, 1, 31, 8, tzinfo=UTC)
 charts: Any = _templates().globals["charts"]
@@ -123,7 +123,7 @@ def test_alike_steps_are_one_node_with_the_most_telling_of_their_states() -> Non
     ElementTree.fromstring(charts.graph(drawn))
 
 
-def detail(**given: Any) -> views.TaskDetail:
+def detail(**given: Any) -> answers.TaskDetail:
     values: dict[str, Any] = {
         "id": 1, "action": "a", "state": State.SCHEDULED, "attempts": 0, "max_attempts": 3, "priority": 0,
         "run_at": timestamp(NOW), "created_at": timestamp(NOW), "updated_at": timestamp(NOW),
@@ -131,7 +131,7 @@ def detail(**given: Any) -> views.TaskDetail:
         "limit_key": None, "labels": None, "expires_at": None, "timeout": None, "claim": 0, "worker": None,
         "failures": [],
     }  # fmt: skip
-    return views.TaskDetail(**values | given)
+    return answers.TaskDetail(**values | given)
 
 
 def life(**given: Any) -> dict[str, Any]:
@@ -140,7 +140,13 @@ def life(**given: Any) -> dict[str, Any]:
 
 
 def test_a_life_is_told_in_order_from_the_first_attempt_to_the_end() -> None:
-    failed = views.Failure(1, 5, timestamp(NOW + timedelta(seconds=4)), msgspec.Raw(b'{"message":"boom"}'), "one:7")
+    failed = answers.Failure(
+        attempt=1,
+        claim=5,
+        at=timestamp(NOW + timedelta(seconds=4)),
+        error=msgspec.Raw(b'{"message":"boom"}'),
+        worker="one:7",
+    )
     task = detail(state=State.SUCCESS, attempts=2, claim=9, failures=[failed], worker="two:8",
                   updated_at=timestamp(NOW + timedelta(seconds=30)))  # fmt: skip
     events = timeline(task, life(claimed_at=NOW + timedelta(seconds=20)), NOW + timedelta(seconds=60))
@@ -153,7 +159,9 @@ def test_a_life_is_told_in_order_from_the_first_attempt_to_the_end() -> None:
 
 
 def test_a_life_that_no_worker_told_its_name_in_names_none() -> None:
-    failed = views.Failure(1, 5, timestamp(NOW), msgspec.Raw(b'{"message":"boom"}'), None)
+    failed = answers.Failure(
+        attempt=1, claim=5, at=timestamp(NOW), error=msgspec.Raw(b'{"message":"boom"}'), worker=None
+    )
     events = timeline(detail(state=State.SUCCESS, failures=[failed]), life(), NOW)
     assert not any("ran on" in event["detail"] for event in events)
 
@@ -163,7 +171,7 @@ def test_a_life_that_no_worker_told_its_name_in_names_none() -> None:
     ({"state": State.WAITING}, {"workflow": 4}, "Waiting for earlier steps of workflow 4"),
     ({"state": State.WAITING, "ordering_key": "k"}, {"workflow": 4, "behind": 7},
      "Waiting for task 7, by ordering key k"),
-    ({"state": State.WAITING, "waits_for": views.WaitsFor("tok", "2030-01-31T08:00:00Z")}, {},
+    ({"state": State.WAITING, "waits_for": answers.WaitsFor(token="tok", until="2030-01-31T08:00:00Z")}, {},
      "Waiting for an event, token tok"),
     ({"state": State.ACQUIRED, "attempts": 1, "claim": 3}, {"claimed_at": NOW}, "In flight"),
     ({"state": State.ERROR, "attempts": 1}, {}, "Attempt 2 is due"),

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.api import table
 from penstock.api.table import METHODS
-from penstock.tasks import views
+from penstock.protocol import answers
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +68,10 @@ def test_payload_is_an_object_or_an_array_and_empty_by_default(document: dict[st
     assert payload["schema"] == {"type": ["object", "array"], "default": {}}
 
 
-def test_result_of_status_is_the_struct_that_is_sent(document: dict[str, Any]) -> None:
+def test_result_of_status_is_the_record_that_is_sent(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
-    assert list(schemas["Task"]["properties"]) == list(views.Task.__struct_fields__)
-    assert set(schemas["TaskDetail"]["properties"]) == set(views.TaskDetail.__struct_fields__)
+    assert list(schemas["Task"]["properties"]) == list(answers.Task._members)
+    assert set(schemas["TaskDetail"]["properties"]) == set(answers.TaskDetail._members)
 
 
 def test_every_error_has_its_code(document: dict[str, Any]) -> None:

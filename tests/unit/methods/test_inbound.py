@@ -24,6 +24,7 @@ from penstock.api.table import METHODS
 from penstock.methods import table
 from penstock.methods.inbound import read_inbound
 from penstock.methods.table import read_command
+from penstock.protocol.answers import Accepted
 from penstock.protocol.api_key import Permission
 from penstock.protocol.checks import LONGEST_DELAY_SECONDS
 from penstock.protocol.errors import InvalidParams, MethodNotFound, RpcError, TooLarge
@@ -46,7 +47,6 @@ from penstock.tasks.params import (
     StatsParams,
     StatusParams,
 )
-from penstock.tasks.views import Accepted
 from penstock.workflows.model import CreateWorkflow
 
 
@@ -650,7 +650,7 @@ def test_accepted_tasks_and_duplicates_are_counted_by_action_and_door() -> None:
 
     labels = {"action": "counted", "source": "inbound"}
     before = sample("penstock_enqueued_total", **labels), sample("penstock_duplicates_total", action="counted")
-    answers = [Accepted(n, State.SCHEDULED, duplicate=n == 2) for n in range(3)]
+    answers = [Accepted(id=n, state=State.SCHEDULED, duplicate=n == 2) for n in range(3)]
     count_enqueued([NewTask("counted")] * 3, answers, "inbound")
     assert sample("penstock_enqueued_total", **labels) - before[0] == 2
     assert sample("penstock_duplicates_total", action="counted") - before[1] == 1

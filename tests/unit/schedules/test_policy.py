@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.protocol.answers import Missed
 from penstock.schedules.cron import COUNTED, timing
-from penstock.schedules.policy import FEW_COUNTED, Misfires, Missed, Rule, plan, render, run_name
+from penstock.schedules.policy import FEW_COUNTED, Misfires, Rule, plan, render, run_name
 
 BASE = datetime(2026, 5, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

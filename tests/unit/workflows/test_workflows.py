@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from penstock.methods.table import read_command
+from penstock.protocol.answers import StepKind
 from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.settings.model import load_settings
 from penstock.workflows import step_inputs
 from penstock.workflows.definition import read_children
-from penstock.workflows.model import CreateWorkflow, StepKind
+from penstock.workflows.model import CreateWorkflow
 
 SETTINGS = load_settings()
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from penstock.protocol.answers import StateName, Step
 from penstock.protocol.task import State
-from penstock.workflows.model import Step
 
 NODE_WIDTH, NODE_HEIGHT = 156, 46
 _GAP_X, _GAP_Y, _EDGE = 52, 16, 12
@@ -20,9 +20,9 @@ class Node(NamedTuple):
     """What is drawn: a step, or alike ones. step: the first. counts: steps by state, of alike ones only."""
 
     step: Step
-    state: State
+    state: StateName
     size: int = 1
-    counts: Sequence[tuple[State, int]] = ()
+    counts: Sequence[tuple[StateName, int]] = ()
 
 
 def layout(steps: Sequence[Step], opened: str | None = None) -> dict[str, Any]:

@@ -25,13 +25,13 @@ from penstock.api.rpc import masked
 from penstock.api.server import Part
 from penstock.api.streams import EventStream, Expired, Streams, follow
 from penstock.protocol import errors
+from penstock.protocol.answers import WorkflowState
 from penstock.protocol.api_key import Permission, bind
 from penstock.protocol.task import State
 from penstock.protocol.tenant import EVERY_TENANT
 from penstock.protocol.version import __version__
 from penstock.runtime.budget import in_hand
 from penstock.settings.model import Settings
-from penstock.workflows.model import WorkflowState
 
 SIGN_IN_BYTES = 16 * 1024  # of a form that anyone may send
 FORM_LIMIT_BYTES = 8 * 1024 * 1024  # the largest payload, as a form encodes it

@@ -4,10 +4,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from penstock.api.dashboard.formats import error_parts, plain
+from penstock.protocol.answers import TaskDetail
 from penstock.protocol.journal import EVENT, SLEEP, StepPlace
 from penstock.protocol.task import State
 from penstock.protocol.views import span
-from penstock.tasks.views import TaskDetail
 
 
 def timeline(task: TaskDetail, life: Any, now: datetime) -> list[dict[str, Any]]:
@@ -20,7 +20,7 @@ def timeline(task: TaskDetail, life: Any, now: datetime) -> list[dict[str, Any]]
     created, run_at, settled = map(datetime.fromisoformat, (task.created_at, task.run_at, task.updated_at))
     claimed = life["claimed_at"] if life is not None else None
     add(created, "begin", "Enqueued", f"priority {task.priority}")
-    if not task.failures and run_at > created and not task.state.final:
+    if not task.failures and run_at > created and not State(task.state).final:
         add(run_at, "due", "Due" if run_at <= now else "Is due", f"{_between(created, run_at)} later")
     for failure in task.failures:
         at, detail = datetime.fromisoformat(failure.at), f"{_ran_on(failure.worker)}claim {failure.claim}"

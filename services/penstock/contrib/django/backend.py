@@ -25,8 +25,8 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from penstock.client import default
-from penstock.client.records import Failure, TaskDetail
 from penstock.protocol import errors
+from penstock.protocol.answers import Failure, TaskDetail
 from penstock.protocol.options import EnqueueOptions
 from penstock.protocol.spelling import did_you_mean
 from penstock.protocol.task import State
