@@ -203,7 +203,7 @@ def _failed(exc: Exception, label: str) -> Response:
 
 def status_of(exc: Exception, otherwise: int = 500) -> int:
     """The HTTP status of an error. otherwise: of those that have none of their own."""
-    if isinstance(exc, errors.AccessDenied):
+    if isinstance(exc, errors.AccessDenied | _Refusal):
         return exc.status
     return next((status for kind, status in _STATUSES.items() if isinstance(exc, kind)), otherwise)
 
@@ -218,21 +218,22 @@ def refusal(exc: errors.RpcError) -> tuple[int, dict[str, str] | None]:
     """Status and headers of the answer to a request that is refused before its turn; counts it. Raises what is none."""
     headers: dict[str, str] | None = None
     match exc:
-        case errors.AccessDenied(status=status):
-            reason = "key" if status == 401 else "host"
-            headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+        case errors.AccessDenied(status=401):
+            reason, headers = "key", {"WWW-Authenticate": "Bearer"}
+        case errors.AccessDenied():
+            reason = "host"
         case errors.RateLimited() | errors.Overloaded():
-            status, reason = (429, "rate") if isinstance(exc, errors.RateLimited) else (503, "memory")
+            reason = "rate" if isinstance(exc, errors.RateLimited) else "memory"
             headers = {"Retry-After": str(max(1, math.ceil(exc.retry_after_seconds)))}
         case errors.TooLarge():
-            status, reason = 413, "size"
-        case _Refusal(status=status, reason=reason):
+            reason = "size"
+        case _Refusal(reason=reason):
             # What is left of a body that is late is not worth waiting for.
-            headers = {"Connection": "close"} if status == 408 else None
+            headers = {"Connection": "close"} if exc.status == 408 else None
         case _:
             raise exc
     metrics.REFUSED.labels(reason).inc()
-    return status, headers
+    return status_of(exc), headers
 
 
 async def _http_error(_request: Request, exc: Exception) -> Response:

@@ -200,6 +200,16 @@ async def test_body_that_trickles_in_is_given_up_however_lively(store: Store, se
     assert status == 408
 
 
+async def test_a_form_that_is_late_is_given_up_as_any_other_body(store: Store, settings: Settings) -> None:
+    settings = settings.model_copy(update={"request_timeout_seconds": 0.3})
+    head = b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+    async with running(store, settings) as api, wire(api) as line:
+        await line.send(head + b"Content-Length: 500\r\n\r\nkey=")
+        status, _, body = await line.answer()
+    assert status == 408
+    assert "did not arrive within 0.3 s" in body.decode()
+
+
 async def test_body_longer_than_declared_is_no_second_request(api: Api, store: Store) -> None:
     async with wire(api) as line:
         await line.send(HEAD + b"Content-Length: %d\r\n\r\n" % len(GOOD) + GOOD + b'{"smuggled": true}\r\n\r\n')
