@@ -5,12 +5,13 @@ It bounds neither the size of a request's head nor the time that one takes: ``Li
 
 import asyncio
 import logging
+import math
 import os
 import re
 import socket
 import ssl
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -156,16 +157,13 @@ class LimitedProtocol(_Protocol):
             self._stalled.cancel()
             self._stalled = None
 
-    def _watch_reader(self) -> None:
+    def _watch_reader(self, before: float = math.inf) -> None:
+        """Cut off a client that has read too little since so many bytes were left, or look again later."""
         left = self.transport.get_write_buffer_size()
-        self._stalled = self.loop.call_later(STALLED_SECONDS, self._check_reader, left)
-
-    def _check_reader(self, before: int) -> None:
-        """Cut off a client that has read too little since so many bytes were left."""
-        if before - self.transport.get_write_buffer_size() < SLOWEST_BYTES:
+        if before - left < SLOWEST_BYTES:
             self.transport.abort()
         else:
-            self._watch_reader()
+            self._stalled = self.loop.call_later(STALLED_SECONDS, self._watch_reader, left)
 
     def _make_room(self) -> None:
         """Close the connection that was quiet longest, of those in no request; first of callers never let in."""
@@ -199,8 +197,7 @@ class LimitedProtocol(_Protocol):
         self._timer = None
         if self._awaited_bytes:
             metrics.REFUSED.labels("time").inc()
-        if not self.transport.is_closing():
-            self.transport.close()
+        self.transport.close()
 
     def _disarm(self) -> None:
         if self._timer is not None:
@@ -245,7 +242,9 @@ class HttpServer:
             self._certificate = Certificate(settings.http_tls_cert, settings.http_tls_key)
             config.load()
             config.ssl = self._certificate.context
-        self._server = _Server(config)
+        self._server = uvicorn.Server(config)
+        # Signals belong to the process's own loop, which stops this server among other things.
+        self._server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
         self._ended = asyncio.Event()
 
     @property
@@ -310,10 +309,3 @@ class HttpServer:
             f"the api cannot listen on {self._host}:{self._port} ({exc.strerror}): "
             f"set {self._port_setting} to a free port, or PENSTOCK_HTTP_HOST to an address of this machine"
         )
-
-
-class _Server(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Signals belong to the process's own loop, which stops this server among other things."""
-        yield

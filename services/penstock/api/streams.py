@@ -1,7 +1,6 @@
 """Streams of server-sent events: how many are open, and their end when the api stops taking requests."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from time import perf_counter
@@ -27,25 +26,18 @@ class Streams:
 
     def __init__(self) -> None:
         self.stopping = asyncio.Event()
-        self._open: Counter[str] = Counter()
+        self._open: list[str] = []  # the name of each one's caller
 
     def admit(self, name: str) -> ExitStack:
-        """Count a stream until what is returned is closed. Raises TooManyWaits.
-
-        name: of the caller's key; empty without keys, when only the total is limited.
-        """
-        if name and self._open[name] >= STREAMS_OF_ONE:
+        """Count a stream until what is returned is closed. name: of the key, empty without one. Raises TooManyWaits."""
+        if name and self._open.count(name) >= STREAMS_OF_ONE:
             raise TooManyWaits("streams", STREAMS_OF_ONE)
-        if self._open.total() >= STREAMS or self.stopping.is_set():
+        if len(self._open) >= STREAMS or self.stopping.is_set():
             raise TooManyWaits("streams", STREAMS)
-        self._open[name] += 1
+        self._open.append(name)
         counted = ExitStack()
-        counted.callback(self._leave, name)
+        counted.callback(self._open.remove, name)
         return counted
-
-    def _leave(self, name: str) -> None:
-        self._open[name] -= 1
-        self._open += Counter()  # drops names without streams
 
 
 class EventStream(StreamingResponse):
