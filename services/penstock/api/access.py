@@ -20,10 +20,8 @@ from penstock.settings.values import is_loopback
 
 _HOW = "set PENSTOCK_API_KEYS, or PENSTOCK_API_REQUIRE_KEYS=true"
 _BUCKETS_KEPT = 10_000
-_LOOKUPS_AT_ONCE = 2  # of secrets that were not found before; all others keep their connections
-_MISSES_PER_SECOND = 10.0
-_MISSES_AT_ONCE = 100.0
 _REMEMBERED = 10_000
+_MISSES_AT_ONCE = 100.0
 Found = TypeVar("Found")
 
 
@@ -66,8 +64,8 @@ class Lookups:
     has a rate of those that are not found."""
 
     def __init__(self) -> None:
-        self._turns = asyncio.Semaphore(_LOOKUPS_AT_ONCE)
-        self._misses = Rates(_MISSES_PER_SECOND, _MISSES_AT_ONCE)
+        self._turns = asyncio.Semaphore(2)  # which leaves connections to all others
+        self._misses = Rates(per_second=10.0, burst=_MISSES_AT_ONCE)
         self._known: dict[bytes, None] = {}
 
     async def find(self, digest: bytes, address: str, look: Callable[[], Awaitable[Found | None]]) -> Found | None:
@@ -125,13 +123,12 @@ class Caller:
             self.rates.charge(self.name, requests)
 
 
+@dataclass(slots=True)
 class Authenticator:
     """Checks the headers of a request. key_cache: None where no keys are asked for. rates: None for any rate."""
 
-    def __init__(self, key_cache: KeyCache | None = None, rates: Rates | None = None) -> None:
-        self._key_cache = key_cache
-        self.asks_for_keys = key_cache is not None
-        self.rates = rates
+    key_cache: KeyCache | None = None
+    rates: Rates | None = None
 
     def check_host(self, headers: Headers) -> None:
         """Without keys, refuse what came by another name than this machine's own. Raises AccessDenied, status 403.
@@ -139,7 +136,7 @@ class Authenticator:
         A page of the web can have its host name resolve to 127.0.0.1, or simply post to it from a form; the
         browser then sends that name as Host, or its own origin as Origin.
         """
-        if self._key_cache is not None:
+        if self.key_cache is not None:
             return
         host = headers.get("host", "")
         try:
@@ -153,7 +150,7 @@ class Authenticator:
 
     def admit(self, headers: Headers, address: str) -> Caller:
         """The sender of the request. Raises AccessDenied, status 401; Unavailable while keys cannot be checked."""
-        if self._key_cache is None:
+        if self.key_cache is None:
             return Caller(address, ALL_PERMISSIONS, self.rates)
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
@@ -171,7 +168,7 @@ class Authenticator:
 
     def admit_digest(self, digest: bytes) -> Caller | None:
         """Who has the key of this digest; None for no key that is accepted. Raises Unavailable."""
-        key = None if self._key_cache is None else self._key_cache.find(digest)
+        key = None if self.key_cache is None else self.key_cache.find(digest)
         if key is None:
             return None
         name = f"{key.id or ''}:{key.name}"

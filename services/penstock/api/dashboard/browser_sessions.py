@@ -9,7 +9,6 @@ import hmac
 import re
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from time import time
@@ -30,7 +29,6 @@ from penstock.settings.model import Settings
 
 SESSION_COOKIE = "penstock_session"
 FLASH_COOKIE = "penstock_flash"
-_FLASH_SECONDS = 60
 _FLASH_CHARS = 500  # of up to six bytes as JSON: browsers keep no cookie of more than 4096, in base64
 _TOKEN = re.compile(r"[\w-]{43}", re.ASCII)
 Outcome = Literal["done", "failed"]
@@ -39,7 +37,6 @@ SIGNED_OUT = Caller("", frozenset(), None)
 USER_HEADER = "x-amzn-oidc-data"
 _KEY_SECONDS, _KEY_BYTES, _KEYS_KEPT = 5.0, 16 * 1024, 16
 _KEY_ID = re.compile(r"[\w-]{1,100}", re.ASCII)
-_USER_CHARS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ class LoadBalancerUsers:
     async def identify(self, token: str, address: str) -> tuple[str, frozenset[Permission]]:
         """The user and what the groups permit. Raises AccessDenied, Unavailable without the public key, RateLimited."""
         claims = await self._verify(token, address)
-        user = printable(str(claims.get("email") or claims.get("sub") or ""))[:_USER_CHARS]
+        user = printable(str(claims.get("email") or claims.get("sub") or ""))[:100]
         claim, known = self._settings.dashboard_alb_groups_claim, self._settings.dashboard_alb_groups
         permissions = implied(known[group] for group in _groups(claims.get(claim)) if group in known)
         if not user or not permissions:
@@ -94,7 +91,15 @@ class LoadBalancerUsers:
         """The claims of a token that this load balancer signed and that has not expired."""
         try:
             header = self._jwt.get_unverified_header(token)
-            kid = self._check_header(header)
+            signer, client, kid = header.get("signer"), header.get("client"), header.get("kid")
+            if header.get("alg") != "ES256":
+                raise _refusal(f"its algorithm is {header.get('alg')!r}, not 'ES256'")
+            if signer != self._arn:
+                raise _refusal(f"its signer is {signer!r}, not that of PENSTOCK_DASHBOARD_ALB_ARN")
+            if self._settings.dashboard_alb_client not in (None, client):
+                raise _refusal(f"its client is {client!r}, not that of PENSTOCK_DASHBOARD_ALB_CLIENT")
+            if not isinstance(kid, str) or _KEY_ID.fullmatch(kid) is None:
+                raise _refusal(f"its key id is {kid!r}")
             key = await self._lookups.find(kid.encode("ascii"), address, partial(self._look, kid))
             if key is None:
                 raise _refusal(f"{self._keys_url} has no key {kid!r}")
@@ -108,19 +113,6 @@ class LoadBalancerUsers:
         if not isinstance(expires, int | float) or expires <= time():
             raise _refusal(f"it expired at {expires!r}")
         return claims
-
-    def _check_header(self, header: Mapping[str, Any]) -> str:
-        """The id of the key to be fetched for it. Raises AccessDenied."""
-        signer, client, kid = header.get("signer"), header.get("client"), header.get("kid")
-        if header.get("alg") != "ES256":
-            raise _refusal(f"its algorithm is {header.get('alg')!r}, not 'ES256'")
-        if signer != self._arn:
-            raise _refusal(f"its signer is {signer!r}, not that of PENSTOCK_DASHBOARD_ALB_ARN")
-        if self._settings.dashboard_alb_client not in (None, client):
-            raise _refusal(f"its client is {client!r}, not that of PENSTOCK_DASHBOARD_ALB_CLIENT")
-        if not isinstance(kid, str) or _KEY_ID.fullmatch(kid) is None:
-            raise _refusal(f"its key id is {kid!r}")
-        return kid
 
     async def _look(self, kid: str) -> str | None:
         """The public key, as PEM; None for an unknown one."""
@@ -176,7 +168,7 @@ class BrowserSessions:
         if self._users is not None and signed is not None:
             user, permissions = await self._users.identify(signed, address)
             caller = Caller(f"alb:{user}", permissions, self._authenticator.rates, f"alb:{user}")
-        elif not self._authenticator.asks_for_keys:
+        elif self._authenticator.key_cache is None:
             caller = self._authenticator.admit(request.headers, address)
         elif is_known:
             digest = await self._lookups.find(
@@ -185,9 +177,8 @@ class BrowserSessions:
             caller = None if digest is None else self._authenticator.admit_digest(bytes(digest))
         if caller is not None:
             request.scope[ADMITTED] = True
-        return BrowserSession(
-            caller or SIGNED_OUT, token, address, self._authenticator.asks_for_keys, signed is not None
-        )
+        signs_in = self._authenticator.key_cache is not None
+        return BrowserSession(caller or SIGNED_OUT, token, address, signs_in, signed is not None)
 
     async def sign_in(self, secret: str) -> tuple[Caller, str] | None:
         """The caller and the token of a new session; None for a key that is not accepted. Raises Unavailable."""
@@ -230,7 +221,7 @@ def flashed(path: str, text: str, outcome: Outcome) -> Response:
     """Redirect to a page that shows a text once."""
     response = RedirectResponse(path, 303)
     value = urlsafe_b64encode(msgspec.json.encode((text[:_FLASH_CHARS], outcome))).decode("ascii")
-    response.set_cookie(FLASH_COOKIE, value, max_age=_FLASH_SECONDS, httponly=True, samesite="lax")
+    response.set_cookie(FLASH_COOKIE, value, max_age=60, httponly=True, samesite="lax")
     return response
 
 

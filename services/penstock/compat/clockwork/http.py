@@ -77,7 +77,7 @@ class Clockwork(Part):
 
     def _needs_no_key(self, headers: Headers, address: str) -> bool:
         """Whether the request comes from an allowed network, and not from a page in a browser there."""
-        if not self._networks or not self._authenticator.asks_for_keys or "origin" in headers:
+        if not self._networks or self._authenticator.key_cache is None or "origin" in headers:
             return False
         try:
             client = ipaddress.ip_address(address)
