@@ -156,12 +156,15 @@ class Contents:
     """One message: the texts of its entries, of which up to ``limit`` are read.
 
     accepted: whether an inbound message was accepted before; None where its receipt may be gone, and of other queues.
+    outgoing, obstacle: what is sent of it again, and why it stays in its queue.
     """
 
     def __init__(self, queue: str, message: Message, settings: Settings, limit: int | None) -> None:
         self.queue = queue
         self.message = message
         self.accepted: bool | None = None
+        self.outgoing: Sequence[Outgoing] = ()
+        self.obstacle: str | None = None
         self._settings = settings
         self._problem: str | None = None
         self.texts: Sequence[str | msgspec.Raw] = []
@@ -384,18 +387,20 @@ async def replay(context: ApiContext, command: ReplayDead) -> DeadReplayed:
     async with _lease(context, command.queue) as leased:
         async for messages in _choose(leased, command):
             contents = await _read_contents(context, command.queue, messages, limit)
-            plans = [_plan(content, force=command.force) for content in contents]
-            await _send(context, queue, plans)
-            sent = [plan for plan in plans if plan.obstacle is None]
-            await leased.remove([plan.message for plan in sent])
-            for plan in sent:
-                counts.update(entries=plan.entries, stale=plan.stale)
-                if plan.message.id in leased.held:
-                    plan.obstacle = "sent again, but could not be deleted here: replay it once more"
+            for content in contents:
+                content.outgoing, content.obstacle = _plan(content, force=command.force)
+            await _send(context, queue, contents)
+            sent = [content for content in contents if content.obstacle is None]
+            await leased.remove([content.message for content in sent])
+            for content in sent:
+                stale = sum(not entry.current for entry in content.entries)
+                counts.update(entries=len(content.texts) - stale if content.outgoing else 0, stale=stale)
+                if content.message.id in leased.held:
+                    content.obstacle = "sent again, but could not be deleted here: replay it once more"
                 else:
-                    counts["replayed" if plan.outgoing else "dropped"] += 1
+                    counts["replayed" if content.outgoing else "dropped"] += 1
             left += [
-                NotReplayed(id=plan.message.id, reason=plan.obstacle) for plan in plans if plan.obstacle is not None
+                NotReplayed(id=one.message.id, reason=one.obstacle) for one in contents if one.obstacle is not None
             ]
     log.info("dead_letters_replayed", queue=command.queue, **counts, left=len(left))
     return DeadReplayed(
@@ -483,57 +488,38 @@ async def _describe_whole(context: ApiContext, label: str, message: Message) -> 
     return DeadMessageDetail(**_describe(content), body=body, attributes=dict(message.attributes), contents=contents)
 
 
-@dataclass(slots=True)
-class _Plan:
-    """What to send of a dead message. ``obstacle``: why it stays where it is."""
-
-    message: Message
-    outgoing: Sequence[Outgoing] = ()
-    entries: int = 0
-    stale: int = 0
-    obstacle: str | None = None
-
-
-def _plan(content: Contents, *, force: bool) -> _Plan:
-    message = content.message
+def _plan(content: Contents, *, force: bool) -> tuple[Sequence[Outgoing], str | None]:
+    """What to send of a message, and why it stays where it is."""
+    message, attributes = content.message, content.message.attributes
     if content.queue == "outbound":
-        return _plan_outbound(content)
-    first_id: dict[str, str] = {}
+        problem = content.problem()
+        if problem is not None:
+            return [], f"it holds what no worker understands ({problem}): purge it"
+        # Each entry that still counts goes in a message of its own: one of them may have killed its workers.
+        entries = zip(content.texts, content.entries, strict=True)
+        texts = [entry_text(text) for text, entry in entries if entry.current]
+        return [Outgoing(text, attributes, message.group) for text in texts], None
     if content.queue == "inbound":
         if content.accepted:
-            return _Plan(message)
+            return [], None
         if content.accepted is None and not force:
-            obstacle = "it is older than receipts are kept, so its tasks may have been added before: force sends it"
-            return _Plan(message, obstacle=obstacle)
-        first_id = {ORIGINAL_ID_ATTRIBUTE: message.original_id}
-    outgoing = Outgoing(message.body, {**message.attributes, **first_id}, message.group)
-    return _Plan(message, [outgoing], entries=len(content.texts))
+            return [], "it is older than receipts are kept, so its tasks may have been added before: force sends it"
+        attributes = {**attributes, ORIGINAL_ID_ATTRIBUTE: message.original_id}
+    return [Outgoing(message.body, attributes, message.group)], None
 
 
-def _plan_outbound(content: Contents) -> _Plan:
-    """Each entry that still counts goes in a message of its own: one of them may have killed its workers."""
-    message = content.message
-    problem = content.problem()
-    if problem is not None:
-        return _Plan(message, obstacle=f"it holds what no worker understands ({problem}): purge it")
-    outgoing = [
-        Outgoing(entry_text(text), message.attributes, message.group)
-        for text, entry in zip(content.texts, content.entries, strict=True)
-        if entry.current
-    ]
-    return _Plan(message, outgoing, entries=len(outgoing), stale=len(content.entries) - len(outgoing))
-
-
-async def _send(context: ApiContext, queue: Queue, plans: Sequence[_Plan]) -> None:
-    """Send; a plan of which not everything went gains an obstacle."""
-    sent = [(plan, outgoing) for plan in plans for outgoing in plan.outgoing]
+async def _send(context: ApiContext, queue: Queue, contents: Sequence[Contents]) -> None:
+    """Send what is planned; a message of which not everything went gains an obstacle."""
+    sent = [(content, outgoing) for content in contents for outgoing in content.outgoing]
     report = await queue.send([outgoing for _, outgoing in sent])
     for position in report.failed:
-        plan, _ = sent[position]
+        content, _ = sent[position]
         if position not in report.refused:
-            plan.obstacle = "the queue did not take it: try again later"
+            content.obstacle = "the queue did not take it: try again later"
+        elif queue.label == "inbound":
+            content.obstacle = await _accept_here(context, content.message)
         else:
-            plan.obstacle = await _accept_here(context, plan.message) if queue.label == "inbound" else _NEVER_TAKEN
+            content.obstacle = _NEVER_TAKEN
 
 
 async def _accept_here(context: ApiContext, message: Message) -> str | None:
