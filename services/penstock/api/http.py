@@ -68,9 +68,7 @@ def make_app(
     more: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
     """The ASGI application. home: what browsers are shown at ``/``. mcp: of ``/mcp``. more: further routes."""
-    card = msgspec.json.encode(
-        {"name": "penstock", "version": __version__, "rpc": RPC_PATH, "discover": "rpc.discover"}
-    )
+    card = {"name": "penstock", "version": __version__, "rpc": RPC_PATH, "discover": "rpc.discover"}
 
     async def index(request: Request) -> Response:
         accepted = request.headers.get("accept", "")
@@ -80,7 +78,7 @@ def make_app(
             authenticator.check_host(request.headers)
         except errors.AccessDenied as exc:
             return _refused(exc)
-        return _json(card)
+        return _json(msgspec.json.encode(card))
 
     def posted(path: str, source: str, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
         """The endpoint of bodies to be answered; lets no exception out. source: the API, as the audit names it."""
@@ -197,8 +195,7 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
 
 def _failed(exc: Exception, label: str) -> Response:
     """The answer to a request that was admitted; ``label`` is the method that the log names."""
-    error = exc if isinstance(exc, errors.RpcError) else masked(exc, label)
-    return _json(error_body(error), status_of(exc))
+    return _json(error_body(masked(exc, label)), status_of(exc))
 
 
 def status_of(exc: Exception, otherwise: int = 500) -> int:

@@ -8,12 +8,14 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import Signature
 from typing import Any
 
 import msgspec
 from jsonrpcserver import Success
 from jsonrpcserver.async_main import dispatch_to_response
+from jsonrpcserver.utils import identity
 
 from penstock.api.access import Caller
 from penstock.protocol.errors import AccessDenied, InternalError, MethodNotFound, Overloaded, RpcError, Unavailable
@@ -80,24 +82,19 @@ class _AnyArguments(Signature):
         return None
 
 
+@dataclass(slots=True)
 class _Method:
     """A handler as jsonrpcserver calls it. ``label``: its name in the metrics."""
 
     __signature__ = _AnyArguments()
-
-    def __init__(self, label: str, handler: Handler) -> None:
-        self.label = label
-        self._handler = handler
+    label: str
+    handler: Handler
 
     async def __call__(self, requests: Sequence[Request]) -> Any:
         try:
-            return Success(await self._handler(requests))
+            return Success(await self.handler(requests))
         except Exception as exc:
             return Success([exc] * len(requests))
-
-
-async def _not_found(requests: Sequence[Request]) -> Sequence[Outcome]:
-    return [MethodNotFound("Method not found", {"method": request.method[:200]}) for request in requests]
 
 
 class Dispatcher:
@@ -105,7 +102,6 @@ class Dispatcher:
 
     def __init__(self, handlers: Mapping[str, Handler], *, batch_limit: int) -> None:
         self._methods = {name: _Method(name.removesuffix(":"), handler) for name, handler in handlers.items()}
-        self._unknown = _Method("unknown", _not_found)
         self._batch_limit = batch_limit
 
     async def answer(self, body: bytes, caller: Caller) -> tuple[int, bytes | None]:
@@ -127,7 +123,7 @@ class Dispatcher:
         status = 200
         for entry, (label, outcome) in zip(entries, outcomes, strict=True):
             request_id = msgspec.Raw(entry.id) if isinstance(entry, Invalid) else entry.id
-            error = _error_of(label, outcome)
+            error = masked(outcome, label) if isinstance(outcome, BaseException) else None
             counts[label, "ok" if error is None else str(error.code)] += 1
             if isinstance(outcome, Unavailable | Overloaded):
                 status = 503
@@ -150,7 +146,7 @@ class Dispatcher:
     async def call(self, name: str, params: bytes, caller: Caller) -> Any:
         """Carry out a request that came in the body of another protocol, which has been charged. Raises RpcError."""
         ((label, outcome),) = await self._dispatch([Request("2.0", name, msgspec.Raw(params))], caller)
-        error = _error_of(label, outcome)
+        error = masked(outcome, label) if isinstance(outcome, BaseException) else None
         metrics.REQUESTS.labels(label, "ok" if error is None else str(error.code)).inc()
         if error is not None:
             raise error
@@ -166,46 +162,36 @@ class Dispatcher:
                     outcomes[place] = "unknown", entry.error
                 else:
                     places.setdefault(entry.method, []).append(place)
-            methods: dict[str, Any] = {name: self._method(name) for name in places}
-            for name, method in methods.items():
+            methods: dict[str, Any] = {}
+            calls: list[dict[str, Any]] = []
+            for name, group in places.items():
+                prefix, colon, _ = name.partition(":")
+                method = self._methods.get(name) or self._methods.get(prefix + colon)
                 try:
+                    if method is None:
+                        raise MethodNotFound("Method not found", {"method": name[:200]})
                     caller.check_method(name)
-                except AccessDenied as exc:
-                    for place in places.pop(name):
-                        outcomes[place] = method.label, exc
-            if not places:
+                    methods[name] = method
+                    calls.append({"method": name, "params": [[entries[place] for place in group]], "id": name})
+                except RpcError as exc:
+                    for place in group:
+                        outcomes[place] = "unknown" if method is None else method.label, exc
+            if not calls:
                 continue
-            calls: Any = [
-                {"method": name, "params": [[entries[place] for place in group]], "id": name}
-                for name, group in places.items()
-            ]
             # Calls in a list get a task each, which one alone does without.
-            given = calls[0] if len(calls) == 1 else calls
-            answer: Any = await dispatch_to_response(given, methods, deserializer=_as_it_is, validator=_as_it_is)
+            given: Any = calls[0] if len(calls) == 1 else calls
+            answer: Any = await dispatch_to_response(given, methods, deserializer=identity, validator=identity)
             responses = [answer] if len(calls) == 1 else answer
-            for (name, group), response in zip(places.items(), responses, strict=True):
-                for place, outcome in zip(group, response._value.result, strict=True):
-                    outcomes[place] = methods[name].label, outcome
+            for (name, method), response in zip(methods.items(), responses, strict=True):
+                for place, outcome in zip(places[name], response._value.result, strict=True):
+                    outcomes[place] = method.label, outcome
         return outcomes
 
-    def _method(self, name: str) -> _Method:
-        prefix, colon, _ = name.partition(":")
-        return self._methods.get(name) or self._methods.get(prefix + colon, self._unknown)
 
-
-def _as_it_is(calls: Any) -> Any:
-    return calls
-
-
-def _error_of(label: str, outcome: Outcome) -> RpcError | None:
-    """What is answered instead of an exception; None for a result."""
-    if not isinstance(outcome, BaseException):
-        return None
-    return outcome if isinstance(outcome, RpcError) else masked(outcome, label)
-
-
-def masked(exc: BaseException, label: str) -> InternalError:
-    """The error to answer instead of an exception, with a reference to its one line in the log."""
+def masked(exc: BaseException, label: str) -> RpcError:
+    """What to answer instead of an exception: itself, or an error with a reference to its one line in the log."""
+    if isinstance(exc, RpcError):
+        return exc
     reference: str | None = getattr(exc, "reference", None)
     away = isinstance(exc, Unavailable)
     if reference is None:

@@ -44,7 +44,6 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
-_A_YEAR_SECONDS = 31_536_000
 
 
 class Dashboard(Part):
@@ -53,7 +52,6 @@ class Dashboard(Part):
         self._settings = settings
         self._sessions = browser_sessions.BrowserSessions(authenticator, methods.session, settings)
         self._streams = Streams()
-        self._assets = _load_assets()
         self._templates = _templates()
         self._overview = overview.Overview(settings)
         self.home = self._serve(Page("/", "overview.html", self._overview.load))
@@ -205,13 +203,13 @@ class Dashboard(Part):
 
     async def _asset(self, request: Request) -> Response:
         name = request.path_params["name"]
-        found = self._assets.get(name)
+        found = _load_assets().get(name)
         if found is None:
             return _secured(Response("no such file\n", 404, media_type="text/plain"))
         body, version = found
         is_current = request.query_params.get("v") == version
         response = Response(body, media_type=_TYPES[name.rpartition(".")[2]])
-        return _secured(response, f"public, max-age={_A_YEAR_SECONDS}, immutable" if is_current else "no-cache")
+        return _secured(response, "public, max-age=31536000, immutable" if is_current else "no-cache")
 
     async def _form(self, request: Request, browser: BrowserSession, limit_bytes: int) -> requests.Form:
         """Read a form that a page of the dashboard sent. Raises AccessDenied, InvalidParams, TooLarge, Overloaded."""
@@ -258,7 +256,7 @@ class Dashboard(Part):
 
     def _failure(self, request: Request, browser: BrowserSession | None, exc: Exception) -> Response:
         status = status_of(exc, 409 if isinstance(exc, errors.RpcError) else 500)
-        shown = exc if isinstance(exc, errors.RpcError) else masked(exc, "dashboard")
+        shown = masked(exc, "dashboard")
         reference = shown.data.get("ref") if isinstance(shown.data, dict) else None
         reloads = status == 503 and request.method == "GET"
         values = {"status": status, "problem": _sentence(shown), "reference": reference, "reloads": reloads}
@@ -286,12 +284,8 @@ def _sentence(exc: errors.RpcError) -> str:
 @cache
 def _load_assets() -> dict[str, tuple[bytes, str]]:
     """Each file with a version that depends on its content, so that browsers may cache it."""
-    found = {}
-    for path in files(__package__).joinpath("assets").iterdir():
-        if path.name.rpartition(".")[2] in _TYPES:
-            body = path.read_bytes()
-            found[path.name] = body, hashlib.sha256(body).hexdigest()[:12]
-    return found
+    bodies = {path.name: path.read_bytes() for path in files(__package__).joinpath("assets").iterdir()}
+    return {name: (body, hashlib.sha256(body).hexdigest()[:12]) for name, body in bodies.items()}
 
 
 @cache
