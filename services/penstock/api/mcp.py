@@ -6,13 +6,14 @@ import json
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers
-from starlette.requests import Request as HttpRequest
+from starlette.requests import Request
 
 from penstock.api.access import Caller, is_of_another_origin
 from penstock.api.rpc import Dispatcher, error_body, result_body
@@ -21,7 +22,7 @@ from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import AccessDenied, InvalidParams, InvalidRequest, MethodNotFound, NotFound, RpcError
 from penstock.protocol.json_text import decode_any
 from penstock.protocol.method import Method, decode
-from penstock.protocol.requests import Invalid, Request, decode_body
+from penstock.protocol.requests import Invalid, decode_body
 from penstock.protocol.spelling import did_you_mean
 from penstock.protocol.version import __version__
 from penstock.settings.model import Settings
@@ -80,21 +81,27 @@ class _Params(msgspec.Struct, frozen=True):
     protocolVersion: str = ""
 
 
+@dataclass(slots=True)
 class McpServer:
     """Answers messages; ``answer`` is what the api's app takes."""
 
-    def __init__(self, dispatcher: Dispatcher, settings: Settings) -> None:
-        self._dispatcher = dispatcher
-        self._settings = settings
+    _dispatcher: Dispatcher
+    _settings: Settings
 
-    async def answer(self, body: bytes, caller: Caller, request: HttpRequest) -> tuple[int, bytes | None]:
+    async def answer(self, body: bytes, caller: Caller, request: Request) -> tuple[int, bytes | None]:
         """HTTP status and body, None for a notification. Raises AccessDenied for another origin, RateLimited."""
         if is_of_another_origin(request.headers):
             raise AccessDenied(403, "Requests from a page of another origin are refused")
         caller.charge(1)
         message_id = b"null"
         try:
-            message = _message(body)
+            is_batch, (message, *_) = decode_body(body, batch_limit=1)
+            if is_batch:
+                raise InvalidRequest("Invalid Request: send one message in each request, no array")
+            if isinstance(message, Invalid):
+                raise message.error
+            if bytes(message.id) == b"null":
+                raise InvalidRequest("Invalid Request: id must be a string or a number")
             if not message.id:
                 return 202, None
             message_id = bytes(message.id)
@@ -132,17 +139,17 @@ class McpServer:
         if method is None:
             hint = did_you_mean(params.name, TOOLS)
             raise InvalidParams("name", f"is {params.name[:100]!r}, which is no tool{hint}; see tools/list")
+        is_error = False
         try:
-            outcome = await self._carry_out(method, params.arguments or {}, caller)
+            text = _encode(await self._carry_out(method, params.arguments or {}, caller)).decode()
         except RpcError as exc:
+            is_error = True
             text = exc.message if exc.data is None else f"{exc.message}\n{_encode(exc.data).decode()}"
-            return {"content": [_text(text)], "isError": True}
-        text = _encode(outcome).decode()
-        content = [_text(text[:SHOWN_CHARS])]
+        texts = [text[:SHOWN_CHARS]]
         if len(text) > SHOWN_CHARS:
             cut = f"Cut: {SHOWN_CHARS} of {len(text)} characters are shown. Ask for less: a lower limit, fewer ids."
-            content.append(_text(cut))
-        return {"content": content, "isError": False}
+            texts.append(cut)
+        return {"content": [{"type": "text", "text": one} for one in texts], "isError": is_error}
 
     async def _carry_out(self, method: Method, arguments: Mapping[str, msgspec.Raw], caller: Caller) -> Any:
         """Raises RpcError."""
@@ -152,66 +159,48 @@ class McpServer:
         given = {name: value for name, value in arguments.items() if name != CONFIRM}
         command = method.narrow(method.command(_encode(given), self._settings))
         if CONFIRM not in arguments or method.dry(command):
-            return await self._look(method, given, caller)
+            shown, count = await self._look(method, given, caller)
+            until = int(time.time() + CONFIRM_SECONDS)
+            return {
+                "changed": False,
+                "next": f"Call again with the same arguments and this {CONFIRM} value to make the change.",
+                CONFIRM: confirmation(caller, method.name, given, count, until),
+                "valid_until": datetime.fromtimestamp(until, UTC).isoformat(),
+                "about": shown,
+            }
         try:
             confirmed = msgspec.json.decode(arguments[CONFIRM], type=str)
         except msgspec.DecodeError:
             raise InvalidParams(CONFIRM, "must be the text of the first answer") from None
         count = check_confirmation(caller, method.name, given, confirmed)
-        if has_dry_run(method) and (now := (await self._preview(method, given, caller)).estimate) > count * 1.1:
-            raise InvalidParams(
-                CONFIRM,
-                f"is of {count} tasks, and {now} match now: call without it again, or bound them by ids_to",
-            )
+        if has_dry_run(method):
+            _, now = await self._look(method, given, caller)
+            if now > count * 1.1:
+                bounds = "call without it again, or bound them by ids_to"
+                raise InvalidParams(CONFIRM, f"is of {count} tasks, and {now} match now: {bounds}")
         return await self._dispatcher.call(method.name, _encode(given), caller)
 
-    async def _look(self, method: Method, given: dict[str, msgspec.Raw], caller: Caller) -> dict[str, Any]:
-        """What a change is about, and the value that confirms it."""
-        shown = await (self._preview if has_dry_run(method) else self._current)(method, given, caller)
-        count = shown.estimate if has_dry_run(method) else 0
-        until = int(time.time() + CONFIRM_SECONDS)
-        return {
-            "changed": False,
-            "next": f"Call again with the same arguments and this {CONFIRM} value to make the change.",
-            CONFIRM: confirmation(caller, method.name, given, count, until),
-            "valid_until": datetime.fromtimestamp(until, UTC).isoformat(),
-            "about": shown,
-        }
+    async def _look(self, method: Method, given: dict[str, msgspec.Raw], caller: Caller) -> tuple[Any, int]:
+        """What a change is about: its dry run, and how many tasks that found; else the records as they are now, and 0.
 
-    async def _preview(self, method: Method, given: dict[str, msgspec.Raw], caller: Caller) -> Any:
-        dry = given | {"dry_run": msgspec.Raw(b"true")}
-        return await self._dispatcher.call(method.name, _encode(dry), caller)
-
-    async def _current(self, method: Method, given: dict[str, msgspec.Raw], caller: Caller) -> Any:
-        """The records that a change is about, as they are now; None where no method shows them, or none exists yet."""
+        None where no method shows them, or none exists yet.
+        """
+        if has_dry_run(method):
+            dry = given | {"dry_run": msgspec.Raw(b"true")}
+            found = await self._dispatcher.call(method.name, _encode(dry), caller)
+            return found, found.estimate
         family, _, verb = method.name.rpartition(".")
         look = _LOOKS[family]
         known = TOOLS[look.replace(".", "_")].params.__struct_fields__
         if "ids" in given and "ids" not in known:
-            return None
+            return None, 0
         params = {name: value for name, value in given.items() if name in known}
         try:
-            return await self._dispatcher.call(look, _encode(params), caller)
+            return await self._dispatcher.call(look, _encode(params), caller), 0
         except NotFound:
             if verb != "create":
                 raise
-            return None
-
-
-def _text(text: str) -> dict[str, str]:
-    return {"type": "text", "text": text}
-
-
-def _message(body: bytes) -> Request:
-    """The only message of a body. Raises ParseError, InvalidRequest."""
-    is_batch, (message, *_) = decode_body(body, batch_limit=1)
-    if is_batch:
-        raise InvalidRequest("Invalid Request: send one message in each request, no array")
-    if isinstance(message, Invalid):
-        raise message.error
-    if bytes(message.id) == b"null":
-        raise InvalidRequest("Invalid Request: id must be a string or a number")
-    return message
+            return None, 0
 
 
 def _check_version(method: str, params: _Params, headers: Headers) -> bool:
@@ -256,23 +245,17 @@ def has_dry_run(method: Method) -> bool:
 
 def listed(caller: Caller) -> list[dict[str, Any]]:
     """The tools that a caller may call, as ``tools/list`` has them."""
-    shown = [_described(tool) for tool, method in TOOLS.items() if caller.may(method.name)]
-    if caller.actions is None:
-        return shown
-    limit = f" This key may enqueue {', '.join(caller.actions)} alone."
-    return [
-        one | {"description": one["description"] + limit}
-        if TOOLS[one["name"]].permission is Permission.ENQUEUE
-        else one
-        for one in shown
-    ]
+    return [_described(tool, caller.actions) for tool, method in TOOLS.items() if caller.may(method.name)]
 
 
-@cache
-def _described(tool: str) -> dict[str, Any]:
+@lru_cache(maxsize=1000)
+def _described(tool: str, actions: tuple[str, ...] | None) -> dict[str, Any]:
+    """actions: those that the caller may enqueue, None for any."""
     method = TOOLS[tool]
     schema = schema_of_params(method)
     description = method.summary
+    if actions is not None and method.permission is Permission.ENQUEUE:
+        description += f" This key may enqueue {', '.join(actions)} alone."
     if method.audited:  # to add tasks needs no confirmation
         description += _TWO_CALLS
         schema["properties"].pop("dry_run", None)  # the first call is the dry run
