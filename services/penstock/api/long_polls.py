@@ -8,6 +8,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from time import monotonic
 from typing import Any
 
@@ -48,8 +49,9 @@ request_in_hand: ContextVar[Request | None] = ContextVar("request", default=None
 class Watch:
     """Looks at each wake-up, and at least once a second (decision 016).
 
-    look: at all that is waited for; it raises Unavailable. is_needed: whether any request waits.
-    channels: of wake-ups. follows: the looks are at a replica, which may show what has woken them a moment later.
+    look: at all that is waited for; it raises Unavailable. is_needed: whether any request waits. begun: set
+    by each one that does. channels: of wake-ups. follows: the looks are at a replica, which may show what has woken
+    them a moment later.
     """
 
     def __init__(
@@ -60,16 +62,12 @@ class Watch:
         self._look = look
         self._is_needed = is_needed
         self._follows = follows
-        self._begun = asyncio.Event()
-
-    def begin(self) -> None:
-        """A request waits from now on."""
-        self._begun.set()
+        self.begun = asyncio.Event()
 
     async def run(self) -> None:
         """A side task. It is connected while a request waits."""
         while True:
-            await self._begun.wait()
+            await self.begun.wait()
             listening = asyncio.create_task(self._listener.run(), name="listen")
             try:
                 await self._watch()
@@ -95,12 +93,11 @@ class Watch:
             rest = _REST_SHARE * (used_at - started)
             await asyncio.sleep(min(_LONGEST_REST_SECONDS, max(_SHORTEST_REST_SECONDS, rest)))
         if not self._is_needed():
-            self._begun.clear()
+            self.begun.clear()
 
 
-async def _wait_gone() -> None:
-    """Until the connection of the request in hand is closed; for ever where it came over none."""
-    request = request_in_hand.get()
+async def _wait_gone(request: Request | None) -> None:
+    """Until its connection is closed; for ever for None."""
     if request is None:
         await asyncio.Event().wait()
         return
@@ -145,10 +142,6 @@ class _Waiter:
         return self.refused is not None or self.size >= budget.ANSWER_BYTES
 
 
-async def _left(ids: set[int]) -> set[int]:
-    return ids
-
-
 def _bytes_of(row: Any) -> int:
     return utf8_size(row["result"] or "") + utf8_size(row["error"] or "")
 
@@ -187,7 +180,7 @@ class LongPolls:
         limit = self._full(caller) if waits else 0
         self._of_callers[caller] += waits
         answering = asyncio.gather(*(self._one(command, hidden, limit) for command in commands), return_exceptions=True)
-        hanging_up = asyncio.ensure_future(_wait_gone() if waits else asyncio.Event().wait())
+        hanging_up = asyncio.ensure_future(_wait_gone(request_in_hand.get() if waits else None))
         try:
             await asyncio.wait((answering, hanging_up), return_when=asyncio.FIRST_COMPLETED)
             return answering.result() if answering.done() else [None] * len(commands)
@@ -209,9 +202,8 @@ class LongPolls:
     def stop(self) -> None:
         """Wait no more: every request is answered with what has settled."""
         self._stopped = True
-        for waiters in self._waiting.values():
-            for waiter in waiters:
-                waiter.ready.set()
+        for waiter in chain.from_iterable(self._waiting.values()):
+            waiter.ready.set()
 
     async def _one(self, command: ResultParams, hidden: set[int], limit: int) -> Any:
         """limit: of waiting requests, 0 where it is not reached."""
@@ -226,7 +218,7 @@ class LongPolls:
         for task_id in ids:
             self._waiting.setdefault(task_id, set()).add(waiter)
         self._waits += len(ids)
-        self._watch.begin()
+        self._watch.begun.set()
         try:
             await self._first_looks.submit([*ids])
             if command.timeout and not self._stopped:
@@ -259,7 +251,8 @@ class LongPolls:
         """As ``_look`` for all that wait; those that the replica must know are looked for there."""
         ids = set(self._waiting)
         if self._replica is not None:
-            ids = await self._replica.read(partial(self._look_in_replica, self._replica, ids), partial(_left, ids))
+            looked = partial(self._look_in_replica, self._replica, ids)
+            ids = await self._replica.read(looked, lambda: asyncio.sleep(0, ids))  # else all are left
         await self._look([[*ids]])
 
     async def _look_in_replica(self, replica: Replica, ids: set[int]) -> set[int]:

@@ -25,15 +25,13 @@ from penstock.runtime.logs import log
 from penstock.runtime.loop import Service, SideTask
 from penstock.settings.model import Settings
 
-MakeAddition = Callable[[Store, Settings, Authenticator, Audit], Part]
-"""Makes another HTTP API, with what it shares of this one."""
-
 
 class Api(Service):
     """One api process; ``run_once`` asks Postgres for an answer, requests are served beside it.
 
     listening: set once callers can connect, at ``url``. queues, dead_letters: by label, used by the methods about
-    dead-letter queues alone, so the api serves all others without SQS. additions: APIs of other packages.
+    dead-letter queues alone, so the api serves all others without SQS. additions: make APIs of other packages, with
+    what these share of this one.
     """
 
     name = "api"
@@ -46,7 +44,7 @@ class Api(Service):
         settings: Settings,
         queues: Mapping[str, Queue] | None = None,
         dead_letters: Mapping[str, Queue] | None = None,
-        additions: Sequence[MakeAddition] = (),
+        additions: Sequence[Callable[[Store, Settings, Authenticator, Audit], Part]] = (),
     ) -> None:
         self._store = store
         self._replica = open_replica(settings, store)
@@ -66,9 +64,8 @@ class Api(Service):
         rates = None if rate is None else Rates(rate, settings.api_rate_burst or rate)
         authenticator = Authenticator(self._key_cache, rates)
         self._dashboard = dashboard = Dashboard(methods, authenticator, settings) if settings.dashboard else None
-        caller_of = None if dashboard is None else dashboard.caller_of
         self._parts: list[Part] = [] if dashboard is None else [dashboard]
-        self._parts.append(TaskRoutes(methods, store, authenticator, caller_of))
+        self._parts.append(TaskRoutes(methods, store, authenticator, dashboard))
         self._parts += [make(store, settings, authenticator, methods.audit) for make in additions]
         app = make_app(
             dispatcher,

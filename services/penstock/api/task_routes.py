@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.api.access import Authenticator, Caller
+from penstock.api.access import Authenticator
+from penstock.api.dashboard.routes import Dashboard
 from penstock.api.dispatch import Methods
 from penstock.api.http import refusal, status_of
 from penstock.api.long_polls import Watch
@@ -34,9 +35,6 @@ from penstock.protocol.views import timestamp
 from penstock.runtime.budget import in_hand
 from penstock.runtime.periodic import is_set_within
 from penstock.tasks import output
-
-CallerOf = Callable[[Request], Awaitable[Caller | None]]
-"""The caller of a browser's session, to whose tenant the request is then bound; None without a session."""
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -109,14 +107,14 @@ class _Stream:
 
 
 class TaskRoutes(Part):
-    """For callers with an API key that may read, or a browser's session. caller_of: None without a dashboard."""
+    """For callers with an API key that may read, or a browser's session."""
 
     def __init__(
-        self, methods: Methods, store: Store, authenticator: Authenticator, caller_of: CallerOf | None = None
+        self, methods: Methods, store: Store, authenticator: Authenticator, dashboard: Dashboard | None
     ) -> None:
         self._methods = methods
         self._authenticator = authenticator
-        self._caller_of = caller_of
+        self._dashboard = dashboard
         self._streams = Streams()
         self._followed: set[_Stream] = set()
         self._watch = Watch(store, self._look, lambda: bool(self._followed), (CHANNEL, OUTPUT))
@@ -136,7 +134,7 @@ class TaskRoutes(Part):
         """
         self._authenticator.check_host(request.headers)
         bind(None)
-        caller = None if self._caller_of is None else await self._caller_of(request)  # which binds
+        caller = None if self._dashboard is None else await self._dashboard.caller_of(request)  # which binds
         if caller is None:
             caller = self._authenticator.admit_request(request)
             bind(caller.tenant, caller.actions)
@@ -198,16 +196,13 @@ class TaskRoutes(Part):
         with self._streams.admit(name) as counted:  # raises TooManyWaits
             await self._look([stream])
             task = await self._read(stream)  # raises TaskNotFound
-            follows = request.query_params.get("follow") != "false"
-            events = self._follow(request, stream, task, follows=follows)
-            return EventStream(events, counted.pop_all())
+            return EventStream(self._follow(request, stream, task), counted.pop_all())
 
-    async def _follow(
-        self, request: Request, stream: _Stream, task: TaskDetail | None, *, follows: bool
-    ) -> AsyncIterator[bytes]:
+    async def _follow(self, request: Request, stream: _Stream, task: TaskDetail | None) -> AsyncIterator[bytes]:
+        follows = request.query_params.get("follow") != "false"
         yield b"retry: 2000\n\n"
         self._followed.add(stream)
-        self._watch.begin()
+        self._watch.begun.set()
         try:
             while True:
                 async for event in self._news(stream, task):
