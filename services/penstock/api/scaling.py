@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -19,13 +20,13 @@ _REST = 20  # a count is good for so many times what it took, for it must stay c
 _REST_SECONDS = 30.0  # yet no longer than this
 
 
+@dataclass(slots=True)
 class Scaling:
     """Answers from one count for all who ask at about the same time."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._recent = Recent()
-        self._good_seconds = _FRESH_SECONDS
+    _store: Store
+    _recent: Recent = field(default_factory=Recent)
+    _good_seconds: float = _FRESH_SECONDS
 
     async def answer(self, name: str | None, query: Mapping[str, str]) -> bytes:
         """The load of one route, or of all by name, as JSON. Raises InvalidParams, RouteNotFound, Unavailable."""
@@ -49,9 +50,7 @@ def _drain_seconds(query: Mapping[str, str]) -> float:
     for name in query:
         if name != _DRAIN:
             raise InvalidParams(name[:200], f"is unknown here; {_DRAIN} is known")
-    given = query.get(_DRAIN)
-    if given is None:
-        return DRAIN_SECONDS
+    given = query.get(_DRAIN, str(DRAIN_SECONDS))
     try:
         seconds = float(given)
     except ValueError:

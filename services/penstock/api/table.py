@@ -30,16 +30,11 @@ _RESULT_NAMES = {"status": "tasks", "result": "outcome", "rpc.discover": "docume
 @method("rpc.discover", permission=Permission.READ, scope=Scope.OPEN)
 async def discover(_context: Any, _given: NoParams) -> msgspec.Raw:
     """This document."""
-    return _document()
+    return msgspec.Raw(msgspec.json.encode(describe()))
 
 
 METHODS = {**table.METHODS, **by_name(rejected, dead_letters, keys, audit), discover.name: discover}
 """Those of ``methods/table.py``, and those that only the api carries out."""
-
-
-@cache
-def _document() -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(describe()))
 
 
 def method_of(name: str) -> Method | None:
@@ -47,6 +42,7 @@ def method_of(name: str) -> Method | None:
     return METHODS.get("enqueue" if name.startswith(SUBMIT_PREFIX) else name)
 
 
+@cache
 def describe() -> dict[str, Any]:
     shown = sorted(METHODS.values(), key=lambda method: method.name.rpartition(".")[0])  # of one family in their order
     raised: list[type[errors.RpcError]] = [*_OF_BODIES, *_ALWAYS, *(one for method in shown for one in method.errors)]
