@@ -138,8 +138,7 @@ def word(value: str) -> str:
 def badge(state: str | None) -> Markup:
     if state is None:
         return Markup("")
-    name = str(state)
-    return Markup('<span class="badge {}">{}</span>').format("s-" + escape(name.lower()), word(name))
+    return Markup('<span class="badge s-{}">{}</span>').format(state.lower(), word(state))
 
 
 def output_line(entry: OutputEntry) -> str:

@@ -10,19 +10,18 @@ from penstock.protocol.task import State
 
 NODE_WIDTH, NODE_HEIGHT = 156, 46
 _GAP_X, _GAP_Y, _EDGE = 52, 16, 12
-_SWEEPS = 4
 FAN_OUT = 8  # alike steps; more of them are drawn as one
 # Of a fan-out, the first that any step is in.
 _TELLING = (State.CRITICAL_ERROR, State.ERROR, State.ACQUIRED, State.SCHEDULED, State.WAITING, State.CANCELLED)
 
 
 class Node(NamedTuple):
-    """What is drawn: a step, or alike ones. step: the first. counts: steps by state, of alike ones only."""
+    """What is drawn: a step, or alike ones. step: the first. counts: steps by state."""
 
     step: Step
     state: StateName
-    size: int = 1
-    counts: Sequence[tuple[StateName, int]] = ()
+    size: int
+    counts: Sequence[tuple[StateName, int]]
 
 
 def layout(steps: Sequence[Step], opened: str | None = None) -> dict[str, Any]:
@@ -69,12 +68,9 @@ def _groups(steps: Sequence[Step], opened: str | None) -> list[list[Step]]:
 
 
 def _node(group: Sequence[Step]) -> Node:
-    step = group[0]
-    if len(group) == 1:
-        return Node(step, step.state)
-    counts = Counter(one.state for one in group)
+    counts = Counter(step.state for step in group)
     state = next((state for state in _TELLING if counts[state]), State.SUCCESS)
-    return Node(step, state, len(group), counts.most_common())
+    return Node(group[0], state, len(group), counts.most_common())
 
 
 def _columns(count: int, edges: Sequence[tuple[int, int, bool]]) -> list[list[int]]:
@@ -96,11 +92,9 @@ def _order(columns: list[list[int]], edges: Sequence[tuple[int, int, bool]]) -> 
     for start, end, _spawned in edges:
         before[end].append(start)
         after[start].append(end)
-    for sweep in range(_SWEEPS):
-        is_forward = sweep % 2 == 0
-        neighbours = before if is_forward else after
+    for neighbours, ordered in 2 * ((before, columns), (after, columns[::-1])):
         rank = {node: place / len(column) for column in columns for place, node in enumerate(column)}
-        for column in columns if is_forward else reversed(columns):
+        for column in ordered:
             middle = {node: fmean([rank[one] for one in neighbours[node]] or [rank[node]]) for node in column}
             column.sort(key=middle.__getitem__)
             rank |= {node: place / len(column) for place, node in enumerate(column)}

@@ -18,17 +18,13 @@ from penstock.settings.model import Settings
 from penstock.settings.values import named_url
 
 FIRST_WITHIN_SECONDS = 0.05  # of a page that no stream follows yet
-HISTORY_KEPT_SECONDS = 5.0
 SAMPLE = 1000  # of the newest successes, for percentiles
 FAILURES = 300  # of the newest, to be grouped
 COUNTED_IN_FLIGHT = 100_000
 MINUTES, MINUTE_SECONDS = 60, 60.0
 LATELY_STEPS, LATELY_STEP_SECONDS = 34, 5.0  # within what is stored to the second
-LIVE = ("SCHEDULED", "WAITING", "ERROR", "ACQUIRED")
 _MAX_ACTIONS = 12
-_MAX_GROUPS = 6
 PROBE_EVERY_SECONDS = 5.0
-_PROBE_SECONDS = 1.5
 
 
 class Overview:
@@ -70,9 +66,9 @@ class Overview:
         stats, now, history = await asyncio.gather(
             request.call("stats"),
             self._read_now(request),
-            self._recent.get("history", "", partial(self._read_history, request), HISTORY_KEPT_SECONDS),
+            self._recent.get("history", "", partial(self._read_history, request), seconds=5.0),
         )
-        live_states = [(state, stats.states[state]) for state in LIVE]
+        live_states = [(state, stats.states[state]) for state in ("SCHEDULED", "WAITING", "ERROR", "ACQUIRED")]
         return {
             **history,
             **now,
@@ -111,7 +107,7 @@ class Overview:
             "sample": latency[0]["count"] if latency else 0,
             "handlers": {row["action"] or "all": row["mean_seconds"] for row in actions},
             "failed_actions": [row for row in actions if row["action"] and row["failed"]][:_MAX_ACTIONS],
-            "groups": groups[:_MAX_GROUPS],
+            "groups": groups[:6],
             "failures": sum(len(group["ids"]) for group in groups),
         }
 
@@ -168,7 +164,7 @@ class ProcessProbe:
         return self._latest
 
     async def probe(self) -> None:
-        async with httpx.AsyncClient(timeout=_PROBE_SECONDS, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=1.5, trust_env=False) as client:
 
             async def renewed(before: ProcessHealth) -> ProcessHealth:
                 try:

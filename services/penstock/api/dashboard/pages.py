@@ -1,6 +1,7 @@
 """What each page but the overview reads: the answers of JSON-RPC methods, and the instants of a task."""
 
 import asyncio
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,14 +18,12 @@ from penstock.tasks import output
 from penstock.tasks.bulk import COUNTED, Operation
 from penstock.tasks.methods import SCAN_TASKS, TEXT_TASKS
 
-GRAPH_STEPS = 150
 FAILED_STEPS = 10  # of a workflow, whose errors its page shows
 ZOOMS = (50, 75, 100, 150, 200)  # percent
-DEAD_SHOWN = 20
 FAILURES = 5000  # of the newest, to be grouped
-FAILURE_GROUPS = 100
 NAMED = 1000  # of the newest schedules and workflows, for a search by name
 HITS = 20  # of each kind of task
+_OUTPUT_BYTES = 1024 * 1024  # of a task that are read
 
 
 def record_page(path: str, template: str, method: str, name: str, *, live: bool = True) -> Page:
@@ -44,10 +43,6 @@ def list_page(path: str, template: str, method: str, name: str) -> Page:
         return {name: getattr(found, name), "cursor": found.cursor, "filters": request.query}
 
     return Page(path, template, load, method)
-
-
-_OUTPUT_BYTES = 1024 * 1024  # of a task that are read
-_OUTPUT_ENTRIES = 300  # the newest of them, which its page shows
 
 
 async def load_tasks(request: PageRequest) -> dict[str, Any]:
@@ -74,7 +69,7 @@ async def load_failures(request: PageRequest) -> dict[str, Any]:
     groups = [group for group in groups if wanted in (None, group["fingerprint"])]
     ids = groups[0]["ids"] if wanted and groups else []
     return {
-        "groups": groups[:FAILURE_GROUPS], "fingerprint": wanted, "ids": ids[:PAGE_ROWS],
+        "groups": groups[:100], "fingerprint": wanted, "ids": ids[:PAGE_ROWS],
         "more": max(0, len(ids) - PAGE_ROWS), "looked_at": FAILURES,
     }  # fmt: skip
 
@@ -86,11 +81,8 @@ async def load_search(request: PageRequest) -> dict[str, Any]:
     if wanted is None:
         return page
     if wanted.isascii() and wanted.isdigit() and len(wanted) < 19:
-        try:
+        with suppress(NotFound, InvalidParams):
             await request.call("status", id=wanted)
-        except (NotFound, InvalidParams):
-            pass
-        else:
             return {"redirect": f"/tasks/{wanted}"}
 
     name = wanted.casefold()
@@ -127,7 +119,7 @@ async def load_task(request: PageRequest) -> dict[str, Any]:
         "trace_url": trace_url and task.trace_id and trace_url.replace("{trace_id}", task.trace_id),
         "events": timeline(task, life, datetime.now(UTC)),
         "steps": waterfall(task),
-        "output": [(part.claim, entry) for part in parts for entry in part.entries][-_OUTPUT_ENTRIES:],
+        "output": [(part.claim, entry) for part in parts for entry in part.entries][-300:],
         "dropped": sum({part.claim: part.dropped for part in parts}.values()),
     }
 
@@ -158,7 +150,7 @@ async def load_schedule(request: PageRequest) -> dict[str, Any]:
 async def load_workflow(request: PageRequest) -> dict[str, Any]:
     cursor, opened = request.query["cursor"], request.query["open"]
     zoom = next((size for size in ZOOMS if str(size) == request.query["zoom"]), None)
-    workflow = await request.call("workflow.status", id=request.path["id"], cursor=cursor, limit=GRAPH_STEPS)
+    workflow = await request.call("workflow.status", id=request.path["id"], cursor=cursor, limit=150)
     (failed,) = await request.methods.fetch(("read_failed_steps", workflow.id, FAILED_STEPS))
     ids = [step["task_id"] for step in failed if step["task_id"] is not None]
     tasks = await request.call("status", ids=ids) if ids else []
@@ -188,7 +180,7 @@ async def load_dead(request: PageRequest) -> dict[str, Any]:
     """Some dead letters of one queue. Reading receives them, which hides them from other readers for a while."""
     queue, found, problem = request.path["queue"], None, None
     try:
-        found = await request.call("dlq.list", queue=queue, limit=DEAD_SHOWN)
+        found = await request.call("dlq.list", queue=queue, limit=20)
     except QueueAway as exc:
         problem = exc.message
     return {"queue": queue, "found": found, "problem": problem}

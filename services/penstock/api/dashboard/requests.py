@@ -23,7 +23,6 @@ PAGE_ROWS = 50
 # Seconds of one unit, in which forms have what methods take in seconds.
 _UNITS = {"delay": 60, "spread": 60, "older_than": 60, "newer_than": 60}
 _VALUE_CHARS = 16_000
-_DAY = 86_400
 EDIT_FIELDS = (
     "id", "payload", "labels", "action", "unique_key", "ordering_key", "limit_key", "tenant", "priority",
     "max_attempts", "timeout", "delay",
@@ -67,10 +66,7 @@ class Page(NamedTuple):
 
 
 def cleaned(values: Mapping[str, str], *, strip: bool = True) -> Values:
-    """Values of a query or form without NUL, lone surrogates, and empty ones.
-
-    strip: also without outer blanks, which names may have.
-    """
+    """Values without NUL, lone surrogates, and empty ones. strip: also without outer blanks, which names may have."""
     texts = {name: value[:_VALUE_CHARS].encode("utf-8", "replace").decode("utf-8") for name, value in values.items()}
     texts = {name: text.replace("\0", "\ufffd") for name, text in texts.items() if text.strip()}
     return Values({name: text.strip() if strip else text for name, text in texts.items()})
@@ -168,7 +164,16 @@ async def carry_out(request: PageRequest, form: Form) -> FormOutcome | ResultPag
                 again = {name: form.get(name, "") for name in EDIT_FIELDS} | {"cancel": bool(form.get("cancel"))}
                 return ResultPage("edit.html", {"values": again, "problem": exc.message}, 422)
         case "keys.create":
-            return await _create_key(request, form)
+            query = request.query
+            key = await request.call(
+                "keys.create",
+                name=query["name"],
+                permissions=form.getlist("permission"),
+                expires_in=query["days"] and number_of(query["days"], "days", unit=86_400),
+                tenant=query["tenant"] and query["tenant"].strip(),
+                actions=query["actions"] and [one.strip() for one in query["actions"].split(",")],
+            )
+            return ResultPage("new_key.html", {"key": key})
         case "cancel.selected" | "retry.selected" | "reschedule.selected":
             return await _change_selected(request, method.removesuffix(".selected"), form)
     action = FORM_ACTIONS.get(method)
@@ -206,19 +211,6 @@ async def _run_again(request: PageRequest, form: Form) -> FormOutcome:
     return FormOutcome(text, f"/tasks/{task.id}", complete=not task.duplicate)
 
 
-async def _create_key(request: PageRequest, form: Form) -> ResultPage:
-    query = request.query
-    key = await request.call(
-        "keys.create",
-        name=query["name"],
-        permissions=form.getlist("permission"),
-        expires_in=query["days"] and number_of(query["days"], "days", unit=_DAY),
-        tenant=query["tenant"] and query["tenant"].strip(),
-        actions=query["actions"] and [one.strip() for one in query["actions"].split(",")],
-    )
-    return ResultPage("new_key.html", {"key": key})
-
-
 async def _change_selected(request: PageRequest, method: str, form: Form) -> FormOutcome:
     """One call for each selected task; a refused one does not stop the others."""
     ids = form.getlist("ids")[::-1][:MAX_IDS]
@@ -253,17 +245,15 @@ def _retried(result: Any) -> str:
     return f"{result.retried} messages accepted{left}"
 
 
-def _ran_now(result: Any) -> str:
-    return "Skipped: its last task is not settled" if result.task_id is None else f"Task {result.task_id} is created"
-
-
 FORM_ACTIONS: dict[str, FormAction] = {
     "cancel": FormAction("Task {result.id} is cancelled"),
     "retry": FormAction("Task {result.id} runs again"),
     "reschedule": FormAction("Task {result.id} is rescheduled"),
     "schedule.pause": FormAction("Schedule {result.name} is paused"),
     "schedule.resume": FormAction("Schedule {result.name} is resumed"),
-    "schedule.run_now": FormAction(_ran_now),
+    "schedule.run_now": FormAction(
+        lambda ran: "Skipped: its last task is not settled" if ran.task_id is None else f"Task {ran.task_id} is created"
+    ),
     "schedule.delete": FormAction("Schedule {result.name} is deleted", "/schedules"),
     "workflow.cancel": FormAction("Workflow {result.id} is cancelled"),
     "workflow.retry": FormAction("Workflow {result.id}: {result.restarted} steps run again"),
