@@ -109,7 +109,7 @@ def make_app(
             except ClientDisconnect:
                 return Response(status_code=400)  # no one is there to read it
             except Exception as exc:
-                return _failed(exc, "unknown")
+                return _json(error_body(masked(exc, "unknown")), status_of(exc))
             if HAS_WAITED not in request.scope:
                 metrics.REQUEST_SECONDS.observe(perf_counter() - started)
             age = in_hand().age_seconds
@@ -129,7 +129,7 @@ def make_app(
             caller.check(Permission.SCALING)
             answer = await scaling.answer(request.path_params.get("route"), request.query_params)
         except Exception as exc:
-            return _failed(exc, "scaling")
+            return _json(error_body(masked(exc, "scaling")), status_of(exc))
         metrics.REQUEST_SECONDS.observe(perf_counter() - started)
         return _json(answer)
 
@@ -191,11 +191,6 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     except TimeoutError:
         raise _Refusal(408, "time", f"the body did not arrive within {seconds:g} s") from None
     return b"".join(chunks)
-
-
-def _failed(exc: Exception, label: str) -> Response:
-    """The answer to a request that was admitted; ``label`` is the method that the log names."""
-    return _json(error_body(masked(exc, label)), status_of(exc))
 
 
 def status_of(exc: Exception, otherwise: int = 500) -> int:

@@ -49,15 +49,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 def error_body(error: RpcError, request_id: bytes = b"null") -> bytes:
-    return _encode(_Response(error=_error_object(error), id=msgspec.Raw(request_id)))
+    return _encode(_Response(error=ErrorObject(error.code, error.message, error.data), id=msgspec.Raw(request_id)))
 
 
 def result_body(result: Any, request_id: bytes) -> bytes:
     return _encode(_Response(result=result, id=msgspec.Raw(request_id)))
-
-
-def _error_object(error: RpcError) -> ErrorObject:
-    return ErrorObject(error.code, error.message, error.data)
 
 
 def each(handle: Callable[[Request], Awaitable[Any]], *, at_once: int = ENTRIES_AT_ONCE) -> Handler:
@@ -133,7 +129,7 @@ class Dispatcher:
                 answers.append(
                     _Response(result=outcome, id=request_id)
                     if error is None
-                    else _Response(error=_error_object(error), id=request_id)
+                    else _Response(error=ErrorObject(error.code, error.message, error.data), id=request_id)
                 )
         for (label, code), count in counts.items():
             metrics.REQUESTS.labels(label, code).inc(count)
@@ -189,7 +185,7 @@ class Dispatcher:
 
 
 def masked(exc: BaseException, label: str) -> RpcError:
-    """What to answer instead of an exception: itself, or an error with a reference to its one line in the log."""
+    """What to answer to an exception: itself, or one with a reference to its line in the log. label: the method."""
     if isinstance(exc, RpcError):
         return exc
     reference: str | None = getattr(exc, "reference", None)
