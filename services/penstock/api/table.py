@@ -17,9 +17,6 @@ from penstock.protocol.method import Method, NoParams, Scope, by_name, described
 from penstock.protocol.record import struct_of
 from penstock.protocol.version import __version__
 
-OPENRPC_VERSION = "1.3.2"
-_REFERENCE = "#/components/schemas/{name}"
-
 _OF_BODIES = (errors.ParseError, errors.InvalidRequest, errors.MethodNotFound, errors.RateLimited)
 _ALWAYS = (errors.InvalidParams, errors.InternalError, errors.AccessDenied)
 
@@ -55,7 +52,7 @@ def describe() -> dict[str, Any]:
         )
     )  # in this order, not in that of a set, which differs between runs
     known = [kind for kind in kinds if kind is not msgspec.Raw]
-    found, components = msgspec.json.schema_components(known, ref_template=_REFERENCE)
+    found, components = msgspec.json.schema_components(known, ref_template="#/components/schemas/{name}")
     for component in components.values():
         if "description" in component:  # a docstring, whose indentation depends on the version of Python
             component["description"] = inspect.cleandoc(component["description"])
@@ -72,7 +69,7 @@ def describe() -> dict[str, Any]:
         for method in shown
     ]
     return {
-        "openrpc": OPENRPC_VERSION,
+        "openrpc": "1.3.2",
         "info": {
             "title": "Penstock",
             "version": __version__,

@@ -132,8 +132,6 @@ class TaskRoutes(Part):
 
         again: without counting a request for the rate once more.
         """
-        self._authenticator.check_host(request.headers)
-        bind(None)
         caller = None if self._dashboard is None else await self._dashboard.caller_of(request)  # which binds
         if caller is None:
             caller = self._authenticator.admit_request(request)

@@ -68,7 +68,6 @@ class LoadBalancerUsers:
             import cryptography  # noqa: F401  that PyJWT takes for ES256
             import jwt
         self._jwt = jwt
-        self._arn = arn
         self._settings = settings
         region = arn.split(":")[3]
         self._keys_url = settings.dashboard_alb_keys_url or f"https://public-keys.auth.elb.{region}.amazonaws.com"
@@ -94,7 +93,7 @@ class LoadBalancerUsers:
             signer, client, kid = header.get("signer"), header.get("client"), header.get("kid")
             if header.get("alg") != "ES256":
                 raise _refusal(f"its algorithm is {header.get('alg')!r}, not 'ES256'")
-            if signer != self._arn:
+            if signer != self._settings.dashboard_alb_arn:
                 raise _refusal(f"its signer is {signer!r}, not that of PENSTOCK_DASHBOARD_ALB_ARN")
             if self._settings.dashboard_alb_client not in (None, client):
                 raise _refusal(f"its client is {client!r}, not that of PENSTOCK_DASHBOARD_ALB_CLIENT")
