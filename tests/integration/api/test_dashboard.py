@@ -1115,7 +1115,8 @@ async def test_processes_without_a_database_are_asked_whether_they_are_ready(sto
                 assert time.monotonic() < deadline, found
                 await asyncio.sleep(0.2)
     finally:
-        probe.stop()
+        assert probe.probing is not None
+        probe.probing.cancel()
         server.close()
 
 

@@ -74,19 +74,17 @@ def folded(value: Any) -> Markup:
         elif line.lstrip().startswith(("}", "]")) and open_at:
             ends[open_at.pop()] = place
     made: list[str] = []
-    depth = 0
-    closing = set[int]()
+    closing: list[int] = []  # last lines of the folds that are open, the innermost behind
     for place, line in enumerate(lines):
-        if place in closing:
+        if place in closing[-1:]:
             made.append("</details>")
-            depth -= 1
+            closing.pop()
         end = ends.get(place)
-        if end is None or depth >= _FOLDED_DEPTH:
+        if end is None or len(closing) >= _FOLDED_DEPTH:
             made.append(escape(line + "\n"))
             continue
-        closing.add(end)
-        is_open = not depth or end - place <= _LONG_LINES
-        depth += 1
+        is_open = not closing or end - place <= _LONG_LINES
+        closing.append(end)
         made.append(
             Markup('<details{}><summary><span data-folded="{}">{}</span>\n</summary>').format(
                 Markup(" open" if is_open else ""), f" {end - place - 1} lines ", line

@@ -49,18 +49,13 @@ class Overview:
         await asyncio.wait((reading,), timeout=None if request.is_stream else FIRST_WITHIN_SECONDS)
         if reading.cancelled():
             raise Unavailable("the api is stopping")
-        return reading.result() if reading.done() else await self._read_cheap(request)
-
-    async def _read_cheap(self, request: PageRequest) -> dict[str, Any]:
-        """Values that cost the same however many tasks there are."""
+        if reading.done():
+            return reading.result()
+        # What costs the same however many tasks there are.
         now = await self._read_now(request)
         ((rates,),) = await request.methods.fetch(("read_rates",))
-        return now | {
-            "is_whole": False,
-            "rates": rates,
-            "lag": {"due": None, "oldest_due_seconds": None},
-            "backlog": None,
-        }
+        lag = {"due": None, "oldest_due_seconds": None}
+        return now | {"is_whole": False, "rates": rates, "lag": lag, "backlog": None}
 
     async def _read(self, request: PageRequest) -> dict[str, Any]:
         stats, now, history = await asyncio.gather(
@@ -112,9 +107,9 @@ class Overview:
         }
 
     def stop(self) -> None:
-        self._probe.stop()
-        if self._reading is not None:
-            self._reading.cancel()
+        for task in (self._reading, self._probe.probing):
+            if task is not None:
+                task.cancel()
 
 
 def nice_top(value: float) -> float:
@@ -154,13 +149,13 @@ class ProcessProbe:
     def __init__(self, processes: Sequence[str]) -> None:
         self._latest = [ProcessHealth(*named_url(entry), None, "checking") for entry in processes]
         self._probed_at = float("-inf")
-        self._probing: asyncio.Task[None] | None = None
+        self.probing: asyncio.Task[None] | None = None
 
     def latest(self) -> list[ProcessHealth]:
         """The last answers; starts a new round if these are some seconds old."""
-        is_probing = self._probing is not None and not self._probing.done()
+        is_probing = self.probing is not None and not self.probing.done()
         if self._latest and not is_probing and monotonic() - self._probed_at > PROBE_EVERY_SECONDS:
-            self._probing = asyncio.create_task(self.probe(), name="probe processes")
+            self.probing = asyncio.create_task(self.probe(), name="probe processes")
         return self._latest
 
     async def probe(self) -> None:
@@ -175,7 +170,3 @@ class ProcessProbe:
 
             self._latest = await asyncio.gather(*map(renewed, self._latest))
         self._probed_at = monotonic()
-
-    def stop(self) -> None:
-        if self._probing is not None:
-            self._probing.cancel()

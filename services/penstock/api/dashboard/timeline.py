@@ -61,11 +61,10 @@ def waterfall(task: TaskDetail) -> list[dict[str, Any]]:
     steps = task.steps or []
     began = [datetime.fromisoformat(step.began_at or step.recorded_at) for step in steps]
     ended = [at + timedelta(seconds=step.seconds or 0) for at, step in zip(began, steps, strict=True)]
-    first = min(began, default=None)
+    first = min(began, default=datetime.min)
+    whole = max((max(ended, default=first) - first).total_seconds(), 0.001)
     rows: list[dict[str, Any]] = []
     for step, at, end in zip(steps, began, ended, strict=True):
-        assert first is not None
-        whole = max((max(ended) - first).total_seconds(), 0.001)
         left = min((at - first).total_seconds() / whole * 100, 99)
         width = max((end - at).total_seconds() / whole * 100, 1)
         tries = f", {step.tries} tries" if step.tries > 1 else ""
