@@ -216,7 +216,7 @@ async def test_no_result_is_missed_and_none_of_an_earlier_run_is_answered(
         answer, _ = await waiting
         assert answer["state"] == "SUCCESS"
         assert monotonic() - began < 30
-        assert set(looks) == {"on"}
+        assert set(looks) <= {"on"}  # none where a look that was under way has found it
 
 
 async def until_replayed(pair: Pair) -> None:
