@@ -16,10 +16,11 @@ import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qs, quote, urlsplit
 
 import msgspec
@@ -128,14 +129,11 @@ class DirectCalls:
 
 def _read_json(body: bytes) -> dict[str, Any] | None:
     """The members of an object; None for what is no object."""
-    try:
-        try:
-            read = msgspec.json.decode(body) if body else {}
-        except msgspec.DecodeError:  # of half a surrogate pair, which json takes
-            read = json.loads(body)
-    except ValueError:
-        return None
-    return read if isinstance(read, dict) else None
+    for decode in (msgspec.json.decode, json.loads):  # which takes half a surrogate pair
+        with suppress(ValueError):
+            read = decode(body or b"{}")
+            return read if isinstance(read, dict) else None
+    return None
 
 
 def _error_of(answer: Answer, said: Mapping[str, Any], target: str) -> exceptions.ClientError:
@@ -153,16 +151,6 @@ def _error_of(answer: Answer, said: Mapping[str, Any], target: str) -> exception
 
 
 # Signature Version 4
-
-
-class _Begun(NamedTuple):
-    """What requests of one operation share for a second: the canonical request, the text to sign, and the head, all so
-    far as they do not depend on the body."""
-
-    canonical: str
-    text: str
-    key: bytes
-    head: str
 
 
 class Signer:
@@ -183,12 +171,14 @@ class Signer:
 
     def sign(self, target: str, body: bytes, credentials: ReadOnlyCredentials, now: float) -> str:
         """The head of the request, without Content-Length and the empty line."""
-        begun = self._begun(target, credentials, int(now))
-        canonical = begun.canonical + hashlib.sha256(body).hexdigest()
-        text = begun.text + hashlib.sha256(canonical.encode()).hexdigest()
-        return f"{begun.head}{hmac.digest(begun.key, text.encode(), 'sha256').hex()}\r\n"
+        canonical, text, key, head = self._begun(target, credentials, int(now))
+        canonical += hashlib.sha256(body).hexdigest()
+        text += hashlib.sha256(canonical.encode()).hexdigest()
+        return f"{head}{hmac.digest(key, text.encode(), 'sha256').hex()}\r\n"
 
-    def _begin(self, target: str, credentials: ReadOnlyCredentials, now: int) -> _Begun:
+    def _begin(self, target: str, credentials: ReadOnlyCredentials, now: int) -> tuple[str, str, bytes, str]:
+        """What requests of one operation share for a second: the canonical request, the text to sign, its key, and the
+        head, all so far as they do not depend on the body."""
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
         day, token = stamp[:8], credentials.token
         signed = [("content-type", _CONTENT_TYPE), ("host", self.host), ("x-amz-date", stamp)]
@@ -199,7 +189,7 @@ class Signer:
         lines = "".join(f"{name}:{value}\n" for name, value in signed)
         scope = f"{day}/{self._region}/{self._service}/aws4_request"
         more = "".join(f"{name}: {value}\r\n" for name, value in signed[2:])
-        return _Begun(
+        return (
             f"POST\n{self._path}\n\n{lines}\n{names}\n",
             f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n",
             _key_of(credentials.secret_key, day, self._region, self._service),
@@ -335,17 +325,21 @@ class _Connection(asyncio.Protocol):
         self.has_begun = self._has_head = self._is_kept = False
         loop = asyncio.get_running_loop()
         self._answer = loop.create_future()
-        alarm = loop.call_later(seconds, self._give_up, self._answer)  # asyncio.timeout takes 8 us more
+        alarm = loop.call_later(seconds, self._end, TimeoutError())  # asyncio.timeout takes 8 us more
         self._transport.write(request)
         try:
             return await self._answer
         finally:
             alarm.cancel()
 
-    @staticmethod
-    def _give_up(answer: asyncio.Future[Answer]) -> None:
-        if not answer.done():
-            answer.set_exception(TimeoutError())
+    def _end(self, failure: Exception | None = None) -> None:
+        """Give the answer, or why there is none, to an exchange that still waits."""
+        if self._answer is None or self._answer.done():
+            return
+        if failure is None:
+            self._answer.set_result(Answer(self._parser.get_status_code(), self._headers, bytes(self._body)))
+        else:
+            self._answer.set_exception(failure)
 
     def data_received(self, data: bytes) -> None:
         if self._answer is None or self._answer.done():
@@ -356,8 +350,7 @@ class _Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._is_kept = False
-            if not self._answer.done():  # else it is behind the answer
-                self._answer.set_exception(ValueError(repr(data[:100])))
+            self._end(ValueError(repr(data[:100])))  # unless it is behind the answer
 
     def on_message_begin(self) -> None:
         """Of an answer, or of an interim one, which another one follows."""
@@ -377,21 +370,14 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._has_head and self._answer is not None and not self._answer.done():
             self._is_kept = self._parser.should_keep_alive()
-            self._settle(self._answer)
-
-    def _settle(self, answer: asyncio.Future[Answer]) -> None:
-        answer.set_result(Answer(self._parser.get_status_code(), self._headers, bytes(self._body)))
+            self._end()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        answer = self._answer
-        if answer is not None and not answer.done():
-            if self._has_head and exc is None and not self._headers.keys() & {"content-length", "transfer-encoding"}:
-                self._settle(answer)  # its end is the body's
-            else:
-                answer.set_exception(
-                    exc if isinstance(exc, OSError) else ConnectionResetError("closed by the endpoint")
-                )
+        if self._has_head and exc is None and not self._headers.keys() & {"content-length", "transfer-encoding"}:
+            self._end()  # its end is the body's
+        else:
+            self._end(exc if isinstance(exc, OSError) else ConnectionResetError("closed by the endpoint"))
 
     def release(self, idle: list[_Connection]) -> None:
         """After an exchange: keep the connection if it can be used again."""
