@@ -48,28 +48,14 @@ class TooLargeForBroker(Unavailable):
     """The message is larger than the broker is set to take."""
 
 
-def queue_arguments(name: str) -> FieldTable:
-    arguments: FieldTable = {"x-queue-type": "quorum"}
-    if name.endswith(DEAD_LETTER_SUFFIX):
-        return arguments | {"x-delivery-limit": _NO_LIMIT}
-    return arguments | {
-        # Counted are returns: the last delivery is the one after so many.
-        "x-delivery-limit": MAX_RECEIVES - 1,
-        "x-dead-letter-exchange": "",
-        "x-dead-letter-routing-key": name + DEAD_LETTER_SUFFIX,
-        # Kept until the dead-letter queue has confirmed it, which a queue that drops its head could not promise.
-        "x-dead-letter-strategy": "at-least-once",
-        "x-overflow": "reject-publish",
-    }
-
-
 class Link:
-    """One connection: a channel for publishing, one for questions, and those that readers ask for."""
+    """One connection: a channel for publishing, one for questions, and those that readers ask for. known: queues that
+    exist; one that turns out to be gone is taken from it, and looked for when it is used next."""
 
     def __init__(self, connection: Any, url: BrokerUrl) -> None:
         self._connection = connection
         self._url = url
-        self._known: set[str] = set()
+        self.known: set[str] = set()
         self._declaring = asyncio.Lock()
         self._publishing: dict[str, Any] = {}  # by exchange, the one that was used last at the end
         self._turns: WeakValueDictionary[tuple[str, str | None], asyncio.Lock] = WeakValueDictionary()
@@ -85,12 +71,10 @@ class Link:
         properties = self._connection.server_properties or {}
         return f"{properties.get('product', 'an AMQP broker')} {properties.get('version', '')}".strip()
 
-    async def close(self) -> None:
-        await self._close(self._connection)
-
-    async def _close(self, of: Any) -> None:
+    async def close(self, channel: Any = None) -> None:
+        """Close the connection, or a channel of it."""
         try:
-            await self.call(of.close(), "the end of a connection or channel")
+            await self.call((channel or self._connection).close(), "the end of a connection or channel")
         except Unavailable as exc:
             log.debug("amqp_close_failed", reason=str(exc))
 
@@ -130,7 +114,7 @@ class Link:
     async def ensure(self, name: str, *, make: bool) -> None:
         """Check once that the queue exists, with its dead-letter queue. Raises QueueMissing, Unavailable."""
         async with self._declaring:
-            if name in self._known:
+            if name in self.known:
                 return
             if make:
                 if not name.endswith(DEAD_LETTER_SUFFIX):
@@ -138,16 +122,24 @@ class Link:
                 await self._declare(name)
             else:
                 await self.count(name)
-            self._known.add(name)
-
-    def unknown(self, name: str) -> None:
-        """The queue is gone; check it again when it is used next."""
-        self._known.discard(name)
+            self.known.add(name)
 
     async def _declare(self, name: str) -> None:
+        arguments: FieldTable = {"x-queue-type": "quorum"}
+        if name.endswith(DEAD_LETTER_SUFFIX):
+            arguments["x-delivery-limit"] = _NO_LIMIT
+        else:
+            arguments |= {
+                # Counted are returns: the last delivery is the one after so many.
+                "x-delivery-limit": MAX_RECEIVES - 1,
+                "x-dead-letter-exchange": "",
+                "x-dead-letter-routing-key": name + DEAD_LETTER_SUFFIX,
+                # Kept until the dead-letter queue has confirmed it, which a queue that drops its head cannot promise.
+                "x-dead-letter-strategy": "at-least-once",
+                "x-overflow": "reject-publish",
+            }
         channel = await self.call(self._connection.channel(publisher_confirms=False), "a channel")
         try:
-            arguments = queue_arguments(name)
             await self.call(channel.queue_declare(name, durable=True, arguments=arguments), f"queue {name!r}")
         except Unavailable as exc:
             cause = exc.__cause__
@@ -157,7 +149,7 @@ class Link:
             level = logging.INFO if isinstance(cause, exceptions.ChannelAccessRefused) else logging.WARNING
             log.log(level, "queue_not_declared", queue=name, reason=self._url.scrub(reason_of(cause)))
         finally:
-            await self._close(channel)
+            await self.close(channel)
 
     async def count(self, name: str) -> int:
         """Messages that are ready. Raises QueueMissing, Unavailable."""
@@ -168,7 +160,7 @@ class Link:
         try:
             declared = await self.call(channel.queue_declare(name, passive=True), f"a look at queue {name!r}")
         except QueueMissing as exc:
-            self.unknown(name)
+            self.known.discard(name)
             raise QueueMissing(
                 f"queue {name!r} does not exist at {self._url.shown}: make it with `penstock create-queues`, or let "
                 "the user of PENSTOCK_TRANSPORT_URL configure queues of this name"
@@ -194,7 +186,7 @@ class Link:
                 await self.call(published, what)
         except Unavailable as exc:
             if isinstance(exc, QueueMissing):
-                self.unknown(name)
+                self.known.discard(name)
             cause = exc.__cause__
             limit = _SIZE_LIMIT.search(str(cause)) if isinstance(cause, exceptions.ChannelPreconditionFailed) else None
             if limit is None:
@@ -215,7 +207,7 @@ class Link:
             is_full = len(self._publishing) > _MOST_PUBLISHERS
             dropped = self._publishing.pop(next(iter(self._publishing))) if is_full else None
         if dropped is not None:
-            await self._close(dropped)
+            await self.close(dropped)
         return channel
 
 

@@ -26,18 +26,16 @@ from penstock.runtime.logs import log
 from penstock.runtime.periodic import is_set_within
 from penstock.settings.model import Settings
 
-DEFAULT_CONSUMER_TIMEOUT_SECONDS = 1800
 LIMITS = Limits(
     max_message_bytes=4 * 1024 * 1024,
     max_call_messages=10,
-    max_extend_seconds=int(DEFAULT_CONSUMER_TIMEOUT_SECONDS * 0.8),
+    max_extend_seconds=int(1800 * 0.8),  # of the broker's default consumer_timeout
     counts_held=False,
     deletes_overdue=True,
     outlives_connection=False,
     makes_queues=True,
 )
 SENT_HEADER = "penstock_sent_ms"  # epoch; AMQP's own timestamp has whole seconds
-_DELIVERIES_HEADER = "x-delivery-count"  # of quorum queues: how often it was returned
 _IN_ONE_GO = 100  # publishes that wait for their confirmation at once
 _LATE_TAGS = 8  # cancelled consumers whose last deliveries may still come
 
@@ -63,8 +61,7 @@ class AmqpTransport(LeasingTransport):
         return {label: f"{url.shown}{'' if url.path else '/'}#{name}" for label, name in names.items()}
 
     async def greet(self) -> str:
-        link = await self._links.link()
-        return f"{link.product} at {self._links.url.shown}"
+        return f"{(await self._links.link()).product} at {self._links.url.shown}"
 
     async def close(self) -> None:
         await super().close()
@@ -146,7 +143,7 @@ class _Reader(Reader[int]):
             consume = self._channel.basic_consume(self._name, self._deliver, consumer_tag=tag)
             await self._link.call(consume, f"a receive from queue {self._name!r}")
         except QueueMissing:
-            self._link.unknown(self._name)
+            self._link.known.discard(self._name)
             raise
         try:
             if wait_seconds and not self._came and self.closed is None:
@@ -185,7 +182,7 @@ class _Reader(Reader[int]):
         self._end(reason)
 
     def _queue_gone(self, _: Any) -> None:
-        self._link.unknown(self._name)
+        self._link.known.discard(self._name)
         self._any_came.set()
 
     async def close(self) -> None:
@@ -212,7 +209,7 @@ def _message(receipt: str, delivered: DeliveredMessage) -> Message:
     properties = delivered.header.properties
     headers: Mapping[str, Any] = properties.headers or {}
     sent = headers.get(SENT_HEADER)
-    returned = headers.get(_DELIVERIES_HEADER, 0)
+    returned = headers.get("x-delivery-count", 0)  # by quorum queues
     given = properties.message_id or ""
     if properties.timestamp is not None and not isinstance(sent, int):
         sent = int(properties.timestamp.timestamp() * 1000)
