@@ -52,8 +52,6 @@ class KafkaConsumer:
         self._topics = list(topics)
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._consumer: Any = None  # with loop and thread set by open()
-        self._loop: asyncio.AbstractEventLoop
-        self._thread: ThreadPoolExecutor
         self._receiving = asyncio.Lock()  # a receive lets other calls in, but neither another receive nor the close
         self._failure: str | None = None
         self._ended: set[Partition] = set()
@@ -113,10 +111,8 @@ class KafkaConsumer:
         return ended
 
     async def commit(self, positions: Sequence[Position]) -> list[Partition]:
-        """Keep positions for the group; returns partitions where that failed. Raises Unavailable.
-
-        Most of these are another member's; one whose group is just changing may keep them.
-        """
+        """Keep positions for the group; returns partitions where that failed: most are another member's, and one whose
+        group is just changing may keep them. Raises Unavailable."""
         deadline = monotonic() + _REBALANCE_SECONDS
         while positions:
             try:

@@ -31,10 +31,8 @@ _MOST_STRETCHES = 16
 
 
 class Progress:
-    """One partition while it is this member's. position: the offset to commit, None before the first record.
-
-    is_known: False until the group's position is known. is_dirty: there is something to commit. token: of receipts.
-    """
+    """One partition while it is this member's. position: the offset to commit, None before the first record. is_known:
+    the group's position is. is_dirty: there is something to commit. token: of receipts."""
 
     def __init__(self, position: int | None = None, note: str = "", *, is_known: bool = True) -> None:
         self._taken: deque[int] = deque()  # handed out or finished, in the order of the partition
@@ -75,14 +73,11 @@ class Progress:
 
 def _read(note: str) -> list[tuple[int, int]]:
     """Stretches by their end, ascending; none of a note that cannot be read."""
-    stretches = []
     try:
-        for part in filter(None, note.split(",")):
-            end, times = part.split(":")
-            stretches.append((int(end), int(times)))
+        parts = [part.split(":") for part in note.split(",") if part]
+        return sorted((int(end), int(times)) for end, times in parts)[:_MOST_STRETCHES]
     except ValueError:
         return []
-    return sorted(stretches)[:_MOST_STRETCHES]
 
 
 class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
@@ -107,11 +102,8 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
     async def open(self) -> None:
         """Raises SettingsError."""
         await self._consumer.open()
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(self._read_ahead(), name="read ahead"),
-            loop.create_task(self._commit_now_and_then(), name="commit"),
-        ]
+        tasks = {"read ahead": self._read_ahead(), "commit": self._commit_now_and_then()}
+        self._tasks = [asyncio.create_task(work, name=name) for name, work in tasks.items()]
 
     async def close(self) -> None:
         """Commit what is done, and leave the group; the next member that has the partition receives the rest."""
@@ -124,14 +116,11 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
         await self._consumer.close()
 
     async def receive(self, wait_seconds: float, visibility_seconds: float) -> list[Message]:
-        """Raises Unavailable."""
         deadline = monotonic() + wait_seconds
         while True:
-            if self._ahead:
-                messages = await self._hand_out(visibility_seconds)
-                if messages:
+            while self._ahead:
+                if messages := await self._hand_out(visibility_seconds):
                     return messages
-                continue
             if self._failure is not None:
                 failure, self._failure = self._failure, None
                 raise Unavailable(failure)
@@ -180,28 +169,23 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
         }
         if not unknown:
             return
-        found = {Partition(one.topic, one.partition): one for one in await self._consumer.committed(list(unknown))}
+        committed = await self._consumer.committed(list(unknown))
+        notes = {Partition(topic, number): (offset, note) for topic, number, offset, note in committed}
         for partition, mine in unknown.items():
             if self._mine.get(partition) is mine:
-                position = found.get(partition)
-                self._mine[partition] = Progress() if position is None else Progress(position.offset, position.note)
+                self._mine[partition] = Progress(*notes.get(partition, ()))
 
     def _lease(self, received: Received, mine: Progress, seconds: float, receives: int) -> None:
         self.lease(_receipt(received, mine), (received, receives), seconds)
 
     async def settle(self, messages: Sequence[tuple[Received, int]], *, delete: bool) -> bool:
+        """To give them back, write them again, or as dead letters; those that cannot be written are leased a while
+        longer."""
         if delete:
             for received, _ in messages:
                 self._finish(received)
-        else:
-            await self._give_back(messages)
-        return True
-
-    async def _give_back(self, messages: Sequence[tuple[Received, int]]) -> None:
-        """Write them again, or as dead letters; those that cannot be written are leased a while longer."""
+            return True
         leased = [one for one in messages if one[0].topic_partition in self._mine]
-        if not leased:
-            return
         dead = self._name + DEAD_LETTER_SUFFIX
         records = [
             received.again(dead if receives >= MAX_RECEIVES else self._name, receives) for received, receives in leased
@@ -213,6 +197,7 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
             elif mine is not None:
                 log.warning("message_not_written_again", queue=self._name, reason=outcome[0])
                 self._lease(received, mine, _AGAIN_SECONDS, receives)
+        return True
 
     def _finish(self, received: Received) -> None:
         mine = self._mine.get(received.topic_partition)

@@ -28,7 +28,6 @@ SENT_HEADER = "penstock_sent_ms"  # epoch
 RECEIVES_HEADER = "penstock_receives"  # of a record that was written again: how often the message was received before
 _OURS = (ID_HEADER, SENT_HEADER, RECEIVES_HEADER)
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-_SHOWN_CHARS = 300
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -63,10 +62,8 @@ Write = Callable[[Sequence[Record]], Awaitable[list[Unsent | None]]]  # None for
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The place of a published record, -1 where the broker gave none, or the error.
-
-    refused: a retry is refused too. in_batch: for the size of a batch, which the broker refuses whole.
-    """
+    """The place of a published record, -1 where the broker gave none, or the error. refused: a retry is refused too.
+    in_batch: for the size of a batch, which the broker refuses whole."""
 
     partition: int = -1
     offset: int = -1
@@ -149,7 +146,7 @@ def topic_problem(topic: str, settings: Settings) -> str | None:
     """Why tasks and schedules may not publish to a topic, and what to do; None where they may."""
     if not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
         return (
-            f"topic {topic[:_SHOWN_CHARS]!r} is no name of a topic: use letters, digits, dots, dashes, underscores, "
+            f"topic {topic[:300]!r} is no name of a topic: use letters, digits, dots, dashes, underscores, "
             "up to 249 of them"
         )
     if topic.startswith("__"):
