@@ -20,7 +20,6 @@ from typing import Any
 import aiohttp
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
-from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError, ClientError
 
 from penstock.brokers.base import MAX_RECEIVES, Depth, Limits, Message, Outgoing, QueueMissing, SendReport, Unsent
@@ -44,7 +43,6 @@ LIMITS = Limits(
 _GROUP_ID = re.compile(r"[!-~]{1,128}")  # letters, digits and punctuation of ASCII, all of which SQS takes
 _RETENTION_SECONDS = 4 * 86_400
 _DEAD_LETTER_RETENTION_SECONDS = 14 * 86_400  # a dead letter keeps its first send time, so its queue must keep longer
-_BILLED_UNIT_BYTES = 65_536
 _UNAVAILABLE = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
 _MISSING_QUEUE = {"NonExistentQueue", "QueueDoesNotExist"}
 # For a message's size or characters; one message may cause it for its whole call.
@@ -54,17 +52,12 @@ _UNANSWERED = {"Code": "NoAnswer", "Message": "the answer does not name it"}
 
 
 class SqsTransport:
-    """One client of the SQS that the settings name, made when first used.
-
-    answer_seconds: until a call fails, a long poll included.
-    """
+    """One client of SQS, made when first used. answer_seconds: until a call fails, a long poll included."""
 
     limits = LIMITS
 
     def __init__(self, settings: Settings, *, answer_seconds: float = 30) -> None:
-        key = settings.sqs_access_key
-        key_id, secret = key.get_secret_value().partition(":")[::2] if key else (None, None)
-        self._own_key = ReadOnlyCredentials(key_id, secret, None) if key_id else None
+        self._own_key = settings.sqs_access_key
         config = AioConfig(
             connect_timeout=CONNECT_SECONDS,
             read_timeout=answer_seconds,
@@ -79,8 +72,7 @@ class SqsTransport:
             retries={"mode": "standard", "total_max_attempts": 2},
         )
         self._client_options: dict[str, Any] = {
-            "endpoint_url": settings.sqs_endpoint_url, "region_name": settings.aws_region, "aws_access_key_id": key_id,
-            "aws_secret_access_key": secret, "config": config,
+            "endpoint_url": settings.sqs_endpoint_url, "region_name": settings.aws_region, "config": config,
         }  # fmt: skip
         self._queue_attributes = {
             "VisibilityTimeout": str(settings.visibility_timeout_seconds),
@@ -119,11 +111,13 @@ class SqsTransport:
 
     async def _make(self, stack: AsyncExitStack) -> Any:
         session = get_session()
+        if self._own_key is not None:
+            session.set_credentials(*self._own_key.get_secret_value().split(":", 1))
         direct = None
         try:
             client = await stack.enter_async_context(session.create_client("sqs", **self._client_options))
             if self._is_direct:
-                direct = await open_direct(session, client, self._own_key, self._answer_seconds)
+                direct = await open_direct(session, client, self._answer_seconds)
         except (BotoCoreError, ValueError) as exc:
             raise Unavailable(f"SQS cannot be used: {exc}") from exc
         if direct is not None:
@@ -218,11 +212,7 @@ class SqsQueue:
         metrics.MESSAGES.labels(self.label, "released").inc(len(messages) - len(failed))
 
     async def depth(self) -> Depth:
-        names = [
-            "ApproximateNumberOfMessages",
-            "ApproximateNumberOfMessagesNotVisible",
-            "ApproximateNumberOfMessagesDelayed",
-        ]
+        names = [f"ApproximateNumberOfMessages{kind}" for kind in ("", "NotVisible", "Delayed")]
         attributes, _ = await self.describe(names)
         if any(name not in attributes for name in names):
             # Taken for empty, the queue would cost tasks their attempts.
@@ -283,10 +273,8 @@ class SqsQueue:
         return failed
 
     async def call_batch(self, operation: str, entries: Sequence[dict[str, Any]], size: int) -> list[Mapping[str, Any]]:
-        """One call, of so many bytes; returns what SQS says of each entry, with a ``Code`` of one that failed.
-
-        One that it does not name may not be done: a proxy may answer 200 instead of SQS. Raises Unavailable.
-        """
+        """One call, of so many bytes; returns what SQS says of each entry, with a ``Code`` of one that failed, and of
+        one that it does not name: a proxy may answer 200 instead of SQS. Raises Unavailable."""
         reply = await self._call(operation, QueueUrl=await self.url(), Entries=entries)
         metrics.SQS_BILLED_UNITS.labels(operation, self.label).inc(_billed_units(size))
         said = {item["Id"]: {"Code": None, **item} for item in reply.get("Failed", ())}
@@ -336,8 +324,8 @@ def code_of(exc: BaseException) -> str:
 
 
 def _billed_units(size: int) -> int:
-    """Of a call with messages of so many bytes."""
-    return max(1, -(-size // _BILLED_UNIT_BYTES))
+    """Of a call with messages of so many bytes; each begun 64 KiB is one."""
+    return max(1, -(-size // 65_536))
 
 
 async def _gather(calls: Iterable[Awaitable[None]]) -> None:

@@ -15,7 +15,7 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -48,7 +48,6 @@ _CONNECTIONS = 64
 _IDLE_SECONDS = 12.0  # after which a connection is not used again: AWS may be closing it
 _TRIES = 2
 _LONGEST_PAUSE_SECONDS = 1.0  # before the second, as the SDK's
-_FAILING_STATUS = {500, 502, 503, 504}
 _PASSING = {
     "BandwidthLimitExceeded", "EC2ThrottledException", "LimitExceededException", "PriorRequestNotComplete",
     "ProvisionedThroughputExceededException", "RequestLimitExceeded", "RequestThrottled", "RequestThrottledException",
@@ -56,16 +55,9 @@ _PASSING = {
     "TooManyRequestsException", "TransactionInProgressException",
 }  # fmt: skip
 
-Credentials = Callable[[], Awaitable[ReadOnlyCredentials]]
 
-
-async def open_direct(
-    session: Any, client: Any, own_key: ReadOnlyCredentials | None, answer_seconds: float
-) -> DirectCalls | None:
-    """Calls as the client makes them; None behind a proxy, and without httptools. own_key: None: of the session.
-
-    Raises botocore's errors.
-    """
+async def open_direct(session: Any, client: Any, answer_seconds: float) -> DirectCalls | None:
+    """Calls as the client makes them; None behind a proxy, and without httptools. Raises botocore's errors."""
     # What a client presigns shows the endpoint and the signing region that its rules come to.
     signed = urlsplit(await client.generate_presigned_url("list_queues"))
     endpoint_url = f"{signed.scheme}://{signed.netloc}{signed.path or '/'}"
@@ -74,8 +66,6 @@ async def open_direct(
     _, _, region, service, _ = parse_qs(signed.query)["X-Amz-Credential"][0].rsplit("/", 4)
 
     async def find_credentials() -> ReadOnlyCredentials:
-        if own_key is not None:
-            return own_key
         found = await session.get_credentials()
         if found is None:
             raise exceptions.NoCredentialsError
@@ -95,7 +85,7 @@ class DirectCalls:
 
     connections: Connections
     signer: Signer
-    credentials: Credentials
+    credentials: Callable[[], Awaitable[ReadOnlyCredentials]]
 
     async def call(self, operation: str, **arguments: Any) -> Mapping[str, Any]:
         """Make one of OPERATIONS; returns the members of its answer. Raises botocore's errors."""
@@ -120,7 +110,7 @@ class DirectCalls:
                 if answer.status < 300:
                     raise exceptions.HTTPClientError(error=f"the answer is not of SQS: {answer.body[:200]!r}")
                 error = _error_of(answer, said or {}, target)
-                is_passing = answer.status in _FAILING_STATUS or error.response["Error"]["Code"] in _PASSING
+                is_passing = answer.status in (500, 502, 503, 504) or error.response["Error"]["Code"] in _PASSING
                 if tries == _TRIES or not is_passing:
                     raise error
             await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_SECONDS))
@@ -140,10 +130,9 @@ def _error_of(answer: Answer, said: Mapping[str, Any], target: str) -> exception
     """The error as the SDK words it."""
     given = answer.headers.get("x-amzn-query-error", "").partition(";")[0] or said.get("__type") or said.get("code")
     code = str(given or answer.status).rpartition("#")[2].partition(":")[0]
-    message = said.get("message") or said.get("Message") or ""
     return exceptions.ClientError(
         {
-            "Error": {"Code": code, "Message": str(message)},
+            "Error": {"Code": code, "Message": str(said.get("message") or said.get("Message") or "")},
             "ResponseMetadata": {"HTTPStatusCode": answer.status, "HTTPHeaders": dict(answer.headers)},
         },
         target,
@@ -264,30 +253,25 @@ class Connections:
     async def _connect(self) -> _Connection:
         parts = urlsplit(self.url)
         host, port = parts.hostname or "", parts.port or (443 if self.context else 80)
+        tls_name = host if self.context else None
+        failure = OSError(f"{host} has no address")
         try:
             async with asyncio.timeout(self.connect_seconds):
-                found = await look_up(host, port, type=socket.SOCK_STREAM)
-                return await self._connect_to_one_of([str(where[0]) for *_, where in found], host, port)
+                for *_, where in await look_up(host, port, type=socket.SOCK_STREAM):
+                    try:
+                        _, connection = await asyncio.get_running_loop().create_connection(
+                            _Connection, where[0], port, ssl=self.context, server_hostname=tls_name
+                        )
+                        return connection
+                    except OSError as exc:
+                        failure = exc
+                raise failure
         except TimeoutError as exc:
             raise exceptions.ConnectTimeoutError(endpoint_url=self.url, error=exc) from exc
         except ssl.SSLError as exc:
             raise exceptions.SSLError(endpoint_url=self.url, error=exc) from exc
         except OSError as exc:
             raise exceptions.EndpointConnectionError(endpoint_url=self.url, error=exc) from exc
-
-    async def _connect_to_one_of(self, addresses: Sequence[str], host: str, port: int) -> _Connection:
-        """Raises OSError where the last address takes no connection either."""
-        failure = OSError(f"{host} has no address")
-        for address in addresses:
-            try:
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    _Connection, address, port, ssl=self.context, server_hostname=host if self.context else None
-                )
-            except OSError as exc:
-                failure = exc
-            else:
-                return connection
-        raise failure
 
     def close(self) -> None:
         """Close what is idle."""
