@@ -36,9 +36,8 @@ class FaultyQueue:
         if not reply_is_lost:
             self._faults.fail("receive", "the queue is unavailable")
         again, self._again = self._again, []
-        messages = await self._queue.receive(
-            wait_seconds=0 if again else wait_seconds, visibility_seconds=visibility_seconds
-        )
+        wait_seconds = 0 if again else wait_seconds
+        messages = await self._queue.receive(wait_seconds=wait_seconds, visibility_seconds=visibility_seconds)
         if reply_is_lost:
             self._faults.fail("receive", "the reply of the queue is lost, its messages come again later")
         if messages and self._faults.strikes("duplicate"):

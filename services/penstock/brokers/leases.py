@@ -22,11 +22,8 @@ T = TypeVar("T")
 
 
 class Reader(ABC, Generic[T]):
-    """Receives from one queue and leases the messages, each as a T. closed: why it receives no more.
-
-    leases: messages and the ends of their leases, by receipt. One that is neither ended nor extended in time is given
-    back.
-    """
+    """Receives from one queue and leases the messages, each as a T. closed: why it receives no more. leases: messages
+    and the ends of their leases, by receipt; one that is neither ended nor extended in time is given back."""
 
     def __init__(self) -> None:
         self.closed: str | None = None
@@ -51,11 +48,9 @@ class Reader(ABC, Generic[T]):
 
     def extend_lease(self, receipt: str, seconds: float) -> bool:
         """Lease for so many seconds from now; False once the lease has ended."""
-        found = self.leases.get(receipt)
-        if found is None:
-            return False
-        self.leases[receipt] = (found[0], monotonic() + seconds)
-        return True
+        if receipt in self.leases:
+            self.leases[receipt] = (self.leases[receipt][0], monotonic() + seconds)
+        return receipt in self.leases
 
     def end_leases(self, receipts: Sequence[str]) -> dict[str, T]:
         """Returns the messages of those that had not ended before, which are to be settled."""
@@ -128,13 +123,11 @@ class LeasedQueue:
         self._opening = asyncio.Lock()
 
     async def send(self, messages: Sequence[Outgoing]) -> SendReport:
-        limit = self.limits.max_message_bytes
+        limit, header_bytes = self.limits.max_message_bytes, self._transport.header_bytes
         unsent: dict[int, Unsent] = {}
         fitting: dict[int, Outgoing] = {}
         for position, message in enumerate(messages):
-            headers = (
-                utf8_size(name + value) + self._transport.header_bytes for name, value in message.attributes.items()
-            )
+            headers = (utf8_size(name + value) + header_bytes for name, value in message.attributes.items())
             size = utf8_size(message.body) + sum(headers)
             if size > limit:
                 unsent[position] = f"a message of {size} bytes is over the limit of {limit}", True

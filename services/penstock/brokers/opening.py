@@ -9,22 +9,17 @@ from penstock.protocol.errors import needing
 from penstock.runtime.loop_thread import LoopThread
 from penstock.settings.model import Settings
 
-_CLOSE_SECONDS = 1.0
-
 
 def open_transport(settings: Settings, *, makes_queues: bool = True, is_blocked_at_times: bool = False) -> Transport:
-    """The transport of PENSTOCK_TRANSPORT_URL. makes_queues: missing ones, when first used. Raises SettingsError.
-
-    is_blocked_at_times: handlers may block the event loop. A connection that holds leases must not notice: it is served
-    by a thread of its own then (decisions/061).
-    """
+    """The transport of PENSTOCK_TRANSPORT_URL. makes_queues: missing ones, when first used. is_blocked_at_times:
+    handlers may block the event loop. A connection that holds leases must not notice: it is served by a thread of its
+    own then (decisions/061). Raises SettingsError."""
     kind = settings.transport.kind
-    transport: Transport
     if kind == "sqs":
         with needing("SQS", "worker"):
             from penstock.brokers.sqs import SqsTransport
 
-        transport = SqsTransport(settings)
+        transport: Transport = SqsTransport(settings)
     elif kind == "amqp":
         with needing("RabbitMQ", "rabbitmq"):
             from penstock.brokers.rabbitmq.queue import AmqpTransport
@@ -80,4 +75,4 @@ class _ThreadedTransport(_Threaded):
     async def close(self) -> None:
         if self._thread.is_alive():
             await self._thread.call(self._target.close())
-            await asyncio.to_thread(self._thread.stop, _CLOSE_SECONDS)
+            await asyncio.to_thread(self._thread.stop, seconds=1.0)

@@ -26,11 +26,9 @@ class Source(Protocol):
 
 
 class Receiver:
-    """Receives from a queue until it is stopped, which cuts off the long poll that waits.
-
-    An answer on its way still arrives. Messages that a broker hands out later are delivered again after the visibility
-    timeout; RabbitMQ, Kafka and the embedded SQS notice at once that the caller has left.
-    """
+    """Receives from a queue until it is stopped, which cuts off the long poll that waits. An answer on its way still
+    arrives. Messages that a broker hands out later are delivered again after the visibility timeout; RabbitMQ, Kafka
+    and the embedded SQS notice at once that the caller has left."""
 
     def __init__(self, source: Source, settings: Settings) -> None:
         self._source = source
@@ -120,7 +118,11 @@ class Deleter:
                 (_, since), *_ = self._waiting.values()
                 delay = max(_SHORTEST_SECONDS, self._linger.seconds(len(self._waiting)))
                 await is_set_within(self._enough, since + delay - monotonic())
-            batch = self._take()
+            # The oldest messages that fill calls; all, where they fill none or everything is to go.
+            count = len(self._waiting)
+            if count > self._full and not self._flushes:
+                count -= count % self._full
+            batch = [self._waiting.pop(message_id)[0] for message_id in list(self._waiting)[:count]]
             self._linger.record(len(batch))
             again = await self._delete(batch)
             if again:
@@ -129,14 +131,6 @@ class Deleter:
             if not self._waiting:
                 self._any.clear()
                 self._none.set()
-
-    def _take(self) -> list[Message]:
-        """The oldest messages that fill calls; all, where they fill none or everything is to go."""
-        count = len(self._waiting)
-        if count > self._full and not self._flushes:
-            count -= count % self._full
-        ids = list(self._waiting)[:count]
-        return [self._waiting.pop(message_id)[0] for message_id in ids]
 
     async def _delete(self, batch: list[Message]) -> list[Message]:
         """Returns the messages to try again; the others are deleted, or given up."""
