@@ -29,10 +29,8 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Service(ABC):
-    """One embedded service: ``prepare`` its folder, ``spawn`` it, wait until it is ready, ``stop`` it.
-
-    data_dir: a folder of this service alone, created when missing. The port is a free one, and the same again at later
-    starts from this folder while it is free.
+    """One embedded service: ``prepare`` its folder, ``spawn`` it, wait until it is ready, ``stop`` it. data_dir: a
+    folder of its own, created when missing. The port is a free one, the same at later starts from there if it is free.
     """
 
     name: str
@@ -55,7 +53,7 @@ class Service(ABC):
 
     @abstractmethod
     def launch(self) -> tuple[Sequence[str], dict[str, Any]]:
-        """The command that runs the service in the foreground, and Popen's arguments with its environment."""
+        """The command to run in the foreground, and Popen's arguments with its environment. Raises StackError."""
 
     @abstractmethod
     def is_ready(self) -> bool:
@@ -72,10 +70,8 @@ class Service(ABC):
         return None if self._child is None else self._child.poll()
 
     def start(self) -> None:
-        """Start and wait until ready. Call it from the main thread: the child dies with the thread that made it.
-
-        Raises StackError with the end of the service's log and the next step.
-        """
+        """Start and wait until ready. Call it from the main thread: the child dies with the thread that made it. Raises
+        StackError with the end of the service's log and the next step."""
         self.prepare()
         for tries_left in reversed(range(_STARTS)):
             self.spawn()
@@ -91,7 +87,11 @@ class Service(ABC):
                 return
 
     def spawn(self) -> None:
-        self.take_port()
+        if not self.port:
+            last = None
+            with contextlib.suppress(OSError, ValueError):
+                last = int(self._port_path.read_text("ascii"))
+            self.port = free_port(last)
         command, options = self.launch()
         # In a session of its own: Ctrl-C must reach us alone, so that we stop things in order.
         options |= {"start_new_session": True, "preexec_fn": die_with_parent(self.stop_signal)}
@@ -106,10 +106,8 @@ class Service(ABC):
             )
 
     def wait_ready(self, tries_left: int = 0) -> bool:
-        """Block until the child serves; False when it exited and another try may succeed.
-
-        Raises StackError when it exits for another reason, or takes longer than its limit.
-        """
+        """Block until the child serves; False when it exited and another try may succeed. Raises StackError when it
+        exits for another reason, or takes longer than its limit."""
         deadline = time.monotonic() + self.start_within_seconds
         while not self.is_ready():
             code = self.returncode
@@ -137,14 +135,6 @@ class Service(ABC):
         self.restarts += 1
         self._port_path.write_text(str(self.port), "ascii")
         return True
-
-    def take_port(self) -> None:
-        """Settle on a port before the child is made. Raises StackError."""
-        if not self.port:
-            last = None
-            with contextlib.suppress(OSError, ValueError):
-                last = int(self._port_path.read_text("ascii"))
-            self.port = free_port(last)
 
     def stop(self, grace_seconds: float = 15) -> None:
         """Stop gracefully, by force after the grace; no error when it does not run."""
@@ -176,11 +166,9 @@ _ports: Iterator[int] = itertools.cycle((*_PORTS[_start:], *_PORTS[:_start]))
 
 
 def free_port(preferred: int | None = None) -> int:
-    """A TCP port of the loopback address without a listener; ``preferred`` if that one is free.
-
-    It is no port that a connection gets for its own end, and not one that was given out here before: between this call
-    and the listening, which is another process's, a third one could take it.
-    """
+    """A TCP port of the loopback address without a listener; ``preferred`` if that one is free. It is none that a
+    connection gets for its own end, nor one that was given out here before: between this call and the listening, which
+    is another process's, a third one could take it."""
     if preferred and is_free(preferred):
         return preferred
     return next(port for port in itertools.islice(_ports, len(_PORTS)) if is_free(port))
@@ -189,9 +177,7 @@ def free_port(preferred: int | None = None) -> int:
 def is_free(port: int, host: str = HOST) -> bool:
     """Whether ``port`` can be listened on now; ports in TIME_WAIT count as free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with contextlib.suppress(OSError), socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))
+    with contextlib.suppress(OSError), socket.create_server((host, port), family=family):
         return True
     return False
 
@@ -205,10 +191,8 @@ def answers(url: str, **headers: str) -> bool:
 
 
 def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
-    """A ``preexec_fn`` after which the child gets signal ``number`` when this thread's process is killed.
-
-    Linux only; None elsewhere, where `penstock up` ends leftovers at its next start instead.
-    """
+    """A ``preexec_fn`` after which the child gets signal ``number`` when this thread's process is killed. Linux only;
+    None elsewhere, where `penstock up` ends leftovers at its next start instead."""
     if _libc is None:
         return None
     prctl, parent = _libc.prctl, os.getpid()
@@ -221,12 +205,10 @@ def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
     return set_death_signal
 
 
-_PASSED_ON = ("PATH", "HOME", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-
-
 def plain_environment() -> dict[str, str]:
     """What an embedded service is given of the caller's environment: no keys, passwords or settings of others."""
-    return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    passed_on = ("PATH", "HOME", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+    return {name: os.environ[name] for name in passed_on if name in os.environ}
 
 
 def open_log(path: Path) -> IO[bytes]:

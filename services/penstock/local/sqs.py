@@ -52,20 +52,6 @@ class EmbeddedSqs(Service):
         self.state_dir.mkdir(exist_ok=True)
         self.state_dir.chmod(0o700)  # messages hold payloads
 
-    def take_port(self) -> None:
-        super().take_port()
-        if self._listener is not None:
-            return
-        listener = socket.socket()
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((HOST, self.port))
-            listener.listen(_BACKLOG)
-        except OSError as exc:
-            listener.close()
-            raise StackError(f"port {self.port} is taken; stop what uses it: {exc}") from exc
-        self._listener = listener
-
     def stop(self, grace_seconds: float = 15) -> None:
         if self._listener is not None:
             self._listener.close()
@@ -73,7 +59,11 @@ class EmbeddedSqs(Service):
         super().stop(grace_seconds)
 
     def launch(self) -> tuple[list[str], dict[str, Any]]:
-        assert self._listener is not None, "take_port comes first"
+        if self._listener is None:
+            try:
+                self._listener = socket.create_server((HOST, self.port), backlog=_BACKLOG)
+            except OSError as exc:
+                raise StackError(f"port {self.port} is taken; stop what uses it: {exc}") from exc
         listener = self._listener.fileno()
         env = plain_environment() | {
             # MINISTACK_HOST stays unset and GATEWAY_PORT constant: queue URLs then take host and port from each
@@ -114,8 +104,7 @@ def emulator_folder() -> str:
     with needing("the embedded SQS", "local"):
         import defusedxml  # noqa: F401
         import hypercorn  # noqa: F401
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
-    folder = cache / EMULATOR
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / EMULATOR
     if not folder.is_dir():
         log.info("emulator_fetched_once", package=EMULATOR, folder=str(folder))
         fetch(f"{EMULATOR} --hash=sha256:{_WHEEL_SHA256}", folder)

@@ -42,10 +42,8 @@ _collect, _dispatch, _load, _sweep = sqs._collect_msgs, sqs._dispatch, sqs.load_
 
 
 class GuardedApp:
-    """An ASGI app that answers 403 to requests of web pages, of other hosts' names, or without the access key id.
-
-    Of ministack's own paths, which read and reset everything, only the health check is let through.
-    """
+    """An ASGI app that answers 403 to requests of web pages, of other hosts' names, without the access key id, or for
+    ministack's own paths, which read and reset everything; of these only the health check is let through."""
 
     def __init__(self, app: Any, access_key_id: str) -> None:
         self._app = app
@@ -292,33 +290,24 @@ async def run(listener: socket.socket) -> None:
         loads=_read_json, dumps=lambda value: msgspec.json.encode(value).decode(), JSONDecodeError=json.JSONDecodeError
     )
     Journal().attach()
-    server = uvicorn.Server(
-        uvicorn.Config(
-            GuardedApp(app, os.environ.pop(ACCESS_KEY_ID)),
-            lifespan="on",
-            log_level="warning",
-            access_log=False,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=1,  # a long poll is not worth waiting for
-        )
+    guarded = GuardedApp(app, os.environ.pop(ACCESS_KEY_ID))
+    # A long poll is not worth waiting for.
+    config = uvicorn.Config(
+        guarded,
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=1,
     )
-
+    server = uvicorn.Server(config)
     # The signals are ours: a server asked to stop has done its work and leaves with 0.
     server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
-
-    def stop(*_: object) -> None:
-        server.should_exit = True
-
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+        asyncio.get_running_loop().add_signal_handler(number, setattr, server, "should_exit", True)
     await server.serve(sockets=[listener])
 
 
-def main() -> None:
-    listener = socket.socket(fileno=int(sys.argv[1]))
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(run(listener))
-
-
 if __name__ == "__main__":
-    main()
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run(socket.socket(fileno=int(sys.argv[1]))))
