@@ -71,11 +71,8 @@ class Output:
 
 @dataclass
 class Child:
-    """One of our own processes.
-
-    command: as for exec. env: its environment; more_env: called at each start for what may differ between starts.
-    metrics_port: chosen at each start, the last one when it is still free.
-    """
+    """One of our own processes. command: as for exec. env: its environment; more_env: called at each start for what may
+    differ between starts. metrics_port: chosen at each start, the last one when it is still free."""
 
     name: str
     command: Sequence[str]
@@ -138,9 +135,7 @@ class Child:
 
 class Children:
     """Keeps processes and services alive until :meth:`stop`, after which services still run: their owner stops them.
-
-    on_change: called after every start and restart, so that process ids can be published.
-    """
+    on_change: called after every start and restart, so that process ids can be published."""
 
     def __init__(self, output: Output, on_change: Callable[[], None]) -> None:
         self.children: list[Child] = []

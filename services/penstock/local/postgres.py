@@ -143,9 +143,7 @@ class EmbeddedPostgres(Service):
     def launch(self) -> tuple[list[str], dict[str, Any]]:
         options = self.options | {"listen_addresses": HOST, "port": str(self.port), "unix_socket_directories": ""}
         command = [str(self._bin / "postgres"), "-D", str(self.pgdata)]
-        for name, value in options.items():
-            command += ["-c", f"{name}={value}"]
-        return command, self._process_options()
+        return command + [f"--{name}={value}" for name, value in options.items()], self._process_options()
 
     def is_ready(self) -> bool:
         """Postgres says so in its own pid file, on the line that pg_ctl reads too."""
@@ -211,13 +209,10 @@ class EmbeddedPostgres(Service):
         new.rename(self.pgdata)
 
     def _end_leftover(self) -> None:
-        """Deal with the pid file of a server that did not stop properly.
-
-        Postgres recognises a stale file, but not when its pid now belongs to something else, as is common in
-        containers: then the pid is replaced. The file itself must stay, since it leads Postgres to the shared memory
-        that processes of the old server may still use. A server that still runs is stopped: this process
-        holds the folder's lock.
-        """
+        """Deal with the pid file of a server that did not stop properly. Postgres recognises a stale one, but not when
+        its pid now belongs to something else, as is common in containers: then the pid is replaced. The file must stay,
+        since it leads Postgres to the shared memory that processes of the old server may still use. A server that still
+        runs is stopped: this process holds the folder's lock."""
         import psutil
 
         pid_file = self.pgdata / "postmaster.pid"

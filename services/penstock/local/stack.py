@@ -48,10 +48,6 @@ _CREDENTIAL_OPTIONS = frozenset({
 EXAMPLE_APP = "examples.export"
 
 
-def _standard_error() -> Output:
-    return Output(sys.stderr.buffer, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ)
-
-
 @dataclass(eq=False, repr=False)
 class Stack:
     """`penstock up` as an object: ``start``, then ``state`` has the URLs, then ``stop``.
@@ -80,7 +76,9 @@ class Stack:
     database_url: str | None = None
     sqs_endpoint_url: str | None = None
     transport_url: str = "sqs://"
-    output: Output = field(default_factory=_standard_error)
+    output: Output = field(
+        default_factory=lambda: Output(sys.stderr.buffer, colour=sys.stderr.isatty() and "NO_COLOR" not in os.environ)
+    )
     settings: Settings = field(init=False)
 
     def __post_init__(self) -> None:
@@ -193,10 +191,8 @@ class Stack:
         return next((port for port in near if is_free(port, self.settings.http_host)), None) or free_port()
 
     def _api_environment(self) -> dict[str, str]:
-        """Where the api listens, and the workers that its dashboard checks, which have no connection to Postgres.
-
-        Until the URL is published the port changes if another process took it first.
-        """
+        """Where the api listens, and the workers that its dashboard checks, which have no connection to Postgres. Until
+        the URL is published the port changes if another process took it first."""
         if self._http_ports_near and not self._ready:
             self._http_port = self._next_http_port(self._http_port)
         settings = self.settings
@@ -209,10 +205,8 @@ class Stack:
         return env
 
     def _control_environment(self) -> dict[str, str]:
-        """Where workers ask which of their tasks were cancelled, and with which key, where one is needed.
-
-        Unless the settings name a key for it, it is one of this start alone, which the api takes for nothing else.
-        """
+        """Where workers ask which of their tasks were cancelled, and with which key, where one is needed: that of the
+        settings, or one of this start alone, which the api takes for nothing else."""
         env = {"PENSTOCK_CONTROL_URL": f"{self._api_url}/rpc"}
         if self.settings.needs_keys:
             key = self.settings.control_api_key
@@ -267,11 +261,8 @@ class Stack:
 
     def _places_of(self, user: Settings, sqs_url: str, access_key: str) -> dict[str, str]:
         """Variables that lead a process to this stack's queues; `penstock env` prints them too."""
-        env = {
-            f"PENSTOCK_{name.upper()}": value
-            for name, value in LOCAL_DEFAULTS.items()
-            if name not in user.model_fields_set
-        }
+        unset = sorted(LOCAL_DEFAULTS.keys() - user.model_fields_set)
+        env = {f"PENSTOCK_{name.upper()}": LOCAL_DEFAULTS[name] for name in unset}
         for name in ("inbound_queue", "outbound_queue", "results_queue"):
             # A URL would lead to AWS or to an earlier port; its last part is the name.
             queue = getattr(user, name)
@@ -284,7 +275,8 @@ class Stack:
             env["PENSTOCK_SQS_ACCESS_KEY"] = access_key
         if sqs_url:  # the user's region is that of S3 and RDS too, and the embedded SQS takes any
             env["PENSTOCK_SQS_ENDPOINT_URL"] = sqs_url
-            env["PENSTOCK_AWS_REGION"] = user.aws_region or _sdk_region() or REGION
+            region = user.aws_region or os.environ.get("AWS_DEFAULT_REGION") or _sdk_profile().get("region")
+            env["PENSTOCK_AWS_REGION"] = region or REGION
         return env
 
     async def _find_suggestion(self, env: Mapping[str, str]) -> None:
@@ -417,10 +409,6 @@ def _names_credentials() -> bool:
 def _has_credentials() -> bool:
     """Whether variables or files lead the SDK to credentials; those of an instance are not looked for."""
     return _names_credentials() or not _CREDENTIAL_OPTIONS.isdisjoint(_sdk_profile())
-
-
-def _sdk_region() -> str | None:
-    return os.environ.get("AWS_DEFAULT_REGION") or _sdk_profile().get("region")
 
 
 def _sdk_profile() -> Mapping[str, str]:

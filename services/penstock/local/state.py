@@ -96,10 +96,8 @@ class DataDir:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[dict[str, Any] | None]:
-        """Exclusive use of the folder, as long as this process lives or until the block ends.
-
-        Yields the state file of a stack that was killed; it is removed, so that a state file is always the holder's.
-        """
+        """Exclusive use of the folder, as long as this process lives or until the block ends. Yields the state file of
+        a stack that was killed; it is removed, so that a state file is always the holder's."""
         with self.using():
             file = self.lock.open("a+", encoding="ascii")
         with file:
@@ -124,10 +122,8 @@ class DataDir:
 
 
 def end_leftovers(state: dict[str, Any], wait_seconds: float = 10) -> None:
-    """End processes of a stack that was killed. On Linux they end automatically, perhaps a little later.
-
-    A process is ours when it has the id and the start time that the state file names.
-    """
+    """End processes of a stack that was killed; on Linux they end automatically, perhaps a little later. A process is
+    ours when it has the id and the start time that the state file names."""
     import psutil
 
     leftovers = []
@@ -149,9 +145,7 @@ def end_leftovers(state: dict[str, Any], wait_seconds: float = 10) -> None:
 
 def start_detached(data_dir: DataDir, arguments: Sequence[str], variables: Mapping[str, str]) -> dict[str, Any]:
     """Run `penstock up` with ``arguments`` in a session of its own, output to `penstock.log`; returns its state.
-
-    variables: for its environment. Raises StackError with the end of the log when it exits, or when one runs already.
-    """
+    variables: for its environment. Raises StackError with the end of the log when it exits, or if one runs already."""
     data_dir.prepare()
     if data_dir.holder() is not None:
         raise StackError(data_dir.describe_holder())

@@ -1,7 +1,5 @@
-"""What `penstock up` suggests to try: an action of the app, with the parameters that it asks for.
-
-`python -m penstock.local.suggestion MODULE...`, a process of its own, since it imports the modules of --app.
-"""
+"""What `penstock up` suggests to try, an action of the app with its parameters: `python -m` with the modules of --app,
+a process of its own, since it imports them."""
 
 import json
 import sys
