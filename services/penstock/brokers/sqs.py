@@ -44,7 +44,6 @@ _GROUP_ID = re.compile(r"[!-~]{1,128}")  # letters, digits and punctuation of AS
 _RETENTION_SECONDS = 4 * 86_400
 _DEAD_LETTER_RETENTION_SECONDS = 14 * 86_400  # a dead letter keeps its first send time, so its queue must keep longer
 _UNAVAILABLE = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
-_MISSING_QUEUE = {"NonExistentQueue", "QueueDoesNotExist"}
 # For a message's size or characters; one message may cause it for its whole call.
 _REFUSALS = {"BatchRequestTooLong", "InvalidMessageContents", "InvalidParameterValue"}
 _NO_GROUPS = re.compile(r"MessageGroupId|not valid for this queue type")  # in errors of endpoints without groups
@@ -57,29 +56,7 @@ class SqsTransport:
     limits = LIMITS
 
     def __init__(self, settings: Settings, *, answer_seconds: float = 30) -> None:
-        self._own_key = settings.sqs_access_key
-        config = AioConfig(
-            connect_timeout=CONNECT_SECONDS,
-            read_timeout=answer_seconds,
-            max_pool_connections=64,
-            user_agent=USER_AGENT,  # a constant; botocore builds its own in each call
-            # These cost CPU in every call: tests check requests at a real endpoint, and SQS has own digests.
-            parameter_validation=False,
-            disable_request_compression=True,
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            # Retries with pauses are the loops' business; these are for a dropped keep-alive connection.
-            retries={"mode": "standard", "total_max_attempts": 2},
-        )
-        self._client_options: dict[str, Any] = {
-            "endpoint_url": settings.sqs_endpoint_url, "region_name": settings.aws_region, "config": config,
-        }  # fmt: skip
-        self._queue_attributes = {
-            "VisibilityTimeout": str(settings.visibility_timeout_seconds),
-            "ReceiveMessageWaitTimeSeconds": str(settings.receive_wait_seconds),
-            "MessageRetentionPeriod": str(_RETENTION_SECONDS),
-        }
-        self._is_direct = settings.sqs_client == "direct"
+        self._settings = settings
         self._answer_seconds = answer_seconds
         self.client = AwsClient(self._make)
 
@@ -100,24 +77,42 @@ class SqsTransport:
                 described = await client.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])
                 redrive = {"deadLetterTargetArn": described["Attributes"]["QueueArn"], "maxReceiveCount": MAX_RECEIVES}
                 url = urls[label] = (await client.create_queue(QueueName=name))["QueueUrl"]
-                attributes = {"RedrivePolicy": json.dumps(redrive), **self._queue_attributes}
+                attributes = {
+                    "RedrivePolicy": json.dumps(redrive),
+                    "VisibilityTimeout": str(self._settings.visibility_timeout_seconds),
+                    "ReceiveMessageWaitTimeSeconds": str(self._settings.receive_wait_seconds),
+                    "MessageRetentionPeriod": str(_RETENTION_SECONDS),
+                }
                 await client.set_queue_attributes(QueueUrl=url, Attributes=attributes)
         except _UNAVAILABLE as exc:
             raise Unavailable(f"the queues could not be made: {exc}") from exc
         return urls
 
     async def greet(self) -> str:
-        return f"SQS at {self._client_options['endpoint_url'] or 'AWS'}"
+        return f"SQS at {self._settings.sqs_endpoint_url or 'AWS'}"
 
     async def _make(self, stack: AsyncExitStack) -> Any:
-        session = get_session()
-        if self._own_key is not None:
-            session.set_credentials(*self._own_key.get_secret_value().split(":", 1))
-        direct = None
+        settings, session = self._settings, get_session()
+        if settings.sqs_access_key is not None:
+            session.set_credentials(*settings.sqs_access_key.get_secret_value().split(":", 1))
+        config = AioConfig(
+            connect_timeout=CONNECT_SECONDS,
+            read_timeout=self._answer_seconds,
+            max_pool_connections=64,
+            user_agent=USER_AGENT,  # a constant; botocore builds its own in each call
+            # These cost CPU in every call: tests check requests at a real endpoint, and SQS has own digests.
+            parameter_validation=False,
+            disable_request_compression=True,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            # Retries with pauses are the loops' business; these are for a dropped keep-alive connection.
+            retries={"mode": "standard", "total_max_attempts": 2},
+        )
+        where = {"endpoint_url": settings.sqs_endpoint_url, "region_name": settings.aws_region}
         try:
-            client = await stack.enter_async_context(session.create_client("sqs", **self._client_options))
-            if self._is_direct:
-                direct = await open_direct(session, client, self._answer_seconds)
+            client = await stack.enter_async_context(session.create_client("sqs", config=config, **where))
+            is_direct = settings.sqs_client == "direct"
+            direct = await open_direct(session, client, self._answer_seconds) if is_direct else None
         except (BotoCoreError, ValueError) as exc:
             raise Unavailable(f"SQS cannot be used: {exc}") from exc
         if direct is not None:
@@ -231,14 +226,10 @@ class SqsQueue:
         failed = await self._in_batches(operation, entries, [0] * len(entries))
         return [messages[position] for position in sorted(failed)]
 
-    async def _in_batches(
-        self, operation: str, entries: Sequence[dict[str, Any]], sizes: Sequence[int]
-    ) -> dict[int, Unsent]:
+    async def _in_batches(self, operation: str, entries: list[dict[str, Any]], sizes: list[int]) -> dict[int, Unsent]:
         """Run a batch operation over any number of entries, whose ids are their positions; returns those that failed.
-
-        Entries that fail for the queue's reasons get one more try. A call that fails whole fails its entries; one
-        that is refused for its contents is repeated entry by entry, so that only the failing entry fails.
-        """
+        Entries that fail for the queue's reasons get one more try. A call that fails whole fails its entries; one that
+        is refused for its contents is repeated entry by entry, so that only the failing entry fails."""
         failed: dict[int, Unsent] = {}
 
         async def run(batch: list[dict[str, Any]], bytes_in_call: int, tries: int = 2) -> None:
@@ -264,7 +255,7 @@ class SqsQueue:
                 await run(again, bytes_in_call, tries - 1)
 
         slices = pack(sizes, max_bytes=LIMITS.max_message_bytes, max_items=LIMITS.max_call_messages)
-        await _gather(run(list(entries[start:end]), sum(sizes[start:end])) for start, end in slices)
+        await _gather(run(entries[start:end], sum(sizes[start:end])) for start, end in slices)
         if failed:
             log.warning(
                 "sqs_entries_failed", operation=operation, queue=self.label, failed=len(failed), of=len(entries),
@@ -293,7 +284,7 @@ class SqsQueue:
             metrics.SQS_CALLS.labels(operation, self.label, "failed").inc()
             code = code_of(exc)
             await self._transport.client.renew(client, code)
-            if code in _MISSING_QUEUE:
+            if code in ("NonExistentQueue", "QueueDoesNotExist"):
                 if "://" not in self._name:
                     self._url = None  # it may be made again, under another URL
                 raise QueueMissing(

@@ -1,7 +1,6 @@
 """The calls to SQS that every task makes, signed and sent without the layers of the SDK, at a fifth of their CPU.
 
-Endpoint, region, credentials and authorities come from the SDK, its errors are raised, and its other calls are made by
-it. decisions/040 has the figures.
+Endpoint, region, credentials, authorities and errors are the SDK's, which makes all other calls (decisions/040).
 """
 
 from __future__ import annotations
@@ -97,20 +96,20 @@ class DirectCalls:
         for tries in range(1, _TRIES + 1):
             headers = self.signer.sign(target, body, await self.credentials(), time.time())
             try:
-                answer = await self.connections.exchange(headers, body)
+                status, answered, answer = await self.connections.exchange(headers, body)
             except (exceptions.HTTPClientError, exceptions.ConnectionError) as exc:
                 if tries == _TRIES:
                     raise
                 if isinstance(exc, _Dropped):
                     continue
             else:
-                said = _read_json(answer.body)
-                if answer.status < 300 and said is not None:
+                said = _read_json(answer)
+                if status < 300 and said is not None:
                     return said
-                if answer.status < 300:
-                    raise exceptions.HTTPClientError(error=f"the answer is not of SQS: {answer.body[:200]!r}")
-                error = _error_of(answer, said or {}, target)
-                is_passing = answer.status in (500, 502, 503, 504) or error.response["Error"]["Code"] in _PASSING
+                if status < 300:
+                    raise exceptions.HTTPClientError(error=f"the answer is not of SQS: {answer[:200]!r}")
+                error = _error_of(status, answered, said or {}, target)
+                is_passing = status in (500, 502, 503, 504) or error.response["Error"]["Code"] in _PASSING
                 if tries == _TRIES or not is_passing:
                     raise error
             await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_SECONDS))
@@ -126,14 +125,14 @@ def _read_json(body: bytes) -> dict[str, Any] | None:
     return None
 
 
-def _error_of(answer: Answer, said: Mapping[str, Any], target: str) -> exceptions.ClientError:
+def _error_of(status: int, headers: Mapping[str, str], said: Mapping[str, Any], target: str) -> exceptions.ClientError:
     """The error as the SDK words it."""
-    given = answer.headers.get("x-amzn-query-error", "").partition(";")[0] or said.get("__type") or said.get("code")
-    code = str(given or answer.status).rpartition("#")[2].partition(":")[0]
+    given = headers.get("x-amzn-query-error", "").partition(";")[0] or said.get("__type") or said.get("code")
+    code = str(given or status).rpartition("#")[2].partition(":")[0]
     return exceptions.ClientError(
         {
             "Error": {"Code": code, "Message": str(said.get("message") or said.get("Message") or "")},
-            "ResponseMetadata": {"HTTPStatusCode": answer.status, "HTTPHeaders": dict(answer.headers)},
+            "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": dict(headers)},
         },
         target,
     )
@@ -198,13 +197,7 @@ def _key_of(secret: str, *scope: str) -> bytes:
 # HTTP/1.1
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A response; names of headers are in lower case."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
+Answer = tuple[int, Mapping[str, str], bytes]  # status, headers by their names in lower case, body
 
 
 class _Dropped(exceptions.ConnectionClosedError):  # type: ignore[misc]
@@ -321,7 +314,7 @@ class _Connection(asyncio.Protocol):
         if self._answer is None or self._answer.done():
             return
         if failure is None:
-            self._answer.set_result(Answer(self._parser.get_status_code(), self._headers, bytes(self._body)))
+            self._answer.set_result((self._parser.get_status_code(), self._headers, bytes(self._body)))
         else:
             self._answer.set_exception(failure)
 
