@@ -1,8 +1,7 @@
 """The embedded SQS, `python -m penstock.local.sqs_server DESCRIPTOR`, of a listening socket that its parent holds.
 
-ministack's own launchers start a second process, which would outlive a killed first one, or listen on every address;
-and they save messages only on a graceful stop. Here each change is in a file before its call is answered
-(decisions/076).
+ministack's launchers start a second process, which would outlive a killed first one, or listen on every address, and
+save messages only on a graceful stop. Here each change is in a file before its call is answered (decisions/076).
 """
 
 import asyncio
@@ -14,7 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -36,7 +35,6 @@ _LEAST_BYTES = 16 * 2**20  # of a journal that is replaced by a new snapshot
 _KEPT = ("receipt_handle", "visible_at", "receive_count", "first_receive_at")  # what a receive changes
 _READS = {"ReceiveMessage", "GetQueueUrl", "GetQueueAttributes", "ListQueues", "ListQueueTags"}
 _OF_MESSAGES = ("SendMessage", "ChangeMessageVisibility", "DeleteMessage", "PurgeQueue", "DeleteQueue")
-_OF_ITS_MESSAGES = {"messages", "dedup_cache"}  # members of a queue
 
 _collect, _dispatch, _load, _sweep = sqs._collect_msgs, sqs._dispatch, sqs.load_persisted_state, sqs._dlq_sweep
 
@@ -50,11 +48,9 @@ class GuardedApp:
         self._access_key_id = access_key_id.encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-        elif scope["type"] != "http":  # a WebSocket, which SQS has not
+        if scope["type"] == "websocket":  # which SQS has not
             await send({"type": "websocket.close", "code": 1008})
-        elif (refusal := self._refusal(scope)) is not None:
+        elif scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:
             code, message = refusal
             answer = {"__type": f"com.amazonaws.sqs#{code}", "message": message}
             await JSONResponse(answer, 403, media_type="application/x-amz-json-1.0")(scope, receive, send)
@@ -86,8 +82,7 @@ class SqsApp:
         self._sent = asyncio.get_running_loop().create_future()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        is_call = scope["type"] == "http" and scope["method"] == "POST"
-        target: bytes = dict(scope["headers"]).get(b"x-amz-target", b"") if is_call else b""
+        target: bytes = dict(scope.get("headers", ())).get(b"x-amz-target", b"")
         if target.endswith(b"ReceiveMessage"):
             await self._receive(scope, receive, send)
             return
@@ -102,19 +97,14 @@ class SqsApp:
 
     async def _receive(self, scope: Any, receive: Any, send: Any) -> None:
         """A call whose caller leaves is cancelled: what it would have received is left for others."""
-        is_read = asyncio.Event()
+        events = [await receive()]
+        while events[-1].get("more_body"):
+            events.append(await receive())
 
         async def receive_body() -> Any:
-            event = await receive()
-            if not event.get("more_body"):
-                is_read.set()
-            return event
+            return events.pop(0)
 
-        async def leave() -> None:
-            await is_read.wait()
-            await receive()
-
-        answering, leaving = asyncio.create_task(self._app(scope, receive_body, send)), asyncio.create_task(leave())
+        answering, leaving = asyncio.create_task(self._app(scope, receive_body, send)), asyncio.create_task(receive())
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -126,17 +116,15 @@ class SqsApp:
 
 
 def _read_json(text: str | bytes) -> Any:
-    try:
+    with suppress(ValueError):
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return json.loads(text)  # half a surrogate pair, say, to which ministack has an answer of its own
+    return json.loads(text)  # half a surrogate pair, say, to which ministack has an answer of its own
 
 
 class Journal:
     """The changes since the last snapshot. Nothing is synced: they outlive the process, and not the machine."""
 
     def __init__(self) -> None:
-        Path(STATE_DIR).mkdir(parents=True, exist_ok=True)
         self._snapshot = Path(STATE_DIR, "sqs.json")
         self._path = Path(STATE_DIR, "sqs.journal")
         self._file = self._path.open("ab")
@@ -179,7 +167,7 @@ class Journal:
                 self._note_queue(queue, None)
             case _ if action not in _READS:
                 queue = sqs._get_q(data.get("QueueUrl") or answer.get("QueueUrl") or url)
-                self._note_queue(queue, {name: queue[name] for name in queue.keys() - _OF_ITS_MESSAGES})
+                self._note_queue(queue, {name: queue[name] for name in queue.keys() - {"messages", "dedup_cache"}})
         self._write()
         return answer
 
