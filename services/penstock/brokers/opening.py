@@ -52,12 +52,13 @@ class _Threaded:
     """A queue or a transport whose operations are done in a thread; they may be called from any event loop."""
 
     def __init__(self, target: Queue | Transport, thread: LoopThread) -> None:
-        self.limits = target.limits
         self._target: Any = target
         self._thread = thread
 
     def __getattr__(self, name: str) -> Any:
         operation = getattr(self._target, name)
+        if not callable(operation):  # its label or limits
+            return operation
 
         def call(*arguments: Any, **named: Any) -> Awaitable[Any]:
             return self._thread.call(operation(*arguments, **named))
@@ -68,9 +69,7 @@ class _Threaded:
 
 class _ThreadedTransport(_Threaded):
     def queue(self, name: str, *, label: str) -> Queue:
-        queue: Any = _Threaded(self._target.queue(name, label=label), self._thread)
-        queue.label = label
-        return cast(Queue, queue)
+        return cast(Queue, _Threaded(self._target.queue(name, label=label), self._thread))
 
     async def close(self) -> None:
         if self._thread.is_alive():
