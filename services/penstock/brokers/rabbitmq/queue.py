@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 from aiormq import spec
@@ -105,7 +104,6 @@ class _Reader(Reader[int]):
         self._came: deque[tuple[str, DeliveredMessage]] = deque()
         self._any_came = asyncio.Event()
         self._seconds = 30.0
-        self._numbers = count(1)
         self._late: deque[str] = deque()
         self._fetches: set[asyncio.Task[None]] = set()
 
@@ -137,7 +135,7 @@ class _Reader(Reader[int]):
         return messages
 
     async def _fetch(self, wait_seconds: float) -> None:
-        tag = f"{self._token}-{next(self._numbers)}"
+        tag = secrets.token_hex(8)
         self._any_came.clear()
         try:
             consume = self._channel.basic_consume(self._name, self._deliver, consumer_tag=tag)
