@@ -64,11 +64,9 @@ class Receiver:
 
 
 class Deleter:
-    """Deletes added messages as soon as they fill a call, else after a delay that grows with their rate.
-
-    No caller waits for a delete, and each call to SQS is billed. deleted: called with messages that are deleted, or
-    given up: those are delivered again, and what is stored of them changes nothing.
-    """
+    """Deletes added messages as soon as they fill a call, else after a delay that grows with their rate: no caller
+    waits for a delete, and each call to SQS is billed. deleted: called with messages that are deleted, or given up:
+    those are delivered again, and what is stored of them changes nothing."""
 
     def __init__(
         self, queue: Queue, settings: Settings, deleted: Callable[[Sequence[Message]], None] = lambda messages: None

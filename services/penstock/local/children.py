@@ -18,7 +18,6 @@ from penstock.runtime.periodic import Pauses, is_set_within
 FIRST_PAUSE_SECONDS = 0.5
 HEALTHY_AFTER_SECONDS = 30.0
 LINE_LIMIT_BYTES = 256 * 1024
-RECENT_LINES = 12
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 
 
@@ -37,7 +36,7 @@ class Output:
         self._colour = colour
         self._width = width
         self._names: dict[str, bytes] = {}
-        self._recent: defaultdict[str, deque[bytes]] = defaultdict(lambda: deque(maxlen=RECENT_LINES))
+        self._recent: defaultdict[str, deque[bytes]] = defaultdict(lambda: deque(maxlen=12))
 
     def recent(self, name: str) -> str:
         return "\n".join("  " + line.decode("utf-8", "replace") for line in self._recent[name])

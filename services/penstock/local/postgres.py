@@ -23,7 +23,6 @@ from penstock.runtime.logs import log
 
 SUPERUSER = "penstock"
 SYSTEM_USER = "pgserver"  # Postgres refuses to run as root; the name is the wheel's own convention
-_NO_PID = 2**31 - 1  # above every system's limit
 DEFAULT_OPTIONS = {
     "max_connections": "200",
     "shared_buffers": "256MB",
@@ -38,9 +37,8 @@ DEFAULT_OPTIONS = {
 class EmbeddedPostgres(Service):
     """PostgreSQL as a foreground child on 127.0.0.1, with a password, without a Unix socket (long paths work).
 
-    data_dir: holds `pgdata`, `password` (0600) and `postgres.log`.
+    data_dir: holds `pgdata`, of this major version (else StackError), `password` (0600) and `postgres.log`.
     options: server parameters over :data:`DEFAULT_OPTIONS`; fsync stays on unless switched off here.
-    A data_dir of another major version raises StackError.
     As root the server runs as the system user `pgserver`, created when missing; it gets the right to pass the folders
     above data_dir and above the binaries.
     """
@@ -230,7 +228,7 @@ class EmbeddedPostgres(Service):
         except psutil.Error:
             ours = False
         if not ours:
-            pid_file.write_text(f"{_NO_PID}\n{rest}", "utf-8")
+            pid_file.write_text(f"{2**31 - 1}\n{rest}", "utf-8")  # above every system's limit
             return
         log.warning("postgres_leftover_stopped", pid=pid)
         for number in (signal.SIGINT, signal.SIGQUIT):

@@ -45,7 +45,6 @@ _CREDENTIAL_OPTIONS = frozenset({
     "aws_access_key_id", "credential_process", "role_arn", "web_identity_token_file", "sso_session", "sso_start_url",
     "login_session",
 })  # fmt: skip
-EXAMPLE_APP = "examples.export"
 
 
 @dataclass(eq=False, repr=False)
@@ -58,8 +57,7 @@ class Stack:
     fleets: workers of other queues, by queue name; the queues are made, routes to them are not.
     schedulers: number of scheduler processes; one is enough for all but the largest machines.
     one_process: run all but the workers in one process, `penstock run`. reload: start workers again when code changes.
-    database_url, sqs_endpoint_url: use these instead of the embedded Postgres or SQS.
-    transport_url: use this broker instead of SQS.
+    database_url, sqs_endpoint_url, transport_url: use these instead of the embedded Postgres or SQS.
     settings: those of the user, and once started those that the processes run with.
     Raises StackError or SettingsError from ``start``, with the next step.
     """
@@ -144,8 +142,7 @@ class Stack:
             env |= _of_sdks(self._places)
         metrics_host = _reachable(self.settings.metrics_host)
 
-        worker_env = {name: value for name, value in env.items() if not _WITHHELD.fullmatch(name)}
-        worker_env |= self._example
+        worker_env = {name: value for name, value in env.items() if not _WITHHELD.fullmatch(name)} | self._example
         worker = [sys.executable, "-m", "penstock", "worker", *(word for app in self.apps for word in ("--app", app))]
         worker += ["--reload"] if self.reload else []
         commands = {f"worker-{number}": worker for number in range(1, self.workers + 1)}
@@ -153,8 +150,7 @@ class Stack:
             commands |= {f"{queue}-{number}": [*worker, "--queue", queue] for number in range(1, count + 1)}
         # Their ports are chosen before anything starts, since the api receives them; each keeps its own over restarts.
         for name, command in commands.items():
-            child = Child(name, command, worker_env, free_port(), metrics_host, self._control_environment)
-            self._workers.append(child)
+            self._workers.append(Child(name, command, worker_env, free_port(), metrics_host, self._control_environment))
 
         names = ["run"] if self.one_process else ["api", "submitter", "scheduler", "resulter", "supervisor"]
         if self.settings.kafka_source_json_topics or self.settings.kafka_source_avro_topics:
@@ -238,7 +234,7 @@ class Stack:
         # The role has the name of Penstock's schema, so the default ("$user", public) would put tables of applications
         # into it, and take Penstock's `job` for one of theirs.
         postgres.execute(f"alter role {SUPERUSER} in database {DATABASE} set search_path = public")
-        runs_example = any(f"{app}.".startswith(f"{EXAMPLE_APP}.") for app in self.apps)
+        runs_example = any(f"{app}.".startswith("examples.export.") for app in self.apps)
         if runs_example and "EXPORT_DATABASE_URL" not in os.environ:
             self._example["EXPORT_DATABASE_URL"] = postgres.own_database("export")
 

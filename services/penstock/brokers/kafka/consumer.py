@@ -24,7 +24,6 @@ _SLICE_SECONDS = 0.01  # a receive lets other calls in after so long
 _REBALANCE_SECONDS = 2.0  # so long a commit waits until all members have their partitions
 _AGAIN_SECONDS = 0.05
 _POSITIONS_SECONDS = 5.0  # until an answer about positions comes
-_LATE = ("ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "FENCED_INSTANCE_ID")
 _read_headers = methodcaller("headers")  # Python's own call leaves a failure of the library to the next one
 
 Callback = Callable[[Sequence[Partition]], Any]
@@ -202,7 +201,7 @@ class KafkaConsumer:
         try:
             kept = self._consumer.commit(offsets=offsets, asynchronous=False) if offsets else []
         except confluent().KafkaException as exc:
-            if exc.args[0].name() not in _LATE:
+            if exc.args[0].name() not in ("ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "FENCED_INSTANCE_ID"):
                 raise
             log.info("kafka_commit_late", reason=error_text(exc), partitions=len(positions))
             return _partitions(positions)

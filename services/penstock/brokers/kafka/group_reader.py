@@ -179,8 +179,7 @@ class GroupReader(Reader[tuple[Received, int]]):  # a record with its deliveries
         self.lease(_receipt(received, mine), (received, receives), seconds)
 
     async def settle(self, messages: Sequence[tuple[Received, int]], *, delete: bool) -> bool:
-        """To give them back, write them again, or as dead letters; those that cannot be written are leased a while
-        longer."""
+        """Given back, they are written again, or as dead letters; what cannot be written is leased for longer."""
         if delete:
             for received, _ in messages:
                 self._finish(received)

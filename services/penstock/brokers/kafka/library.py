@@ -100,8 +100,7 @@ def unread_ranges(consumer: Any, topic: str) -> dict[int, tuple[int, int]]:
     """Of each partition, the first offset that the group has not committed, and the end. Blocks."""
     ranges = {}
     for number, offset in committed_offsets(consumer, topic).items():
-        partition = confluent().TopicPartition(topic, number)
-        low, high = consumer.get_watermark_offsets(partition, timeout=ANSWER_SECONDS)
+        low, high = consumer.get_watermark_offsets(confluent().TopicPartition(topic, number), timeout=ANSWER_SECONDS)
         ranges[number] = max(low, offset), high
     return ranges
 

@@ -37,8 +37,7 @@ class DeadLetterReader(Reader[Received]):
 
     A consumer group would show each of several apis a part of the dead letters. So a look belongs to no group: it reads
     from the group's positions to the ends, and commits what was deleted meanwhile once all its leases have ended. Of
-    two looks at once each sees everything; what both replay is replayed twice, which fencing and receipts make
-    harmless.
+    two looks at once each sees everything; what both replay comes twice, which fencing and receipts make harmless.
     """
 
     def __init__(self, settings: Settings, name: str, write: Write) -> None:
