@@ -35,7 +35,7 @@ class DataDir:
         return "" if self.path == DEFAULT_FOLDER.absolute() else f" --data-dir {str(self.path)!r}"
 
     def holder(self) -> int | None:
-        """Process id of the stack that has this folder now, None when there is none."""
+        """Process id of the stack that has this folder now, 0 until it has said so, None when there is none."""
         with self.using(), contextlib.suppress(FileNotFoundError), self.lock.open("rb") as file:
             try:
                 # Shared: two askers must not see each other as the holder.
@@ -176,7 +176,8 @@ def start_detached(data_dir: DataDir, arguments: Sequence[str], variables: Mappi
 
 def stop_detached(data_dir: DataDir) -> int | None:
     """Stop the stack of a folder and wait until it is gone; returns its process id, None when there was none."""
-    pid = data_dir.holder()
+    while (pid := data_dir.holder()) == 0:  # it has just taken the folder
+        time.sleep(0.05)
     if pid is None:
         return None
     import psutil

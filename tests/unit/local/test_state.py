@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ import psutil
 import pytest
 
 from penstock.cli.local import logs
-from penstock.local.state import DataDir, end_leftovers
+from penstock.local.state import DataDir, end_leftovers, stop_detached
 from penstock.protocol.errors import StackError
 from tests.conftest import reachable_folder
 from tests.waiting import wait_until
@@ -75,6 +77,15 @@ def test_lock_is_given_back_at_the_end_of_the_block(folder: DataDir) -> None:
         with folder.held():
             assert folder.holder() == os.getpid()
         assert folder.holder() is None
+
+
+def test_a_stop_waits_for_the_process_id_of_a_stack_that_has_just_taken_the_folder(folder: DataDir) -> None:
+    with folder.lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        let_go = threading.Timer(0.3, fcntl.flock, (file, fcntl.LOCK_UN))
+        let_go.start()
+        assert stop_detached(folder) is None
+        let_go.join()
 
 
 def test_state_is_private_and_replaced_whole(folder: DataDir) -> None:
