@@ -53,7 +53,7 @@ class BulkJobs:
             if isinstance(exc, TooSlow):
                 self._parts = min(self._parts * 2, LOOKED_AT)
             if isinstance(exc, Unavailable):
-                self._rest(job["id"], _FAILED_REST_SECONDS)  # perhaps only this job fails
+                self._rest_until[job["id"]] = monotonic() + _FAILED_REST_SECONDS  # perhaps only this job fails
                 raise
             log.exception("job_failed", job=job["id"], kind=job["kind"], error=type(exc).__name__)
             async with self.store.transaction() as session:
@@ -62,7 +62,7 @@ class BulkJobs:
         if monotonic() - now < session.statement_timeout_seconds * _QUICK:
             self._parts = max(self._parts // 2, 1)
         if result.rest_seconds:
-            self._rest(job["id"], result.rest_seconds)
+            self._rest_until[job["id"]] = monotonic() + result.rest_seconds
         if result.changed:
             self.changed()
         if result.done:
@@ -71,6 +71,3 @@ class BulkJobs:
                 changed=job["changed"] + result.changed, refused=job["refused"] + result.refused,
             )  # fmt: skip
         return True
-
-    def _rest(self, job_id: int, seconds: float) -> None:
-        self._rest_until[job_id] = monotonic() + seconds

@@ -20,15 +20,9 @@ from penstock.supervisor.retention import Retention
 from penstock.tasks.ordering import Promotions
 from penstock.workflows.advancer import WorkflowAdvancer
 
-_MAKE_TASKS_DUE = ("Rules", "Repair", "Expiry", "Waits", "Retention")  # duties after which schedulers are woken
-
-
-Addition = Callable[[Store, Notifier, Listener], Mapping[str, SideTask]]
-"""Tasks of another package that run beside the rounds."""
-
 
 class Supervisor(Service):
-    """One supervisor process; ``run_once`` is one round of every duty."""
+    """One supervisor process; ``run_once`` is one round of every duty. additions: run beside the rounds."""
 
     name = "supervisor"
 
@@ -40,7 +34,7 @@ class Supervisor(Service):
         settings: Settings,
         open_queue: Callable[[str, str], Queue],
         dead_letters: Mapping[str, Queue] | None = None,
-        additions: Sequence[Addition] = (),
+        additions: Sequence[Callable[[Store, Notifier, Listener], Mapping[str, SideTask]]] = (),
     ) -> None:
         self._store = store
         self._guard = DutyGuard()
@@ -86,6 +80,6 @@ class Supervisor(Service):
     async def run_once(self) -> int:
         """One round; a duty that fails stops no other. Raises Unavailable."""
         async for name, changed in self._guard.run(self._duties):
-            if changed and name in _MAKE_TASKS_DUE:
+            if changed and name in ("Rules", "Repair", "Expiry", "Waits", "Retention"):  # which make tasks due
                 self._notifier.wake()
         return 0

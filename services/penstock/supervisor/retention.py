@@ -11,6 +11,7 @@ A partition is dropped in transactions that do not grow with a day: detach, dele
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from operator import methodcaller
 from time import monotonic
 
 from penstock.db.pool import Store
@@ -78,12 +79,15 @@ class Retention:
 
     async def run_once(self) -> int:
         """Returns how many records were removed and keys released. Raises Unavailable when a part failed."""
+        kept = {f"task_{state.lower()}": seconds for state, seconds in self._keep.items()}
+        short = [parent for parent, seconds in kept.items() if seconds < _SHORT_SECONDS]
+        detach = methodcaller("fetch", "detach_expired_partition", [*kept], [*kept.values()])
         parts: dict[str, Callable[[], Awaitable[int]]] = {
             "default partitions": self._empty_defaults,
             "partitions": partial(self._all_with_lock, "make", self._make_partition),
-            "indexes": partial(self._all_with_lock, "index", self._index_partition),
+            "indexes": partial(self._all_with_lock, "index", methodcaller("fetch", "index_next_partition", short)),
             "tally": self._compact_tally,
-            "expired partitions": partial(self._all_with_lock, "detach", self._detach_oldest),
+            "expired partitions": partial(self._all_with_lock, "detach", detach),
             "detached partitions": self._drop_detached,
             **{f"records {kind}": partial(delete, kind=kind) for kind, delete in self._deletes.items()},
             "ordering keys": self._release_orphaned_keys,
@@ -97,7 +101,7 @@ class Retention:
         async with self._store.transaction() as session:
             yield session if await session.value("try_upkeep_lock") else None
 
-    async def _with_lock(self, what: str, step: Callable[[Session], Awaitable[bool]]) -> bool:
+    async def _with_lock(self, what: str, step: Callable[[Session], Awaitable[object]]) -> bool:
         """Do in a transaction what locks a busy table. The wait is short, and after a failure there is a pause."""
         if monotonic() < self._locks_rest_until.get(what, 0.0):
             return False
@@ -106,12 +110,12 @@ class Retention:
                 if session is None:
                     return False
                 await session.fetch("limit_lock_wait_to", _LOCK_WAIT_MS)
-                return await step(session)
+                return bool(await step(session))
         except Unavailable:
             self._locks_rest_until[what] = monotonic() + _LOCK_PAUSE_SECONDS
             raise
 
-    async def _all_with_lock(self, what: str, step: Callable[[Session], Awaitable[bool]]) -> int:
+    async def _all_with_lock(self, what: str, step: Callable[[Session], Awaitable[object]]) -> int:
         """Repeat a step, each in a transaction of its own, until it finds nothing to do."""
         while await self._with_lock(what, step):
             pass
@@ -161,11 +165,6 @@ class Retention:
             return True
         return False
 
-    async def _index_partition(self, session: Session) -> bool:
-        """Index a new partition of a state whose rows are deleted one by one."""
-        short = [f"task_{state.lower()}" for state, seconds in self._keep.items() if seconds < _SHORT_SECONDS]
-        return bool(await session.fetch("index_next_partition", short))
-
     async def _compact_tally(self) -> int:
         limits = _TALLY_KEPT_SECONDS, _TALLY_BY_MINUTE_SECONDS, _TALLY_ROWS_AT_ONCE, MAX_ACTIONS_SHOWN, OTHER_ACTIONS
 
@@ -175,10 +174,6 @@ class Retention:
 
         await in_batches(compact, full=_TALLY_ROWS_AT_ONCE, most=_BATCHES_PER_ROUND)
         return 0
-
-    async def _detach_oldest(self, session: Session) -> bool:
-        parents = [f"task_{state.lower()}" for state in self._keep]
-        return bool(await session.fetch("detach_expired_partition", parents, [*self._keep.values()]))
 
     async def _drop_detached(self) -> int:
         """Drop detached partitions; returns how many records they had."""
