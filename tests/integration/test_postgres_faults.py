@@ -453,7 +453,7 @@ async def test_a_transaction_in_which_the_process_stood_still_for_too_long_is_un
 
 
 async def test_a_table_that_a_migration_changes_under_a_running_process_costs_one_pass(store: Store, sql: Any) -> None:
-    one = Store(store._url, pool_size=1)
+    one = Store(store.database_url, pool_size=1)
     try:
         async with one.transaction() as session:
             await session.fetch("list_rejected_page", None, 10, None, 10**9)

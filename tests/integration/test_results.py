@@ -458,7 +458,7 @@ async def test_a_client_waits_on_while_the_api_is_replaced_and_gives_up_on_one_t
         awaiting = asyncio.create_task(client.result(task_id))
         await until(lambda: api._methods.long_polls._waits == 1)
         port = int(api.url.rpartition(":")[2])
-    async with running(Store(store._url), settings.model_copy(update={"http_port": port})):
+    async with running(Store(store.database_url), settings.model_copy(update={"http_port": port})):
         await finish(store, claimed, [task_id])
         assert await awaiting == {"of": task_id}
     await client.close()

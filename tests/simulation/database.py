@@ -567,7 +567,7 @@ class SimulatedStore(Store):
 
     async def open(self) -> Any:
         if self._pool is None:
-            self._pool = SimulatedPool(self._database, self._pool_size)
+            self._pool = SimulatedPool(self._database, self.pool_size)
         return self._pool
 
     async def connect(self) -> Any:

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import Any, cast
@@ -10,7 +11,7 @@ from typing import Any, cast
 import asyncpg
 
 from penstock.db.connecting import Passwords, connect, connecting_options
-from penstock.db.pooler import REFUSALS, PooledConnection, Pooler, is_direct, keeps_statements, set_local
+from penstock.db.pooler import REFUSALS, PooledConnection, Pooler, is_direct, keeps_statements
 from penstock.db.session import LOST_REPLY, TRANSIENT, Session, Translated
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import Unavailable
@@ -20,15 +21,10 @@ from penstock.runtime.chaos import Faults
 from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 
-_FENCE_SECONDS = 60.0
-
+# Settings of every connection that decide on plans. A plan outlives the state it was made for: one made while the live
+# table was empty reads and sorts all of it, for each claim and each few results, until the next analyze. Every
+# statement of ours has an index; without one, Postgres scans all the same.
 PLANNING = {"jit": "off", "enable_seqscan": "off"}
-"""Settings of every connection that decide on plans.
-
-A plan outlives the state it was made for. One made while the live table was empty reads and sorts all of it, for each
-claim and each few results, until the next analyze. Every statement of ours has an index; without one, Postgres scans
-all the same.
-"""
 
 # The server is no longer the primary, or stops: the pool makes new connections.
 _ANOTHER_SERVER = (
@@ -38,61 +34,47 @@ _ANOTHER_SERVER = (
     asyncpg.CannotConnectNowError,
 )
 
+# How long a statement waits for a lock before the error Locked. Most are of many tasks, which would all wait for one.
+# Shorter than Postgres's deadlock_timeout, so in a deadlock with another program it is rarely the other that fails.
 LOCK_WAIT_SECONDS = 0.5
-"""How long a statement waits for a lock before the error Locked.
-
-Most statements are of many tasks, which would all wait for one. It is shorter than Postgres's deadlock_timeout, so in a
-deadlock with another program it is rarely the other that fails.
-"""
-PATIENT_SECONDS = 5.0
-"""The same for statements of one caller, with which nothing else waits."""
+PATIENT_SECONDS = 5.0  # the same for statements of one caller, with which nothing else waits
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Store(AbstractAsyncContextManager["Store"]):
-    """A pool of connections to the database that holds the tasks; opened when first used.
+    """A pool of connections to the database that holds the tasks; opened when first used."""
 
-    pooler: what stands before Postgres; None: found out when the pool is opened. listen_url: for LISTEN, None for the
-    database_url. passwords: None for those of the URLs. schema: its name. faults: refuse statements, and lose the reply
-    of commits, which stay; None: no fault is injected.
-    """
+    database_url: str = field(kw_only=False)
+    pooler: Pooler | None = None  # what stands before Postgres; None: found out when the pool is opened
+    listen_url: str | None = None  # for LISTEN, None for the database_url
+    passwords: Passwords | None = None  # None for those of the URLs
+    schema: str = DEFAULT  # its name
+    pool_size: int = 8
+    statement_timeout_seconds: float = 30
+    acquire_timeout_seconds: float = 30
+    application_name: str = "penstock"
+    codec: PayloadCodec = field(default_factory=PayloadCodec)
+    faults: Faults | None = None  # refuse statements, and lose the reply of commits, which stay
+    fence: Fence = field(init=False, default_factory=Fence)
+    keeps_statements: bool = field(init=False, default=False)  # the pooler was found to keep prepared statements
+    settled_steps: bool = field(init=False, default=False)  # a task of a workflow was settled since this was cleared
+    left_keys: bool = field(init=False, default=False)  # ordering keys were left for later since this was cleared
+    _fence_read_at: float = field(init=False, default=float("-inf"))
+    _pool: Any = field(init=False, default=None)
+    _opening: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    _spare: Any = field(init=False, default=None)  # for the next session: to release and acquire one takes 50 us
+    _acquiring: int = field(init=False, default=0)  # sessions that wait for a connection
 
-    def __init__(self, database_url: str, *, pooler: Pooler | None = None, listen_url: str | None = None,
-                 passwords: Passwords | None = None, schema: str = DEFAULT, pool_size: int = 8,
-                 statement_timeout_seconds: float = 30, acquire_timeout_seconds: float = 30,
-                 application_name: str = "penstock", codec: PayloadCodec | None = None,
-                 faults: Faults | None = None) -> None:  # fmt: skip
-        self.codec = codec or PayloadCodec()
-        self.fence = Fence()
-        self._faults = faults
-        self._fence_read_at = float("-inf")
-        self._url = database_url
-        self._listen_url = listen_url
-        self._connect = partial(connect, passwords=passwords, schema=schema)
-        self._pooler = pooler
-        self.is_pooled = pooler == "transaction"
-        """Whether connections are shared by transactions of many clients; known once the pool is open."""
-        self.keeps_statements = False
-        """Whether such a pooler was found to keep prepared statements."""
-        self._pool_size = pool_size
-        self._statement_timeout_seconds = statement_timeout_seconds
-        self._acquire_timeout_seconds = acquire_timeout_seconds
-        self._application_name = application_name
-        self.asked = {
-            "statement_timeout": str(int(statement_timeout_seconds * 1000)),
+    def __post_init__(self) -> None:
+        self._connect = partial(connect, passwords=self.passwords, schema=self.schema)
+        self.is_pooled = self.pooler == "transaction"  # transactions of many clients share them; known once it is open
+        self.asked = {  # settings of each new connection, or through a pooler of each transaction
+            "statement_timeout": str(int(self.statement_timeout_seconds * 1000)),
             # Behind a lock, a statement is to say so before it runs out of its own time.
-            "lock_timeout": str(int(min(LOCK_WAIT_SECONDS, statement_timeout_seconds / 2) * 1000)),
+            "lock_timeout": str(int(min(LOCK_WAIT_SECONDS, self.statement_timeout_seconds / 2) * 1000)),
             "idle_in_transaction_session_timeout": "60000",
             **PLANNING,
         }
-        """Settings of each new connection, or through a pooler of each transaction."""
-        self._pool: Any = None
-        self._opening = asyncio.Lock()
-        self._spare: Any = None  # a connection for the next session: to release and acquire it takes 50 us
-        self._acquiring = 0  # sessions that wait for a connection
-        self.settled_steps = False
-        """Whether a task of a workflow was settled here since this was last cleared."""
-        self.left_keys = False
-        """Whether ordering keys were left for later since this was last cleared."""
 
     async def open(self) -> Any:
         """The pool, made if there is none yet. Raises Unavailable while the database cannot be reached."""
@@ -103,50 +85,41 @@ class Store(AbstractAsyncContextManager["Store"]):
         return self._pool
 
     async def _open(self) -> Any:
-        if self._pooler is not None:
+        if self.pooler is not None:
             return await self._make_pool()
         self.is_pooled = False
-        try:
+        with suppress(*REFUSALS), ExitStack() as unless_direct:  # if refused for another reason, the next is too
             pool = await self._make_pool()
-        except REFUSALS:  # if for another reason, the next is refused too
-            self.is_pooled = True
-        else:
-            self.is_pooled = True
-            try:
-                async with pool.acquire() as connection:
-                    self.is_pooled = not await is_direct(connection)
-            finally:
-                if self.is_pooled:
-                    pool.terminate()
-            if not self.is_pooled:
-                return pool
-        connection = await self._connect(self._url, statement_cache_size=0)
+            unless_direct.callback(pool.terminate)
+            async with pool.acquire() as connection:
+                if await is_direct(connection):
+                    unless_direct.pop_all()
+                    return pool
+        self.is_pooled = True
+        connection = await self._connect(self.database_url, statement_cache_size=0)
         try:
             self.keeps_statements = await keeps_statements(connection)
         finally:
             connection.terminate()
-        wake_ups = "polling" if self._listen_url is None else "PENSTOCK_DATABASE_LISTEN_URL"
+        wake_ups = "polling" if self.listen_url is None else "PENSTOCK_DATABASE_LISTEN_URL"
         log.info("pooler_found", wake_ups=wake_ups, statements="prepared" if self.keeps_statements else "unnamed")
         return await self._make_pool()
 
     async def _make_pool(self) -> Any:
-        async def begin_with_settings(connection: Any) -> None:
-            connection.settings = set_local(self.asked)
-
-        named = {"application_name": self._application_name}
+        settings = "".join(f" set local {name} = '{value}';" for name, value in self.asked.items())
+        named = {"application_name": self.application_name}
         direct: dict[str, Any] = {"server_settings": named | self.asked}
         pooled: dict[str, Any] = {
             "server_settings": named,
             **({} if self.keeps_statements else {"statement_cache_size": 0}),
-            "connection_class": PooledConnection,
-            "init": begin_with_settings,
+            "connection_class": type("Pooled", (PooledConnection,), {"settings": settings}),
         }
         return await asyncpg.create_pool(
-            self._url,
+            self.database_url,
             min_size=1,
-            max_size=self._pool_size,
+            max_size=self.pool_size,
             connect=cast(Any, self._connect),
-            command_timeout=self._statement_timeout_seconds + 5,
+            command_timeout=self.statement_timeout_seconds + 5,
             reset=_no_reset,
             **(pooled if self.is_pooled else direct),
         )
@@ -157,10 +130,9 @@ class Store(AbstractAsyncContextManager["Store"]):
     async def close(self) -> None:
         if self._pool is not None:
             pool, self._pool = self._pool, None
-            spare = self._take_spare()
             try:
                 async with asyncio.timeout(5):
-                    if spare is not None:
+                    if (spare := self._take_spare()) is not None:
                         await pool.release(spare)
                     await pool.close()
             except (TimeoutError, *TRANSIENT):
@@ -178,12 +150,12 @@ class Store(AbstractAsyncContextManager["Store"]):
     async def _acquire(self, pool: Any) -> Any:
         self._acquiring += 1
         try:
-            return await pool.acquire(timeout=self._acquire_timeout_seconds)
+            return await pool.acquire(timeout=self.acquire_timeout_seconds)
         except TimeoutError:
-            if pool.get_size() < self._pool_size or pool.get_idle_size():
+            if pool.get_size() < self.pool_size or pool.get_idle_size():
                 raise
             raise Unavailable(
-                f"all {self._pool_size} connections of the pool were in use for {self._acquire_timeout_seconds:g} "
+                f"all {self.pool_size} connections of the pool were in use for {self.acquire_timeout_seconds:g} "
                 "s: is Postgres slow, or is PENSTOCK_DATABASE_POOL_SIZE too small?"
             ) from None
         finally:
@@ -197,7 +169,7 @@ class Store(AbstractAsyncContextManager["Store"]):
             connection = self._take_spare() or await self._acquire(pool)
             is_spare = False
             session = Session(
-                connection, self.codec, self.fence, self._statement_timeout_seconds, self._faults, commits_each
+                connection, self.codec, self.fence, self.statement_timeout_seconds, self.faults, commits_each
             )
             try:
                 yield session
@@ -236,10 +208,10 @@ class Store(AbstractAsyncContextManager["Store"]):
             if lock_wait_seconds is not None and not hurried:
                 await session.fetch("limit_lock_wait_to", round(lock_wait_seconds * 1000))
             yield session
-        if self._faults is not None:
-            self._faults.fail("commit", LOST_REPLY)
+        if self.faults is not None:
+            self.faults.fail("commit", LOST_REPLY)
 
-    async def read_fence(self, *, older_than_seconds: float = _FENCE_SECONDS) -> Fence:
+    async def read_fence(self, *, older_than_seconds: float = 60.0) -> Fence:
         """The fence with the keys that count now, read again when it is older than that. Raises Unavailable."""
         if monotonic() - self._fence_read_at >= older_than_seconds:
             keys = [ClaimKey(*row) for row in await self.fetch("read_claim_keys")]
@@ -255,11 +227,11 @@ class Store(AbstractAsyncContextManager["Store"]):
     async def connect(self) -> Any:
         """A connection of its own beside the pool, for LISTEN; the caller closes it. None through a pooler."""
         await self.open()
-        if self.is_pooled and self._listen_url is None:
+        if self.is_pooled and self.listen_url is None:
             return None
         with Translated():
-            named = {"application_name": f"{self._application_name}-listen"}
-            return await self._connect(self._listen_url or self._url, server_settings=named)
+            named = {"application_name": f"{self.application_name}-listen"}
+            return await self._connect(self.listen_url or self.database_url, server_settings=named)
 
 
 async def _no_reset(_connection: Any) -> None:
@@ -267,10 +239,7 @@ async def _no_reset(_connection: Any) -> None:
 
 
 def open_store(settings: Settings, application_name: str, *, url: str | None = None, **options: Any) -> Store:
-    """The store of PENSTOCK_DATABASE_URL, or of another URL, which connects when it is first used.
-
-    options: as of ``Store``. Raises SettingsError when there is no URL.
-    """
+    """The store of PENSTOCK_DATABASE_URL or another URL. options: as of ``Store``. Raises SettingsError without one."""
     options.setdefault("pool_size", settings.database_pool_size)
     options.setdefault("statement_timeout_seconds", settings.statement_timeout_seconds)
     known = connecting_options(settings) | {"pooler": settings.database_pooler, "listen_url": settings.listen_url}

@@ -19,7 +19,7 @@ REFUSALS = (asyncpg.ProtocolViolationError, asyncpg.FeatureNotSupportedError)
 class PooledConnection(asyncpg.Connection):
     """A client's connection to the pooler. A statement alone is a transaction, which begins with ``settings``."""
 
-    settings = ""
+    settings = ""  # statements, as of ``set local``
     again = ""  # of blanks behind each statement: the pooler knows statements by their text
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
@@ -39,11 +39,6 @@ class PooledConnection(asyncpg.Connection):
             if not alone:
                 raise
         return await self.fetch(query, *args, timeout=timeout, record_class=record_class)
-
-
-def set_local(settings: dict[str, str]) -> str:
-    """Statements that set these for the transaction."""
-    return "".join(f" set local {name} = '{value}';" for name, value in settings.items())
 
 
 async def is_direct(connection: Any) -> bool:

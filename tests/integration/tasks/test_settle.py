@@ -60,7 +60,7 @@ POINTS = ("begun", "settled", "committed", "never")
 
 async def claimed(store: Store, *, action: str = "a", **options: Any) -> claims.Claimed:
     """A task that is enqueued and claimed."""
-    connection = await asyncpg.connect(store._url)
+    connection = await asyncpg.connect(store.database_url)
     await penstock.enqueue(connection, action, **options)
     await connection.close()
     async with store.session() as session:
@@ -282,7 +282,7 @@ async def test_a_worker_that_is_killed_at_any_point_has_one_effect(
     for point in POINTS:
         await penstock.enqueue(sql, "effect", {"at": point})
     environment = {
-        **os.environ, "MARKS": str(tmp_path), "DATABASE_URL": open_store._url, "PYTHONPATH": f"{tmp_path}",
+        **os.environ, "MARKS": str(tmp_path), "DATABASE_URL": open_store.database_url, "PYTHONPATH": f"{tmp_path}",
         "PENSTOCK_SQS_ENDPOINT_URL": str(settings.sqs_endpoint_url), "PENSTOCK_AWS_REGION": "us-east-1",
         "PENSTOCK_OUTBOUND_QUEUE": settings.outbound_queue, "PENSTOCK_RESULTS_QUEUE": settings.results_queue,
         "PENSTOCK_VISIBILITY_TIMEOUT_SECONDS": "3", "PENSTOCK_WORKER_CONCURRENCY": "1", "PENSTOCK_METRICS_PORT": "0",
