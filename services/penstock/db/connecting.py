@@ -20,8 +20,7 @@ from penstock.protocol.schema import DEFAULT, renamed
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX, query_of
 
-LOST_SECONDS = 5
-"""A connection whose server acknowledges nothing for so long ends; after a failover it would stay half-open."""
+LOST_SECONDS = 5  # a connection ends whose server acknowledges nothing for so long, as a failover leaves it
 CONNECT_SECONDS = 5.0
 _HEAD_STARTS = (1.0, 2.0)  # seconds of an attempt before the next begins beside it; at a single host, of a new address
 _KEEPALIVE = {
@@ -46,11 +45,12 @@ async def connect(
     """As ``asyncpg.connect``; of several hosts the first that takes writes, unless the URL asks for another kind.
 
     A host that does not answer within a second does not keep the next one waiting. passwords: None for those of the
-    URL. schema: that statements are run in. Raises as the driver does, and Unavailable without a password or in
-    time.
+    URL. schema: that statements run in. Raises as the driver does, and Unavailable without a password or in time.
     """
     options["connection_class"] = _renaming(schema, options.get("connection_class", asyncpg.Connection))
-    urls, asked = _urls_of_hosts(url), query_of(url).get("target_session_attrs")
+    parts, asked = urlsplit(url), query_of(url).get("target_session_attrs")
+    user, at, hosts = parts.netloc.rpartition("@")
+    urls = [parts._replace(netloc=f"{user}{at}{host}").geturl() for host in hosts.split(",")]
     known: dict[str, str] = {}
     if passwords is not None:
         given = await passwords(urls)
@@ -63,8 +63,7 @@ async def connect(
             connection = await _first_of([url] if asked == "prefer-standby" else urls, known, options)
     except TimeoutError:  # no statement is slow, so no entry of a batch is to blame
         raise Unavailable(f"Postgres took no connection within {timeout:g} s") from None
-    transport = connection._transport
-    if (found := transport.get_extra_info("socket")) is not None and found.family != socket.AF_UNIX:
+    if (found := connection._transport.get_extra_info("socket")) is not None and found.family != socket.AF_UNIX:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():
             if (option := getattr(socket, name, None)) is not None:  # not every system has all
@@ -80,9 +79,8 @@ async def _first_of(urls: list[str], passwords: Mapping[str, str], options: dict
     try:
         while True:
             if following:
-                next_url = following.pop(0)
-                connecting = asyncpg.connect(next_url, password=passwords.get(next_url), **options)
-                attempts.append(asyncio.create_task(connecting))
+                url = following.pop(0)
+                attempts.append(asyncio.create_task(asyncpg.connect(url, password=passwords.get(url), **options)))
                 running.add(attempts[-1])
             pause = _HEAD_STARTS[min(len(attempts), len(_HEAD_STARTS)) - 1] if following else None
             done, running = await asyncio.wait(running, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
@@ -104,13 +102,6 @@ def _discard(attempt: asyncio.Task[Any]) -> None:
         attempt.result().terminate()
 
 
-def _urls_of_hosts(url: str) -> list[str]:
-    """The URL once for each host that stands in it."""
-    parts = urlsplit(url)
-    user, at, hosts = parts.netloc.rpartition("@")
-    return [parts._replace(netloc=f"{user}{at}{host}").geturl() for host in hosts.split(",")]
-
-
 @cache
 def _renaming(schema: str, connection_class: Any) -> Any:
     """A class of the driver's connections whose statements and channels are those of the schema."""
@@ -130,28 +121,21 @@ def _renaming(schema: str, connection_class: Any) -> Any:
 
 
 def passwords_of(settings: Settings) -> Passwords | None:
-    """Where passwords come from; None for the URL."""
+    """Where passwords come from, of which the settings name one place at most; None for the URL."""
+    file, command = settings.database_password_file, settings.database_password_command
 
-    async def from_file(urls: Sequence[str]) -> Sequence[str]:
+    async def read(urls: Sequence[str]) -> Sequence[str]:
+        if settings.database_iam:
+            return await asyncio.to_thread(lambda: [_iam_token(url, settings.aws_region) for url in urls])
+        if command is not None:
+            return [_only_line(await _output_of(shlex.split(command)), "COMMAND")] * len(urls)
         try:
-            text = await asyncio.to_thread(Path(settings.database_password_file or "").read_text, "utf-8")
+            text = await asyncio.to_thread(Path(file or "").read_text, "utf-8")
         except (OSError, UnicodeDecodeError) as exc:
             raise Unavailable(f"{PREFIX}DATABASE_PASSWORD_FILE cannot be read: {type(exc).__name__}") from None
         return [_only_line(text, "FILE")] * len(urls)
 
-    async def from_command(urls: Sequence[str]) -> Sequence[str]:
-        assert settings.database_password_command is not None
-        words = shlex.split(settings.database_password_command)
-        return [_only_line(await _output_of(words), "COMMAND")] * len(urls)
-
-    async def from_iam(urls: Sequence[str]) -> Sequence[str]:
-        return await asyncio.to_thread(lambda: [_iam_token(url, settings.aws_region) for url in urls])
-
-    if settings.database_iam:
-        return from_iam
-    if settings.database_password_file is not None:
-        return from_file
-    return None if settings.database_password_command is None else from_command
+    return read if settings.database_iam or file is not None or command is not None else None
 
 
 def _only_line(text: str, source: str) -> str:

@@ -52,15 +52,11 @@ class Recent:
 
 @dataclass(frozen=True, slots=True)
 class ServingContext(Context):
-    """What methods that only the api carries out are given besides.
+    """What methods that only the api carries out are given besides."""
 
-    enqueue: stores tasks together with those of other callers. await_results: waits for tasks to settle. recent:
-    answers that many callers share.
-    """
-
-    enqueue: Callable[[Sequence[NewTask]], Awaitable[Sequence[Any]]]
-    await_results: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
-    recent: Recent
+    enqueue: Callable[[Sequence[NewTask]], Awaitable[Sequence[Any]]]  # stores tasks with those of other callers
+    await_results: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]  # waits for tasks to settle
+    recent: Recent  # answers that many callers share
 
 
 def within(session: Session, settings: Settings) -> Context:

@@ -24,12 +24,9 @@ from penstock.protocol.spelling import did_you_mean
 
 # A statement that waits for a table's lock blocks every later one, so it must not wait for long.
 LOCK_SECONDS = 2.0
-TRIES = 30
-_LOCK_NOT_AVAILABLE = "55P03"
 _PACKAGE = Path(__file__).parents[1]
 _GRANTED = {"tables": "select, insert, update, delete", "sequences": "usage, select", "functions": "execute"}
-LOCK = "hashtext('penstock migrate')"
-"""The advisory lock of those that change tables."""
+LOCK = "hashtext('penstock migrate')"  # the advisory lock of those that change tables
 
 # The rights that each process needs are those of the statements that its modules name, which
 # tests/integration/test_roles.py finds and compares; by the letters of Postgres's own lists of rights.
@@ -70,7 +67,7 @@ def _migrate(
     passwords: Passwords | None = None,
     schema: str = DEFAULT,
     lock_seconds: float = LOCK_SECONDS,
-    tries: int = TRIES,
+    tries: int = 30,
 ) -> None:
     """Run migrations up or down to ``revision``; doing so again changes nothing. Must not run inside an event loop.
 
@@ -89,7 +86,7 @@ def _migrate(
         try:
             return run(_config(connect=connect_to_it, schema=schema, lock_seconds=lock_seconds), revision)
         except DBAPIError as exc:
-            if getattr(exc.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+            if getattr(exc.orig, "sqlstate", None) != "55P03":  # lock_not_available
                 raise
             if not left:
                 raise Unavailable(
@@ -100,9 +97,7 @@ def _migrate(
 
 
 upgrade = partial(_migrate, command.upgrade)
-"""The revision ``base`` is an empty schema."""
-downgrade = partial(_migrate, command.downgrade)
-"""Undoes migrations, with their tables."""
+downgrade = partial(_migrate, command.downgrade)  # with their tables; the revision ``base`` is an empty schema
 
 
 def connector(
@@ -178,10 +173,7 @@ def is_needed(process: str, name: str, privilege: str) -> bool:
 
 
 def grants(role: str, processes: Sequence[str], *, schema: str = DEFAULT) -> list[str]:
-    """Statements of the schema's owner that give a role what these processes need, and take from it what it had.
-
-    Raises Refused for an unknown process.
-    """
+    """The owner's statements that give a role what these processes need, and take what it had. Raises Refused."""
     if "worker" in processes:
         raise Refused("a worker needs no role: it has no connection to Postgres")
     for process in processes:
@@ -190,17 +182,13 @@ def grants(role: str, processes: Sequence[str], *, schema: str = DEFAULT) -> lis
     name = '"' + role.replace('"', '""') + '"'
     as_text = name.replace("'", "''")
     later = f"alter default privileges in schema {schema}"
-    statements = [
-        f"revoke all on all {kind} in schema {schema} from {name}" for kind in ("tables", "sequences", "functions")
-    ]
-    statements += [f"{later} revoke all on {kind} from {name}" for kind in ("tables", "sequences", "functions")]
+    statements = [f"revoke all on all {kind} in schema {schema} from {name}" for kind in _GRANTED]
+    statements += [f"{later} revoke all on {kind} from {name}" for kind in _GRANTED]
     statements += [f"grant usage on schema {schema} to {name}", f"grant select on {schema}.alembic_version to {name}"]
     for letter, privilege in PRIVILEGES.items():
-        things = sorted(
-            {thing for process in processes for thing, letters in RIGHTS[process].items() if letter in letters}
-        )
+        things = {thing for process in processes for thing, letters in RIGHTS[process].items() if letter in letters}
         if things:
-            listed = ", ".join(f"{schema}.{thing}" for thing in things)
+            listed = ", ".join(f"{schema}.{thing}" for thing in sorted(things))
             statements.append(f"grant {privilege} on {_KINDS.get(letter, '')}{listed} to {name}")
     for letters in {PARTITIONS[process] for process in processes if process in PARTITIONS}:
         privileges = ", ".join(PRIVILEGES[letter] for letter in letters)

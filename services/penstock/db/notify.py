@@ -28,10 +28,7 @@ _RECONNECT_SECONDS = 2.0
 
 
 class Notifier:
-    """Sends wake-ups: ``wake`` only marks, ``run`` (a side task) sends.
-
-    The advancing of workflows is woken too when a task of one was settled through the store.
-    """
+    """Sends wake-ups: ``wake`` marks, ``run`` (a side task) sends, also to workflows whose tasks the store settled."""
 
     def __init__(self, store: Store, channel: str = CHANNEL) -> None:
         self._store = store

@@ -6,6 +6,7 @@ a transaction, and a run that was ended between two of them is begun again by th
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
@@ -17,14 +18,12 @@ from penstock.protocol.errors import Refused, Unavailable
 from penstock.protocol.schema import DEFAULT
 
 LOCKS_OF_A_PARTITION = 12  # a table and its indexes, which a statement may lock all
-_LOCK_SECONDS = 10.0
 _PAUSE_SECONDS = 0.3  # for which a step may keep everything waiting, less than a statement waits for a lock
-_TRIES = 60
 _Plan = tuple[Any, ...]  # the name of a statement, whose rows are the statements to run, and its parameters
 
 
 async def partition_tasks(
-    database_url: str, partitions: int, *, report: Callable[[str], None], tries: int = _TRIES, schema: str = DEFAULT,
+    database_url: str, partitions: int, *, report: Callable[[str], None], tries: int = 60, schema: str = DEFAULT,
     **options: Any,
 ) -> None:  # fmt: skip
     """Have tasks that come from now on stored in so many hash partitions, or in one table.
@@ -47,12 +46,12 @@ async def partition_tasks(
             await holder.close()
 
 
+@dataclass
 class _Division:
-    def __init__(self, connection: Any, report: Callable[[str], None], tries: int) -> None:
-        self._connection = connection
-        self._report = report
-        self._tries = tries
-        self._owner = ""
+    _connection: Any
+    _report: Callable[[str], None]
+    _tries: int
+    _owner: str = ""
 
     async def run(self, partitions: int) -> None:
         (table,) = await self._fetch("read_task_table")
@@ -95,12 +94,10 @@ class _Division:
     async def _unite(self) -> None:
         """Drop older ranges once all of them are empty; the newest, if it is one table, is then the undivided one."""
         *older, (newest, _, partitions) = await self._fetch("list_ranges")
-        if older:
-            filled = [name for name, *_ in older if await self._has_tasks(name)]
-            plans: list[_Plan] = [("drop_older_range", name) for name, *_ in older]
-            plans.append(("widen_newest_range", newest))
-            text = f"drops {', '.join(name for name, *_ in older)}"
-            if filled or not await self._step(text, *plans, unless=[name for name, *_ in older]):
+        if names := [name for name, *_ in older]:
+            filled = [name for name in names if await self._has_tasks(name)]
+            plans = *(("drop_older_range", name) for name in names), ("widen_newest_range", newest)
+            if filled or not await self._step(f"drops {', '.join(names)}", *plans, unless=names):
                 text = f"new tasks go to {partitions} tables; older ones are in {', '.join(filled)}, until they settle"
                 return self._report(f"{text}: run it again to drop what is empty by then")
         if partitions > 1:
@@ -110,15 +107,12 @@ class _Division:
         self._report("tasks are in one table")
 
     async def _step(self, text: str, *plans: _Plan, pauses: bool = True, unless: list[str] | None = None) -> bool:
-        """Run a step in a transaction; False if one of the tables of ``unless`` holds tasks.
-
-        pauses: nothing else uses the table of tasks meanwhile.
-        """
+        """Run a step in a transaction; False where ``unless`` has tasks. pauses: nothing else uses the table then."""
         self._report(text)
         for left in reversed(range(self._tries)):
             try:
                 async with self._connection.transaction():
-                    await self._set(role=self._owner, statement_timeout=0, lock_timeout=_LOCK_SECONDS)
+                    await self._set(role=self._owner, statement_timeout=0, lock_timeout=10)
                     if pauses:
                         await self._connection.execute(SQL["lock_task_table_against_vacuum"])
                         await self._set(lock_timeout=_PAUSE_SECONDS)
@@ -155,5 +149,4 @@ class _Division:
             await self._connection.fetch("select set_config($1, $2, true)", name, text)
 
     async def _fetch(self, name: str, *args: Any) -> list[Any]:
-        rows: list[Any] = await self._connection.fetch(SQL[name], *args)
-        return rows
+        return list(await self._connection.fetch(SQL[name], *args))

@@ -1,7 +1,7 @@
 """Running statements of ``penstock.db.statements`` on one connection, and arrays as they take them."""
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -20,7 +20,6 @@ from penstock.runtime.chaos import Faults
 LOST_REPLY = "the reply of Postgres is lost, after the commit"
 _MANY_ROWS = 50
 _VERY_MANY_ROWS = 20_000
-_LIFTED_SECONDS = 3600.0
 _PARTITION = re.compile(r"task_(success|critical_error|cancelled)(_[0-9]{8}|_default)?")
 
 # Errors that pass automatically or by an operator's action; all others are bugs.
@@ -44,10 +43,7 @@ TRANSIENT = (
     asyncpg.ObjectNotInPrerequisiteStateError,
     asyncpg.InternalServerError,
 )
-_LOCKED = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
-_TOO_SLOW = (TimeoutError, asyncpg.QueryCanceledError)
 _REFUSALS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError)
-_NO_SCHEMA = (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError, asyncpg.UndefinedColumnError)
 
 # What Postgres adds to a statement that is cancelled while it waits for the transaction that holds a row.
 _WAITED = re.compile(
@@ -67,7 +63,7 @@ class Translated:
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, _trace: object) -> None:
         if exc is None:
             return
-        if isinstance(exc, _NO_SCHEMA):
+        if isinstance(exc, (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError, asyncpg.UndefinedColumnError)):
             raise Unavailable(
                 "Postgres lacks Penstock's tables, or an older version has them: run `penstock migrate`"
             ) from exc
@@ -77,9 +73,9 @@ class Translated:
             raise Refused(f"Postgres rejected the values: {exc}") from exc
         # A statement that timed out behind a row's lock; behind a table's, the shorter timeout for locks raises.
         waited = isinstance(exc, asyncpg.QueryCanceledError) and _WAITED.search(exc.context or "") is not None
-        if waited or isinstance(exc, _LOCKED):
+        if waited or isinstance(exc, (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)):
             raise Locked(f"another transaction holds a lock that is needed: {exc}") from exc
-        if isinstance(exc, _TOO_SLOW):
+        if isinstance(exc, (TimeoutError, asyncpg.QueryCanceledError)):
             raise TooSlow(f"Postgres did not answer in time: {str(exc) or type(exc).__name__}") from exc
         if isinstance(exc, TRANSIENT) and not isinstance(exc, Unavailable):
             # Of a connection that broke, the driver says only which call of its own is no longer possible.
@@ -130,7 +126,7 @@ class Session:
     async def lift_timeout(self) -> None:
         """Let the statements that follow in this transaction take up to an hour."""
         await self.fetch("lift_statement_timeout")
-        self._timeout_seconds = _LIFTED_SECONDS
+        self._timeout_seconds = 3600.0
 
     @asynccontextmanager
     async def savepoint(self, *, hurried: bool = False) -> AsyncIterator[None]:
@@ -138,8 +134,7 @@ class Session:
         with Translated():
             async with self._connection.transaction():
                 if hurried:
-                    timeout_ms = round(self.statement_timeout_seconds * 1000)
-                    await self._connection.fetch(SQL["shorten_waits"], timeout_ms)
+                    await self._connection.fetch(SQL["shorten_waits"], round(self.statement_timeout_seconds * 1000))
                 yield
 
     async def plan_for(self, rows: int) -> None:
@@ -163,7 +158,6 @@ def columns(pairs: Iterable[Pair]) -> tuple[list[int], list[int]]:
     return [pair[0] for pair in listed], [pair[1] for pair in listed]
 
 
-def columns_of(items: Iterable[Any], *names: str) -> list[list[Any]]:
+def columns_of(items: Collection[Any], *names: str) -> list[list[Any]]:
     """An array of each of these members."""
-    listed = list(items)
-    return [list(map(attrgetter(name), listed)) for name in names]
+    return [list(map(attrgetter(name), items)) for name in names]
