@@ -1,4 +1,3 @@
 """Built-in actions of older schedulers, which workers run beside the deliveries."""
 
-MODULES = {"scheduler0.callback": "penstock.compat.scheduler0.callback"}
-"""Action -> module whose ``add_to`` registers it."""
+MODULES = {"scheduler0.callback": "penstock.compat.scheduler0.callback"}  # the module whose ``add_to`` registers it

@@ -84,8 +84,7 @@ async def put(session: Session, wanted: Sequence[DelayedRecord], *, replaces: bo
         return
     await session.plan_for(len(wanted))
     columns = map(list, zip(*wanted, strict=True))
-    rows = await session.fetch("put_delayed_records", *columns, replaces)
-    is_new: dict[int, bool] = {row["place"]: row["fresh"] for row in rows}
+    is_new = {row["place"]: row["fresh"] for row in await session.fetch("put_delayed_records", *columns, replaces)}
     outcomes = {True: "stored", False: "replaced", None: "known"}
     _count(Counter((one.source, outcomes[is_new.get(place)]) for place, one in enumerate(wanted, 1)))
 
@@ -101,11 +100,9 @@ async def cancel(session: Session, source: str, keys: Sequence[bytes]) -> set[by
 
 
 async def publish_due(session: Session) -> int | None:
-    """Enqueue tasks for up to MAX_AT_ONCE due records, of ROUND_BYTES, inside a transaction; None while another
-    supervisor does.
+    """Enqueue tasks for due records, inside a transaction; returns how many, or None while another supervisor does.
 
-    Stops records that Postgres rejects, and postpones ordering keys that other transactions lock. Returns the number of
-    records published or stopped.
+    Stops records that Postgres rejects, which count too, and postpones ordering keys that other transactions lock.
     """
     if not await session.value("lock_publishing"):
         return None
@@ -115,8 +112,7 @@ async def publish_due(session: Session) -> int | None:
     async def publish(part: Sequence[Any], hurried: bool) -> int:
         free = [row for row in part if row["ordering_key"] not in locked]
         async with session.savepoint(hurried=hurried):
-            tasks = list(_tasks_of(free))
-            await enqueue.enqueue(session, tasks, source="delayed_record")
+            await enqueue.enqueue(session, list(_tasks_of(free)), source="delayed_record")
             await session.fetch("delete_delayed_records", [row["id"] for row in free])
         metrics.DELAYED_RECORD_LATENESS_SECONDS.observe_many([row["late_seconds"] for row in free])
         _count(Counter((row["source"], "published") for row in free))
@@ -146,16 +142,10 @@ def _tasks_of(rows: Iterable[Any]) -> Iterable[NewTask]:
         for start, end in pack(
             sizes, weights, max_bytes=_BYTES_TOGETHER, max_items=_RECORDS_TOGETHER, max_weight=_RECORDS_TOGETHER
         ):
-            yield _task(key, of_key[start:end])
-
-
-def _task(ordering_key: str, rows: Sequence[Any]) -> NewTask:
-    """A task without run_at, because a past one sorts before the position that claims have reached."""
-    records, last = ",".join(row["record"] for row in rows), rows[0]["last"]
-    then = "" if last is None else f',"then":[{last}]'
-    return NewTask(
-        ACTION, f'{{"records":[{records}]{then}}}', ordering_key=ordering_key, max_attempts=MAX_ATTEMPTS_LIMIT
-    )
+            records, last = ",".join(row["record"] for row in of_key[start:end]), of_key[start]["last"]
+            payload = f'{{"records":[{records}]}}' if last is None else f'{{"records":[{records}],"then":[{last}]}}'
+            # Without run_at: a past one sorts before the position that claims have reached.
+            yield NewTask(ACTION, payload, ordering_key=key, max_attempts=MAX_ATTEMPTS_LIMIT)
 
 
 def _count(changes: Counter[tuple[str, str]]) -> None:

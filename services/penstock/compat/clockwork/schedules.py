@@ -72,16 +72,14 @@ def identity_of(request: CancelRequest) -> bytes:
 def delayed_record_of(request: ScheduleRequest, settings: Settings) -> DelayedRecord:
     """The delayed record of a request. Raises IllegalArgument for an invalid topic or a record that is too large."""
     topic = request.delivery.topic
-    problem = topic_problem(topic, settings)
-    if problem is not None:
+    if (problem := topic_problem(topic, settings)) is not None:
         raise IllegalArgument(problem)
     members = {"topic": topic} | _text("key", request.ordering_key) | _text("value", request.task_data)
     record = escape_for_sqs(msgspec.json.encode(members | {"due_at": max(0, request.schedule_time)}).decode())
     size, limit = utf8_size(record), settings.payload_limit_bytes
     if size + 100 > limit:  # of a task that holds it alone
-        raise IllegalArgument(
-            f"the record is {size} bytes as JSON; the limit is {limit} (PENSTOCK_PAYLOAD_LIMIT_BYTES)"
-        )
+        problem = f"the record is {size} bytes as JSON; the limit is {limit} (PENSTOCK_PAYLOAD_LIMIT_BYTES)"
+        raise IllegalArgument(problem)
     contents = [request.schedule_time, request.ordering_key, request.task_data, topic]
     return DelayedRecord(
         source=SOURCE,

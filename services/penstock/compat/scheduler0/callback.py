@@ -14,9 +14,7 @@ from penstock.worker.deliveries.http_client import HttpClient
 from penstock.worker.deliveries.registry import Deliveries
 from penstock.worker.handlers.context import Call
 
-CHUNK_HEADER = "x-payload-chunk-id"
 BATCH = 3000
-LINGER_SECONDS = 0.5
 _REDIRECTS = 10
 _LONGEST_SECONDS = 12 * 3600.0  # of a message's visibility
 _SHOWN_BYTES = 300  # of an unexpected response, in the error
@@ -24,7 +22,7 @@ _SHOWN_BYTES = 300  # of an unexpected response, in the error
 
 def add_to(deliveries: Deliveries) -> None:
     callbacks = Callbacks(deliveries.http, deliveries.settings)
-    deliveries.action(ACTION, callbacks.send, batch=BATCH, linger=LINGER_SECONDS, timeout=callbacks.longest_seconds)
+    deliveries.action(ACTION, callbacks.send, batch=BATCH, linger=0.5, timeout=callbacks.longest_seconds)
 
 
 class Callbacks:
@@ -75,7 +73,7 @@ class Callbacks:
             response = await self._client.request(
                 "POST",
                 url,
-                headers={"Content-Type": "application/json", CHUNK_HEADER: str(number)},
+                headers={"Content-Type": "application/json", "x-payload-chunk-id": str(number)},
                 body=body,
                 timeout_seconds=self._settings.scheduler0_timeout_seconds,
                 redirects=_REDIRECTS,

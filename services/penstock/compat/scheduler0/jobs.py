@@ -141,10 +141,6 @@ def _in_utc(instant: datetime | None) -> datetime:
         raise BadJob(f"job startDate and endDate must be between the years 1 and 9999, not {instant}") from None
 
 
-def schedule_name(job_id: int) -> str:
-    return f"{JOB_PREFIX}{job_id}"
-
-
 def payload_of(job: Job) -> bytes:
     """The template of a callback's payload; braces in the job's own texts begin no placeholder."""
     template = msgspec.json.encode({"url": job.callback_url, "job": job})
@@ -160,7 +156,7 @@ def schedule_of(job: Job, settings: Settings) -> dict[str, Any]:
         raise BadJob(f"job data of {len(job.data)} characters is too large for a callback of {limit} bytes")
     expression = ROBFIG + job.spec
     given: dict[str, Any] = {
-        "name": schedule_name(job.id),
+        "name": f"{JOB_PREFIX}{job.id}",
         "expression": expression,
         "action": ACTION,
         "payload": msgspec.Raw(payload),

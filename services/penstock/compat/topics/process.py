@@ -32,7 +32,10 @@ from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
 from penstock.tasks import enqueue
 
-REJECTED_SOURCE = "kafka-source"  # of rejected messages that were records of a topic of schedules
+RECORDS_AT_ONCE = 1000
+_WAIT_SECONDS = 0.5
+_COMMIT_SECONDS = 1.0
+_RELEASED_AT_ONCE = 5000
 
 
 class SourceRecord(NamedTuple):
@@ -103,7 +106,7 @@ class ScheduleFeed:
             await delayed_records.cancel(session, source_of(topic), cancelled)
         wanted = [delayed for _, delayed in sorted(newest.items()) if delayed is not None]
         await delayed_records.put(session, wanted, replaces=True)
-        await enqueue.insert_rejected(session, REJECTED_SOURCE, rejected)
+        await enqueue.insert_rejected(session, "kafka-source", rejected)
         _count(kinds, records)
 
 
@@ -156,12 +159,6 @@ def _count(kinds: Counter[tuple[str, str]], records: Sequence[SourceRecord]) -> 
             by_topic.setdefault(record.topic, []).append(max(0.0, now - record.timestamp_ms / 1000))
     for topic, seconds in by_topic.items():
         metrics.CREATION_LATENCY_SECONDS.labels(source_of(topic)).observe_many(seconds)
-
-
-RECORDS_AT_ONCE = 1000
-_WAIT_SECONDS = 0.5
-_COMMIT_SECONDS = 1.0
-_RELEASED_AT_ONCE = 5000
 
 
 @dataclass(slots=True)
@@ -279,9 +276,8 @@ class Source(Service):
             async with self._store.transaction() as session:
                 if not await self._move(session, {partition: state.next}):
                     return
-                count = await session.value(
-                    "release_held_records", source_of(partition.topic), partition.partition, _RELEASED_AT_ONCE
-                )
+                place = source_of(partition.topic), partition.partition
+                count = await session.value("release_held_records", *place, _RELEASED_AT_ONCE)
                 is_last = count < _RELEASED_AT_ONCE
                 if is_last and not state.complete:
                     await session.fetch("complete_position", self._feed.group, *partition)
@@ -332,10 +328,8 @@ class Source(Service):
             state.is_committed = True
 
     def _uncommitted(self, partitions: Sequence[Partition]) -> list[Position]:
-        states = self._states
-        return [
-            Position(*one, states[one].next) for one in partitions if one in states and not states[one].is_committed
-        ]
+        known = {one: self._states[one] for one in partitions if one in self._states}
+        return [Position(*one, state.next) for one, state in known.items() if not state.is_committed]
 
     def _lost(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:

@@ -98,8 +98,7 @@ def avro_reader() -> Read:
 
 def delayed_record_of(schedule: Schedule[bytes], record: Received, settings: Settings, *, held: bool) -> DelayedRecord:
     """The delayed record of a schedule in a Kafka record. Raises Undecodable."""
-    problem = topic_problem(schedule.topic, settings)
-    if problem is not None:
+    if (problem := topic_problem(schedule.topic, settings)) is not None:
         raise Undecodable("transformation", problem)
     key, source = record.key or b"", source_of(record.topic)
     value = {"value": None} if schedule.value is None else {"value_base64": schedule.value}

@@ -1,7 +1,4 @@
-"""Credentials, projects and jobs, what they have in common, and how all requests are read and answered.
-
-Jobs are created by the thousand in one call, by an import of their schedules.
-"""
+"""Credentials, projects and jobs, what they have in common, and how all requests are read and answered."""
 
 import asyncio
 import json
@@ -31,16 +28,28 @@ from penstock.runtime.logs import log
 from penstock.runtime.periodic import is_set_within
 from penstock.schedules.cron import CronError, timing
 from penstock.schedules.methods import update_schedule
-from penstock.schedules.policy import run_name
+from penstock.schedules.policy import JOB_PREFIX, run_name
 from penstock.schedules.robfig import is_shifted
 from penstock.schedules.store import read_schedule, rewrite_schedule, start_import
 from penstock.settings.model import Settings
 
 PAGE_LIMIT = 50_000  # rows of a page; ``limit`` of a longer one's answer is this
+NAME_MAX_CHARS = 500
+LOOK_SECONDS = 0.25
+LONGEST_SECONDS = 25.0  # of a long poll, less than most proxies wait
+WAITS_LIMIT = 200  # at once; further requests are answered without waiting
 _BIGINT = 2**63 - 1
 _NUMBER = re.compile(r"[+-]?[0-9]{1,30}", re.ASCII)
 _HEADERS = {"Access-Control-Allow-Origin": "*", "Cache-Control": "no-store"}  # the server adds X-Frame-Options
+_AT_A_STRETCH = 100
+_COUNTED = 10_000  # a larger total is given as this
+_LIVE = tuple(state.value for state in State if not state.final)
+_FAILED = (State.CRITICAL_ERROR.value, State.CANCELLED.value)
+_TOO_EARLY = 503, "the job is still being made: ask again when its async task is done"
+_STATES = {"scheduled": _LIVE, "success": (State.SUCCESS.value,), "failed": _FAILED}  # of executions -> of tasks
+_CREDENTIAL_NOT_FOUND = "message: credential not found, code: 404"
 Shape = TypeVar("Shape")
+Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 class Problem(Declined):
@@ -55,10 +64,6 @@ class Problem(Declined):
 def answer(data: Any, status: int = 200, *, success: bool = True, headers: Mapping[str, str] | None = None) -> Response:
     body = msgspec.json.encode({"data": data, "success": success})
     return Response(body, status, {**_HEADERS, **(headers or {})}, media_type="application/json")
-
-
-def nothing() -> Response:
-    return Response(status_code=204, headers=_HEADERS)
 
 
 def number(text: str) -> int:
@@ -122,11 +127,6 @@ def decode(
     return decoded
 
 
-NAME_MAX_CHARS = 500
-_CREDENTIAL_NOT_FOUND = "message: credential not found, code: 404"
-Record = TypeVar("Record", bound=msgspec.Struct)
-
-
 class Records(Generic[Record]):
     record: type[Record]
     plural: ClassVar[str]  # the member of a page
@@ -183,8 +183,7 @@ class Credentials(Records[Credential]):
 
     async def create(self, request: Request, body: bytes) -> Response:
         decode(body, dict[str, msgspec.Raw])
-        created = await create_credential(self._store, readable=self._settings.scheduler0_readable_secrets)
-        return answer(created, 201)
+        return answer(await create_credential(self._store, readable=self._settings.scheduler0_readable_secrets), 201)
 
     async def update(self, request: Request, body: bytes) -> Response:
         """Change ``archived``. A request that does not fit is answered with 200 and no success."""
@@ -205,11 +204,11 @@ class Credentials(Records[Credential]):
         """A request of newer clients."""
         if await archive_credential(self._store, path_id(request)) is None:
             raise Problem(404, _CREDENTIAL_NOT_FOUND)
-        return nothing()
+        return Response(status_code=204, headers=_HEADERS)
 
     async def delete(self, request: Request, body: bytes) -> Response:
         await self._store.fetch("delete_credential", path_id(request))
-        return nothing()
+        return Response(status_code=204, headers=_HEADERS)
 
 
 class _ProjectGiven(msgspec.Struct):
@@ -225,7 +224,7 @@ class Projects(Records[Project]):
 
     async def create(self, request: Request, body: bytes) -> Response:
         given = decode(body, _ProjectGiven, status=400)
-        problem = _project_problem("name", given.name) or _project_problem("description", given.description)
+        problem = _problem("name", given.name) or _problem("description", given.description)
         if problem is None:
             rows = await self._store.fetch("create_project", given.name, given.description)
             if rows:
@@ -235,9 +234,7 @@ class Projects(Records[Project]):
 
     async def update(self, request: Request, body: bytes) -> Response:
         project_id, given = path_id(request), decode(body, _ProjectGiven)
-        problem = _project_problem("name", given.name)
-        if problem is None and given.description:
-            problem = _project_problem("description", given.description)
+        problem = _problem("name", given.name) or _problem("description", given.description, required=False)
         if problem is not None:
             raise Problem(400, problem)
         try:
@@ -251,27 +248,17 @@ class Projects(Records[Project]):
             await self._store.fetch("delete_project", path_id(request))
         except Refused:
             raise Problem(400, "cannot delete project with jobs") from None
-        return nothing()
+        return Response(status_code=204, headers=_HEADERS)
 
 
-def _project_problem(field: str, text: str | None) -> str | None:
+def _problem(field: str, text: str | None, *, required: bool = True) -> str | None:
     if not text:
-        return f"project {field} is required"
+        return f"project {field} is required" if required else None
     if "\0" in text:
         return f"project {field} holds the character NUL"
     if field == "name" and len(text) > NAME_MAX_CHARS:
         return f"project name has {len(text)} characters; the limit is {NAME_MAX_CHARS}"
     return None
-
-
-LOOK_SECONDS = 0.25
-LONGEST_SECONDS = 25.0  # of a long poll, less than most proxies wait
-WAITS_LIMIT = 200  # at once; further requests are answered without waiting
-_AT_A_STRETCH = 100
-_COUNTED = 10_000  # a larger total is given as this
-_LIVE = tuple(state.value for state in State if not state.final)
-_FAILED = (State.CRITICAL_ERROR.value, State.CANCELLED.value)
-_STATES = {"scheduled": _LIVE, "success": (State.SUCCESS.value,), "failed": _FAILED}  # of executions -> of tasks
 
 
 class Jobs(Records[Job]):
@@ -330,13 +317,13 @@ class Jobs(Records[Job]):
             await session.fetch("update_callback_job", job.id, job.callback_url, job.data, job.execution_type)
             payload = {"payload": msgspec.Raw(jobs.payload_of(job))}
             try:
-                standing = await read_schedule(session, jobs.schedule_name(job.id), lock=True)
+                standing = await read_schedule(session, f"{JOB_PREFIX}{job.id}", lock=True)
                 standing = await update_schedule(session, standing, payload, self._settings)
                 if (job.execution_type == jobs.HTTP) != (before.execution_type == jobs.HTTP):
                     await rewrite_schedule(session, standing, paused=job.execution_type != jobs.HTTP)
             except ScheduleNotFound:
                 if is_importing:
-                    raise _too_early() from None
+                    raise Problem(*_TOO_EARLY) from None
         return await self.get(request, b"")
 
     async def _lock(self, session: Session, job_id: int) -> tuple[Job, bool]:
@@ -350,11 +337,11 @@ class Jobs(Records[Job]):
         async with self._store.transaction(lock_wait_seconds=PATIENT_SECONDS) as session:
             # The state of the import is read first: what it has finished by then, the next statements see.
             _, is_importing = await self._lock(session, job_id)
-            deleted = await session.fetch("delete_schedules", [jobs.schedule_name(job_id)])
+            deleted = await session.fetch("delete_schedules", [f"{JOB_PREFIX}{job_id}"])
             if not deleted and is_importing:
-                raise _too_early()
+                raise Problem(*_TOO_EARLY)
             await session.fetch("delete_callback_job", job_id)
-        return nothing()
+        return Response(status_code=204, headers=_HEADERS)
 
     async def executions(self, request: Request, body: bytes) -> Response:
         """List runs of jobs with their outcomes, as newer servers do."""
@@ -363,10 +350,8 @@ class Jobs(Records[Job]):
         state = query.get("state", "")
         if state and state not in _STATES:
             raise Problem(400, f"state must be {', '.join(_STATES)}, not {state[:60]!r}")
-        wanted = (
-            optional_instant(query, "startDate"), optional_instant(query, "endDate"),
-            optional_number(query, "projectId"), _STATES.get(state),
-        )  # fmt: skip
+        since, until = [optional_instant(query, name) for name in ("startDate", "endDate")]
+        wanted = since, until, optional_number(query, "projectId"), _STATES.get(state)
         job_id = optional_number(query, "jobId")
         select, count, of_job = "list_executions", "count_executions", []
         if job_id is not None:
@@ -392,10 +377,6 @@ def _prepare(given: Sequence[JobGiven], reserved: Sequence[Any], settings: Setti
     made = [jobs.make_job(one, row["id"], row["now"]) for one, row in zip(given, reserved, strict=True)]
     entries = [msgspec.Raw(msgspec.json.encode(jobs.schedule_of(job, settings))) for job in made]
     return entries, msgspec.json.encode(made).decode()
-
-
-def _too_early() -> Problem:
-    return Problem(503, "the job is still being made: ask again when its async task is done")
 
 
 def _execution(row: Any) -> dict[str, Any]:

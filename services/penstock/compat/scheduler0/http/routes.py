@@ -4,6 +4,7 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from penstock.api.access import Authenticator, Lookups, Rates, address_of
+from penstock.api.access import Authenticator, Lookups, address_of
 from penstock.api.audit import Audit, set_actor
 from penstock.api.http import read_body, refusal
 from penstock.api.server import ADMITTED, Part
@@ -27,51 +28,11 @@ from penstock.protocol.errors import AccessDenied, InvalidParams, Refused, RpcEr
 from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 
-NOT_READY = "peer cannot accept requests"
 UNAUTHORIZED = "unauthorized requests"
-_PEERS = frozenset({"cmd", "peer"})  # the command line's peer mode
 _MAX_CHARS = 512  # of a key or a secret that is looked up
 Handle = Callable[[Request, bytes], Awaitable[Response]]
-_CHANGES = frozenset({"POST", "PUT", "DELETE"})
 # Members of a body that the audit shows: no secret, and no data or URL of a job, which may hold a token.
 _AUDITED = ("name", "archived", "projectId", "spec", "executionType")
-
-
-class CredentialAuthenticator:
-    """Checks the headers of a request in Postgres, so that an archived credential is refused at once."""
-
-    def __init__(self, store: Store, settings: Settings, rates: Rates | None) -> None:
-        self._store, self._rates = store, rates
-        self._lookups = Lookups()
-        self._peer: bytes | None = None
-        password = settings.scheduler0_auth_password
-        if settings.scheduler0_auth_username is not None and password is not None:
-            peer = f"{settings.scheduler0_auth_username}:{password.get_secret_value()}"
-            self._peer = base64.b64encode(peer.encode())
-
-    async def admit(self, headers: Headers, address: str) -> str:
-        """``scheduler0:`` and the number of the caller's credential, or ``peer``. Raises AccessDenied, RateLimited."""
-        name = await self._name_of(headers, address)
-        if name is None:
-            raise AccessDenied(401, UNAUTHORIZED)
-        if self._rates is not None:
-            self._rates.charge(name, 1)
-        return name
-
-    async def _name_of(self, headers: Headers, address: str) -> str | None:
-        api_key = headers.get("x-api-key", "")
-        secret = headers.get("x-secret-key") or headers.get("x-api-secret", "")
-        if api_key and secret:
-            if max(len(api_key), len(secret)) > _MAX_CHARS or "\0" in api_key:
-                return None
-            digest = hashlib.sha256(f"{api_key}\0{secret}".encode()).digest()
-            found = await self._lookups.find(digest, address, partial(find_credential, self._store, api_key, secret))
-            return None if found is None else f"scheduler0:{found}"
-        if self._peer is not None and headers.get("x-peer") in _PEERS:
-            scheme, _, given = headers.get("authorization", "").partition(" ")
-            if scheme.lower() == "basic" and hmac.compare_digest(given.strip().encode(), self._peer):
-                return "scheduler0:peer"
-        return None
 
 
 class Scheduler0(Part):
@@ -79,14 +40,16 @@ class Scheduler0(Part):
 
     def __init__(self, store: Store, settings: Settings, authenticator: Authenticator, audit: Audit) -> None:
         self._store, self._settings, self._audit = store, settings, audit
-        self._authenticator = CredentialAuthenticator(store, settings, authenticator.rates)
+        self._rates, self._lookups = authenticator.rates, Lookups()
+        self._peer: bytes | None = None
+        if (password := settings.scheduler0_auth_password) is not None:  # and so is the name
+            peer = f"{settings.scheduler0_auth_username}:{password.get_secret_value()}"
+            self._peer = base64.b64encode(peer.encode())
         self._tasks = tasks = AsyncTasks(store)
         credentials, projects, jobs = Credentials(store, settings), Projects(store, settings), Jobs(store, settings)
         routes = [
             self._route("/credentials", GET=credentials.list, POST=credentials.create),
-            self._route(
-                "/credentials/{id}", GET=credentials.get, PUT=credentials.update, DELETE=credentials.delete
-            ),
+            self._route("/credentials/{id}", GET=credentials.get, PUT=credentials.update, DELETE=credentials.delete),
             self._route("/credentials/{id}/archive", POST=credentials.archive),
             self._route("/projects", GET=projects.list, POST=projects.create),
             self._route("/projects/{id}", GET=projects.get, PUT=projects.update, DELETE=projects.delete),
@@ -107,6 +70,28 @@ class Scheduler0(Part):
     def stop(self) -> None:
         self._tasks.stop()
 
+    async def _admit(self, headers: Headers, address: str) -> str:
+        """``scheduler0:`` and the number of the caller's credential, or ``peer``. Raises AccessDenied, RateLimited."""
+        name: str | None = None
+        api_key = headers.get("x-api-key", "")
+        secret = headers.get("x-secret-key") or headers.get("x-api-secret", "")
+        if api_key and secret:
+            if max(len(api_key), len(secret)) <= _MAX_CHARS and "\0" not in api_key:
+                digest = hashlib.sha256(f"{api_key}\0{secret}".encode()).digest()
+                # In Postgres, so that an archived one is refused at once.
+                look = partial(find_credential, self._store, api_key, secret)
+                found = await self._lookups.find(digest, address, look)
+                name = None if found is None else f"scheduler0:{found}"
+        elif self._peer is not None and headers.get("x-peer") in ("cmd", "peer"):  # the command line's peer mode
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            if scheme.lower() == "basic" and hmac.compare_digest(given.strip().encode(), self._peer):
+                name = "scheduler0:peer"
+        if name is None:
+            raise AccessDenied(401, UNAUTHORIZED)
+        if self._rates is not None:
+            self._rates.charge(name, 1)
+        return name
+
     async def _health(self, request: Request, body: bytes) -> Response:
         """Every api is the leader of a cluster without peers. Raises Unavailable."""
         await self._store.ping()
@@ -119,12 +104,12 @@ class Scheduler0(Part):
             try:
                 if not is_open:
                     address = address_of(request)
-                    set_actor(await self._authenticator.admit(request.headers, address), address, "scheduler0")
+                    set_actor(await self._admit(request.headers, address), address, "scheduler0")
                     request.scope[ADMITTED] = True
                 limit = 0 if is_open else self._settings.request_limit_bytes
                 body = await read_body(request, limit, self._settings.request_timeout_seconds)
                 handle = by_method["GET" if request.method == "HEAD" else request.method]
-                if not changes or request.method not in _CHANGES:
+                if not changes or request.method in ("GET", "HEAD"):
                     return await handle(request, body)
                 async with self._audit.recording(f"{request.method} {path}", _shown(request.path_params, body)):
                     return await handle(request, body)
@@ -142,11 +127,9 @@ async def _accept(request: Request, body: bytes) -> Response:
 def _shown(path_params: Mapping[str, Any], body: bytes) -> bytes:
     """Parameters of a request for the audit, as JSON; of a list of jobs or an invalid body the size alone."""
     shown: dict[str, Any] = {**path_params, "body": f"({len(body)} bytes)"}
-    try:
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         given = msgspec.json.decode(body, type=dict[str, Any])
         shown |= {name: given[name] for name in _AUDITED if given.get(name) is not None}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
     return msgspec.json.encode(shown)
 
 
@@ -170,7 +153,7 @@ def _failed(exc: Exception) -> Response:
         case TooSlow():
             return answer("the request takes too long: ask for less at once", 503, success=False)
         case Unavailable():
-            return answer(NOT_READY, 503, success=False)
+            return answer("peer cannot accept requests", 503, success=False)
     log.exception("request_failed", api="scheduler0", error=type(exc).__name__)
     return answer("internal error", 500, success=False)
 
