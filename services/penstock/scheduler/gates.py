@@ -34,10 +34,8 @@ _ADMITTED_AT_ONCE = 16  # actions; those of others take the way through a gate
 _ADMITTED_SECONDS = 60.0  # since tasks of an action were last let through
 _PAUSE_SECONDS = 2.0  # after tasks could not be claimed or sent
 _IDLE_SECONDS = 60.0
-_UNLIMITED = UNLIMITED | {"held_until": None}  # as a row of ``lock_action``
 
-Rule = tuple[str, datetime | None]
-"""An action, and when its limits were changed last."""
+Rule = tuple[str, datetime | None]  # an action, and when its limits were changed last
 
 
 @dataclass(kw_only=True)
@@ -116,9 +114,8 @@ class Gates:
         if not rows:
             return {}
         most = [row["max_in_flight"] or 0 for row in rows.values()]
-        allowances = {}
-        for action, in_flight in await session.fetch("count_admitting", list(rows), most):
-            allowances[action] = allowance(rows[action], in_flight, room)
+        counted = await session.fetch("count_admitting", list(rows), most)
+        allowances = {action: allowance(rows[action], in_flight, room) for action, in_flight in counted}
         return {action: one for action, one in allowances.items() if one.tasks}
 
     def _note_admitted(self, action: str) -> None:
@@ -134,7 +131,7 @@ class Gates:
             if not rows and await session.value("action_is_limited", action):
                 self._rest(rule, BUSY_SECONDS)  # another scheduler holds it
                 return 0
-            limits: Any = rows[0] if rows else _UNLIMITED
+            limits: Any = rows[0] if rows else UNLIMITED | {"held_until": None}
             if limits["paused"]:
                 await session.fetch("close_gates", action, None)
                 return 0
@@ -185,10 +182,8 @@ class Gates:
         waits = {name: 0.0 if one.tasks else one.retry_seconds for name, one in gates.items()}
         soonest = min((seconds for seconds in waits.values() if seconds), default=_IDLE_SECONDS)
         self._next_at = min(self._next_at, monotonic() + soonest)
-        await session.fetch(
-            "note_gates", list(waits), [one.spent(went.get(name, 0)) for name, one in gates.items()],
-            list(waits.values()),
-        )  # fmt: skip
+        left = [one.spent(went.get(name, 0)) for name, one in gates.items()]
+        await session.fetch("note_gates", list(waits), left, list(waits.values()))
         emptied = [name for name, share in shares.items() if went.get(name, 0) < share]
         if emptied:
             await session.fetch("rest_gates", emptied)

@@ -1,7 +1,4 @@
-"""Scheduler: claims due tasks by priority and sends them, no more than the window allows.
-
-SQS has no priority, so tasks that are not needed yet stay in Postgres.
-"""
+"""Scheduler: claims due tasks by priority, which SQS does not have, and sends no more than the window allows."""
 
 import asyncio
 import json
@@ -79,24 +76,20 @@ class Scheduler(Service):
         return {"listen": self._listener.run}
 
     async def wait_for_work(self) -> None:
-        """Until a wake-up, the next task's time or the poll interval; while the window is full, until it may have room.
-
-        Tasks that settle wake no scheduler: one whose window is full looks for room automatically.
-        """
-        if self._window.is_full:  # not behind a pass that waits for a wake-up: nothing wakes it when there is room
+        """Until a wake-up, the next task's time or the poll interval; with a full window, until it may have room."""
+        if self._window.is_full:  # not behind a pass that waits for a wake-up: tasks that settle wake no scheduler
             await self._sender.confirm()
             await asyncio.sleep(max(_SOONEST_SECONDS, self._window.full_for_seconds(monotonic())))
             return
         async with self._waiting:  # a wake-up is for one pass: two that look at once find no more than one
-            seconds = self._settings.poll_seconds
+            waits = [self._settings.poll_seconds, *self._routes.full_for_seconds()]
             if self._has_gates:
-                seconds = min(seconds, self._gates.idle_seconds())
+                waits.append(self._gates.idle_seconds())
             if self._sender.sent:
-                seconds = min(seconds, _CONFIRM_SECONDS)
-            seconds = min([seconds, *self._routes.full_for_seconds()])
+                waits.append(_CONFIRM_SECONDS)
             if not self._listener.event.is_set():
-                seconds = min(seconds, await self._read_seconds_to_next())
-            await is_set_within(self._listener.event, seconds)
+                waits.append(await self._read_seconds_to_next())
+            await is_set_within(self._listener.event, min(waits))
             self._listener.event.clear()
 
     async def _read_seconds_to_next(self) -> float:

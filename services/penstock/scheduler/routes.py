@@ -49,8 +49,7 @@ class Routes:
         for name, queue_name in routes:
             route = before.get(name)
             if route is None or route.queue_name != queue_name:
-                queue = self.open_queue(queue_name, f"outbound:{name}")
-                route = _Route(queue_name, queue, self.window_of(name))
+                route = _Route(queue_name, self.open_queue(queue_name, f"outbound:{name}"), self.window_of(name))
                 log.info("route_known", route=name, queue=queue_name)
             self.known[name] = route
 
@@ -129,22 +128,19 @@ class Diverter:
             return 0
         async with self._looking:
             at_once = self.settings.claim_batch_size
-            try:
-                return await self._look(at_once, spared)
-            except Refused as exc:
-                stretch = Stretch(self._levels[0], self._levels[0], self._after)
-                return await claim.give_up_unclaimable(self.store, self.settings, exc, at_once, [stretch])
-
-    async def _look(self, at_once: int, spared: Sequence[str]) -> int:
-        if not self._levels:
-            self._levels = await claim.read_priorities(self.store, _LEVELS)
-            self._after = BEGINNING
-        diverted = 0
-        if self._levels:
-            looked, diverted, last = await claim.put_aside(self.store, at_once, self._levels[0], self._after, spared)
-            if looked < at_once or last is None:
-                del self._levels[0]
-                last = BEGINNING
-            self._after = last
-        self._next_at = monotonic() + (_LOOK_PAUSE_SECONDS if self._levels else _ROUND_PAUSE_SECONDS)
-        return diverted
+            if not self._levels:
+                self._levels, self._after = await claim.read_priorities(self.store, _LEVELS), BEGINNING
+            diverted = 0
+            if self._levels:
+                level, after = self._levels[0], self._after
+                try:
+                    looked, diverted, last = await claim.put_aside(self.store, at_once, level, after, spared)
+                except Refused as exc:
+                    stretch = Stretch(level, level, after)
+                    return await claim.give_up_unclaimable(self.store, self.settings, exc, at_once, [stretch])
+                if looked < at_once or last is None:
+                    del self._levels[0]
+                    last = BEGINNING
+                self._after = last
+            self._next_at = monotonic() + (_LOOK_PAUSE_SECONDS if self._levels else _ROUND_PAUSE_SECONDS)
+            return diverted

@@ -63,11 +63,9 @@ def pack_messages(
         if beside:
             added = [_bytes_beside(task) for task in members]
             sizes = list(map(add, sizes, added))
-        slices = pack(
-            sizes, [run_seconds.get(task.action, _SECONDS_UNKNOWN) for task in members],
-            max_bytes=limits.max_message_bytes - _ATTRIBUTES_BYTES, max_items=max_items,
-            max_weight=settings.pack_seconds,
-        )  # fmt: skip
+        weights = [run_seconds.get(task.action, _SECONDS_UNKNOWN) for task in members]
+        room = limits.max_message_bytes - _ATTRIBUTES_BYTES
+        slices = pack(sizes, weights, max_bytes=room, max_items=max_items, max_weight=settings.pack_seconds)
         if beside:  # nearly always there is room in the attributes
             most = message_attributes.TRACES_MAX_BYTES
             slices = (
@@ -86,16 +84,14 @@ def pack_messages(
 def call_of(task: Claimed, fence: Fence) -> str:
     # Escaped before it is measured: what SQS does not take as a character grows from 3 bytes to 6.
     claim_id = fence.name(task.id, task.claim)
-    return escape_for_sqs(
-        encode_call(task.id, task.claim, task.action, task.payload, claim_id=claim_id, journal=task.journal)
-    )
+    call = encode_call(task.id, task.claim, task.action, task.payload, claim_id=claim_id, journal=task.journal)
+    return escape_for_sqs(call)
 
 
 def message_of(tasks: Sequence[Claimed], group: str | None = None, fence: Fence = _UNSIGNED) -> PackedMessage:
     """Tasks of one time limit and one group in one message; a suspect alone."""
-    return PackedMessage(
-        Outgoing(join_batch([call_of(task, fence) for task in tasks]), _attributes(tasks), group), tasks
-    )
+    body = join_batch([call_of(task, fence) for task in tasks])
+    return PackedMessage(Outgoing(body, _attributes(tasks), group), tasks)
 
 
 def _attributes(tasks: Sequence[Claimed]) -> dict[str, str]:
@@ -143,10 +139,7 @@ class Sender:
     sent: list[int] = field(default_factory=list)  # batches to be confirmed: by the next claim, or by ``confirm``
 
     async def send_batch(self, batch: claim.ClaimBatch) -> int:
-        """Send a claim, release what could not be sent; returns how many were sent. Raises Unavailable if none was.
-
-        What was sent whole is confirmed later.
-        """
+        """Send a claim, which is confirmed later; returns how many were sent. Raises Unavailable if none was."""
         started_ns = time_ns()
         try:
             # Well before the supervisor gives the claims back, while they are still being sent.
@@ -187,9 +180,8 @@ class Sender:
         report = await queue.send([packed.message for packed in messages])
         if not report.failed:
             return
-        log.warning(
-            "send_failed", queue=queue.label, messages=len(report.failed), of=len(messages), reason=report.reason
-        )
+        failed = len(report.failed)
+        log.warning("send_failed", queue=queue.label, messages=failed, of=len(messages), reason=report.reason)
         outcome.reason = outcome.reason or report.reason
         alone: list[PackedMessage] = []
         for position in report.failed:

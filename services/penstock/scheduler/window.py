@@ -77,13 +77,12 @@ class ClaimWindow:
         self._reserving = asyncio.Lock()
         self._floor = min(settings.in_flight_floor, settings.in_flight_limit)
         self._rate = 0.0
-        self._counted_at: float | None = None
+        self._counted_at = float("-inf")
         self._begun_at = float("inf")  # the first count
         self._rest_until = float("-inf")
         self._older = 0
         self._since = BEGINNING.run_at
-        self._whole_at = float("-inf")
-        self._whole_rest_until = float("-inf")
+        self._next_whole_at = float("-inf")
         self._is_whole = True
         self.pace = 0.0  # attempts that end per second
         self.run_seconds = 0.0  # their mean run time
@@ -97,16 +96,13 @@ class ClaimWindow:
 
     def wants_count(self, now: float) -> bool:
         """Whether the tasks in flight should be counted now."""
-        if self._counted_at is None:
-            return True
-        if now < self._rest_until:
-            return False
-        return now - self._counted_at >= _FRESH_SECONDS or self.in_flight >= self.size * (1 - _SHARE)
+        is_old = now - self._counted_at >= _FRESH_SECONDS
+        return now >= self._rest_until and (is_old or self.in_flight >= self.size * (1 - _SHARE))
 
     @property
     def is_full(self) -> bool:
         """Whether there is no room, as far as is known."""
-        return self._counted_at is not None and self.in_flight >= self.size
+        return self.in_flight >= self.size
 
     def full_for_seconds(self, now: float) -> float:
         """For how long there is no room and no new count; 0 when there is room or may be."""
@@ -114,7 +110,7 @@ class ClaimWindow:
 
     def count_since(self, now: float) -> datetime:
         """The instant of the first claim that the next count covers."""
-        self._is_whole = now >= max(self._whole_at + _WHOLE_SECONDS, self._whole_rest_until)
+        self._is_whole = now >= self._next_whole_at
         return BEGINNING.run_at if self._is_whole else self._since
 
     def counted(self, found: InFlight, started: float, ended: float) -> None:
@@ -122,12 +118,12 @@ class ClaimWindow:
         rest = _REST * (ended - started)
         if self._is_whole:
             self._older = 0
-            self._whole_at, self._whole_rest_until = ended, ended + rest
+            self._next_whole_at = ended + max(_WHOLE_SECONDS, rest)
         in_flight = self._older + found.tasks
         self._older += found.aged
         self._since = found.aged_before
         # A whole count also misses older ones that settled before the last count.
-        if self._counted_at is not None and ended > self._counted_at and not self._is_whole:
+        if ended > self._counted_at and not self._is_whole:
             over_seconds = ended - self._counted_at
             gone = max(0, self.in_flight - in_flight)
             self._rate += (gone / over_seconds - self._rate) * min(1.0, over_seconds / _MEMORY_SECONDS)
