@@ -1,7 +1,4 @@
-"""Advance bulk jobs, batch by batch, beside the other duties.
-
-A batch is one transaction, which also stores the job's cursor. One supervisor at a time has a job.
-"""
+"""Advance bulk jobs, each at one supervisor at a time; a batch is a transaction, which stores the job's cursor too."""
 
 import random
 from collections.abc import Callable

@@ -69,20 +69,19 @@ class DutyGuard:
     def __init__(self) -> None:
         self._in_a_row: Counter[str] = Counter()
 
-    async def run(self, duties: Mapping[str, Callable[[], Awaitable[int]]]) -> AsyncIterator[tuple[str, int]]:
-        """Run duties one by one; yields each that did not fail, and how much it changed.
+    async def run(self, duties: Mapping[str, Callable[[], Awaitable[int | None]]]) -> AsyncIterator[tuple[str, int]]:
+        """Run duties one by one; yields each that did not fail, and how much it changed, where it says.
 
         Raises Unavailable in the end when one failed: the first that was, or one that names the others.
         """
         failed: dict[str, Exception] = {}
         for duty, work in duties.items():
             try:
-                changed = await work()
+                changed = await work() or 0
             except Exception as exc:
                 failed[duty] = exc
-                self._in_a_row[duty] += 1
+                self._in_a_row[duty] = failures = self._in_a_row[duty] + 1
                 metrics.DUTIES_FAILED.labels(duty).inc()
-                failures = self._in_a_row[duty]
                 if failures % _LOGGED_EVERY == 1:
                     if isinstance(exc, Unavailable):
                         log.warning("duty_failed", duty=duty, reason=str(exc), failures=failures)

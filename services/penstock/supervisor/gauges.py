@@ -55,8 +55,7 @@ class Gauges:
         for reason in ("unsent", "untaken", "suspect"):
             metrics.RELEASED.labels(reason)
 
-    async def run_once(self) -> int:
-        """Returns 0: nothing changes."""
+    async def run_once(self) -> None:
         away: Unavailable | None = None
         if (started := monotonic()) >= self._rest_until:
             try:
@@ -64,8 +63,7 @@ class Gauges:
             except Unavailable as exc:  # Postgres is, or the count takes too long; the queues may answer
                 away = exc
             ended = monotonic()
-            rest = _REST * max(0.0, ended - started - _CHEAP_SECONDS)
-            self._rest_until = ended + min(_LONGEST_REST_SECONDS, rest)
+            self._rest_until = ended + min(_LONGEST_REST_SECONDS, _REST * max(0.0, ended - started - _CHEAP_SECONDS))
         queues = {**self.queues, **self.by_route(), **self.dead_letters}
         for shown in [shown for shown in self._depths if shown[0] not in queues]:
             metrics.QUEUE_DEPTH.remove(*shown)  # of a deleted route: an alert would go on
@@ -84,13 +82,10 @@ class Gauges:
                     metrics.QUEUE_DEPTH.labels(label, kind).set(count)
                     self._depths.add((label, kind))
             if label in self.dead_letters and self._rises[label].has_risen(depth.total):
-                log.warning(
-                    "dead_letters_rose", queue=label, messages=depth.total,
-                    next=f"penstock dlq list {label.removesuffix(DEAD_LETTER_SUFFIX)}",
-                )  # fmt: skip
+                dead = label.removesuffix(DEAD_LETTER_SUFFIX)
+                log.warning("dead_letters_rose", queue=label, messages=depth.total, next=f"penstock dlq list {dead}")
         if away is not None:
             raise away
-        return 0
 
     async def _look_at_tasks(self) -> None:
         """Count live and due tasks: expensive at millions, and over dead rows."""

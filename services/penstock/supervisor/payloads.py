@@ -160,8 +160,7 @@ class PayloadObjects:
                 with counted("delete"):
                     gone = await bucket.delete(names)
             self._tried_upto = rows[-1]["name"]  # those that S3 does not delete keep no others from it
-            kept = {row["name"] for row in rows if row["needed"]}
-            await self._store.fetch("forget_objects", [*gone, *kept])
+            await self._store.fetch("forget_objects", [*gone, *(row["name"] for row in rows if row["needed"])])
             deleted += len(gone)
             if len(gone) < len(names):
                 log.warning("objects_not_deleted", objects=len(names) - len(gone), next="they are tried again")

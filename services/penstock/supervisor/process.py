@@ -49,7 +49,7 @@ class Supervisor(Service):
         self.jobs = BulkJobs(store=store, changed=notifier.wake)
         self.promotions = Promotions(store=store, notifier=notifier)
         # By the names that metrics and log lines have.
-        self._duties: dict[str, Callable[[], Awaitable[int]]] = {
+        self._duties: dict[str, Callable[[], Awaitable[int | None]]] = {
             "Rules": limits.run_once,
             "Repair": repair.run_once,
             "Expiry": partial(expire, store),

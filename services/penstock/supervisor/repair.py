@@ -69,8 +69,7 @@ class Repair:
         claimed_at, task_id = await self._oldest_claim(), 0
         while stale := await self.store.fetch("find_stale", after_seconds, _BATCH, None, claimed_at, task_id):
             if on_the_way is None:
-                hold_seconds = settings.visibility_timeout_seconds
-                on_the_way = await seconds_on_the_way(self.store, self.results, hold_seconds)
+                on_the_way = await seconds_on_the_way(self.store, self.results, settings.visibility_timeout_seconds)
             for route in {task["route"] for task in stale if not task["taken"]} - empty_for.keys():
                 try:
                     empty_for[route] = await self._queue_is_empty_for(route)
@@ -112,9 +111,8 @@ class Repair:
         if monotonic() >= self._sweep_at:
             self._sweep_at = monotonic() + _SWEEP_SECONDS
             self._since = None
-        self._since = await self.store.value(
-            "find_oldest_claim", self.settings.stale_after_seconds + _LATE_SECONDS, self._since
-        )
+        after_seconds = self.settings.stale_after_seconds + _LATE_SECONDS
+        self._since = await self.store.value("find_oldest_claim", after_seconds, self._since)
         return self._since
 
     async def _release_unsent(self) -> int:

@@ -4,8 +4,6 @@ The history has one partition per final state and day (UTC), dropped once its en
 so a record is kept at least its retention and at most a day longer. For a retention under two days rows are deleted in
 batches as well, as are rows in the default partitions, which fill only while no supervisor runs for days, and are
 copied by day then (docs/decisions/033-full-default-partitions.md).
-
-A partition is dropped in transactions that do not grow with a day: detach, delete unique keys by blocks, drop.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -33,7 +31,7 @@ _DAYS_AHEAD = 3
 _TALLY_KEPT_SECONDS = 180.0
 _TALLY_BY_MINUTE_SECONDS = 3700.0  # the dashboard draws an hour
 _TALLY_ROWS_AT_ONCE = 20_000
-_KEYS_LOOKED_AT = 500
+_KEYS_LOOKED_AT = 500  # of the held ones in one round, as each is searched in every partition
 _SHORT_SECONDS = 2 * DAY  # records that are kept for less leave one by one
 _LOCK_WAIT_MS = 100  # all reads, or inserts, queue up behind this wait
 _LOCK_PAUSE_SECONDS = 180.0  # after a reader kept the lock
@@ -82,7 +80,7 @@ class Retention:
         kept = {f"task_{state.lower()}": seconds for state, seconds in self._keep.items()}
         short = [parent for parent, seconds in kept.items() if seconds < _SHORT_SECONDS]
         detach = methodcaller("fetch", "detach_expired_partition", [*kept], [*kept.values()])
-        parts: dict[str, Callable[[], Awaitable[int]]] = {
+        parts: dict[str, Callable[[], Awaitable[int | None]]] = {
             "default partitions": self._empty_defaults,
             "partitions": partial(self._all_with_lock, "make", self._make_partition),
             "indexes": partial(self._all_with_lock, "index", methodcaller("fetch", "index_next_partition", short)),
@@ -115,19 +113,17 @@ class Retention:
             self._locks_rest_until[what] = monotonic() + _LOCK_PAUSE_SECONDS
             raise
 
-    async def _all_with_lock(self, what: str, step: Callable[[Session], Awaitable[object]]) -> int:
+    async def _all_with_lock(self, what: str, step: Callable[[Session], Awaitable[object]]) -> None:
         """Repeat a step, each in a transaction of its own, until it finds nothing to do."""
         while await self._with_lock(what, step):
             pass
-        return 0
 
-    async def _empty_defaults(self) -> int:
+    async def _empty_defaults(self) -> None:
         """Move records of the default partitions to partitions of their days."""
         deadline = monotonic() + _COPYING_SECONDS
         for state in self._keep:
             while await self._empty_some(f"task_{state.lower()}") and monotonic() < deadline:
                 pass
-        return 0
 
     async def _empty_some(self, parent: str) -> bool:
         """Do one step; returns whether another follows."""
@@ -165,7 +161,7 @@ class Retention:
             return True
         return False
 
-    async def _compact_tally(self) -> int:
+    async def _compact_tally(self) -> None:
         limits = _TALLY_KEPT_SECONDS, _TALLY_BY_MINUTE_SECONDS, _TALLY_ROWS_AT_ONCE, MAX_ACTIONS_SHOWN, OTHER_ACTIONS
 
         async def compact() -> int:
@@ -173,10 +169,9 @@ class Retention:
                 return 0 if session is None else int(await session.value("compact_tally", *limits))
 
         await in_batches(compact, full=_TALLY_ROWS_AT_ONCE, most=_BATCHES_PER_ROUND)
-        return 0
 
     async def _drop_detached(self) -> int:
-        """Drop detached partitions; returns how many records they had."""
+        """Drop detached partitions, in transactions that do not grow with a day; returns how many records they had."""
         dropped = 0
         deadline = monotonic() + _FORGETTING_SECONDS
         for partition, state in await self._store.fetch("list_detached"):
@@ -231,8 +226,7 @@ class Retention:
         """Look at what some tasks have of a kind, and delete that of tasks that are gone; the next round looks on."""
         total, ends = 0, monotonic() + _LOOKING_SECONDS
         while monotonic() < ends:
-            upto = self._looked_upto[kind]
-            ((last, looked, deleted),) = await self._store.fetch(_BESIDE_TASKS[kind], upto, _BATCH)
+            ((last, looked, deleted),) = await self._store.fetch(_BESIDE_TASKS[kind], self._looked_upto[kind], _BATCH)
             self._looked_upto[kind] = last if looked == _BATCH else 0
             total += deleted
             if looked < _BATCH:
@@ -241,10 +235,7 @@ class Retention:
         return total
 
     async def _release_orphaned_keys(self) -> int:
-        """Release ordering keys whose failed task was deleted, emptied, or cancelled as a step: no retry releases them.
-
-        Each round checks the next few held keys, as each is searched in every partition.
-        """
+        """Release ordering keys of failed tasks that were deleted, emptied, or cancelled as a step: no retry does."""
         async with self._store.transaction() as session:
             released, last = await ordering.release_orphaned_keys(session, _KEYS_LOOKED_AT, self._held_upto)
         self._held_upto = last or ""

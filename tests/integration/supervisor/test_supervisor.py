@@ -1165,7 +1165,7 @@ async def test_gauges_tell_what_waits_and_fall_again(
     await put(queues["results"], "1")
     await take(queues["results"])
     gauges = Gauges(store=store, queues=queues, dead_letters={})
-    assert await gauges.run_once() == 0
+    await gauges.run_once()
     backlog = {
         state: sample("penstock_backlog", state=state) for state in ("WAITING", "SCHEDULED", "ACQUIRED", "ERROR")
     }
@@ -1243,7 +1243,7 @@ async def test_a_dead_letter_queue_that_may_not_be_read_is_left_out(
         "outbound-dlq": transport.queue("no-such-queue", label="outbound-dlq"),
     }
     await put(dead["inbound-dlq"], "1")
-    assert await Gauges(store=store, queues=queues, dead_letters=dead).run_once() == 0
+    await Gauges(store=store, queues=queues, dead_letters=dead).run_once()
     assert sample("penstock_queue_depth", queue="inbound-dlq", kind="visible") == 1
 
 
