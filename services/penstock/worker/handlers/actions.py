@@ -29,7 +29,6 @@ from penstock.worker.handlers.parameters import Parameters, batch_fit, injected,
 
 _MAX_BATCH = 10_000
 _MAX_LINGER_SECONDS = 60.0
-_DEFAULT_LINGER_SECONDS = 0.05
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,7 +61,7 @@ class Handler:
     takes_context: bool = field(init=False, default=False)
     injected: dict[str, type] = field(init=False)
     fit: Callable[[msgspec.Raw | bytes], Any] = field(init=False)
-    _payload: Callable[[Sequence[Any], Mapping[str, Any]], Any] = field(init=False)
+    _parameters: Parameters | None = field(init=False, default=None)
 
     def __post_init__(self, linger: float | None) -> None:
         name, function, batch = self.name, self.function, self.batch
@@ -91,19 +90,20 @@ class Handler:
             raise SettingsError(f"action {name!r}: timeout must be above 0 seconds, not {self.timeout!r}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise SettingsError(f"action {name!r}: {place(function)} yields; a handler returns its result")
-        self.linger_seconds = _DEFAULT_LINGER_SECONDS if linger is None else float(linger)
+        self.linger_seconds = 0.05 if linger is None else float(linger)
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
         self.injected = injected(name, function)
         if batch is not None:
-            self.fit, self._payload = batch_fit(name, function), _one
+            self.fit = batch_fit(name, function)
             return
-        parameters = Parameters(name, function)
-        self.fit, self._payload = parameters.fit, parameters.payload
-        self.takes_context = parameters.takes_context
+        self._parameters = Parameters(name, function)
+        self.fit, self.takes_context = self._parameters.fit, self._parameters.takes_context
 
     def payload(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call's arguments without the context as a checked payload. Raises InvalidParams, TypeError, ValueError."""
-        payload = to_builtins(self._payload(args, kwargs))
+        if self._parameters is None and (len(args) != 1 or kwargs):
+            raise TypeError("a batched action is enqueued with one argument, the params of a call")
+        payload = to_builtins(args[0] if self._parameters is None else self._parameters.payload(args, kwargs))
         self.fit(dumps(payload).encode())
         return payload
 
@@ -136,21 +136,14 @@ class Handler:
         return result_converter(self.name, self.function, is_batched=self.batch is not None)
 
 
-def _one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    if len(args) != 1 or kwargs:
-        raise TypeError("a batched action is enqueued with one argument, the params of a call")
-    return args[0]
-
-
 class Registry(dict[str, Handler]):
     """Handlers by action."""
 
     def add(self, handler: Handler) -> None:
         """Raises SettingsError when another function has the name; the same function, reloaded, replaces itself."""
-        known = self.get(handler.name)
-        where = place(handler.function)
-        is_reloaded = known is not None and place(known.function) == where and "<locals>" not in where
-        if known is not None and known.function is not handler.function and not is_reloaded:
+        known, where = self.get(handler.name, handler), place(handler.function)
+        is_reloaded = place(known.function) == where and "<locals>" not in where
+        if known.function is not handler.function and not is_reloaded:
             raise SettingsError(
                 f"action {handler.name!r} is registered twice: by {place(known.function)} and {where}; rename one"
             )
@@ -283,6 +276,6 @@ def load_app(module: str, *, registry: Registry = REGISTRY) -> None:
                 "run the worker from the folder that holds it, or install it"
             )
         raise SettingsError(f"--app {module} cannot be loaded: {why}") from exc
-    places = [f"{place(handler.function)}." for handler in registry.values()]
-    if registry.keys() == before and not any(where.startswith(f"{module}.") for where in places):
+    is_used = any(place(handler.function).startswith(f"{module}.") for handler in registry.values())
+    if registry.keys() == before and not is_used:
         log.warning("app_registers_nothing", app=module, hint="decorate its handlers with @penstock.action")

@@ -18,8 +18,6 @@ from penstock.protocol.spelling import did_you_mean
 from penstock.worker.handlers.context import Call, Context, Wait
 from penstock.worker.handlers.lifespan import INJECTED, place
 
-Arguments = tuple[Sequence[Any], Mapping[str, Any]]
-
 _PYDANTIC = frozenset(("pydantic", "pydantic_core", "annotated_types"))
 
 
@@ -60,18 +58,32 @@ class Parameters:
                 if convert is not None:
                     self._conversions[p.name] = checked(convert, p.name)
 
-    def fit(self, params: msgspec.Raw | bytes) -> Arguments:
+    def fit(self, params: msgspec.Raw | bytes) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """A task's parameters, raw JSON, as the arguments after the context. Raises InvalidParams."""
         value = read_params(params)
         if type(value) is dict:
-            self._check_names(value)
+            for name in self._required:
+                if name not in value or name in self._only_position:
+                    how = "; it is taken by position only: send an array" if name in self._only_position else ""
+                    raise InvalidParams(name, f"is missing{how}")
+            for name in value:
+                if name == self._reserved or name in self._injected or not (self._any_name or name in self._known):
+                    near = did_you_mean(name, self._known)
+                    raise InvalidParams(name[:100], f"is no parameter of {self._action}{near}")
             for name, convert in self._conversions.items():
                 if name in value:
                     value[name] = convert(value[name])
             return (), value
         if type(value) is not list:
             raise InvalidParams("params", "must be an object or an array")
-        self._check_positions(value)
+        for name in self._named[len(self._positions) :]:
+            if name in self._required:
+                raise InvalidParams(name, "is missing; it is taken by name only: send an object")
+        for name in self._positions[len(value) :]:
+            if name in self._required:
+                raise InvalidParams(name, "is missing")
+        if len(value) > len(self._positions) and not self._any_position:
+            raise InvalidParams("params", f"has {len(value)} items; {self._action} takes {len(self._positions)}")
         if self._conversions:
             for position, name in enumerate(self._positions[: len(value)]):
                 if name in self._conversions:
@@ -91,26 +103,6 @@ class Parameters:
         for name in named.keys() & kwargs.keys():
             raise TypeError(f"{self._action} got two values for {name}")
         return {**named, **kwargs}
-
-    def _check_names(self, given: Mapping[str, Any]) -> None:
-        for name in self._required:
-            if name not in given or name in self._only_position:
-                how = "; it is taken by position only: send an array" if name in self._only_position else ""
-                raise InvalidParams(name, f"is missing{how}")
-        for name in given:
-            if name == self._reserved or name in self._injected or not (self._any_name or name in self._known):
-                near = did_you_mean(name, self._known)
-                raise InvalidParams(name[:100], f"is no parameter of {self._action}{near}")
-
-    def _check_positions(self, given: Sequence[Any]) -> None:
-        for name in self._named[len(self._positions) :]:
-            if name in self._required:
-                raise InvalidParams(name, "is missing; it is taken by name only: send an object")
-        for name in self._positions[len(given) :]:
-            if name in self._required:
-                raise InvalidParams(name, "is missing")
-        if len(given) > len(self._positions) and not self._any_position:
-            raise InvalidParams("params", f"has {len(given)} items; {self._action} takes {len(self._positions)}")
 
 
 def injected(action: str, function: Callable[..., Any]) -> dict[str, type]:
