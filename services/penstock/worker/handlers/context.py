@@ -21,13 +21,11 @@ from penstock.worker.handlers.enqueueing import Action
 from penstock.worker.handlers.outcomes import is_number, seconds_of
 from penstock.worker.handlers.steps import Step, StepPort, Steps
 
-_NOTE_KEPT_CHARS = 1000
 _SPAWN_OPTIONS = {*TaskOptions.__annotations__, "name", "on_failure", "compensate"}
 
 _lock = threading.Lock()  # for all cancellations: it is held briefly
 
 Report = Callable[[float | None, str | None], None]
-Emit = Callable[[bytes], None]
 OnTimeout = Literal["retry", "fail"]
 Params = TypeVar("Params")
 P = ParamSpec("P")
@@ -120,7 +118,7 @@ class Context:
     lease: Lease | None = None
     journal: str = ""
     step_port: StepPort | None = None
-    emitter: Emit | None = None
+    emitter: Callable[[bytes], None] | None = None
     _token: str | None = field(init=False, default=None)
     _steps: Steps | None = field(init=False, default=None)
 
@@ -251,7 +249,12 @@ class Context:
 
     def sleep_until_sync(self, instant: datetime) -> None:
         """As :meth:`sleep_until`, in a handler that is a plain function."""
-        self._durable().suspend(SLEEP, until=_zoned(instant))
+        if instant.tzinfo is None:
+            raise ValueError(f"the instant needs a zone: {instant.isoformat()} is another one in each")
+        if (instant - datetime.now(UTC)).total_seconds() > LONGEST_WAIT_SECONDS:  # which no report may exceed
+            longest = f"{LONGEST_WAIT_SECONDS:.0f} seconds from now"
+            raise ValueError(f"a task sleeps until at most {longest}, not until {instant.isoformat()}")
+        self._durable().suspend(SLEEP, until=instant)
 
     def event_sync(self, token: str, timeout: float | None = None) -> Any:
         """As :meth:`event`, in a handler that is a plain function."""
@@ -286,7 +289,7 @@ class Context:
         if note is not None and not isinstance(note, str):
             raise TypeError(f"note must be text, not {type(note).__name__}")
         if self.report is not None:
-            self.report(percent, note[:_NOTE_KEPT_CHARS] if note else note)
+            self.report(percent, note and note[:1000])
         return _done()
 
     def progress_sync(self, percent: float | None = None, note: str | None = None) -> None:
@@ -352,13 +355,3 @@ def _call_of(action: Any, payload: Any = None, **options: Any) -> tuple[Any, Any
 
 def _step_of(name: str | Step) -> Step:
     return name if isinstance(name, Step) else Step(name)
-
-
-def _zoned(instant: datetime) -> datetime:
-    if instant.tzinfo is None:
-        raise ValueError(f"the instant needs a zone: {instant.isoformat()} is another one in each")
-    seconds = (instant - datetime.now(UTC)).total_seconds()
-    if seconds > LONGEST_WAIT_SECONDS:  # which no report may exceed
-        longest = f"{LONGEST_WAIT_SECONDS:.0f} seconds from now"
-        raise ValueError(f"a task sleeps until at most {longest}, not until {instant.isoformat()}")
-    return instant
