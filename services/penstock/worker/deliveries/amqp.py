@@ -16,9 +16,6 @@ from penstock.worker.deliveries.registry import Deliveries
 from penstock.worker.handlers.context import Call
 
 ACTION = "amqp.publish"
-_BATCH = 200
-_LINGER_SECONDS = 0.01
-_ROUTING_HEADERS = ("CC", "BCC")
 _LONGEST_NAME_BYTES = 255  # of routing keys, ids and types, in AMQP
 _LONGEST_HEADER_BYTES = 128  # of a header's name; the library cuts a longer one
 
@@ -61,7 +58,7 @@ def add_to(deliveries: Deliveries) -> None:
     links = Links(url, setting=setting, heartbeat_seconds=30, label="delivery")
     deliveries.at_close(links.close)
     publish = Publisher(links, settings).publish
-    deliveries.action(ACTION, publish, batch=_BATCH, linger=_LINGER_SECONDS, bad_params_attempts=1)
+    deliveries.action(ACTION, publish, batch=200, linger=0.01, bad_params_attempts=1)
 
 
 class Publisher:
@@ -87,7 +84,15 @@ class Publisher:
             if content is None:
                 raise Undeliverable("give one of body, a text, json, any value, and base64, bytes")
             body, content_type = content
-            self._check(given)
+            for name in ("routing_key", "message_id", "content_type"):
+                value = getattr(given, name) or ""
+                if len(value.encode("utf-8", "surrogatepass")) > _LONGEST_NAME_BYTES or not _is_plain(value):
+                    rule = f"must be up to {_LONGEST_NAME_BYTES} bytes of text, not {value[:100]!r}"
+                    raise Undeliverable(f"{name} {rule}")
+            if not given.exchange and self._settings.is_own_queue(given.routing_key):
+                raise Undeliverable(
+                    f"the queue {given.routing_key!r} is Penstock's own: a right to enqueue is none to write it"
+                )
             properties = spec.Basic.Properties(
                 content_type=given.content_type or content_type,
                 delivery_mode=2 if given.persistent else 1,
@@ -113,17 +118,6 @@ class Publisher:
             return NotDelivered(f"no queue takes a message for {where}: {problem}")
         return NotDelivered(f"the message for {where} was not confirmed: {problem}")
 
-    def _check(self, given: AmqpMessage) -> None:
-        """Raises Undeliverable."""
-        for name in ("routing_key", "message_id", "content_type"):
-            value = getattr(given, name) or ""
-            if len(value.encode("utf-8", "surrogatepass")) > _LONGEST_NAME_BYTES or not _is_plain(value):
-                raise Undeliverable(f"{name} must be up to {_LONGEST_NAME_BYTES} bytes of text, not {value[:100]!r}")
-        if not given.exchange and self._settings.is_own_queue(given.routing_key):
-            raise Undeliverable(
-                f"the queue {given.routing_key!r} is Penstock's own: a right to enqueue is none to write it"
-            )
-
 
 def _is_plain(text: str) -> bool:
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
@@ -133,7 +127,7 @@ def _header(name: str, value: Header) -> Any:
     """Raises Undeliverable."""
     if not _is_plain(name) or not 1 <= len(name.encode()) <= _LONGEST_HEADER_BYTES:
         raise Undeliverable(f"{name[:100]!r} is no name of a header")
-    if name in _ROUTING_HEADERS:
+    if name in ("CC", "BCC"):
         raise Undeliverable(f"the header {name} has RabbitMQ route the message to other queues too: leave it out")
     if isinstance(value, str) and not _is_plain(value):
         raise Undeliverable(f'the header {name} holds characters that cannot be sent: give it as {{"base64": ...}}')

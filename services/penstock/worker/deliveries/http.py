@@ -176,9 +176,7 @@ def retry_after_seconds(headers: Mapping[str, str], *, now: float) -> float | No
     if re.fullmatch(r"[0-9]{1,9}", text):
         return float(text)
     until = _date(text)
-    if until is None:
-        return None
-    return max(0.0, until - (_date(headers.get("Date", "")) or now))
+    return None if until is None else max(0.0, until - (_date(headers.get("Date", "")) or now))
 
 
 def _date(text: str) -> float | None:

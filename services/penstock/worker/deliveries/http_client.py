@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import aiohttp  # the SQS client has loaded it already
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -29,9 +30,6 @@ from penstock.worker.deliveries.errors import NotDelivered, Undeliverable, short
 MAX_URL_CHARS = 8192
 MAX_REDIRECTS = 20
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
-_METHOD = re.compile(r"[A-Z][A-Z0-9_-]{0,31}")
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
-_HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?")
 # They belong to the connection, or would show the server another request than the one that was checked.
 _OWN_HEADERS = {
@@ -41,8 +39,6 @@ _OWN_HEADERS = {
 # Sent to another origin; any other header may be a secret meant for the first one.
 _KEPT_FOR_OTHERS = frozenset(("accept", "accept-encoding", "accept-language", "content-type", "user-agent"))
 _CONTENT = frozenset(("content-type", "content-encoding", "content-language"))
-_IDLE_SECONDS = 30.0
-_TRUSTED_KEPT = 10_000
 
 
 class AddressRefused(Undeliverable):
@@ -68,7 +64,6 @@ class HttpClient:
         self._settings = settings
         self._policy = AddressPolicy(settings.http_allow)
         self._resolver = _Resolver(self._policy, resolver)
-        self._session: aiohttp.ClientSession | None = None
 
     async def request(
         self,
@@ -83,7 +78,7 @@ class HttpClient:
     ) -> Response:
         """One request and its answer, of any status. timeout_seconds: of it all. Raises Undeliverable, NotDelivered."""
         target, sent = read_url(url), _headers(headers or {})
-        if not _METHOD.fullmatch(method) or method in ("CONNECT", "TRACE"):
+        if not re.fullmatch(r"[A-Z][A-Z0-9_-]{0,31}", method) or method in ("CONNECT", "TRACE"):
             raise Undeliverable(f"method {method!r} cannot be sent: take one such as GET, POST, PUT, PATCH or DELETE")
         sent.setdefault("User-Agent", f"penstock/{__version__}")
         sent.setdefault("Accept", "*/*")
@@ -128,11 +123,13 @@ class HttpClient:
             url = following
 
     async def _send(self, method: str, url: URL, headers: CIMultiDict[str], body: bytes) -> aiohttp.ClientResponse:
-        self._check_literal(url)
-        session = self._open()
+        host = url.raw_host or ""
+        address = address_of(host)  # which goes past the resolver
+        if address is not None and (kind := self._policy.refusal(address)) is not None:
+            raise _refused(host, address, kind)
         for is_last in (False, True):
             try:
-                return await session.request(
+                return await self._session.request(
                     method, url, headers=headers, data=body or None, allow_redirects=False,
                     skip_auto_headers=("Content-Type",),
                 )  # fmt: skip
@@ -151,33 +148,26 @@ class HttpClient:
                 raise Undeliverable(f"the request to {shown(url)} cannot be sent: {exc}") from None
         raise AssertionError  # the loop returns or raises
 
-    def _check_literal(self, url: URL) -> None:
-        """A host that is an address goes past the resolver."""
-        host = url.raw_host or ""
-        address = address_of(host)
-        if address is not None and (kind := self._policy.refusal(address)) is not None:
-            raise _refused(host, address, kind)
-
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            context = ssl.create_default_context()
-            if self._settings.http_ca_file is not None:
-                context.load_verify_locations(self._settings.http_ca_file)
-            connector = aiohttp.TCPConnector(
-                limit=self._settings.http_max_connections,
-                ssl=context,
-                resolver=self._resolver,
-                keepalive_timeout=_IDLE_SECONDS,
-                socket_factory=self._socket,
-            )
-            self._session = aiohttp.ClientSession(
-                connector=connector,
-                timeout=aiohttp.ClientTimeout(total=None),  # of our own, over all redirects
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-                trust_env=False,
-            )
-        return self._session
+    @cached_property
+    def _session(self) -> aiohttp.ClientSession:
+        """Opened by the first request, and again by one behind `close`."""
+        context = ssl.create_default_context()
+        if self._settings.http_ca_file is not None:
+            context.load_verify_locations(self._settings.http_ca_file)
+        connector = aiohttp.TCPConnector(
+            limit=self._settings.http_max_connections,
+            ssl=context,
+            resolver=self._resolver,
+            keepalive_timeout=30,
+            socket_factory=self._socket,
+        )
+        return aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None),  # of our own, over all redirects
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+        )
 
     def _socket(self, info: aiohttp.AddrInfoType) -> socket.socket:
         """A socket for an address about to be connected to: the last check, wherever it comes from."""
@@ -188,8 +178,7 @@ class HttpClient:
         return socket.socket(family=family, type=kind, proto=protocol)
 
     async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
+        if (session := self.__dict__.pop("_session", None)) is not None:
             await session.close()
 
 
@@ -212,7 +201,7 @@ class _Resolver(AbstractResolver):
             raise OSError(f"{host} has no address")
         refusals = {one["host"]: self._policy.refusal(one["host"]) for one in found}
         if self._policy.trusts(host):
-            if len(self.trusted) > _TRUSTED_KEPT:
+            if len(self.trusted) > 10_000:
                 self.trusted.clear()  # names of a domain may come and go; those in use are looked up again
             self.trusted.update(address for address, kind in refusals.items() if kind is not None)
         else:
@@ -290,11 +279,11 @@ def _headers(given: Mapping[str, str]) -> CIMultiDict[str]:
     """Raises Undeliverable."""
     headers: CIMultiDict[str] = CIMultiDict()
     for name, value in given.items():
-        if not _HEADER_NAME.fullmatch(name):
+        if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}", name):
             raise Undeliverable(f"{name[:100]!r} is no name of a header")
         if name.lower() in _OWN_HEADERS:
             raise Undeliverable(f"the header {name} is the connection's own and cannot be given")
-        if not _HEADER_VALUE.fullmatch(value):
+        if not re.fullmatch(r"[\t\x20-\x7e]*", value):
             raise Undeliverable(f"the value of the header {name} holds characters other than printable ASCII")
         if name in headers:
             raise Undeliverable(f"the header {name} is given twice, in two ways of writing it")

@@ -124,13 +124,11 @@ class Publisher:
 
 def record_of(params: RecordParams, settings: Settings) -> Record:
     """The record that a payload asks for. Raises Undeliverable, naming the member that is wrong."""
-    problem = topic_problem(params.topic, settings)
-    if problem is not None:
+    if (problem := topic_problem(params.topic, settings)) is not None:
         raise Undeliverable(problem)
     if params.key is not None and params.key_base64 is not None:
         raise Undeliverable("key and key_base64 are two names of one thing: give one of them")
-    both = params.headers.keys() & params.headers_base64.keys()
-    if both:
+    if both := params.headers.keys() & params.headers_base64.keys():
         raise Undeliverable(f"header {min(both)!r} stands in headers and in headers_base64: give it once")
     is_given = {
         "value": params.value is not msgspec.UNSET,

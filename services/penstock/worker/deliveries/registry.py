@@ -31,24 +31,21 @@ class Deliveries:
         self._opens: list[Callable[[], None]] = []
         self._stack = AsyncExitStack()
         for name in dict.fromkeys(settings.deliveries):
-            self._add(name, modules or {})
-
-    def _add(self, name: str, modules: Mapping[str, str]) -> None:
-        if name not in BUILT_IN_ACTIONS:
-            near = nearest(name, BUILT_IN_ACTIONS)
-            raise SettingsError(
-                f"{PREFIX}DELIVERIES: there is no delivery {name!r}; "
-                + (f"did you mean {near}?" if near else f"there are {', '.join(sorted(BUILT_IN_ACTIONS))}")
-            )
-        if name in self.registry:
-            raise SettingsError(
-                f"{PREFIX}DELIVERIES names {name}, but a module of --app registers an action of that name: "
-                "rename that one, or take the name out of the setting"
-            )
-        home = modules.get(name) or f"penstock.worker.deliveries.{name.partition('.')[0]}"
-        with needing(f"{PREFIX}DELIVERIES={name}", EXTRAS.get(name, "worker")):
-            module = importlib.import_module(home)  # its add_to() registers it
-        module.add_to(self)
+            if name not in BUILT_IN_ACTIONS:
+                near = nearest(name, BUILT_IN_ACTIONS)
+                raise SettingsError(
+                    f"{PREFIX}DELIVERIES: there is no delivery {name!r}; "
+                    + (f"did you mean {near}?" if near else f"there are {', '.join(sorted(BUILT_IN_ACTIONS))}")
+                )
+            if name in self.registry:
+                raise SettingsError(
+                    f"{PREFIX}DELIVERIES names {name}, but a module of --app registers an action of that name: "
+                    "rename that one, or take the name out of the setting"
+                )
+            home = (modules or {}).get(name) or f"penstock.worker.deliveries.{name.partition('.')[0]}"
+            with needing(f"{PREFIX}DELIVERIES={name}", EXTRAS.get(name, "worker")):
+                module = importlib.import_module(home)  # its add_to() registers it
+            module.add_to(self)
 
     def action(self, name: str, function: Callable[..., Any], **options: Any) -> None:
         """Register a handler; options: those of ``penstock.action``, timeout, max_attempts, backoff, batch, linger."""

@@ -20,9 +20,6 @@ from penstock.worker.deliveries.registry import Deliveries
 from penstock.worker.handlers.context import Call
 
 ACTION = "sqs.send"
-_LABEL = "delivery"  # of metrics: there is no bound to the number of queues
-_BATCH = 200
-_LINGER_SECONDS = 0.02
 _CALLS_AT_ONCE = 8  # to one queue; of a FIFO queue one, for the sake of order
 _FIFO = ".fifo"
 _NOT_IN_SQS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\ud800-\udfff]")
@@ -56,7 +53,7 @@ def add_to(deliveries: Deliveries) -> None:
     transport = SqsTransport(settings, answer_seconds=10)
     deliveries.at_close(transport.close)
     send = Sender(transport, settings).send
-    deliveries.action(ACTION, send, batch=_BATCH, linger=_LINGER_SECONDS, bad_params_attempts=1)
+    deliveries.action(ACTION, send, batch=200, linger=0.02, bad_params_attempts=1)
 
 
 @dataclass(slots=True)
@@ -76,7 +73,8 @@ class Sender:
     def __init__(self, transport: SqsTransport, settings: Settings) -> None:
         queues = settings.sqs_send_queues
         self._allowed = {entry.rsplit("/", 1)[-1]: entry for entry in queues} | {entry: entry for entry in queues}
-        self._queues = {entry: transport.queue(entry, label=_LABEL) for entry in queues}
+        # One label of metrics: there is no bound to the number of queues.
+        self._queues = {entry: transport.queue(entry, label="delivery") for entry in queues}
 
     async def send(self, calls: list[Call[SqsMessage]]) -> list[Outcome]:
         """Send each task's message; its result is the ``message_id`` and ``sequence_number`` that SQS answers."""
