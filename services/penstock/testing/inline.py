@@ -36,8 +36,6 @@ from penstock.testing.faults import ALONE, ONE_AT_A_TIME, Faults, matches, run_w
 from penstock.testing.queue import MemoryQueue
 from penstock.worker.handlers.actions import REGISTRY, Registry
 
-_LOST = "its worker died each time that it ran"
-
 
 class _Step(NamedTuple):
     """A finished durable step. claim: whose attempt ran it."""
@@ -232,7 +230,7 @@ class Inline:
             for entry in decode_body(dead.sent.body, batch_limit=len(dead.sent.body)).entries:
                 assert isinstance(entry, Request)
                 task_id, claim = map(int, json.loads(bytes(entry.id)).split(":"))
-                error = reports.error_text(errors.HANDLER_ERROR, _LOST, type="StaleTask")
+                error = reports.error_text(errors.HANDLER_ERROR, "its worker died each time it ran", type="StaleTask")
                 self._apply(reports.Failed(task_id, claim, None, error, reports.NO_HINTS))
         self._outbound.dead.clear()
 

@@ -35,7 +35,6 @@ _NEXT_RETRY = (
     "select min(run_at) from penstock.task where state = 'ERROR' and run_at > $1 "
     "and (failures -> -1 ->> 'claim')::bigint = claim"
 )
-_POOL_SIZE = 4
 
 
 class Pipeline:
@@ -66,7 +65,7 @@ class Pipeline:
 
     def _store(self) -> Store:
         """Of the running loop: a test may have several, one after the other or in threads."""
-        return Store(self.database_url, pool_size=_POOL_SIZE)
+        return Store(self.database_url, pool_size=4)
 
     # Running
 
@@ -146,7 +145,13 @@ class Pipeline:
         answers = answered if isinstance(answered, list) else [answered]
         for request, answer in zip(requests, answers, strict=True):
             if request["method"] == "result" and "result" in answer:
-                _check_settled(answer["result"], any_will_do=request["params"].get("wait") == "any")
+                told, any_will_do = answer["result"], request["params"].get("wait") == "any"
+                outcomes = told if isinstance(told, list) else [told]
+                pending = [one for one in outcomes if one["state"] is not None and not State(one["state"]).final]
+                if len(pending) == len(outcomes) if any_will_do else pending:
+                    # A test that waited for it would wait for ever.
+                    problem = f"task {pending[0]['id']} is {pending[0]['state']}" if pending else "none of the tasks is"
+                    raise AssertionError(f"{problem}, not settled: drain() first")
         return answered
 
     async def _answer(self, body: str) -> Any:
@@ -164,12 +169,3 @@ class Pipeline:
     def send(self, bodies: Sequence[str]) -> None:
         for body in bodies:
             self._by_label["inbound"].put(Outgoing(body))
-
-
-def _check_settled(told: Any, *, any_will_do: bool) -> None:
-    """Raises AssertionError for a result that is not there: a test that waited for it would wait for ever."""
-    outcomes = told if isinstance(told, list) else [told]
-    pending = [one for one in outcomes if one["state"] is not None and not State(one["state"]).final]
-    if len(pending) == len(outcomes) if any_will_do else pending:
-        problem = f"task {pending[0]['id']} is {pending[0]['state']}" if pending else "none of the tasks is"
-        raise AssertionError(f"{problem}, not settled: drain() first")

@@ -22,10 +22,7 @@ class Stored:
 
 
 class MemoryQueue:
-    """See :class:`penstock.brokers.base.Queue` for the contract. now: the queue's clock, in epoch seconds.
-
-    number: of each message and delivery, distinct.
-    """
+    """As the contract of ``brokers.base.Queue``. now: epoch seconds. number: distinct, of each message and delivery."""
 
     def __init__(
         self, label: str, now: Callable[[], float], *, limits: Limits = LIMITS, number: Callable[[], int] | None = None
