@@ -78,20 +78,8 @@ class PenstockTaskContext(TaskContext):  # type: ignore[type-arg, misc]  # froze
     penstock: Context
 
 
-def register(task: PenstockTask) -> None:
-    """Make a task's function the handler of the action that has its path as name. Raises InvalidTask."""
-    known = REGISTRY.get(task.module_path)
-    if known is not None and inspect.unwrap(known.function) is inspect.unwrap(task.func):
-        return  # by using(): the same function with other options
-    try:
-        REGISTRY.add(Handler(task.module_path, _handler(task)))
-    except errors.SettingsError as exc:
-        raise InvalidTask(str(exc)) from exc
-
-
 def _handler(task: PenstockTask) -> Callable[..., Any]:
     function = task.func
-    is_async = inspect.iscoroutinefunction(function)
 
     @functools.wraps(function)
     async def run_async(ctx: Context, /, *args: Any, **kwargs: Any) -> Any:
@@ -119,16 +107,13 @@ def _handler(task: PenstockTask) -> Callable[..., Any]:
             if attempt.result.finished_at is not None:
                 task_finished.send_robust(attempt.sender, task_result=attempt.result)
 
-    made: Any = run_async if is_async else run
-    made.__signature__ = _signature(function, takes_context=task.takes_context)
-    return made  # type: ignore[no-any-return]
-
-
-def _signature(function: Callable[..., Any], *, takes_context: bool) -> inspect.Signature:
-    """Of a handler: Penstock's context, then the task's arguments as plain JSON, whatever their annotations."""
-    given = list(inspect.signature(function).parameters.values())[1 if takes_context else 0 :]
+    made: Any = run_async if inspect.iscoroutinefunction(function) else run
+    # Penstock's context, then the task's arguments as plain JSON, whatever their annotations.
     context = inspect.Parameter("_penstock_context", inspect.Parameter.POSITIONAL_ONLY)
-    return inspect.Signature([context, *(one.replace(annotation=inspect.Parameter.empty) for one in given)])
+    given = list(inspect.signature(function).parameters.values())[1 if task.takes_context else 0 :]
+    plain = [one.replace(annotation=inspect.Parameter.empty) for one in given]
+    made.__signature__ = inspect.Signature([context, *plain])
+    return made  # type: ignore[no-any-return]
 
 
 class _Attempt:
@@ -136,30 +121,27 @@ class _Attempt:
 
     def __init__(self, task: PenstockTask, ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         now = timezone.now()
-        worker = f"{socket.gethostname()}:{os.getpid()}"
         self.result: TaskResult[Any, Any] = TaskResult(
             task=task, id=str(ctx.task_id), status=TaskResultStatus.RUNNING, enqueued_at=None, started_at=now,
             last_attempted_at=now, finished_at=None, args=[*args], kwargs={**kwargs}, backend=task.backend, errors=[],
-            worker_ids=[worker],
+            worker_ids=[f"{socket.gethostname()}:{os.getpid()}"],
         )  # fmt: skip
         self.sender = type(task.get_backend())
         self.args = (PenstockTaskContext(task_result=self.result, penstock=ctx), *args) if task.takes_context else args
 
     def succeeded(self, returned: Any) -> Any:
         """Note a result; a wait is none yet."""
-        if isinstance(returned, Wait):
-            return returned
-        self._finish(TaskResultStatus.SUCCESSFUL)
-        object.__setattr__(self.result, "_return_value", returned)
+        if not isinstance(returned, Wait):
+            object.__setattr__(self.result, "_return_value", returned)
+            self._finish(TaskResultStatus.SUCCESSFUL)
         return returned
 
     def failed(self, exc: BaseException) -> None:
         """Note a failure; one that the function asks for, to run again, is none to Django."""
-        if isinstance(exc, ASKED):
-            return
-        path, text = f"{type(exc).__module__}.{type(exc).__qualname__}", "".join(traceback.format_exception(exc))
-        self.result.errors.append(TaskError(exception_class_path=path, traceback=text))
-        self._finish(TaskResultStatus.FAILED)
+        if not isinstance(exc, ASKED):
+            path, text = f"{type(exc).__module__}.{type(exc).__qualname__}", "".join(traceback.format_exception(exc))
+            self.result.errors.append(TaskError(exception_class_path=path, traceback=text))
+            self._finish(TaskResultStatus.FAILED)
 
     def _finish(self, status: TaskResultStatus) -> None:
         object.__setattr__(self.result, "status", status)
@@ -191,11 +173,18 @@ class PenstockBackend(BaseTaskBackend):
         self.defaults: dict[str, Any] = dict(self.options.get("enqueue", {}))
 
     def validate_task(self, task: Task[..., Any]) -> None:
+        """Make the function of a valid task the handler of the action that has its path as name. Raises InvalidTask."""
         super().validate_task(task)
-        if isinstance(task, PenstockTask):
-            for name in task.options.keys() - OPTIONS:
-                raise InvalidTask(f"no option of a task is named {name!r}{did_you_mean(name, OPTIONS)}")
-            register(task)
+        if not isinstance(task, PenstockTask):
+            return
+        for name in task.options.keys() - OPTIONS:
+            raise InvalidTask(f"no option of a task is named {name!r}{did_you_mean(name, OPTIONS)}")
+        known = REGISTRY.get(task.module_path)
+        if known is None or inspect.unwrap(known.function) is not inspect.unwrap(task.func):  # else made by using()
+            try:
+                REGISTRY.add(Handler(task.module_path, _handler(task)))
+            except errors.SettingsError as exc:
+                raise InvalidTask(str(exc)) from exc
 
     def enqueue(self, task: Task[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> TaskResult[Any, Any]:
         """Add a task in the transaction of the database's connection; without one, at once.
@@ -271,10 +260,7 @@ class PenstockBackend(BaseTaskBackend):
         object.__setattr__(result, "_return_value", detail.result)
         return result
 
-    def check(self, **_: Any) -> list[checks.CheckMessage]:
-        return [*self._problems()]
-
-    def _problems(self) -> Iterable[checks.CheckMessage]:
+    def check(self, **_: Any) -> Iterable[checks.CheckMessage]:  # type: ignore[override]  # any iterable will do
         where = f"TASKS[{self.alias!r}]"
         for name in self.options.keys() - {"database", "enqueue"}:
             yield checks.Error(f"{where}: OPTIONS has no {name!r}; it has database and enqueue", id="penstock.E001")
@@ -301,20 +287,15 @@ def _instant(text: str) -> datetime:
 
 
 def _error(failure: Failure) -> TaskError:
+    """Of a failure without an exception, such as a worker's death, the class is `penstock.TaskFailed`."""
     data = failure.error.get("data") or {}
-    shown = data.get("traceback") or f"{failure.error.get('message', '')}\n"
-    return TaskError(exception_class_path=_class_path(data.get("type", ""), shown), traceback=shown)
-
-
-def _class_path(name: str, shown: str) -> str:
-    """The path of an exception's class; `penstock.TaskFailed` for a failure without one, such as a worker's death.
-
-    name: of the class. shown: the traceback, whose last line has its module too.
-    """
+    name, shown = data.get("type", ""), data.get("traceback") or f"{failure.error.get('message', '')}\n"
+    # The last line of a traceback has the module of the class too.
     found = re.findall(rf"^((?:\w+\.)+{re.escape(name)})(?::|$)", shown, re.MULTILINE) if name else []
     if found:
-        return str(found[-1])
-    if isinstance(getattr(builtins, name, None), type):
-        return f"builtins.{name}"
-    own = name if name in (Retry.__name__, Fail.__name__) else errors.TaskFailed.__name__
-    return f"penstock.{own}"
+        path = found[-1]
+    elif isinstance(getattr(builtins, name, None), type):
+        path = f"builtins.{name}"
+    else:
+        path = f"penstock.{name if name in (Retry.__name__, Fail.__name__) else errors.TaskFailed.__name__}"
+    return TaskError(exception_class_path=path, traceback=shown)

@@ -12,8 +12,6 @@ from penstock.cli.processes import worker
 from penstock.cli.reload import run_reloading
 from penstock.protocol.errors import PenstockError
 
-_APP = "penstock.contrib.django.worker_app"
-
 
 class Command(BaseCommand):
     help = "Run tasks from Penstock's outbound queue. Settings are those of `penstock worker`."
@@ -30,7 +28,7 @@ class Command(BaseCommand):
     def handle(self, *, app: list[str], reload: bool, **options: Any) -> None:
         names = ("queue", "concurrency", "loops", "log_level")
         given = {name: options[name] for name in names if options[name] is not None}
-        modules = [_APP, *app]
+        modules = ["penstock.contrib.django.worker_app", *app]
         known = {"", *sysconfig.get_paths().values()}  # which each interpreter has of its own
         # Children find what manage.py finds.
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path not in known)
