@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from penstock.client import default
@@ -22,29 +23,24 @@ class Bound(dict[str, Any], Generic[R]):
     """
 
 
+@dataclass(eq=False, repr=False)
 class Action(Generic[P, R]):
     """A handler: called as the function that it is, or enqueued with the same arguments without the context.
 
     The arguments are written as JSON and checked as the worker will check them: the methods raise InvalidParams before
     anything is sent, and TypeError for a value that has no form in JSON. Those that end in ``_sync`` block. The api is
     the one that `penstock.connect` or the environment names; a transaction of yours needs none.
-    name: of the action. function: the handler itself.
+    name: of the action. function: the handler itself. options: of the tasks that it enqueues.
     """
 
-    def __init__(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        payload: Callable[[Sequence[Any], Mapping[str, Any]], Any],
-        read: Callable[[int, Any], R],
-    ) -> None:
-        """payload: arguments as a checked payload. read: a task's id and its result as the annotated type."""
-        functools.update_wrapper(self, function, updated=())
-        self.name = name
-        self.function = function
-        self.options = EnqueueOptions()
-        self._payload = payload
-        self._read = read
+    name: str
+    function: Callable[..., Any]
+    _payload: Callable[[Sequence[Any], Mapping[str, Any]], Any]  # arguments as a checked payload
+    _read: Callable[[int, Any], R]  # a task's id and its result as the annotated type
+    options: EnqueueOptions = field(default_factory=EnqueueOptions)
+
+    def __post_init__(self) -> None:
+        functools.update_wrapper(self, self.function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -62,9 +58,7 @@ class Action(Generic[P, R]):
         """
         for name in options.keys() - EnqueueOptions.__annotations__.keys():
             raise TypeError(f"no option is named {name!r}{did_you_mean(name, EnqueueOptions.__annotations__)}")
-        changed = type(self)(self.name, self.function, self._payload, self._read)
-        changed.options = self.options | options
-        return changed
+        return replace(self, options=self.options | options)
 
     def bind(self, /, *args: P.args, **kwargs: P.kwargs) -> Bound[R]:
         """Return the call with its options, to be given to an ``enqueue_many``."""
