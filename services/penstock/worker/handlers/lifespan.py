@@ -89,10 +89,8 @@ class Resources:
         try:
             await asyncio.shield(opened)
         except BaseException:
-            self._holding = None
-            self._closing.set()
             holding.cancel()
-            await asyncio.wait((holding,))
+            await self.close()
             raise
 
     async def _hold(self, opened: asyncio.Future[None]) -> None:
@@ -123,9 +121,7 @@ class Resources:
             return
         if not isinstance(failure, asyncio.CancelledError):
             opened.set_exception(failure)
-        elif self._closing.is_set():
-            opened.cancel()
-        else:
+        elif not self._closing.is_set():  # else open() has given up
             opened.set_exception(RuntimeError("a @lifespan ended while others were opened"))
 
     async def watch(self) -> None:
