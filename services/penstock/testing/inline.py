@@ -443,8 +443,7 @@ class Inline:
         shown = views.task_detail if command.detail else views.task
         if command.ids is None:
             return shown(_row(self._find(command.task_ids[0])))
-        found = map(self._tasks.get, command.task_ids)
-        return [None if task is None else shown(_row(task)) for task in found]
+        return [None if task is None else shown(_row(task)) for task in map(self._tasks.get, command.task_ids)]
 
     def _await(self, command: params.ResultParams) -> Any:
         found = [self._find(one) for one in command.task_ids]

@@ -129,8 +129,7 @@ class Pipeline:
         return [read(TaskDetail, task) for task in found if matches(task["payload"], payload)]
 
     def _ask(self, method: str, **params: Any) -> Any:
-        answer = self.answer(json.dumps({"jsonrpc": "2.0", "method": method, "params": params, "id": 0}))
-        return answer["result"]
+        return self.answer(json.dumps({"jsonrpc": "2.0", "method": method, "params": params, "id": 0}))["result"]
 
     # In the place of the api and the inbound queue
 

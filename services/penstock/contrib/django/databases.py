@@ -40,11 +40,10 @@ def database_url(alias: str) -> str:
         query |= {"sslrootcert": cafile, "sslmode": "verify-full"}
     if host and host[0] == "/":
         query["host"] = host
-    url = URL.create(
+    return URL.create(
         "postgresql", known["USER"] or None, known["PASSWORD"] or None, None if "host" in query else host,
         int(port) if port else None, known["NAME"], query,
-    )  # fmt: skip
-    return url.render_as_string(hide_password=False)
+    ).render_as_string(hide_password=False)  # fmt: skip
 
 
 def check_databases(databases: Collection[str] | None = None, **_: Any) -> Iterable[checks.CheckMessage]:

@@ -57,8 +57,7 @@ def add_to(deliveries: Deliveries) -> None:
     url, setting = settings.amqp_publish_url.get_secret_value(), f"{PREFIX}AMQP_PUBLISH_URL"
     links = Links(url, setting=setting, heartbeat_seconds=30, label="delivery")
     deliveries.at_close(links.close)
-    publish = Publisher(links, settings).publish
-    deliveries.action(ACTION, publish, batch=200, linger=0.01, bad_params_attempts=1)
+    deliveries.action(ACTION, Publisher(links, settings).publish, batch=200, linger=0.01, bad_params_attempts=1)
 
 
 class Publisher:

@@ -52,8 +52,7 @@ def add_to(deliveries: Deliveries) -> None:
     settings = deliveries.settings
     transport = SqsTransport(settings, answer_seconds=10)
     deliveries.at_close(transport.close)
-    send = Sender(transport, settings).send
-    deliveries.action(ACTION, send, batch=200, linger=0.02, bad_params_attempts=1)
+    deliveries.action(ACTION, Sender(transport, settings).send, batch=200, linger=0.02, bad_params_attempts=1)
 
 
 @dataclass(slots=True)
@@ -142,8 +141,7 @@ class Sender:
         async def deliver(batch: Sequence[_Entry]) -> None:
             for entry in batch:
                 if entry.group in held:
-                    reason = f"an earlier message of group {entry.group!r} was not sent"
-                    outcomes[entry.position] = NotDelivered(reason)
+                    outcomes[entry.position] = NotDelivered(f"an earlier message of group {entry.group!r} was not sent")
             going = [entry for entry in batch if entry.group not in held]
             if going and not await self._call(queue, going, outcomes):
                 for entry in going:  # alone, so that only the failing one fails
