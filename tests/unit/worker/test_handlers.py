@@ -23,7 +23,7 @@ from penstock.worker.handlers.actions import Handler, Registry, action, load_app
 from penstock.worker.handlers.context import Call, Context
 from penstock.worker.handlers.lifespan import inject
 from penstock.worker.handlers.outcomes import Fail, Retry
-from penstock.worker.handlers.steps import Suspend
+from penstock.worker.handlers.steps import Step, Suspend
 from penstock.worker.responses import encoded_result, unknown_action
 
 if TYPE_CHECKING:
@@ -521,6 +521,13 @@ def test_a_task_sleeps_for_decades_and_not_for_ever() -> None:
     for instant in (now + datetime.timedelta(days=36_601), datetime.datetime.max.replace(tzinfo=datetime.UTC)):
         with pytest.raises(ValueError, match=f"3162240000 seconds from now, not until {instant.year}-"):
             ctx.sleep_until_sync(instant)
+
+
+@pytest.mark.parametrize("timeout", [1e12, math.inf])
+def test_a_step_may_have_more_time_than_a_thread_can_wait(timeout: float) -> None:
+    ctx = Context(1, 1, "act")
+    assert ctx.step_sync(Step("charge", timeout=timeout), str, 5) == "5"
+    assert asyncio.run(ctx.step(Step("charge", timeout=timeout), str, 5)) == "5"
 
 
 def test_progress_goes_on_with_or_without_await() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -114,7 +115,7 @@ class Trial:
         self.tries += 1
         if self.step.timeout is None:
             return self.function()
-        return in_own_thread(self.function).result(self.step.timeout)
+        return in_own_thread(self.function).result(min(self.step.timeout, threading.TIMEOUT_MAX))
 
     def returned(self, result: Any) -> None:
         self.result = result
