@@ -24,12 +24,10 @@ _CALLS_AT_ONCE = 8  # to one queue; of a FIFO queue one, for the sake of order
 _FIFO = ".fifo"
 _NOT_IN_SQS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\ud800-\udfff]")
 # Another attempt would be refused too.
-_REFUSALS = frozenset(
-    (
-        "BatchRequestTooLong", "InvalidAttributeValue", "InvalidMessageContents", "InvalidParameterValue",
-        "MissingParameter",
-    )
-)  # fmt: skip
+_REFUSALS = {
+    "BatchRequestTooLong", "InvalidAttributeValue", "InvalidMessageContents", "InvalidParameterValue",
+    "MissingParameter",
+}  # fmt: skip
 
 Outcome = dict[str, str] | Undeliverable | NotDelivered
 AttributeName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$", max_length=256)]

@@ -25,7 +25,7 @@ from penstock.worker.handlers.context import Call, Context, Wait
 from penstock.worker.handlers.enqueueing import Action, ActionFunction
 from penstock.worker.handlers.lifespan import place
 from penstock.worker.handlers.outcomes import is_number
-from penstock.worker.handlers.parameters import Parameters, batch_fit, injected, result_converter
+from penstock.worker.handlers.parameters import Parameters, batch_fit, converter_of, injected, result_type
 
 _MAX_BATCH = 10_000
 _MAX_LINGER_SECONDS = 60.0
@@ -110,7 +110,7 @@ class Handler:
     def read_result(self, task_id: int, result: Any) -> Any:
         """A task's result, decoded JSON, as the annotated type. Raises UnexpectedResult, SettingsError."""
         try:
-            return self._convert(result)
+            return result if self._convert is None else self._convert(result)
         except msgspec.ValidationError as exc:
             raise UnexpectedResult(task_id, str(exc)) from None
 
@@ -132,8 +132,9 @@ class Handler:
         return made
 
     @cached_property
-    def _convert(self) -> Callable[[Any], Any]:
-        return result_converter(self.name, self.function, is_batched=self.batch is not None)
+    def _convert(self) -> Callable[[Any], Any] | None:
+        find = functools.partial(result_type, self.function, is_batched=self.batch is not None)
+        return converter_of(self.name, self.function, "the result", find)
 
 
 class Registry(dict[str, Handler]):

@@ -54,7 +54,7 @@ class Parameters:
         self._conversions: dict[str, Callable[[Any], Any]] = {}
         for p in named.values():
             if p.annotation is not p.empty:
-                convert = _converter_of(action, function, str(p), partial(resolve, p.annotation, function))
+                convert = converter_of(action, function, str(p), partial(resolve, p.annotation, function))
                 if convert is not None:
                     self._conversions[p.name] = checked(convert, p.name)
 
@@ -128,7 +128,7 @@ def batch_fit(action: str, function: Callable[..., Any]) -> Callable[[msgspec.Ra
             f"action {action!r}: {place(function)} is batched, so it must take one parameter, "
             "such as calls: list[Call[MyParams]]"
         )
-    convert = _converter_of(action, function, str(parameters[0]), partial(batch_params, action, function))
+    convert = converter_of(action, function, str(parameters[0]), partial(batch_params, action, function))
     if convert is None:
         return read_params
     check = checked(convert)
@@ -152,12 +152,6 @@ def batch_params(action: str, function: Callable[..., Any]) -> Any:
             f"not {wanted!r}"
         )
     return typing.get_args(item)[0]
-
-
-def result_converter(action: str, function: Callable[..., Any], *, is_batched: bool) -> Callable[[Any], Any]:
-    """Converts decoded JSON to the result's annotated type, or raises ValidationError. Raises SettingsError."""
-    convert = _converter_of(action, function, "the result", partial(result_type, function, is_batched=is_batched))
-    return convert or (lambda result: result)
 
 
 def result_type(function: Callable[..., Any], *, is_batched: bool) -> Any:
@@ -209,12 +203,18 @@ def _is_context(annotation: Any, function: Callable[..., Any], *, or_any: bool =
     )
 
 
-def _converter_of(
+def converter_of(
     action: str, function: Callable[..., Any], shown: str, find: Callable[[], Any]
 ) -> Callable[[Any], Any] | None:
-    """A converter to the type that ``find`` gives. Raises SettingsError, with the next step, for an unusable one."""
+    """Converts decoded JSON to the type that ``find`` gives, or raises ValidationError; None if any value fits.
+
+    Raises SettingsError, with the next step, for an unusable type. shown: where it stands.
+    """
     try:
-        return converter(find())
+        wanted = find()
+        if wanted is Any or wanted is object or isinstance(wanted, typing.TypeVar):
+            return None
+        return _by_msgspec(wanted) if is_checked_by_msgspec(wanted) else _by_pydantic(wanted)
     except SettingsError:
         raise
     except Exception as exc:
@@ -235,13 +235,6 @@ def resolve(annotation: Any, function: Callable[..., Any]) -> Any:
     inner = inspect.unwrap(function)
     names = getattr(inner, "__globals__", None) or getattr(type(inner).__call__, "__globals__", {})
     return typing.get_type_hints(holder, globalns=names, include_extras=True)["it"]
-
-
-def converter(wanted: Any) -> Callable[[Any], Any] | None:
-    """Converts decoded JSON to a type, or raises msgspec.ValidationError; None for a type that any value fits."""
-    if wanted is Any or wanted is object or isinstance(wanted, typing.TypeVar):
-        return None
-    return _by_msgspec(wanted) if is_checked_by_msgspec(wanted) else _by_pydantic(wanted)
 
 
 def is_checked_by_msgspec(wanted: Any) -> bool:
