@@ -61,8 +61,6 @@ def add_to(deliveries: Deliveries) -> None:
 
 
 class Publisher:
-    """The handler."""
-
     def __init__(self, links: Links, settings: Settings) -> None:
         self._links = links
         self._settings = settings

@@ -44,8 +44,6 @@ def add_to(deliveries: Deliveries) -> None:
 
 
 class Requests:
-    """The handler."""
-
     def __init__(self, client: HttpClient, settings: Settings) -> None:
         self._client = client
         self._settings = settings

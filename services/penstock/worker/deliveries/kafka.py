@@ -50,8 +50,6 @@ def add_to(deliveries: Deliveries) -> None:
 
 
 class Publisher:
-    """The handler."""
-
     def __init__(self, producer: KafkaProducer, settings: Settings) -> None:
         self._producer = producer
         self._settings = settings

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.protocol.errors import SettingsError, needing
-from penstock.protocol.spelling import nearest
+from penstock.protocol.spelling import did_you_mean
 from penstock.protocol.task import BUILT_IN_ACTIONS
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
@@ -32,11 +32,8 @@ class Deliveries:
         self._stack = AsyncExitStack()
         for name in dict.fromkeys(settings.deliveries):
             if name not in BUILT_IN_ACTIONS:
-                near = nearest(name, BUILT_IN_ACTIONS)
-                raise SettingsError(
-                    f"{PREFIX}DELIVERIES: there is no delivery {name!r}; "
-                    + (f"did you mean {near}?" if near else f"there are {', '.join(sorted(BUILT_IN_ACTIONS))}")
-                )
+                hint = did_you_mean(name, BUILT_IN_ACTIONS) or f"; there are {', '.join(sorted(BUILT_IN_ACTIONS))}"
+                raise SettingsError(f"{PREFIX}DELIVERIES: there is no delivery {name!r}{hint}")
             if name in self.registry:
                 raise SettingsError(
                     f"{PREFIX}DELIVERIES names {name}, but a module of --app registers an action of that name: "

@@ -144,10 +144,8 @@ def _text_of(value: Any) -> str:
 
 def _value(value: Any) -> Any:
     """A value of JSON; infinite floats and kinds without a codec become text."""
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
     if isinstance(value, dict | asyncpg.Record):
         return {key: _value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -65,8 +65,6 @@ class _Entry:
 
 
 class Sender:
-    """The handler."""
-
     def __init__(self, transport: SqsTransport, settings: Settings) -> None:
         queues = settings.sqs_send_queues
         self._allowed = {entry.rsplit("/", 1)[-1]: entry for entry in queues} | {entry: entry for entry in queues}

@@ -255,7 +255,7 @@ def action(name: Any = None, *, registry: Registry = REGISTRY, **options: Any) -
     return register
 
 
-def load_app(module: str, *, registry: Registry = REGISTRY) -> None:
+def load_app(module: str) -> None:
     """Import a module so that its actions register; the current folder is importable. Raises SettingsError."""
     here = os.getcwd()
     if here not in sys.path:
@@ -265,18 +265,17 @@ def load_app(module: str, *, registry: Registry = REGISTRY) -> None:
         raise SettingsError(
             f"--app {module}: name a module as an import statement does, such as {near or 'myapp.tasks'}"
         )
-    before = set(registry)
+    before = set(REGISTRY)
     try:
         importlib.import_module(module)
     except (Exception, SystemExit) as exc:
-        missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
         why = f"its import ended in {type(exc).__name__}: {exc}"
-        if missing is not None and f"{module}.".startswith(f"{missing}."):
+        if isinstance(exc, ModuleNotFoundError) and f"{module}.".startswith(f"{exc.name}."):
             why = (
-                f"there is no module {missing!r} in {here} nor among what is installed; "
+                f"there is no module {exc.name!r} in {here} nor among what is installed; "
                 "run the worker from the folder that holds it, or install it"
             )
         raise SettingsError(f"--app {module} cannot be loaded: {why}") from exc
-    is_used = any(place(handler.function).startswith(f"{module}.") for handler in registry.values())
-    if registry.keys() == before and not is_used:
+    is_used = any(place(handler.function).startswith(f"{module}.") for handler in REGISTRY.values())
+    if REGISTRY.keys() == before and not is_used:
         log.warning("app_registers_nothing", app=module, hint="decorate its handlers with @penstock.action")
