@@ -122,8 +122,7 @@ class Pipeline:
         while True:
             page = self._ask("list", action=action, limit=MAX_LIST, cursor=cursor)
             listed += [task["id"] for task in page["tasks"]]
-            cursor = page["cursor"]
-            if cursor is None:
+            if (cursor := page["cursor"]) is None:
                 break
         found = [self._ask("status", id=task_id, detail=True) for task_id in sorted(listed)]
         return [read(TaskDetail, task) for task in found if matches(task["payload"], payload)]

@@ -29,7 +29,6 @@ from penstock.worker.deliveries.errors import NotDelivered, Undeliverable, short
 
 MAX_URL_CHARS = 8192
 MAX_REDIRECTS = 20
-_REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?")
 # They belong to the connection, or would show the server another request than the one that was checked.
 _OWN_HEADERS = {
@@ -100,7 +99,7 @@ class HttpClient:
                 for name, value in reply.headers.items():
                     answered.add(name, value.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
                 location = answered.get("Location")
-                if redirects == 0 or location is None or reply.status not in _REDIRECTS:
+                if redirects == 0 or location is None or reply.status not in (301, 302, 303, 307, 308):
                     try:
                         with _ending_with_connection(reply):
                             kept = await reply.content.readexactly(limit_bytes + 1)

@@ -29,9 +29,9 @@ class Parameters:
         declared = inspect.signature(function).parameters.values()
         parameters = [p for p in declared if p.default is not INJECTED]
         self._injected = frozenset(p.name for p in declared if p.default is INJECTED)
-        self.takes_context = bool(parameters) and _takes_context(parameters[0], function)
+        self.takes_context = bool(parameters) and _is_context(parameters[0], function, is_first=True)
         for parameter in parameters[1:] if self.takes_context else parameters:
-            if _is_context(parameter.annotation, function):
+            if _is_context(parameter, function):
                 problem = f"takes the Context as {parameter.name}: make it the first parameter"
                 raise SettingsError(f"action {action!r}: {place(function)} {problem}")
         context = parameters[0] if self.takes_context else None
@@ -177,28 +177,23 @@ def read_params(params: msgspec.Raw | bytes) -> Any:
         raise InvalidParams("params", f"cannot be read: {exc}") from None
 
 
-def _takes_context(parameter: inspect.Parameter, function: Callable[..., Any]) -> bool:
-    """Whether a function's first parameter may be the context; without an annotation it is."""
-    if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
+def _is_context(parameter: inspect.Parameter, function: Callable[..., Any], *, is_first: bool = False) -> bool:
+    """Whether a parameter is annotated as Context. is_first: or without an annotation, or with one that it fits too."""
+    if is_first and parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
         return False
-    if parameter.annotation is parameter.empty or parameter.kind is parameter.VAR_POSITIONAL:
+    if is_first and (parameter.annotation is parameter.empty or parameter.kind is parameter.VAR_POSITIONAL):
         return True
-    return _is_context(parameter.annotation, function, or_any=True)
-
-
-def _is_context(annotation: Any, function: Callable[..., Any], *, or_any: bool = False) -> bool:
-    """Whether an annotation is Context. or_any: or one that a context fits too."""
     try:
-        wanted = resolve(annotation, function)
+        wanted = resolve(parameter.annotation, function)
     except Exception:  # its name may be imported for type checkers only
-        return str(annotation).rpartition(".")[2] == Context.__name__
+        return str(parameter.annotation).rpartition(".")[2] == Context.__name__
     is_several = typing.get_origin(wanted) in (typing.Union, types.UnionType, typing.Annotated)
     kinds = typing.get_args(wanted) if is_several else (wanted,)
     return any(
         kind is Context
-        or (or_any and (kind in (Any, *Context.__mro__) or isinstance(kind, typing.TypeVar)))
-        or (or_any and getattr(kind, "_is_protocol", False))
-        or (or_any and isinstance(kind, type) and issubclass(kind, Context))
+        or (is_first and (kind in (Any, *Context.__mro__) or isinstance(kind, typing.TypeVar)))
+        or (is_first and getattr(kind, "_is_protocol", False))
+        or (is_first and isinstance(kind, type) and issubclass(kind, Context))
         for kind in kinds
     )
 
