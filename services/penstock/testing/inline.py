@@ -484,8 +484,7 @@ class Inline:
         task = self._find(int(command.id))
         if task.state not in (State.CRITICAL_ERROR, State.CANCELLED):
             raise errors.StateConflict(task.id, task.state, "retried")
-        entries = [step.entry for step in task.steps.values()]
-        first = next((entry.position for entry in entries if entry.label == command.from_step), None)
+        first = next((one.entry.position for one in task.steps.values() if one.entry.label == command.from_step), None)
         if command.from_step is not None and first is None:
             raise errors.InvalidParams("from_step", f"names no durable step of task {task.id}")
         task.state, task.attempts, task.due_at, task.reason = State.SCHEDULED, 0, self.clock.now(), None

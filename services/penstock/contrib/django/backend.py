@@ -235,10 +235,9 @@ class PenstockBackend(BaseTaskBackend):
             raise TaskResultDoesNotExist(f"there is no task {result_id}") from None
         if detail.result_gone:
             raise errors.ResultGone(detail.id)
-        try:
+        task = None
+        with suppress(Exception):  # a module of another program may fail in any way
             task = import_string(detail.action)
-        except Exception:  # a module of another program may fail in any way
-            task = None
         if not isinstance(task, Task):
             raise TaskResultDoesNotExist(f"task {result_id} is of {detail.action}, which is no task of this project")
         return self._result(task, detail)
