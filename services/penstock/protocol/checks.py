@@ -84,14 +84,18 @@ def read_key(key: str | None, name: str) -> str | None:
 
 def read_name(text: str, name: str, max_chars: int) -> str:
     """A name or key, checked. Indexes hold these, some of them together, and bound an entry in bytes."""
-    if not 1 <= len(text) <= max_chars:
-        raise InvalidParams(name, f"must have 1 to {max_chars} characters, not {len(text)}")
-    if CONTROL.search(text):
-        raise InvalidParams(name, "holds a control character")
+    check_chars(text, name, max_chars=max_chars)
     size, most = utf8_size(text), max_chars * task.BYTES_PER_CHAR
     if size > most:
         raise InvalidParams(name, f"has {size} bytes in UTF-8; the limit is {most}")
     return text
+
+
+def check_chars(text: str, name: str, *, max_chars: int) -> None:
+    if not 1 <= len(text) <= max_chars:
+        raise InvalidParams(name, f"must have 1 to {max_chars} characters, not {len(text)}")
+    if CONTROL.search(text):
+        raise InvalidParams(name, "holds a control character")
 
 
 def _check_reason(reason: str, name: str) -> None:

@@ -31,12 +31,11 @@ def own_key(key: Key) -> Key:
     return key if key is None else key.rpartition(_BETWEEN)[2]
 
 
-def read_stored(key: str, read: Callable[[str], object], name: str) -> str:
-    """A key that may be a stored one; ``read`` checks it without the tenant. Raises InvalidParams."""
+def check_stored(key: str, name: str, *, check: Callable[[str, str], object]) -> None:
+    """Check a key that may be a stored one. check: of the key without the tenant. Raises InvalidParams."""
     tenant = tenant_of_key(key)
     read_tenant(tenant, name)
-    read(key if tenant is None else own_key(key))
-    return key
+    check(key if tenant is None else own_key(key), name)
 
 
 def tenant_of_key(key: str) -> str | None:

@@ -37,7 +37,7 @@ _change = partial(method, permission=Permission.ADMIN, scope=Scope.OWN, errors=(
 
 
 def _read_create(given: model.ScheduleCreateParams, settings: Settings) -> CreateSchedule:
-    model.read_name(given.name)  # here, since it is filled in
+    model.check_name(given.name, "name")  # here, since it is filled in
     params = EnqueueParams(
         given.action, given.payload, priority=given.priority, ordering_key=given.ordering_key,
         max_attempts=given.max_attempts, timeout=given.timeout, tenant=given.tenant,
@@ -75,7 +75,7 @@ def _read_update(given: model.ScheduleUpdateParams) -> Any:  # type: ignore[vali
     command: Any = given
     if not _changes(command):
         raise InvalidParams("name", "is given alone: name what is to change, too")
-    model.read_stored_name(command.name)
+    model.check_stored_name(command.name, "name")
     return command
 
 

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from penstock.protocol.answers import Missed, Overlap
-from penstock.protocol.checks import ACTION, CONTROL, ID, LIMIT, NUMBERED, Checked, check_labels, read_instant
+from penstock.protocol.checks import ACTION, ID, LIMIT, NUMBERED, Checked, check_chars, check_labels, read_instant
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import NewTask
-from penstock.protocol.tenant import TENANT, own_key, read_stored
+from penstock.protocol.tenant import TENANT, check_stored, own_key
 from penstock.protocol.views import CURSOR, about
 from penstock.schedules.cron import CronError, timing
 from penstock.schedules.policy import JOB_PREFIX, MAX_MISSED_LIMIT, Rule, render
 
 NAME_MAX_CHARS = 200
-LABELS_MAX = 32
-LABEL_NAME_MAX_CHARS = 100
-LABEL_MAX_CHARS = 500
-JITTER_MAX_SECONDS = 86_400.0
-LATENESS_MAX_SECONDS = 100 * 366 * 86_400.0
 IMPORT_LIMIT = 50_000
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9000, 1, 1, tzinfo=UTC)
 
 GivenInstant = str | int
 Labels = dict[str, str]
+
+check_name = partial(check_chars, max_chars=NAME_MAX_CHARS)
+check_stored_name = partial(check_stored, check=check_name)  # of an existing schedule
+_check_labels = partial(check_labels, most=32, name_chars=100, value_chars=500)
 
 
 # Parameters, by method. The field order is the order of positional parameters.
@@ -90,13 +90,11 @@ ScheduleUpdateParams = msgspec.defstruct(
 
 
 class ScheduleName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: Annotated[str, about("The schedule."), Checked(read_stored_name)]
+    name: Annotated[str, about("The schedule."), Checked(check_stored_name)]
 
 
 class ScheduleListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    labels: Annotated[
-        Labels | None, about("Only those that have each of these labels."), Checked(check_schedule_labels)
-    ] = None
+    labels: Annotated[Labels | None, about("Only those that have each of these labels."), Checked(_check_labels)] = None
     action: Annotated[str | None, about("Only those of this action."), ACTION] = None
     paused: Annotated[bool | None, about("Only those that are paused, or only those that are not.")] = None
     limit: Annotated[int, about("Maximum number of schedules; 1 to 1000."), LIMIT] = 50
@@ -237,12 +235,12 @@ def new_schedule(given: ScheduleCreateParams, task: NewTask) -> NewSchedule:
     start_at, end_at = _instant(given.start_at, "start_at"), _instant(given.end_at, "end_at")
     if start_at is not None and end_at is not None and end_at < start_at:
         raise InvalidParams("end_at", f"must not be before start_at, {given.start_at}, but is {given.end_at}")
-    _between("jitter", given.jitter, 0, JITTER_MAX_SECONDS, "seconds")
+    _between("jitter", given.jitter, 0, 86_400, "seconds")
     _between("max_missed", given.max_missed, 1, MAX_MISSED_LIMIT, "instants")
     if given.max_lateness is not None:
         # Supervisors look for due schedules every second, so a fire is never on time to the instant.
-        _between("max_lateness", given.max_lateness, 1, LATENESS_MAX_SECONDS, "seconds")
-    check_schedule_labels(given.labels)
+        _between("max_lateness", given.max_lateness, 1, 100 * 366 * 86_400, "seconds")
+    _check_labels(given.labels)
     members = {name: getattr(given, name) for name in NewSchedule.__struct_fields__}
     members |= {"expression": given.expression.strip(), "start_at": start_at, "end_at": end_at}
     members |= {"payload": task.payload, "priority": task.priority, "tenant": task.tenant}
@@ -254,29 +252,10 @@ def new_schedule(given: ScheduleCreateParams, task: NewTask) -> NewSchedule:
     return schedule
 
 
-def read_name(name: str) -> str:
-    """Raises InvalidParams."""
-    if not 1 <= len(name) <= NAME_MAX_CHARS:
-        raise InvalidParams("name", f"must have 1 to {NAME_MAX_CHARS} characters, not {len(name)}")
-    if CONTROL.search(name):
-        raise InvalidParams("name", "holds a control character")
-    return name
-
-
-def read_stored_name(name: str, field: str = "name") -> str:
-    """Check the name of an existing schedule, which may be a stored one. Raises InvalidParams."""
-    return read_stored(name, read_name, field)
-
-
 def check_not_a_jobs(name: str) -> None:
     """Raises InvalidParams for a name of a job's schedule: its first creator would receive the job's data."""
     if name.startswith(JOB_PREFIX):
         raise InvalidParams("name", f"must not begin with {JOB_PREFIX!r}, which is for jobs of scheduler0's API")
-
-
-def check_schedule_labels(labels: Labels, name: str = "labels") -> None:
-    """Raises InvalidParams, naming the label."""
-    check_labels(labels, name, most=LABELS_MAX, name_chars=LABEL_NAME_MAX_CHARS, value_chars=LABEL_MAX_CHARS)
 
 
 def _instant(value: GivenInstant | None, name: str) -> datetime | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -55,10 +55,7 @@ async def enqueue(context: ServingContext, tasks: Sequence[NewTask]) -> Sequence
     return await context.enqueue(tasks)
 
 
-Command = TypeVar("Command", params.StatusParams, params.ResultParams)
-
-
-def _within_limit(command: Command) -> Command:
+def _within_limit(command: Any) -> Any:
     """Raises InvalidParams for one that names more tasks than its body may."""
     in_hand().ask(len(command.task_ids))
     return command
@@ -143,14 +140,7 @@ async def retry(session: Session, given: params.RetryParams) -> answers.Changed:
     return answers.Changed(id=task_id, state=states[task_id])
 
 
-def _check_reschedule(given: params.RescheduleParams) -> params.RescheduleParams:
-    params.read_start(given)
-    if given.run_at is None and given.delay is None and given.priority is None:
-        raise InvalidParams("run_at", "or delay or priority must be given")
-    return given
-
-
-@_change("reschedule", read=_check_reschedule, wakes=True)
+@_change("reschedule", wakes=True)
 async def reschedule(session: Session, given: params.RescheduleParams) -> answers.Changed:
     """Move a waiting or retrying task (WAITING, SCHEDULED, ERROR) to another time or priority."""
     task_id, run_at = int(given.id), checks.read_instant(given.run_at)
@@ -171,10 +161,8 @@ async def check_own_task(session: Session, task_id: int) -> None:
 
 @_look("list", narrow=narrow_tenant, by_replica=True)
 async def list_(context: Context, given: params.ListParams) -> answers.TaskPage:
-    """List tasks, newest first.
-
-    With a filter, one call searches a bounded number of tasks; pass the cursor to search older ones.
-    """
+    """List tasks, newest first. With a filter, one call searches a bounded number of tasks; pass the cursor to search
+    older ones."""
     since, until = checks.read_instant(given.since, "since"), checks.read_instant(given.until, "until")
     if since is not None and until is not None and until <= since:
         raise InvalidParams("until", f"must be later than since, {since.isoformat()}, not {until.isoformat()}")

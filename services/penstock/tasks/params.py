@@ -17,7 +17,7 @@ from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.protocol.json_text import check_payload, decode_any, escape_for_sqs
 from penstock.protocol.sealed import Reference, decode_sealed
 from penstock.protocol.task import NewTask, OnDuplicate, State
-from penstock.protocol.tenant import TENANT, TENANT_MAX_CHARS, read_stored
+from penstock.protocol.tenant import TENANT, TENANT_MAX_CHARS, check_stored
 from penstock.protocol.views import CURSOR, about
 
 if TYPE_CHECKING:
@@ -164,6 +164,11 @@ class RescheduleParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delay: _Delay = None
     priority: Annotated[int | None, about("Null leaves it."), PRIORITY] = None
 
+    def __post_init__(self) -> None:
+        read_start(self)
+        if self.run_at is None and self.delay is None and self.priority is None:
+            raise InvalidParams("run_at", "or delay or priority must be given")
+
 
 MAX_TEXT_CHARS = 200  # that are looked for
 
@@ -219,13 +224,9 @@ class TaskFailParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenant: _WaitingTenant = None
 
 
-def _check_held_key(cursor: str, name: str) -> None:
-    read_stored(cursor, partial(checks.read_key, name=name), name)
-
-
 class OrderingListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, about(f"Maximum number of keys; 1 to {MAX_LIST}."), LIMIT] = 50
-    cursor: Annotated[str | None, CURSOR, Checked(_check_held_key)] = None
+    cursor: Annotated[str | None, CURSOR, Checked(partial(check_stored, check=checks.read_key))] = None
 
 
 class OrderingReleaseParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 import msgspec
 
 from penstock.protocol.answers import StepKind
-from penstock.protocol.checks import CONTROL, read_action
+from penstock.protocol.checks import CONTROL, check_chars, read_action
 from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.protocol.method import checked
 from penstock.protocol.task import NewTask
@@ -250,10 +250,7 @@ def _linked_steps(chain: list[StepParams | list[StepParams]]) -> dict[str, StepP
 
 def check_name(name: str) -> None:
     """Raises InvalidParams."""
-    if not 1 <= len(name) <= model.NAME_MAX_CHARS:
-        raise InvalidParams("name", f"must have 1 to {model.NAME_MAX_CHARS} characters, not {len(name)}")
-    if CONTROL.search(name):
-        raise InvalidParams("name", "holds a control character")
+    check_chars(name, "name", max_chars=model.NAME_MAX_CHARS)
     if "/" in name:
         raise InvalidParams("name", f"holds a /, which names of children have: {name!r}")
 
