@@ -46,12 +46,13 @@ class Resulter(Consumer):
         self._rest: dict[str, list[_Pending]] = {}  # of messages whose other reports are stored, by receipt
 
     def side_tasks(self) -> Mapping[str, SideTask]:
-        watermark = partial(repeat, "watermark", self._note.note)
-        own: Mapping[str, SideTask] = {
-            "turns": self._promotions.run, "workflows": self._successors.run, "watermark": watermark,
+        return {
+            **super().side_tasks(),
+            "turns": partial(repeat, "turns", self._promotions.work_or_wait),
+            "workflows": self._successors.run,
+            "watermark": partial(repeat, "watermark", self._note.note),
             "notify of output": self._output_notifier.run,
-        }  # fmt: skip
-        return {**super().side_tasks(), **own}
+        }
 
     async def run_once(self) -> int:
         try:
@@ -153,11 +154,16 @@ class Resulter(Consumer):
             log.info("signs_of_life_not_noted", tasks=len(claims), reason=str(exc))
 
     async def _record_refused(self, report: reports.Report, text: str, reason: str) -> None:
-        kept = _replacements(report, text, reason)
+        """Record the text of a report that Postgres refuses, and a failed attempt, since its worker is done."""
+        kept: list[reports.Report] = [reports.Unreadable(text, reason)]
+        failed: list[reports.Report] = []
+        if isinstance(report, Outcome):
+            why = "what the worker sent cannot be stored; it is kept among the rejected messages"
+            failed = [as_failed(report, HANDLER_ERROR, why, reports.NO_HINTS, type="Unstorable", message=reason)]
         try:
-            await self._record(kept, hurried=True)
+            await self._record(failed + kept, hurried=True)
         except Refused:  # Postgres refuses any change of that task: its text is kept, and repair finds the task
-            await self._record([entry for entry in kept if isinstance(entry, reports.Unreadable)], hurried=True)
+            await self._record(kept, hurried=True)
 
     async def _record(self, part: Sequence[reports.Report], *, hurried: bool) -> None:
         started_ns = time_ns()
@@ -202,12 +208,3 @@ class Resulter(Consumer):
             "recorded", succeeded=summary.succeeded, failed=summary.failed, waiting=summary.waiting,
             stale=summary.stale,
         )  # fmt: skip
-
-
-def _replacements(report: reports.Report, text: str, reason: str) -> list[reports.Report]:
-    """What to record of a report that Postgres refuses: its text, and a failed attempt, since its worker is done."""
-    kept = reports.Unreadable(text, reason)
-    if not isinstance(report, Outcome):
-        return [kept]
-    problem = "what the worker sent cannot be stored; it is kept among the rejected messages"
-    return [as_failed(report, HANDLER_ERROR, problem, reports.NO_HINTS, type="Unstorable", message=reason), kept]

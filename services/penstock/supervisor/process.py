@@ -66,7 +66,7 @@ class Supervisor(Service):
             "jobs": partial(repeat, "bulk jobs", self.jobs.work_then_rest),
             "workflows": partial(repeat, "workflows", self.advancing.advance_or_wait),
             "listen": self.advancing.listener.run,
-            "turns": self.promotions.run,
+            "turns": partial(repeat, "turns", self.promotions.work_or_wait),
         }
         for addition in additions:
             self._side_tasks |= addition(store, notifier, self.advancing.listener)

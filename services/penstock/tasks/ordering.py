@@ -13,7 +13,7 @@ from penstock.protocol.record import view_of
 from penstock.protocol.task import State
 from penstock.protocol.tenant import own_key, tenant_of_key
 from penstock.runtime import metrics
-from penstock.runtime.periodic import is_set_within, repeat
+from penstock.runtime.periodic import is_set_within
 from penstock.runtime.sweeps import Sweeps
 
 _WAITING_COUNTED = 10_000  # behind one ordering key
@@ -153,9 +153,6 @@ class Promotions:
             self._store.left_keys = False
             self._left.set()
 
-    async def run(self) -> None:
-        await repeat("turns", self._work_or_wait)
-
     async def run_once(self, *, also_running: bool = False) -> float:
         sweeps = None if also_running else self._sweeps
         async with self._store.transaction() as session:
@@ -171,7 +168,7 @@ class Promotions:
         while not await self.run_once(also_running=True):
             pass
 
-    async def _work_or_wait(self) -> float:
+    async def work_or_wait(self) -> float:
         seconds = await self.run_once()
         if not seconds or not await is_set_within(self._left, seconds):
             return 0.0
