@@ -154,10 +154,9 @@ def _settling(ctx: Attempt, result: Any, settings: Settings) -> tuple[str, str, 
 
 
 async def _ask(connection: Any, verb: str, settings: Settings, arguments: Sequence[Any]) -> Sequence[Any]:
-    if (answer := _substituted(verb, arguments)) is not None:
+    if in_process.substitute and (answer := in_process.substitute.ask(verb, arguments)) is not None:
         return answer
-    statement = renamed(_STATEMENTS[verb], settings.database_schema)
-    with _advice(verb, settings.database_schema):
+    with _statement(verb, settings.database_schema) as statement:
         match _driver(connection, _ASYNC_CLASSES):
             case "asyncpg":
                 rows: Sequence[Any] = await connection.fetch(statement.format("$1", "$2", "$3"), *arguments)
@@ -173,10 +172,9 @@ async def _ask(connection: Any, verb: str, settings: Settings, arguments: Sequen
 
 
 def _ask_sync(connection: Any, verb: str, settings: Settings, arguments: Sequence[Any]) -> Sequence[Any]:
-    if (answer := _substituted(verb, arguments)) is not None:
+    if in_process.substitute and (answer := in_process.substitute.ask(verb, arguments)) is not None:
         return answer
-    statement = renamed(_STATEMENTS[verb], settings.database_schema)
-    with _advice(verb, settings.database_schema):
+    with _statement(verb, settings.database_schema) as statement:
         match _driver(connection, _SYNC_CLASSES):
             case "sqlalchemy":
                 rows: Sequence[Any] = connection.execute(*_for_sqlalchemy(connection, statement, arguments)).all()
@@ -189,11 +187,6 @@ def _ask_sync(connection: Any, verb: str, settings: Settings, arguments: Sequenc
     return rows
 
 
-def _substituted(verb: str, arguments: Sequence[Any]) -> Sequence[Any] | None:
-    """The rows of a test that takes the place of the database's function."""
-    return None if in_process.substitute is None else in_process.substitute.ask(verb, arguments)
-
-
 def _only(answers: list[Accepted | DuplicateTask]) -> Accepted:
     (answer,) = answers
     if isinstance(answer, DuplicateTask):
@@ -202,10 +195,10 @@ def _only(answers: list[Accepted | DuplicateTask]) -> Accepted:
 
 
 @contextmanager
-def _advice(verb: str, schema: str) -> Iterator[None]:
-    """Add advice to an error of a missing function or grant."""
+def _statement(verb: str, schema: str) -> Iterator[str]:
+    """The statement; an error of the block gets advice if its function or a grant is missing."""
     try:
-        yield
+        yield renamed(_STATEMENTS[verb], schema)
     except Exception as exc:
         granted = renamed(_GRANTED[verb], schema)
         cause = getattr(exc, "orig", None) or exc.__cause__ or exc  # of SQLAlchemy, of Django
