@@ -240,16 +240,9 @@ async def read_job(session: Session, job_id: int) -> Job:
     return _job(rows[0])
 
 
-async def list_jobs(session: Session, *, before: int | None, limit: int, tenant: str | None = None) -> list[Job]:
-    """Newest first, from after the id ``before``. tenant: only jobs of its tasks alone."""
-    return [_job(row) for row in await session.fetch("list_jobs", before, limit, tenant)]
-
-
 async def take_job(session: Session, *, without: Sequence[int]) -> asyncpg.Record | None:
-    """The running job that has waited longest, locked until the transaction ends; None when there is none.
-
-    Jobs of another kind are left to processes of the version that knows it.
-    """
+    """The running job that has waited longest, locked until the transaction ends; None when there is none. Jobs of
+    another kind are left to processes of the version that knows it."""
     rows = await session.fetch("take_job", list(without), list(Operation))
     return rows[0] if rows else None
 

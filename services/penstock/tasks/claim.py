@@ -19,7 +19,6 @@ from penstock.runtime.logs import log
 from penstock.settings.model import Settings
 from penstock.tasks import settle
 
-NO_ROOMS: Mapping[str, int] = {}
 _MEMBERS = len(Claimed._fields)
 
 
@@ -70,7 +69,7 @@ async def claim_by_rules(
     *,
     stretches: Sequence[Stretch] = EVERYTHING,
     due_seconds: float = 0.0,
-    rooms: Mapping[str, int] = NO_ROOMS,
+    rooms: Mapping[str, int] = {},
 ) -> tuple[ClaimBatch | None, int]:
     """As ``claim``, with limits or routes; also returns how many tasks were diverted to a gate or a route.
 
