@@ -21,7 +21,7 @@ from penstock.db.pool import Store
 from penstock.methods.inbound import accept_inbound, read_inbound
 from penstock.protocol.requests import parse_claim_id
 from penstock.protocol.task import NewTask, State
-from penstock.results.spawn import Spawner, hold_spawners, spawn_children
+from penstock.results.spawn import Spawner, spawn_children
 from penstock.scheduler.process import Scheduler
 from penstock.schedules.firing import fire_due
 from penstock.settings.model import Settings, load_settings
@@ -216,7 +216,8 @@ async def test_what_a_plain_task_spawns_is_for_its_tenant(store: Store, sql: Any
     pair = batch.tasks[0].id, batch.id
     async with store.transaction() as session:
         spawners = {pair: Spawner("[]", [NewTask("child")])}
-        await spawn_children(session, spawners, await hold_spawners(session, spawners))
+        (row,) = await session.fetch("hold_spawners", [pair[0]], [pair[1]])
+        await spawn_children(session, spawners, {pair: row})
     assert [row[0] for row in await sql.fetch("select tenant from penstock.task where action = 'child'")] == ["acme"]
 
 

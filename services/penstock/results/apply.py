@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from penstock.db.session import Pair, Session
+from penstock.db.session import Pair, Session, columns, columns_of
 from penstock.limits import reported
 from penstock.payloads.codec import aad_of
 from penstock.payloads.records import decrypt_error, encrypt_error, encrypt_note, encrypt_progress
@@ -24,7 +24,7 @@ from penstock.protocol.reports import Outcome
 from penstock.protocol.retry import Backoff
 from penstock.protocol.sealed import MARK, SEALED_ENCODING, is_sealed, reference_of
 from penstock.protocol.task import Failure
-from penstock.results.spawn import Spawner, hold_spawners, read_spawner, refuse_strays, spawn_children
+from penstock.results.spawn import Spawner, read_spawner, refuse_strays, spawn_children
 from penstock.results.waits import begin_waits
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
@@ -130,8 +130,7 @@ async def apply_reports(session: Session, received: Sequence[reports.Report], se
     await settle.note_run_times(session, *(report.actions for report in kinds[reports.RunTimes]))
     if announcements := kinds[reports.Announced]:
         await reported.announce(session, announcements)
-    if summary.stale:
-        metrics.STALE_RESULTS.inc(summary.stale)
+    metrics.STALE_RESULTS.inc(summary.stale)
     return summary
 
 
@@ -166,12 +165,11 @@ async def _settle(
             failed[pair] = problem
             del succeeded[pair]
     for pair in await journal.name_others_objects(session, {pair: report.result for pair, report in succeeded.items()}):
-        why = "the result names an object of another task"
-        failed[pair] = as_failed(
-            succeeded.pop(pair), HANDLER_ERROR, why, reports.NO_HINTS, type="BadEncoding", message=why
-        )
+        report, why = succeeded.pop(pair), "the result names an object of another task"
+        failed[pair] = as_failed(report, HANDLER_ERROR, why, reports.NO_HINTS, type="BadEncoding", message=why)
         spawners.pop(pair, None)
-    held = await hold_spawners(session, spawners) if spawners else {}
+    locked = await session.fetch("hold_spawners", *columns(spawners)) if spawners else []
+    held = {(row["id"], row["claim"]): row for row in locked}  # of claims that hold their task
     if held:
         for pair, reason in (await refuse_strays(session, spawners, held, settings.spawn_actions)).items():
             del held[pair]
@@ -194,14 +192,10 @@ async def _settle(
 def _as_sent(
     session: Session, shared: Sequence[reports.SharedResult], given: list[Outcome], settings: Settings
 ) -> tuple[Sequence[reports.SharedResult], int]:
-    """The shared results and the number of their tasks; or nothing, if they must be looked at task by task: ``given``
-    has them then.
-    """
+    """The shared results and how many tasks they have; or nothing, and ``given`` has them, to be looked at each."""
     ids = [*chain.from_iterable(one.task_ids for one in shared)]
-    are_plain = not session.codec.encrypts and all(
-        utf8_size(one.result) <= settings.result_limit_bytes for one in shared
-    )
-    if are_plain and len({*ids, *(one.task_id for one in given)}) == len(ids) + len(given):
+    fit = not session.codec.encrypts and all(utf8_size(one.result) <= settings.result_limit_bytes for one in shared)
+    if fit and len({*ids, *(one.task_id for one in given)}) == len(ids) + len(given):
         return shared, len(ids)
     given += chain.from_iterable(one.each() for one in shared)
     return (), 0
@@ -237,12 +231,9 @@ async def _note_heartbeats(
     # The last one stays: of the newest claim, and with a detail where any of its has one.
     ordered = sorted(heartbeats, key=lambda beat: (beat.claim, beat.detail is not None))
     newest = {beat.task_id: beat for beat in ordered if (beat.task_id, beat.claim) not in outcomes}
-    codec = session.codec
-    return await settle.note_heartbeats(
-        session,
-        {(beat.task_id, beat.claim): encrypt_progress(codec, beat.task_id, beat.detail) for beat in newest.values()},
-        {(beat.task_id, beat.claim): beat.worker for beat in newest.values()},
-    )
+    beats = {(beat.task_id, beat.claim): beat for beat in newest.values()}
+    texts = {pair: encrypt_progress(session.codec, pair[0], beat.detail) for pair, beat in beats.items()}
+    return await settle.note_heartbeats(session, texts, {pair: beat.worker for pair, beat in beats.items()})
 
 
 def hold_of(report: reports.Failed) -> reported.Hold | None:
@@ -260,7 +251,7 @@ async def _postpone(session: Session, failed: dict[Pair, reports.Failed], settin
     if not postponed:
         return 0
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    again: list[tuple[int, int, float, str, str]] = []
+    again: list[tuple[int, int, float, str, str]] = []  # id, claim, seconds, progress as JSON text, reason
     for pair, before in (await settle.read_postponed(session, postponed)).items():
         report = postponed[pair]
         head = _decode_head(report.error)
@@ -274,7 +265,10 @@ async def _postpone(session: Session, failed: dict[Pair, reports.Failed], settin
         else:
             note = encrypt_note(session.codec, pair[0], f"put off at {now}: {message}")
             again.append((*pair, put_off[0], json.dumps({"percent": None, "note": note}), put_off[1]))
-    for row in await settle.postpone(session, again):
+    rows = await session.fetch("postpone_tasks", *map(list, zip(*again, strict=True))) if again else []
+    for row in rows:
+        metrics.TRANSITIONS.labels(row["action"], row["state"]).inc()
+        metrics.POSTPONED.labels(row["action"], row["reason"]).inc()
         log.info("task_put_off", task_id=row["id"], action=row["action"], reason=row["reason"])
     return len(again)
 
@@ -335,13 +329,18 @@ async def _suspend(
         # What reports take to be recorded that are in the queue now, those that a dead resulter keeps included.
         ((*_, lag_seconds, _),) = await session.fetch("read_watermark", settings.visibility_timeout_seconds)
         delay = float(lag_seconds) + settings.visibility_timeout_seconds
-        excused = await journal.find_excused(session, redelivered)
+        found = await session.fetch("find_excused", *columns(redelivered))
+        excused = {(row["id"], row["claim"]): row["excused"] for row in found}  # of claims that hold their task
         for pair in redelivered:
             if excused.get(pair, True):
                 suspended[pair] = msgspec.structs.replace(suspended[pair], seconds=delay, until=None)
             else:
                 failed[pair] = interrupted(suspended.pop(pair), delay)
-    return await journal.suspend(session, suspended)
+    resumes = columns_of(suspended.values(), "seconds", "until", "worker", "is_redelivered")
+    rows = await session.fetch("suspend_attempts", *columns(suspended), *resumes) if suspended else []
+    for row in rows:
+        metrics.TRANSITIONS.labels(row["action"], row["state"]).inc()
+    return len(rows)
 
 
 def interrupted(report: reports.Suspended, delay: float) -> reports.Failed:

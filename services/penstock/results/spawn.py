@@ -45,12 +45,6 @@ def read_spawner(text: str, settings: Settings, trace: TraceContext | None = Non
     return Spawner(text, tasks, sorted(action for action in undoing if action))
 
 
-async def hold_spawners(session: Session, spawners: Mapping[Pair, Spawner]) -> dict[Pair, Record]:
-    """Lock the tasks whose claim still holds; returns their rows."""
-    rows = await session.fetch("hold_spawners", *columns(spawners))
-    return {(row["id"], row["claim"]): row for row in rows}
-
-
 async def refuse_strays(
     session: Session, spawners: Mapping[Pair, Spawner], held: Mapping[Pair, Record], allowed: Sequence[str]
 ) -> dict[Pair, InvalidParams]:
@@ -73,11 +67,9 @@ async def refuse_strays(
         stray = next((kind for kind in wanted[pair] if routes[kind] != own), None)
         if stray is not None:
             by = ["no route" if route is None else f"the route {route}" for route in (routes[stray], own)]
-            reason = (
-                f"holds {stray[0]!r}, which goes by {by[0]}, and {parent['action']!r} by {by[1]}: "
-                "PENSTOCK_SPAWN_ACTIONS names actions that any task may spawn"
-            )
-            refused[pair] = InvalidParams("spawn", reason)
+            reason = f"holds {stray[0]!r}, which goes by {by[0]}, and {parent['action']!r} by {by[1]}"
+            hint = "PENSTOCK_SPAWN_ACTIONS names actions that any task may spawn"
+            refused[pair] = InvalidParams("spawn", f"{reason}: {hint}")
     return refused
 
 

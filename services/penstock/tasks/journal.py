@@ -1,4 +1,4 @@
-"""The journals of tasks in Postgres, and suspensions that spend no attempt."""
+"""The journals of tasks in Postgres."""
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
@@ -6,16 +6,15 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from penstock.db.session import Pair, Session, columns, columns_of
+from penstock.db.session import Session, columns_of
 from penstock.payloads.codec import PayloadCodec, aad_of
 from penstock.protocol import answers
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.journal import StepKey, StepPlace, carried, decode_entry
 from penstock.protocol.record import view_of
-from penstock.protocol.reports import Stepped, Suspended
+from penstock.protocol.reports import Stepped
 from penstock.protocol.sealed import reference_of
 from penstock.protocol.views import raw
-from penstock.runtime import metrics
 from penstock.tasks import views
 from penstock.tasks.enqueue import reference_objects
 
@@ -23,10 +22,8 @@ Owned = TypeVar("Owned", bound=tuple[int, Any])
 
 
 async def record(session: Session, steps: Sequence[Stepped], *, most: int, most_bytes: int) -> set[tuple[int, StepKey]]:
-    """Add finished steps to the journals of live tasks; returns those without room, or with another task's object.
-
-    A step of an older claim is kept too, as it has run; the newest claim's counts where there are two.
-    """
+    """Add finished steps to the journals of live tasks; returns those without room, or with another task's object. A
+    step of an older claim is kept too, as it has run; the newest claim's counts where there are two."""
     newest: dict[tuple[int, StepKey], Stepped] = {}
     for step in sorted(steps, key=attrgetter("claim"), reverse=True):
         newest.setdefault((step.task_id, step.entry.key), step)
@@ -53,24 +50,6 @@ async def name_others_objects(session: Session, stored: Mapping[Owned, str]) -> 
     owners = {tuple(row) for row in await session.fetch("find_owners", list(names.values()))}
     owned = {name for name, _ in owners}
     return {key for key, name in names.items() if name in owned and (name, key[0]) not in owners}
-
-
-async def suspend(session: Session, pairs: Mapping[Pair, Suspended]) -> int:
-    """ACQUIRED back to be claimed later, the attempt not spent; returns how many claims held. Ids are distinct."""
-    resumes = columns_of(pairs.values(), "seconds", "until", "worker", "is_redelivered")
-    rows = await session.fetch("suspend_attempts", *columns(pairs), *resumes) if pairs else []
-    for row in rows:
-        metrics.TRANSITIONS.labels(row["action"], row["state"]).inc()
-    return len(rows)
-
-
-async def find_excused(session: Session, pairs: Sequence[Pair]) -> dict[Pair, bool]:
-    """Whether an attempt whose worker may have died costs nothing, of each claim that still holds its task.
-
-    It does not if the journal has grown since the claim, or if the task is not suspect yet.
-    """
-    rows = await session.fetch("find_excused", *columns(pairs))
-    return {(row["id"], row["claim"]): row["excused"] for row in rows}
 
 
 async def rewind(session: Session, task_id: int, label: str) -> list[str]:

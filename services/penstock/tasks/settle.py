@@ -86,8 +86,7 @@ async def find_claims(session: Session, by_attempt: Iterable[tuple[int, int]]) -
 async def fail(session: Session, failures: Sequence[Failure], *, hold_keys: bool = False) -> set[int]:
     """ACQUIRED to ERROR with its delay, or to CRITICAL_ERROR where there is none. Ids are distinct.
 
-    Returns those whose claim held. hold_keys: a task in CRITICAL_ERROR holds its ordering key; otherwise the next task
-    is promoted.
+    Returns those whose claim held. hold_keys: those in CRITICAL_ERROR hold their ordering keys, and nothing follows.
     """
     settled: set[int] = set()
     again = [f for f in failures if f.delay_seconds is not None]
@@ -120,18 +119,6 @@ async def read_postponed(session: Session, pairs: Iterable[Pair]) -> dict[Pair, 
     """Of each claim that still holds its task."""
     rows = await session.fetch("read_postponed", *columns(pairs), ANNOUNCED_SECONDS)
     return {(row["id"], row["claim"]): PutOff(*tuple(row)[2:]) for row in rows}
-
-
-async def postpone(session: Session, put_off: Sequence[tuple[int, int, float, str, str]]) -> list[asyncpg.Record]:
-    """ACQUIRED back to be claimed later, the attempt not spent; returns (id, action, state, reason).
-
-    put_off: id, claim, seconds, the progress as JSON text, and the reason: payload, snooze or unknown.
-    """
-    rows = await session.fetch("postpone_tasks", *map(list, zip(*put_off, strict=True))) if put_off else []
-    for row in rows:
-        metrics.TRANSITIONS.labels(row["action"], row["state"]).inc()
-        metrics.POSTPONED.labels(row["action"], row["reason"]).inc()
-    return rows
 
 
 async def note_heartbeats(
