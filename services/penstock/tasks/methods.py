@@ -145,9 +145,8 @@ async def reschedule(session: Session, given: params.RescheduleParams) -> answer
     """Move a waiting or retrying task (WAITING, SCHEDULED, ERROR) to another time or priority."""
     task_id, run_at = int(given.id), checks.read_instant(given.run_at)
     await check_own_task(session, task_id)
-    states = await rescheduling.reschedule(
-        session, [task_id], run_at=run_at, delay_seconds=given.delay, priority=given.priority
-    )
+    rows = await session.fetch("reschedule_tasks", [task_id], run_at, given.delay, given.priority)
+    states = {row["id"]: State(row["state"]) for row in rows}
     if not states:
         raise await rescheduling.why_unchanged(session, task_id, "rescheduled")
     return answers.Changed(id=task_id, state=states[task_id])
@@ -187,10 +186,8 @@ async def list_(context: Context, given: params.ListParams) -> answers.TaskPage:
             async with asyncio.timeout(None if given.text is None else TEXT_SECONDS):
                 (page,) = await session.fetch(statement, before, given.limit, scan, *sought, *of_state)
         except TimeoutError:
-            raise InvalidParams(
-                "text",
-                f"was looked for in {scan:,} tasks for {TEXT_SECONDS:g} s: name an action, a state or a time too",
-            ) from None
+            why = f"was looked for in {scan:,} tasks for {TEXT_SECONDS:g} s: name an action, a state or a time too"
+            raise InvalidParams("text", why) from None
         ids: list[int] = page["ids"]
         asked = [*set(ids).difference(ahead)]
         # A key is looked up in the indexes first, however old the tasks are that hold it or wait for it.

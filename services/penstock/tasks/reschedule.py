@@ -1,26 +1,12 @@
-"""Reschedule waiting tasks, and restart failed or cancelled ones."""
+"""Restart failed or cancelled tasks; why a task could not be changed."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 from penstock.db.session import Session
 from penstock.protocol.errors import StateConflict, TaskNotFound
 from penstock.protocol.task import State
 from penstock.runtime import metrics
-
-
-async def reschedule(
-    session: Session,
-    ids: Sequence[int],
-    *,
-    run_at: datetime | None = None,
-    delay_seconds: float | None = None,
-    priority: int | None = None,
-) -> dict[int, State]:
-    """Change the time or priority of waiting tasks, None keeping it; returns the state of each changed task."""
-    rows = await session.fetch("reschedule_tasks", list(ids), run_at, delay_seconds, priority)
-    return {row["id"]: State(row["state"]) for row in rows}
 
 
 async def restart(session: Session, ids: Sequence[int]) -> dict[int, State]:

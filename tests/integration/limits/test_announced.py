@@ -29,7 +29,6 @@ from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.supervisor.gauges import Gauges
 from penstock.tasks import enqueue as enqueuing
-from penstock.tasks.reschedule import reschedule
 from penstock.worker.announcing import announcements, schemas
 from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.context import Call, Context
@@ -181,7 +180,7 @@ async def move(store: Store, way: str, task_id: int, seconds: float) -> None:
     async with store.transaction() as session:
         match way:
             case "reschedule":
-                await reschedule(session, [task_id], delay_seconds=seconds)
+                await session.fetch("reschedule_tasks", [task_id], None, seconds, None)
             case "bulk":
                 await session.fetch("spread_tasks", [task_id], [seconds], datetime.now(UTC), None)
             case "replace":
@@ -218,7 +217,7 @@ async def test_a_task_with_another_priority_still_waits_for_a_worker(pump: Pump,
         if way == "bulk":
             await session.fetch("spread_tasks", [task_id], [0.0], None, 5)
         else:
-            await reschedule(session, [task_id], priority=5)
+            await session.fetch("reschedule_tasks", [task_id], None, None, 5)
     assert (await why(pump.store, task_id)).cause is Cause.UNKNOWN_ACTION
     await pump.world.report(announcement())
     assert await pump.upkeep.run_once() == 1
@@ -231,7 +230,7 @@ async def test_an_announcement_waits_for_no_transaction_that_moves_tasks(pump: P
     await give_back(pump, *ids)
     await pump.world.report(announcement())
     async with pump.store.transaction() as session:
-        await reschedule(session, ids[:1], delay_seconds=86_400)
+        await session.fetch("reschedule_tasks", ids[:1], None, 86_400.0, None)
         async with asyncio.timeout(20):
             assert await pump.upkeep.run_once() == 1
 

@@ -161,7 +161,8 @@ async def test_a_task_rescheduled_to_now_is_run_by_a_scheduler_whose_bounds_have
     assert await states(store, [later, due]) == ["SCHEDULED", "ACQUIRED"]
     async with store.session() as session:
         past = datetime.now(UTC) - timedelta(hours=1)
-        assert await reschedule.reschedule(session, [later], run_at=past) == {later: State.SCHEDULED}
+        (moved,) = await session.fetch("reschedule_tasks", [later], past, None, None)
+    assert moved["state"] == "SCHEDULED"
     async with asyncio.timeout(30):
         while (await states(store, [later])) != ["ACQUIRED"]:
             await scheduler.run_once()

@@ -206,14 +206,14 @@ async def test_a_duplicate_of_a_task_in_its_turn_is_told_waiting_until_the_turn_
     assert await claimed(store) == ids[MANY + 5 :]
 
 
-@pytest.mark.parametrize("change", [{"delay_seconds": 3600.0}, {"priority": -3}])
+@pytest.mark.parametrize("change", [{"delay": 3600.0}, {"priority": -3}])
 async def test_a_task_moved_in_its_turn_is_claimed_when_it_should_be(
     store: Store, sql: Any, task_of: TaskOf, change: dict[str, Any]
 ) -> None:
     keys = await turned(store)
     moved = keys[5][1]
     async with store.session() as session:
-        await reschedule.reschedule(session, [moved], **change)
+        await session.fetch("reschedule_tasks", [moved], None, change.get("delay"), change.get("priority"))
     assert await claimed(store) == [task for task in seconds_of(keys) if task != moved]
     assert await promote_overdue(store) == 1
     assert (await task_of(moved))["state"] == "SCHEDULED"
@@ -389,7 +389,8 @@ async def test_whatever_happens_at_once_no_key_is_broken_and_nothing_is_left(
 
     async def move(chosen: list[int]) -> None:
         async with store.transaction() as session:
-            met["moved"] += len(await reschedule.reschedule(session, chosen[:2], priority=chance.choice([-1, 0, 1])))
+            priority = chance.choice([-1, 0, 1])
+            met["moved"] += len(await session.fetch("reschedule_tasks", chosen[:2], None, None, priority))
 
     async def ender() -> None:
         while not stop.is_set():

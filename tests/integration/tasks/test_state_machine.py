@@ -914,7 +914,8 @@ class Lives(RuleBasedStateMachine):
     def reschedule_these(self, ids: list[int], delay: float | None, priority: int | None) -> None:
         async def work() -> dict[int, State]:
             async with self.store.session() as session:
-                return await rescheduling.reschedule(session, ids, delay_seconds=delay, priority=priority)
+                rows = await session.fetch("reschedule_tasks", ids, None, delay, priority)
+                return {row["id"]: State(row["state"]) for row in rows}
 
         waiting = self.in_state(State.WAITING, *READY_STATES)
         moved = {task_id for task_id in set(ids) & set(waiting) if not self.tasks[task_id].awaits_event}
