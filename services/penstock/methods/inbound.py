@@ -160,29 +160,23 @@ async def take_in_tasks(
         routes = await enqueue.routes_of_kinds(session, {(task.action, task.labels) for task in large.values()})
 
     async def take(task: NewTask) -> NewTask:
+        payload, queue = task.payload, routes[task.action, task.labels]["queue"]
         # What is loaded is stored before the loads behind it: else all would be held at once.
         async with nullcontext() if task.offered is None else codec.taking:
-            return await _take_in_task(task, codec, settings, routes[task.action, task.labels]["queue"], schemas)
+            if task.offered is not None:
+                try:
+                    payload = await codec.load(task.offered, offered_aad(task.action, task.tenant))
+                except errors.PayloadLost as exc:
+                    raise errors.InvalidParams("sealed_payload", f"cannot be taken: {exc}") from None
+                check_payload(payload, "sealed_payload", settings.largest_payload_bytes)
+                check_fits(schemas, task.action, payload)
+            stored = await codec.store(payload, payload_aad(task.action, task.tenant), queue=queue)
+            return replace(task, payload=stored)
 
     stored = await asyncio.gather(*map(take, large.values()), return_exceptions=True)
     for place, task in zip(large, stored, strict=True):
         taken[place] = task
     return taken
-
-
-async def _take_in_task(
-    task: NewTask, codec: PayloadCodec, settings: Settings, queue: str | None, schemas: Schemas
-) -> NewTask:
-    """Raises RpcError when its payload is not available, PayloadUnavailable."""
-    payload = task.payload
-    if task.offered is not None:
-        try:
-            payload = await codec.load(task.offered, offered_aad(task.action, task.tenant))
-        except errors.PayloadLost as exc:
-            raise errors.InvalidParams("sealed_payload", f"cannot be taken: {exc}") from None
-        check_payload(payload, "sealed_payload", settings.largest_payload_bytes)
-        check_fits(schemas, task.action, payload)
-    return replace(task, payload=await codec.store(payload, payload_aad(task.action, task.tenant), queue=queue))
 
 
 async def accept_inbound(session: Session, inbound: Inbound, settings: Settings, *, source: str) -> list[Accepted]:

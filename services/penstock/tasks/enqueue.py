@@ -29,10 +29,8 @@ _RETRY_PAUSE_SECONDS = 0.1  # at most: two that wait for each other give up at t
 
 
 async def enqueue(session: Session, tasks: Sequence[NewTask], *, source: str | None = None) -> list[Accepted]:
-    """Insert tasks with their payloads encoded, all or none; the answers are in the order of ``tasks``.
-
-    source: where metrics say that they come from; None: they are counted elsewhere.
-    """
+    """Insert tasks with their payloads encoded, all or none; the answers are in the order of ``tasks``. source: where
+    metrics say that they come from; None: they are counted elsewhere."""
     if not tasks:
         return []
     spans = active.active()
@@ -74,12 +72,11 @@ async def insert(session: Session, tasks: Sequence[NewTask]) -> list[Accepted]:
     """As ``enqueue``, of tasks whose payloads are encoded already."""
     metrics.BATCH_SIZE.labels("enqueue").observe(len(tasks))
     if all(t.is_plain for t in tasks):
-        is_traced = active.active() is not None
-        names, statement = (
-            ((*_PLAIN, "trace"), "enqueue_traced_tasks") if is_traced else (_PLAIN, "enqueue_plain_tasks")
-        )
-        rows = await session.fetch(statement, *columns_of(tasks, *names))
-        return [Accepted(id=row[0], state=State.SCHEDULED, duplicate=False) for row in rows]
+        if active.active() is None:
+            rows = await session.fetch("enqueue_plain_tasks", *columns_of(tasks, *_PLAIN))
+        else:
+            rows = await session.fetch("enqueue_traced_tasks", *columns_of(tasks, *_PLAIN, "trace"))
+        return [Accepted(row[0], State.SCHEDULED, False) for row in rows]
     return await _insert_in_parts(session, _cut_at_other_scopes(tasks))
 
 
@@ -211,9 +208,3 @@ async def routes_of_kinds(session: Session, kinds: Collection[Kind]) -> dict[Kin
     """The route by which tasks of each kind would go now, and its queue; nulls: the outbound queue."""
     rows = await session.fetch("find_routes", [action for action, _ in kinds], [labels for _, labels in kinds])
     return dict(zip(kinds, rows, strict=True))
-
-
-async def queues_of_tasks(session: Session, task_ids: Collection[int]) -> dict[int, str]:
-    """The queue to which waiting tasks would go now, without those of the outbound queue."""
-    rows = await session.fetch("find_queues", list(task_ids)) if task_ids else []
-    return {row["id"]: row["queue"] for row in rows}

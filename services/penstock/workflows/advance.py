@@ -24,7 +24,7 @@ from penstock.runtime.logs import log
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import settle
-from penstock.tasks.enqueue import queues_of_tasks, reference_objects
+from penstock.tasks.enqueue import reference_objects
 from penstock.workflows import model
 from penstock.workflows.definition import fallback_of, policy_of, read_children, step_task
 from penstock.workflows.model import ChildParams, NewStep, StepOptions
@@ -229,7 +229,8 @@ class WorkflowRun:
             return
         if self._session.codec.is_on:
             large = [task_id for task_id, (_, text) in steps.items() if text and self._session.codec.is_large(text)]
-            queues = await queues_of_tasks(self._session, large)
+            found = await self._session.fetch("find_queues", large) if large else []
+            queues = {row["id"]: row["queue"] for row in found}  # without those of the outbound queue
             for task_id, (step, text) in steps.items():
                 if text is not None:
                     aad = payload_aad(step["action"], self._tenants[step["workflow_id"]])
