@@ -57,10 +57,9 @@ class Resulter(Consumer):
     async def run_once(self) -> int:
         try:
             return await super().run_once()
-        except Locked:
-            raise  # the results are held here, and _keep_alive notes heartbeats for their tasks
-        except Exception:
-            self._note.interrupted()
+        except Exception as exc:
+            if not isinstance(exc, Locked):  # else the results are held here, and _keep_alive notes heartbeats
+                self._note.interrupted()
             raise
 
     async def commit(self, messages: Sequence[Message]) -> Uncommitted:
@@ -83,9 +82,7 @@ class Resulter(Consumer):
             report, entry, message = one
             if isinstance(report, reports.SharedResult):  # for one of its tasks
                 name = self._store.fence.name
-                texts = [
-                    reports.encode_result(name(task_id, report.claim), report.result) for task_id in report.task_ids
-                ]
+                texts = [reports.encode_result(name(one, report.claim), report.result) for one in report.task_ids]
                 each = [(alone, text, message) for alone, text in zip(report.each(), texts, strict=True)]
                 waiting.pop(id(report), None)
                 waiting.update((id(one[0]), one) for one in each)
@@ -143,9 +140,7 @@ class Resulter(Consumer):
 
     async def _keep_alive(self, left: Sequence[reports.Report]) -> None:
         """Record heartbeats of tasks whose results wait here for another transaction."""
-        claims = {
-            report.task_id: report.claim for report in left if isinstance(report, Outcome) and report.claim is not None
-        }
+        claims = {one.task_id: one.claim for one in left if isinstance(one, Outcome) and one.claim is not None}
         try:
             async with self._store.transaction(hurried=True) as session:
                 await settle.note_heartbeats(session, dict.fromkeys(claims.items()))

@@ -1,7 +1,4 @@
-"""The methods that answer tasks which wait for an event, and waits that time out.
-
-Each outcome is recorded as a report of the task's worker would be.
-"""
+"""The methods that answer tasks which wait for an event, and waits that time out: recorded as workers' reports are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -193,22 +190,18 @@ async def give_up_overdue(session: Session, limit: int, settings: Settings, *, n
     """
 
     async def give_up(overdue: Sequence[asyncpg.Record], hurried: bool) -> int:
+        policies = {(row["task_id"], row["claim"]): waits.read_policy(row["policy"]) for row in overdue}
         async with session.savepoint(hurried=hurried):
-            return await _give_up(session, overdue, settings)
+            resumed = await waits.resume_waits(session, policies)
+            ended = [waits.timed_out(pair, policy) for pair, policy in policies.items() if pair in resumed]
+            await apply_reports(session, ended, settings)
+            await session.fetch("end_waits", [row["token"] for row in overdue])
+            await session.fetch("end_waits_of", [pair[0] for pair in resumed])
+        metrics.WAITS_ENDED.labels("timeout").inc(len(resumed))
+        return len(overdue)
 
     async def leave(overdue: asyncpg.Record, error: errors.PenstockError) -> int:
         log.warning("overdue_wait_left", task_id=overdue["task_id"], reason=str(error))
         return 0
 
     return sum(await in_halves(await session.fetch("find_overdue_waits", limit, now), give_up, leave))
-
-
-async def _give_up(session: Session, overdue: Sequence[asyncpg.Record], settings: Settings) -> int:
-    policies = {(row["task_id"], row["claim"]): waits.read_policy(row["policy"]) for row in overdue}
-    resumed = await waits.resume_waits(session, policies)
-    ended = [waits.timed_out(pair, policy) for pair, policy in policies.items() if pair in resumed]
-    await apply_reports(session, ended, settings)
-    await session.fetch("end_waits", [row["token"] for row in overdue])
-    await session.fetch("end_waits_of", [pair[0] for pair in resumed])
-    metrics.WAITS_ENDED.labels("timeout").inc(len(resumed))
-    return len(overdue)

@@ -149,10 +149,9 @@ async def resume_waits(session: Session, pairs: Iterable[Pair]) -> set[Pair]:
 
 async def note_answers(session: Session, answered: Sequence[tuple[str, Pair, bytes]]) -> None:
     """Note that these tokens gave their tasks an answer of that digest; their tasks wait for nothing any more."""
-    ids, claims = columns(pair for _, pair, _ in answered)
-    await session.fetch(
-        "note_answers", [token for token, _, _ in answered], ids, claims, [digest for _, _, digest in answered]
-    )
+    tokens, pairs, digests = map(list, zip(*answered, strict=True))
+    ids, claims = columns(pairs)
+    await session.fetch("note_answers", tokens, ids, claims, digests)
     await session.fetch("end_waits_of", ids)
 
 

@@ -49,9 +49,8 @@ class ReadingNote:
         known = [sent_at for sent_at in times if sent_at is not None]
         interrupted, self._was_interrupted = self._was_interrupted, False
         try:
-            await self._store.fetch(
-                "note_resulter", self._name, min(known, default=None), len(known) == len(times), not interrupted
-            )
+            oldest, are_all_known = min(known, default=None), len(known) == len(times)
+            await self._store.fetch("note_resulter", self._name, oldest, are_all_known, not interrupted)
         except BaseException:
             self._was_interrupted = True
             raise
