@@ -7,7 +7,7 @@ is imported that the caller has not imported: the module of the connection's cla
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
@@ -157,7 +157,7 @@ async def _ask(connection: Any, verb: str, settings: Settings, arguments: Sequen
     if in_process.substitute and (answer := in_process.substitute.ask(verb, arguments)) is not None:
         return answer
     with _statement(verb, settings.database_schema) as statement:
-        match _driver(connection, _ASYNC_CLASSES):
+        match _driver(connection, verb, is_async=True):
             case "asyncpg":
                 rows: Sequence[Any] = await connection.fetch(statement.format("$1", "$2", "$3"), *arguments)
             case "sqlalchemy":
@@ -166,8 +166,6 @@ async def _ask(connection: Any, verb: str, settings: Settings, arguments: Sequen
                 async with _cursor(connection) as cursor:
                     await cursor.execute(statement.format("%s", "%s", "%s"), arguments)
                     rows = await cursor.fetchall()
-            case _:
-                raise _wrong(connection, _ASYNC, f"{verb}_sync", _SYNC)
     return rows
 
 
@@ -175,15 +173,13 @@ def _ask_sync(connection: Any, verb: str, settings: Settings, arguments: Sequenc
     if in_process.substitute and (answer := in_process.substitute.ask(verb, arguments)) is not None:
         return answer
     with _statement(verb, settings.database_schema) as statement:
-        match _driver(connection, _SYNC_CLASSES):
+        match _driver(connection, verb, is_async=False):
             case "sqlalchemy":
                 rows: Sequence[Any] = connection.execute(*_for_sqlalchemy(connection, statement, arguments)).all()
             case "psycopg" | "django":
                 with _cursor(connection) as cursor:
                     cursor.execute(statement.format("%s", "%s", "%s"), arguments)
                     rows = cursor.fetchall()
-            case _:
-                raise _wrong(connection, _SYNC, verb, _ASYNC)
     return rows
 
 
@@ -210,13 +206,18 @@ def _statement(verb: str, schema: str) -> Iterator[str]:
         raise
 
 
-def _driver(connection: Any, classes: Mapping[str, Container[str]]) -> str | None:
-    """The driver of a connection, by its class or one that it inherits from."""
-    for base in type(connection).__mro__:
+def _driver(connection: Any, verb: str, *, is_async: bool) -> str:
+    """The driver of a connection, by its class or one that it inherits from. Raises TypeError for another kind."""
+    kind, classes = type(connection), _ASYNC_CLASSES if is_async else _SYNC_CLASSES
+    for base in kind.__mro__:
         driver = base.__module__.partition(".")[0]
         if base.__name__ in classes.get(driver, ()):
             return driver
-    return None
+    taken, other, taken_by_other = (_ASYNC, f"{verb}_sync", _SYNC) if is_async else (_SYNC, verb, _ASYNC)
+    raise TypeError(
+        f"{kind.__module__}.{kind.__qualname__} is no connection that can be used here: give a {taken}; "
+        f"penstock.{other} takes a {taken_by_other}"
+    )
 
 
 def _for_sqlalchemy(connection: Any, statement: str, arguments: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
@@ -241,14 +242,6 @@ def _cursor(connection: Any) -> Any:
 
     of = connection if hasattr(connection, "cursor") else connection.connection
     return of.cursor(row_factory=tuple_row)
-
-
-def _wrong(connection: Any, taken: str, other: str, taken_by_other: str) -> TypeError:
-    kind = type(connection)
-    return TypeError(
-        f"{kind.__module__}.{kind.__qualname__} is no connection that can be used here: give a {taken}; "
-        f"penstock.{other} takes a {taken_by_other}"
-    )
 
 
 def _read(tasks: Iterable[Mapping[str, Any]], settings: Settings) -> tuple[list[NewTask], tuple[str, int]]:
