@@ -67,19 +67,14 @@ def _waiting(row: Mapping[str, Any]) -> Explanation:
         token = own_key(row["token"])
         return _found(row, Cause.EVENT, f"Waits for the event of token {token}, until {timestamp(row['deadline'])}.")
     if row["workflow"] is not None and row["steps_before"]:
-        return _found(
-            row, Cause.STEPS, f"Waits for earlier steps of workflow {row['workflow']}: {row['steps_before']}."
-        )
+        reason = f"Waits for earlier steps of workflow {row['workflow']}: {row['steps_before']}."
+        return _found(row, Cause.STEPS, reason)
     if row["workflow"] is not None and row["ordering_key"] is None:  # a step has its key from its start on
         return _found(row, Cause.STEPS, f"Waits for the supervisor to release this step of workflow {row['workflow']}.")
     key = own_key(row["ordering_key"])
     if row["held"]:
-        return _found(
-            row,
-            Cause.ORDERING_KEY,
-            f"Task {row['head']} failed and holds ordering key {key}: retry it, or release the key "
-            f"(`penstock ordering release`).",
-        )
+        reason = f"Task {row['head']} failed and holds ordering key {key}: retry it, or release the key"
+        return _found(row, Cause.ORDERING_KEY, f"{reason} (`penstock ordering release`).")
     if row["head"] is None:
         return _found(row, Cause.ORDERING_KEY, f"Next of ordering key {key}; a scheduler takes it up now.")
     reason = f"Task {row['head']} of ordering key {key} goes first; it is {_shown(row['head_state'])}."
@@ -106,9 +101,8 @@ def _held_back(row: Mapping[str, Any]) -> Explanation | None:
         return _found(row, Cause.UNKNOWN_ACTION, _unknown(row))
     if row["run_at"] > row["at"]:
         after = f"attempt {row['attempts']} of {row['max_attempts']} failed; " if row["attempts"] else ""
-        return _found(
-            row, Cause.NOT_DUE, f"Not due for {_span(row, 'run_at')}: {after}it runs at {timestamp(row['run_at'])}."
-        )
+        reason = f"Not due for {_span(row, 'run_at')}: {after}it runs at {timestamp(row['run_at'])}."
+        return _found(row, Cause.NOT_DUE, reason)
     if row["paused"]:
         return _found(row, Cause.PAUSED, f"Action {action} is paused (`penstock actions resume {action}`).")
     if row["tenant_paused"]:
@@ -116,12 +110,8 @@ def _held_back(row: Mapping[str, Any]) -> Explanation | None:
     if row["held_until"] is not None and row["held_until"] > row["at"]:
         is_whole = row["limit_key"] is None or row["action_held_until"] == row["held_until"]
         of = f"action {action}" if is_whole else f"limit key {row['limit_key']} of action {action}"
-        return _found(
-            row,
-            Cause.LIMIT,
-            f"A handler met a rate limit, which holds {of} for {_span(row, 'held_until')} "
-            f"(`penstock actions resume {action}` ends it).",
-        )
+        reason = f"A handler met a rate limit, which holds {of} for {_span(row, 'held_until')}"
+        return _found(row, Cause.LIMIT, f"{reason} (`penstock actions resume {action}` ends it).")
     for most, count, what, whose in (
         (row["max_in_flight"], row["in_flight"], f"Action {action}", None),
         (row["key_max_in_flight"], row["key_in_flight"], f"Limit key {row['limit_key']} of action {action}", None),
@@ -130,14 +120,12 @@ def _held_back(row: Mapping[str, Any]) -> Explanation | None:
         if most is not None and count is not None and count >= most:
             return _found(row, Cause.LIMIT, f"{what} is limited to {most} tasks in flight, and {count} are.", whose)
     if row["is_gated"] and any(row[name] is not None for name in _LIMITS):
-        rates = [
-            f"{what} to {rate:g} a second"
-            for rate, what in (
-                (row["rate"], f"action {action}"), (row["key_rate"], "each limit key"),
-                (row["tenant_rate"], f"tenant {tenant}"),
-            )
-            if rate is not None
-        ]  # fmt: skip
+        given = {
+            f"action {action}": row["rate"],
+            "each limit key": row["key_rate"],
+            f"tenant {tenant}": row["tenant_rate"],
+        }
+        rates = [f"{what} to {rate:g} a second" for what, rate in given.items() if rate is not None]
         limited = f" ({'; '.join(rates)})" if rates else ""
         whose = tenant if row["tenant_rate"] is not None and row["rate"] is None and row["key_rate"] is None else None
         return _found(row, Cause.LIMIT, f"Waits behind other tasks of limited action {action}{limited}.", whose)

@@ -13,10 +13,8 @@ from penstock.protocol.views import CURSOR, about
 
 ROUTE_NAME_MAX_CHARS = 60
 MAX_PATTERNS = 100
-MAX_ROUTE_LABELS = 16
 MOST_IN_FLIGHT = 1_000_000
 MOST_A_SECOND = 1_000_000.0
-_POSITIONS = range(-(2**31), 2**31)
 SECONDS_OF = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -29,10 +27,8 @@ _TENANT = f"The tenant; 1 to {TENANT_MAX_CHARS} characters."
 
 def _check_route_name(route: str, name: str) -> None:
     if not 1 <= len(route) <= ROUTE_NAME_MAX_CHARS or not _NAME.fullmatch(route):
-        raise InvalidParams(
-            name, f"must be 1 to {ROUTE_NAME_MAX_CHARS} letters, digits, dots, dashes or underscores, "
-            f"not {route[:ROUTE_NAME_MAX_CHARS]!r}",
-        )  # fmt: skip
+        problem = f"must be 1 to {ROUTE_NAME_MAX_CHARS} letters, digits, dots, dashes or underscores"
+        raise InvalidParams(name, f"{problem}, not {route[:ROUTE_NAME_MAX_CHARS]!r}")
 
 
 def _check_tenant_or_all(tenant: str, name: str) -> None:
@@ -89,11 +85,10 @@ class RouteSetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidParams("actions", f"must hold 1 to {MAX_PATTERNS} patterns, not {len(self.actions)}")
         for place, pattern in enumerate(self.actions):
             if not 1 <= len(pattern) <= 200 or CONTROL.search(pattern) or "\\" in pattern:
-                raise InvalidParams(
-                    f"actions[{place}]", f"must be an action or a pattern such as video.*, not {pattern[:60]!r}"
-                )
-        check_labels(self.labels, most=MAX_ROUTE_LABELS, name_chars=200, value_chars=200)
-        if self.position not in _POSITIONS:
+                problem = f"must be an action or a pattern such as video.*, not {pattern[:60]!r}"
+                raise InvalidParams(f"actions[{place}]", problem)
+        check_labels(self.labels, most=16, name_chars=200, value_chars=200)
+        if not -(2**31) <= self.position < 2**31:
             raise InvalidParams("position", f"must fit into 32 bits, not {self.position}")
         _check_route_name(self.name, "name")
 
@@ -151,15 +146,12 @@ def limits_of(given: ActionSetParams | TenantSetParams) -> dict[str, Any]:
         if name.endswith("rate"):
             change[name] = value / SECONDS_OF[given.per]
             if not 0 < change[name] <= MOST_A_SECOND:
-                raise InvalidParams(
-                    name, f"must be above 0 and at most {MOST_A_SECOND:.0f} a second, or null for no limit, "
-                    f"not {value} a {given.per}",
-                )  # fmt: skip
+                problem = f"must be above 0 and at most {MOST_A_SECOND:.0f} a second, or null for no limit"
+                raise InvalidParams(name, f"{problem}, not {value} a {given.per}")
         elif not 1 <= value <= MOST_IN_FLIGHT:
             hint = f"; to send none, use {subject}.pause" if value == 0 and name.endswith("max_in_flight") else ""
-            raise InvalidParams(
-                name, f"must be between 1 and {MOST_IN_FLIGHT}, or null for no limit, not {value}{hint}"
-            )
+            problem = f"must be between 1 and {MOST_IN_FLIGHT}, or null for no limit, not {value}{hint}"
+            raise InvalidParams(name, problem)
     if not change:
         raise InvalidParams(subject, f"alone changes nothing: give any of {', '.join(names)}")
     return change
