@@ -25,7 +25,7 @@ from penstock.protocol.task import NewTask
 from penstock.results.apply import apply_reports
 from penstock.settings.model import Settings
 from penstock.supervisor.bulk_jobs import BulkJobs
-from penstock.tasks import claim, enqueue, settle, views
+from penstock.tasks import claim, enqueue, settle
 from tests.integration.apis import running
 
 SECRET = "ours-and-nobody-elses"  # stands in all names and keys that are another tenant's or of no tenant
@@ -492,7 +492,7 @@ async def test_counts_are_of_the_tenant_alone_whoever_asks(
         done = await asyncio.to_thread(CliRunner().invoke, app, [*shell, "--json"], env={"PENSTOCK_API_KEY": key})
         assert said in done.output + str(done.exception)
     # Where there are more than one look counts, the answer is a lower bound.
-    monkeypatch.setattr(views, "TENANT_LOOKED_AT", 2)
+    monkeypatch.setattr(answers, "TENANT_LOOKED_AT", 2)
     await asyncio.sleep(context.KEPT_SECONDS)
     few = await stand.admin.ask("stats", tenant="acme")
     assert few["at_least"] == ["WAITING", "SCHEDULED", "ACQUIRED", "ERROR", "SUCCESS"]

@@ -76,7 +76,7 @@ async def insert(session: Session, tasks: Sequence[NewTask]) -> list[Accepted]:
             rows = await session.fetch("enqueue_plain_tasks", *columns_of(tasks, *_PLAIN))
         else:
             rows = await session.fetch("enqueue_traced_tasks", *columns_of(tasks, *_PLAIN, "trace"))
-        return [Accepted(row[0], State.SCHEDULED, False) for row in rows]
+        return [Accepted(id=row[0], state=State.SCHEDULED, duplicate=False) for row in rows]
     return await _insert_in_parts(session, _cut_at_other_scopes(tasks))
 
 

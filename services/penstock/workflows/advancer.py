@@ -57,11 +57,9 @@ class WorkflowAdvancer:
         """Returns how many events were applied; None when no workflow has any that can be taken. Raises Unavailable."""
         told = await self._store.fetch("find_told_workflows", self._after, self._at_once)
         pending: list[int] = [row["workflow_id"] for row in told]
-        if not pending and self._after:
-            self._after = 0  # from the front again
-            return await self.run_once()
         if not pending:
-            return None
+            after, self._after = self._after, 0
+            return await self.run_once() if after else None  # from the front again
         now = monotonic()
         self._put_off = {workflow: until for workflow, until in self._put_off.items() if until > now}
         able = [workflow for workflow in pending if workflow not in self._put_off]

@@ -47,16 +47,13 @@ def read_create(given: model.WorkflowCreateParams, settings: Settings) -> Create
         raise InvalidParams(field, f"have lists of {items} items together; the limit is {model.MAX_CHILDREN}")
     edges = sum(len(step.after) for step in checked)
     if edges > model.MAX_EDGES:
-        raise InvalidParams(
-            field,
-            f"follow each other {edges} times; the limit is {model.MAX_EDGES}. Between two wide groups put a step "
-            "without an action, which waits for the one and is waited for by the other",
-        )
+        problem = f"follow each other {edges} times; the limit is {model.MAX_EDGES}. Between two wide groups put a step"
+        hint = "without an action, which waits for the one and is waited for by the other"
+        raise InvalidParams(field, f"{problem} {hint}")
     _check_order(checked, [*listed])
     if len(given.name) > model.NAME_MAX_CHARS or CONTROL.search(given.name):
-        raise InvalidParams(
-            "name", f"must have at most {model.NAME_MAX_CHARS} characters, none of them a control character"
-        )
+        problem = f"must have at most {model.NAME_MAX_CHARS} characters, none of them a control character"
+        raise InvalidParams("name", problem)
     encoded = msgspec.json.encode([given.name, given.steps, given.chain])
     try:
         plain = msgspec.json.decode(encoded)

@@ -1,13 +1,12 @@
 """The methods about workflows, in Postgres."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from penstock.db.session import Session
 from penstock.protocol import answers
 from penstock.protocol.answers import StepKind, WorkflowState
-from penstock.protocol.api_key import Permission, check_actions, narrow_tenant, own_tenant, seen
+from penstock.protocol.api_key import Permission, check_actions, narrow_tenant, seen
 from penstock.protocol.checks import read_cursor
 from penstock.protocol.errors import TooLarge, WorkflowConflict, WorkflowNotFound
 from penstock.protocol.method import Scope, method
@@ -20,14 +19,12 @@ from penstock.workflows import definition, model
 from penstock.workflows.advance import WorkflowRun, insert_steps
 
 
-def _narrow_create(command: model.CreateWorkflow) -> model.CreateWorkflow:
+def _narrow_create(command: model.CreateWorkflow) -> Any:
     actions = set()
     for step in command.steps:
-        template = step.options.template  # of a map step's children
         actions |= {step.action, step.undo, definition.fallback_of(step.on_failure)}
-        actions |= set() if template is None else {template.action}
     check_actions({action for action in actions if action})
-    return replace(command, tenant=own_tenant(command.tenant))
+    return narrow_tenant(command)
 
 
 def _narrow_which(given: Any) -> Any:

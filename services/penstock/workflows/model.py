@@ -18,11 +18,7 @@ MAX_STEPS = 50_000  # of one call
 MAX_EDGES = 500_000
 MAX_CHILDREN = 50_000  # of one step
 MAX_CHILDREN_BYTES = 128 * 1024 * 1024  # of the payloads of a step's children by a list, which are held at once
-_INT4_MAX = 2**31 - 1
 STEP_NAMES_SHOWN = 20  # predecessors of one step that `workflow.status` names
-
-
-OnFailure = Literal["fail", "continue", "compensate"]
 
 
 class Compensate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,7 +33,7 @@ class ChildParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     action: str | None = None
     payload: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))  # OpenRPC writes no other default
     name: str | None = None
-    on_failure: OnFailure | Compensate = "fail"
+    on_failure: Literal["fail", "continue", "compensate"] | Compensate = "fail"
     compensate: str | None = None
     run_at: str | int | None = None
     delay: float | None = None
@@ -73,7 +69,7 @@ _TenantOfKey = Annotated[str | None, about("With key: the tenant that owns it.")
 
 
 def _check_step(cursor: str, name: str) -> None:
-    if read_id(cursor, name) > _INT4_MAX:
+    if read_id(cursor, name) >= 2**31:
         raise InvalidParams(name, f"must be that of a page before, not {cursor!r}")
 
 

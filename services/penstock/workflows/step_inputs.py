@@ -41,10 +41,8 @@ class StepInputs:
 
 @asynccontextmanager
 async def s3_in_transaction() -> AsyncIterator[None]:
-    """Bounds what is read and written in S3 between two statements: Postgres ends a transaction without one for 60 s.
-
-    Raises PayloadUnavailable.
-    """
+    """Bounds what is read and written in S3 between two statements: Postgres ends a transaction without one for 60 s,
+    and this raises PayloadUnavailable before."""
     try:
         async with asyncio.timeout(_S3_SECONDS):
             yield
@@ -162,9 +160,7 @@ async def _read(session: Session, inputs: Sequence[StepInputs], limit_bytes: int
     outcomes: dict[int, Any] = {}
     ids = list(takers)
     for start in range(0, len(ids), _READ_AT_ONCE):
-        part = [
-            task_id for task_id in ids[start : start + _READ_AT_ONCE] if any(not t.problem for t in takers[task_id])
-        ]
+        part = [one for one in ids[start : start + _READ_AT_ONCE] if not all(taker.problem for taker in takers[one])]
         rows = await session.fetch("read_results", part) if part else []
         async with s3_in_transaction():
             for stored in rows:
