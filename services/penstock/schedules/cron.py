@@ -157,9 +157,8 @@ def every_seconds(expression: str) -> int | None:
     match = _EVERY.fullmatch(text)
     seconds = sum(int(n) * _UNIT_SECONDS[unit] for n, unit in _PART.findall(match[1])) if match else 0
     if not 1 <= seconds <= LONGEST_EVERY_SECONDS:
-        raise CronError(
-            "expression", f"must be like @every 90s or @every 1h30m, of 1 s to ten years, not {_shown(expression)}"
-        )
+        problem = f"must be like @every 90s or @every 1h30m, of 1 s to ten years, not {_shown(expression)}"
+        raise CronError("expression", problem)
     return seconds
 
 
@@ -224,10 +223,8 @@ def _read(expression: str) -> CronSim:
         expression = MACROS[expression.lower()]
     fields = expression.split()
     if len(fields) not in (5, 6):
-        raise CronError(
-            "expression",
-            f"must have 5 fields, or 6 with the seconds first, not {len(fields)}: {_shown(expression)}",
-        )
+        problem = f"must have 5 fields, or 6 with the seconds first, not {len(fields)}: {_shown(expression)}"
+        raise CronError("expression", problem)
     try:
         matches = CronSim(expression, datetime(2000, 1, 1))
         next(matches)

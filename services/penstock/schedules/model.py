@@ -205,15 +205,13 @@ class ScheduleRecord(NewSchedule, frozen=True, kw_only=True):
 
     def task(self, instant: datetime, max_attempts: int) -> NewTask:
         """The task of a fire. max_attempts: the setting's."""
-        ordering_key = self.ordering_key
-        if ordering_key is None and self.overlap is Overlap.QUEUE:
-            ordering_key = f"schedule:{self.id}"
+        in_line = f"schedule:{self.id}" if self.overlap is Overlap.QUEUE else None
         # No run_at: a past one sorts before the position that claims have reached.
         return NewTask(
             action=self.action,
             payload=render(self.payload, self.own_name, self.id, instant),
             priority=self.priority,
-            ordering_key=ordering_key,
+            ordering_key=self.ordering_key or in_line,
             max_attempts=self.max_attempts or max_attempts,
             timeout_seconds=self.timeout,
             tenant=self.tenant,

@@ -76,9 +76,8 @@ def plan(rule: Rule, next_at: datetime, now: datetime, grace_seconds: float, mos
 
     most: how many instants this round may run; those behind them have a round of their own. None: all.
     """
-    tolerance = grace_seconds
-    if rule.max_lateness_seconds is not None:
-        tolerance = min(grace_seconds, rule.max_lateness_seconds)
+    longest = float("inf") if rule.max_lateness_seconds is None else rule.max_lateness_seconds
+    tolerance = min(grace_seconds, longest)
     following = rule.next_after(next_at)
     alone = following.due is None or following.due > now
     if alone and now - rule.due(next_at) <= timedelta(seconds=tolerance):
@@ -91,7 +90,6 @@ def plan(rule: Rule, next_at: datetime, now: datetime, grace_seconds: float, mos
     keep = _KEPT if rule.missed is Missed.ALL else min(_KEPT, int(tolerance) + 2)
     counted = COUNTED if rule.missed is Missed.ALL else max(FEW_COUNTED, keep)
     total, seen = elapsed(rule.timing, next_at, max(until, next_at), keep, counted)
-    longest = float("inf") if rule.max_lateness_seconds is None else rule.max_lateness_seconds
     lateness = {instant: (now - rule.due(instant)).total_seconds() for instant in seen}  # jitter mixes their order
     on_time = [instant for instant in seen if lateness[instant] <= tolerance]
     if rule.missed is Missed.ALL:

@@ -46,10 +46,8 @@ async def create_batch(
     replace_existing: an existing one is replaced; its clock goes on while its ``timing_key`` is unchanged, so that a
     program may write it at each start without losing a fire.
     """
-    standing: dict[str, model.ScheduleRecord] = {}
-    if replace_existing:
-        rows = await session.fetch("lock_schedules", [schedule.name for schedule in wanted], None)
-        standing = {row["name"]: record_of(row) for row in rows}
+    found = await session.fetch("lock_schedules", [one.name for one in wanted], None) if replace_existing else []
+    standing = {row["name"]: record_of(row) for row in found}
     ((began, now),) = await session.fetch("read_instants")
     last_place = {schedule.name: place for place, schedule in enumerate(wanted)}
     outcomes: list[bool | InvalidParams] = [
