@@ -83,10 +83,8 @@ async def claim_by_rules(
 async def put_aside(
     session: Session | Store, limit: int, priority: int, after: Position, spared: Sequence[str] = ()
 ) -> tuple[int, int, Position | None]:
-    """Divert limited and routed tasks among ``limit`` due ones; returns how many it saw and diverted, and the last.
-
-    spared: limited actions whose tasks stay.
-    """
+    """Divert limited and routed tasks among ``limit`` due ones, but for those of the actions ``spared``; returns how
+    many it saw and diverted, and the last."""
     (row,) = await session.fetch("put_tasks_aside", limit, priority, *after, list(spared))
     looked, diverted, run_at, task_id = row
     return looked, diverted, None if task_id is None else Position(run_at, task_id)
@@ -132,21 +130,21 @@ async def give_up_unclaimable(
         rows = await session.fetch("find_candidates", limit, None, *_columns_of(stretches), due_seconds)
         await session.plan_for(len(rows))
 
-        async def try_claim(part: Sequence[int], _hurried: bool) -> list[int]:
+        async def try_claim(part: Sequence[int], _hurried: bool) -> None:
             with suppress(_Undone):
                 async with session.savepoint():
                     await session.fetch("claim_candidates", part)
                     raise _Undone
-            return []
 
-        async def is_refused(task_id: int, _error: PenstockError) -> list[int]:
-            return [task_id]
+        refused: list[int] = []
 
-        parts = await in_halves([row["id"] for row in rows], try_claim, is_refused, errors=(Refused,))
-        refused_ids = [task_id for part in parts for task_id in part]
-        if not refused_ids:
+        async def note(task_id: int, _error: PenstockError) -> None:
+            refused.append(task_id)
+
+        await in_halves([row["id"] for row in rows], try_claim, note, errors=(Refused,))
+        if not refused:
             raise error
-        rows = await session.fetch("claim_plainly", refused_ids)
+        rows = await session.fetch("claim_plainly", refused)
         problem = "Postgres refuses to claim the task"
         text = error_text(HANDLER_ERROR, problem, type="Unclaimable", message=str(error))
         failures = [Failure(row["id"], row["claim"], text, None) for row in rows]
@@ -163,10 +161,7 @@ async def confirm(session: Session | Store, *batch_ids: int) -> None:
 
 
 async def release(session: Session, pairs: Iterable[Pair], *, silent_seconds: float | None = None) -> int:
-    """Release claims, with their attempt; returns how many.
-
-    silent_seconds: also those that a worker last reported so long ago.
-    """
+    """Release claims, with their attempt; returns how many. silent_seconds: also those last reported so long ago."""
     ids, claims = columns(pairs)
     return len(await session.fetch("release_tasks", ids, claims, silent_seconds)) if ids else 0
 

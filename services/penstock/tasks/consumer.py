@@ -22,16 +22,12 @@ _LOCKED_KEPT = 1000  # with more of them, nothing else is received
 
 @dataclass(slots=True)
 class Uncommitted:
-    """Messages that a commit has not stored, or not whole: they are not deleted. error: why, of one of them.
+    """Messages that a commit has not stored, or not whole: they are not deleted."""
 
-    put_off: the queue delivers them again later. locked: another transaction holds their rows. slow: Postgres did not
-    finish with them in time.
-    """
-
-    put_off: list[Message] = field(default_factory=list)
-    locked: list[Message] = field(default_factory=list)
-    slow: list[Message] = field(default_factory=list)
-    error: Locked | TooSlow | None = None
+    put_off: list[Message] = field(default_factory=list)  # the queue delivers them again later
+    locked: list[Message] = field(default_factory=list)  # another transaction holds their rows
+    slow: list[Message] = field(default_factory=list)  # Postgres did not finish with them in time
+    error: Locked | TooSlow | None = None  # why, of one of them
 
     def add(self, message: Message, error: Locked | TooSlow) -> None:
         self.error = error
@@ -123,10 +119,9 @@ class Consumer(Service):
 
     async def _receive(self) -> Sequence[Message]:
         """New messages, or some that were locked when last tried: each second, and while nothing new comes."""
-        has_locked = bool(self._locked)
-        is_time = has_locked and (monotonic() >= self._locked_next_at or len(self._locked) >= _LOCKED_KEPT)
+        is_time = self._locked and (monotonic() >= self._locked_next_at or len(self._locked) >= _LOCKED_KEPT)
         if not is_time:
-            messages = await self._receiver.receive(wait_seconds=0 if has_locked else None)
+            messages = await self._receiver.receive(wait_seconds=0 if self._locked else None)
             if messages or not self._locked:
                 return messages
         locked, self._locked = self._locked[:_LOCKED_AT_ONCE], self._locked[_LOCKED_AT_ONCE:]

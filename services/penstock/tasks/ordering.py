@@ -45,10 +45,8 @@ async def release_keys(session: Session, keys: Sequence[str]) -> dict[str, int |
 
 
 async def release_orphaned_keys(session: Session, limit: int, after: str = "") -> tuple[int, str | None]:
-    """Release held ordering keys whose task cannot be retried; returns how many, and the last key looked at.
-
-    Must run inside a transaction. limit: of keys looked at; None is returned at their end.
-    """
+    """Look at up to ``limit`` held ordering keys, inside a transaction, and release those whose task cannot be retried;
+    returns how many, and the last key looked at, None at the end."""
     ((keys, last),) = await session.fetch("release_orphaned_keys", limit, after)
     if keys:
         await _promote(session, keys)
@@ -134,11 +132,7 @@ class Promotions:
     A resulter that settles tasks of many ordering keys promotes their next tasks in one row, from which a scheduler
     claims them (see finish_tasks). Those not claimed within a few seconds are promoted one by one here, so that older
     schedulers, claims by rules and queries by state see them. Resulters do this, and supervisors for when the last
-    resulter has gone. Keys that another transaction held when their task settled are promoted here too (see
-    look_later).
-
-    ``run_once`` promotes the tasks of a few rows and returns after how many seconds to look again. also_running: of
-    those that have not lasted too long either.
+    resulter has gone. Keys that another transaction held then are promoted here too (see look_later).
     """
 
     def __init__(self, *, store: Store, notifier: Notifier) -> None:
@@ -154,6 +148,7 @@ class Promotions:
             self._left.set()
 
     async def run_once(self, *, also_running: bool = False) -> float:
+        """Promote the tasks of a few rows; returns the seconds to the next look. also_running: as promote_overdue."""
         sweeps = None if also_running else self._sweeps
         async with self._store.transaction() as session:
             overdue = await promote_overdue(session, _AT_ONCE, also_running=also_running, sweeps=sweeps)

@@ -1,7 +1,5 @@
-"""Parameters of the methods about tasks, and the new tasks of `enqueue` and `submit:<action>`.
-
-The field order is the order of positional parameters.
-"""
+"""Parameters of the methods about tasks, positional in the order of their fields, and the new tasks of `enqueue` and
+`submit:<action>`."""
 
 import json
 from datetime import datetime
