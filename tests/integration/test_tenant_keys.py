@@ -17,6 +17,7 @@ from penstock.api.table import METHODS, method_of
 from penstock.cli.app import app
 from penstock.db import context
 from penstock.db.pool import Store
+from penstock.protocol import answers
 from penstock.protocol.api_key import Permission
 from penstock.protocol.method import Scope
 from penstock.protocol.method import method as declare
