@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -41,7 +42,8 @@ class AttemptOutput:
     changed: Callable[[AttemptOutput], None]
     dropped: int = 0
     reported_dropped: int = 0
-    _entries: list[OutputEntry] = field(default_factory=list)
+    entries: deque[OutputEntry] = field(default_factory=deque)
+    is_noted: bool = False
     _line: str = ""
 
     def log(self, record: logging.LogRecord) -> None:
@@ -71,9 +73,9 @@ class AttemptOutput:
             self.dropped += 1
             return
         self.left_bytes -= size
-        entries = self._entries
-        entries.append(entry)
-        if len(entries) == 1:
+        self.entries.append(entry)
+        if not self.is_noted:
+            self.is_noted = True
             self.changed(self)
 
     def end_line(self) -> None:
@@ -82,10 +84,11 @@ class AttemptOutput:
 
     def take(self) -> list[list[OutputEntry]]:
         """The entries since the last call, in parts of bounded size."""
-        entries, self._entries = self._entries, []
+        self.is_noted = False
         parts: list[list[OutputEntry]] = []
         room = 0
-        for entry in entries:
+        while self.entries:  # a thread may add some meanwhile
+            entry = self.entries.popleft()
             size = len(entry.text or bytes(entry.chunk)) + _ENTRY_BYTES
             if size > room:
                 parts.append([])
