@@ -17,18 +17,17 @@ import msgspec
 
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.output import MODES, PRINT, OutputEntry, OutputMode, encode_entries
+from penstock.protocol.requests import pack
 from penstock.runtime import metrics
 from penstock.runtime.logs import message_of
 from penstock.settings.model import Settings
 
-_FLUSH_SECONDS = 0.2
 _TEXT_CHARS = 8192  # of one line; the rest is cut
 _PART_BYTES = 32_768  # of one report; six times as much if all of it is escaped, which a message still takes
 _CHUNK_BYTES = 131_072
 _ENTRY_BYTES = 80  # what surrounds a text
 
 _LOGS, _PRINTS = MODES.index("logs"), MODES.index("prints")
-_RENDER = logging.Formatter()
 _collecting: ContextVar[AttemptOutput | None] = ContextVar("output", default=None)
 
 
@@ -44,12 +43,12 @@ class AttemptOutput:
     reported_dropped: int = 0
     entries: deque[OutputEntry] = field(default_factory=deque)
     is_noted: bool = False
-    _line: str = ""
+    line: str = ""
 
     def log(self, record: logging.LogRecord) -> None:
         text = message_of(record)
         if record.exc_info:
-            text += "\n" + _RENDER.formatException(record.exc_info)
+            text += "\n" + logging.Formatter().formatException(record.exc_info)
         text = _bounded(text)
         self.add(utf8_size(text), OutputEntry(
             at=record.created, level=record.levelname.lower()[:20], logger=record.name[:200], text=text
@@ -57,8 +56,8 @@ class AttemptOutput:
 
     def print(self, text: str) -> None:
         """Add the lines that end in a written text."""
-        *lines, self._line = (self._line + text).split("\n")
-        self._line = self._line[:_TEXT_CHARS]
+        *lines, line = (self.line + text).split("\n")
+        self.line = line[:_TEXT_CHARS]
         for line in map(_bounded, lines):
             self.add(utf8_size(line), OutputEntry(at=time(), level=PRINT, text=line))
 
@@ -78,25 +77,6 @@ class AttemptOutput:
             self.is_noted = True
             self.changed(self)
 
-    def end_line(self) -> None:
-        if self._line:
-            self.print("\n")
-
-    def take(self) -> list[list[OutputEntry]]:
-        """The entries since the last call, in parts of bounded size."""
-        self.is_noted = False
-        parts: list[list[OutputEntry]] = []
-        room = 0
-        while self.entries:  # a thread may add some meanwhile
-            entry = self.entries.popleft()
-            size = len(entry.text or bytes(entry.chunk)) + _ENTRY_BYTES
-            if size > room:
-                parts.append([])
-                room = _PART_BYTES
-            parts[-1].append(entry)
-            room -= size
-        return parts
-
 
 def _bounded(text: str) -> str:
     return text[:_TEXT_CHARS].replace("\0", "\ufffd")  # whose escape takes six bytes
@@ -105,11 +85,10 @@ def _bounded(text: str) -> str:
 class Outputs:
     """The output of a runner's attempts. send: takes an attempt, entries as JSON text, and the drops until now."""
 
-    flush_seconds = _FLUSH_SECONDS
+    flush_seconds = 0.2
 
     def __init__(self, settings: Settings, send: Callable[[Any, str, int], None], on_loop: Callable[..., None]) -> None:
-        self._mode = settings.task_output
-        self._limit_bytes = settings.output_limit_bytes
+        self._settings = settings
         self._send = send
         self._note_change = partial(on_loop, self._later)
         self._changed: dict[AttemptOutput, None] = {}
@@ -117,13 +96,17 @@ class Outputs:
 
     def begin(self, owner: Any, mode: OutputMode | None, *, is_alone: bool = True) -> AttemptOutput | None:
         """Collect what the current context gives out for an attempt. is_alone: False in a batch, which has chunks."""
-        level = MODES.index(mode or self._mode)
+        level = MODES.index(mode or self._settings.task_output)
         if not level:
             return None
         has_prints = level >= _PRINTS
-        output = AttemptOutput(owner, self._limit_bytes, has_prints, self._note_change)
+        output = AttemptOutput(owner, self._settings.output_limit_bytes, has_prints, self._note_change)
         if is_alone and level >= _LOGS:
-            _collect(prints=has_prints)
+            # All of these stay in place. The lines of penstock.task do not reach the root logger.
+            logging.getLogger().addHandler(_all)
+            logging.getLogger("penstock.task").addHandler(_own)
+            if has_prints and not isinstance(sys.stdout, _Prints):
+                sys.stdout = cast(TextIO, _Prints(sys.stdout))
             _collecting.set(output)
         return output
 
@@ -131,7 +114,8 @@ class Outputs:
         """Send what is left of an attempt's output."""
         if output is not None:
             self._changed.pop(output, None)
-            output.end_line()
+            if output.line:
+                output.print("\n")
             self._flush(output)
 
     def _later(self, output: AttemptOutput) -> None:
@@ -146,7 +130,13 @@ class Outputs:
             self._flush(output)
 
     def _flush(self, output: AttemptOutput) -> None:
-        parts, dropped = output.take(), output.dropped
+        output.is_noted = False
+        entries: list[OutputEntry] = []
+        while output.entries:  # a thread may add some meanwhile
+            entries.append(output.entries.popleft())
+        sizes = [len(entry.text or bytes(entry.chunk)) + _ENTRY_BYTES for entry in entries]
+        parts = [entries[start:end] for start, end in pack(sizes, max_bytes=_PART_BYTES, max_items=len(entries))]
+        dropped = output.dropped
         if not parts and dropped > output.reported_dropped:
             parts = [[]]
         for part in parts:
@@ -159,9 +149,6 @@ class Outputs:
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-
-
-# Collecting. The handler of logging and the stream stay in place once a handler has asked for them.
 
 
 class _Collector(logging.Handler):
@@ -197,12 +184,3 @@ class _Prints:
 
 
 _all, _own = _Collector(), _Collector()
-
-
-def _collect(*, prints: bool) -> None:
-    for name, collector in (("", _all), ("penstock.task", _own)):  # whose lines do not reach the root logger
-        logger = logging.getLogger(name)
-        if collector not in logger.handlers:
-            logger.addHandler(collector)
-    if prints and not isinstance(sys.stdout, _Prints):
-        sys.stdout = cast(TextIO, _Prints(sys.stdout))
