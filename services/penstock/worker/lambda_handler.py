@@ -28,7 +28,6 @@ with needing("penstock.lambda_handler", "lambda"):
 _STOP_SECONDS = 3.0  # before the end of the invocation, handlers are stopped
 _DRAIN_SECONDS = 1.5  # before it, what is unfinished is left to a later invocation
 _FLUSH_SECONDS = 1.0  # at its end, for spans to reach their exporter
-_NOT_RUN = "extend visibility"  # Lambda holds the messages
 
 
 class _Event:
@@ -96,10 +95,8 @@ class _Environment:
             # The timeout of the queue is at least that of the function.
             stop = worker.run_until(ends_at - min(_STOP_SECONDS, seconds / 4), held_until=ends_at)
             work = asyncio.create_task(_work(worker))
-            ended, _ = await asyncio.wait(
-                (work, *self._sides), timeout=ends_at - drain_seconds - monotonic(),
-                return_when=asyncio.FIRST_COMPLETED,
-            )  # fmt: skip
+            left = ends_at - drain_seconds - monotonic()
+            ended, _ = await asyncio.wait((work, *self._sides), timeout=left, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
                 task.result()  # a side task ends by an error alone
             is_whole = work in ended
@@ -119,14 +116,13 @@ class _Environment:
         setup_tracing("worker", settings)
         transport = open_transport(settings)
         self._stack.push_async_callback(transport.close)
-        self._worker = worker = Worker(
-            outbound=self._event, results=transport.queue(settings.results_queue, label="results"), settings=settings,
-            registry=REGISTRY,
-        )  # fmt: skip
+        results = transport.queue(settings.results_queue, label="results")
+        self._worker = worker = Worker(outbound=self._event, results=results, settings=settings, registry=REGISTRY)
         self._stack.push_async_callback(worker.close)
         await worker.open()
-        sides = worker.side_tasks().items()
-        self._sides = [asyncio.create_task(run(), name=name) for name, run in sides if name != _NOT_RUN]
+        sides = dict(worker.side_tasks())
+        del sides["extend visibility"]  # Lambda holds the messages
+        self._sides = [asyncio.create_task(run(), name=name) for name, run in sides.items()]
         return worker
 
     async def _close(self) -> None:
