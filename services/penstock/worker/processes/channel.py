@@ -45,8 +45,7 @@ class Channel:
         self._lock = threading.Lock()
 
     def send(self, *message: Any) -> None:
-        """Send texts, numbers, also of numpy, lists and None. Half a surrogate pair, as in the name of a file, becomes
-        U+FFFD."""
+        """Send texts, numbers, also of numpy, lists and None. Half a surrogate pair becomes U+FFFD."""
         try:
             framed = frame(message)
         except (UnicodeEncodeError, TypeError):

@@ -28,7 +28,6 @@ from penstock.worker.handlers.actions import load_app
 from penstock.worker.processes import channel, child
 
 _PR_SET_PDEATHSIG = 1
-_KILLED_FIRST = "1000"  # by the kernel, when memory runs out: a child, not the worker
 # Often sent to the whole group of processes, as by systemd: the worker lets the children end after their tasks.
 _FOR_WORKER: dict[signal.Signals, Callable[..., Any] | signal.Handlers] = {
     signal.SIGTERM: signal.SIG_DFL,
@@ -104,8 +103,8 @@ class ForkServer:
             for end in (self._woken, self._waker, *self._ordered):
                 os.close(end)
             self._control.close()
-            with suppress(OSError):
-                Path("/proc/self/oom_score_adj").write_text(_KILLED_FIRST, "ascii")
+            with suppress(OSError):  # the kernel kills a child, not the worker, when memory runs out
+                Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
             child.run(socket.socket(fileno=descriptor), self._settings)
             code = 0
         except BaseException:
@@ -117,16 +116,14 @@ class ForkServer:
             os._exit(code)
 
     def _reap(self) -> None:
-        while self._alive:
-            try:
+        with suppress(ChildProcessError):
+            while self._alive:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if pid in self._alive:
-                self._alive.remove(pid)
-                self._send("ended", pid, os.waitstatus_to_exitcode(status), usage.ru_maxrss * child.MAXRSS_UNIT)
+                if pid == 0:
+                    return
+                if pid in self._alive:
+                    self._alive.remove(pid)
+                    self._send("ended", pid, os.waitstatus_to_exitcode(status), usage.ru_maxrss * child.MAXRSS_UNIT)
 
     def _send(self, *message: object) -> None:
         with suppress(BrokenPipeError):  # the worker has ended, and the next look finds it
