@@ -8,7 +8,7 @@ import asyncio
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from time import monotonic, process_time
@@ -31,11 +31,8 @@ from penstock.worker.threads import stack_of
 
 _BLOCKED_AFTER_SECONDS = 1.0
 _BLOCK_LOOK_SECONDS = _BLOCKED_AFTER_SECONDS / 4
-_STACK_ENTRIES = 12
 _STUCK_SECONDS = 10.0  # past a time limit; a loop that turns has answered the task by then
 _LOOKS = 3  # that find the loop stuck, one a second: a process that was suspended gets to answer its tasks
-_CLOSE_SECONDS = 1.0
-_LAST_SECONDS = 10.0  # for the answers of a stuck worker
 
 OpenQueues = Callable[[AsyncExitStack], Mapping[str, Queue]]
 
@@ -60,13 +57,11 @@ class LeaseThread:
         try:
             await thread.call(self._work(thread))
         finally:
-            await asyncio.to_thread(thread.stop, _CLOSE_SECONDS)
+            await asyncio.to_thread(thread.stop, 1.0)
 
     async def receive(self, *, wait_seconds: int, visibility_seconds: int) -> list[Message]:
         """Receive in the thread, once it runs; the messages are leased until they are taken."""
-        if not self._opened.done():
-            await asyncio.wait([self._opened])
-        thread, outbound = self._opened.result()
+        thread, outbound = await asyncio.shield(self._opened)
 
         async def receive() -> list[Message]:
             messages = await outbound.receive(wait_seconds=wait_seconds, visibility_seconds=visibility_seconds)
@@ -104,8 +99,6 @@ class LeaseThread:
             if await ends_within(interval, sender.send_now(entries)):  # else the next round sends newer ones
                 sent.update(entry.text for entry in entries)
 
-    # A handler that blocks the loop
-
     async def _watch_loop(self) -> None:
         """Count the time for which the worker's loop is blocked; log each action's first block, while it lasts."""
         logged: set[str | None] = set()
@@ -122,8 +115,7 @@ class LeaseThread:
             now, now_used = monotonic(), process_time()
             gap, gap_used = now - looked_at, now_used - used
             looked_at, used = now, now_used
-            if gap > 2 * _BLOCK_LOOK_SECONDS and gap_used < gap / 2:
-                # The whole process was suspended or got no CPU time, this thread included.
+            if gap > 2 * _BLOCK_LOOK_SECONDS and gap_used < gap / 2:  # the whole process was suspended or had no CPU
                 turned_at = counted_until = now
             blocked = now - turned_at
             if blocked < _BLOCKED_AFTER_SECONDS:
@@ -138,12 +130,11 @@ class LeaseThread:
                     "event_loop_blocked", action=action, seconds=round(blocked, 1),
                     hint="no other handler runs and no result goes out meanwhile: make the handler a plain def, which "
                     "runs in a thread, or put what computes into asyncio.to_thread",
-                    stack=stack_of(self._loop_thread, _STACK_ENTRIES),
+                    stack=stack_of(self._loop_thread, entries=12),
                 )  # fmt: skip
 
-    # A stuck worker
-
     async def _watch_stuck(self, sender: ResultSender, outbound: Queue) -> None:
+        """Once the loop is stuck, fail the tasks whose handler blocks it, give the others back uncounted, and exit."""
         looks = 0
         while looks < _LOOKS:
             await asyncio.sleep(1.0)
@@ -152,8 +143,23 @@ class LeaseThread:
         culprits = self.runner.attempts_of(asyncio.current_task(self._loop)) or self.runner.stuck(_STUCK_SECONDS)
         stack = stack_of(self._loop_thread)
         try:
-            async with asyncio.timeout(_LAST_SECONDS):
-                await self._answer_all(culprits, stack, sender, outbound)
+            async with asyncio.timeout(10.0):
+                entries = self.sender.unsent()
+                for attempt in dict.fromkeys(self.runner.attempts()):
+                    if attempt in culprits:
+                        refusal = timeout_of(monotonic() - attempt.started_at, attempt.limit_seconds, stack)
+                    else:
+                        problem = "another task's handler blocked this worker past its time limit, so the worker ended"
+                        refusal = Refusal("WorkerStuck", problem, data={"not_begun": True})
+                    text = failure_answer(attempt.claim_id, attempt.handler, refusal)[0]
+                    entries.append(Entry(final_answer(self.codec, attempt, text), attempt.lease))
+                await sender.send_now(entries)  # with their leases, one that the queue refuses is replaced by an error
+                answered: Counter[Lease] = Counter()
+                for entry in entries:
+                    if entry.lease is not None:
+                        answered[entry.lease] += entry.tasks
+                whole = [lease for lease, count in answered.items() if count == lease.unanswered]
+                await outbound.delete([lease.message for lease in (*whole, *self.leases.finished())])
         finally:
             action = culprits[0].handler.name if culprits else None
             log.error(
@@ -161,27 +167,6 @@ class LeaseThread:
                 hint="the handler blocks the event loop past its time limit; make it a plain def, or process=True",
             )  # fmt: skip
             os._exit(1)
-
-    async def _answer_all(
-        self, culprits: Sequence[Attempt], stack: str | None, sender: ResultSender, outbound: Queue
-    ) -> None:
-        """Fail the tasks whose handler is stuck, give the others back uncounted, and delete the messages."""
-        entries = self.sender.unsent()
-        for attempt in dict.fromkeys(self.runner.attempts()):
-            if attempt in culprits:
-                refusal = timeout_of(monotonic() - attempt.started_at, attempt.limit_seconds, stack)
-            else:
-                problem = "another task's handler blocked this worker past its time limit, so the worker ended"
-                refusal = Refusal("WorkerStuck", problem, data={"not_begun": True})
-            text = failure_answer(attempt.claim_id, attempt.handler, refusal)[0]
-            entries.append(Entry(final_answer(self.codec, attempt, text), attempt.lease))
-        await sender.send_now(entries)  # with their leases, one that the queue refuses is replaced by an error
-        answered: Counter[Lease] = Counter()
-        for entry in entries:
-            if entry.lease is not None:
-                answered[entry.lease] += entry.tasks
-        whole = [lease for lease, count in answered.items() if count == lease.unanswered]
-        await outbound.delete([lease.message for lease in (*whole, *self.leases.finished())])
 
 
 def due_heartbeats(runner: Runner, interval: float) -> list[Attempt]:

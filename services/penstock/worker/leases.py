@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, time
@@ -59,7 +59,8 @@ class Leases:
         self._queue = queue
         self._visibility_seconds = settings.visibility_timeout_seconds
         self.held_until: float | None = None  # where nothing extends them: until when others hold them for this worker
-        self.deleter = Deleter(queue, settings, self._deleted)
+        # A message given up is delivered again, and the claim fence rejects its responses.
+        self.deleter = Deleter(queue, settings, self._forget)
         self._leases: dict[str, Lease] = {}
         self._arrived: dict[str, Lease] = {}
         metrics.HELD_MESSAGES.set_function(lambda: len(self._leases) + len(self._arrived))
@@ -77,8 +78,7 @@ class Leases:
         arrived = self._arrived.pop(message.id, None) or self._lease(message)
         lease = self._leases.get(message.id)
         if lease is None:
-            is_others = arrived.lost and monotonic() >= arrived.until
-            return None if is_others else arrived
+            return None if arrived.lost and monotonic() >= arrived.until else arrived
         lease.is_unbroken()
         lease.message, lease.until, lease.lost = arrived.message, arrived.until, arrived.lost
         if not lease.unanswered:
@@ -95,18 +95,12 @@ class Leases:
         lease.unanswered -= 1
         if lease.unanswered == 0:
             if lease.lost:
-                self._forget([lease])
+                self._forget([lease.message])
             else:
                 self.deleter.add([lease.message])
 
-    def _deleted(self, messages: Sequence[Message]) -> None:
-        """A message given up is delivered again, and the claim fence rejects its responses."""
-        self._forget([self._leases[message.id] for message in messages if message.id in self._leases])
-
     @staticmethod
-    async def _failed(
-        leases: Sequence[Lease], call: Callable[[Sequence[Message]], Awaitable[list[Message]]]
-    ) -> list[Lease]:
+    async def _failed(leases: Sequence[Lease], call: Callable[..., Awaitable[list[Message]]]) -> list[Lease]:
         """Call the queue; returns the leases of the messages for which that failed."""
         messages = [lease.message for lease in leases]
         try:
@@ -163,10 +157,10 @@ class Leases:
                         held_seconds=round(monotonic() - lease.received_at),
                     )  # fmt: skip
 
-    async def release(self, leases: Sequence[Lease]) -> None:
+    async def release(self, leases: Collection[Lease]) -> None:
         """Give messages back, for any worker to receive at once."""
         messages = [lease.message for lease in leases if not lease.lost]
-        self._forget(leases)
+        self._forget([lease.message for lease in leases])
         if messages:
             try:
                 await self._queue.release(messages)
@@ -181,7 +175,7 @@ class Leases:
         """Leases of messages with tasks that have no response."""
         return [lease for lease in (*self._leases.values(), *self._arrived.values()) if lease.unanswered]
 
-    def _forget(self, leases: Sequence[Lease]) -> None:
-        for lease in leases:
-            self._leases.pop(lease.message.id, None)
-            self._arrived.pop(lease.message.id, None)
+    def _forget(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self._leases.pop(message.id, None)
+            self._arrived.pop(message.id, None)

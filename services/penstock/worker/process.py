@@ -171,8 +171,7 @@ class Worker(Service):
                 await ends_within(_ALONE_SECONDS, self.settle())
             if self._stopping:
                 self._runner.drop(attempts)
-                leases = {attempt.lease: None for attempt in attempts if not attempt.lease.begun}
-                await self._leases.release(list(leases))
+                await self._leases.release({attempt.lease: None for attempt in attempts if not attempt.lease.begun})
                 return
             if alone:
                 message = attempts[0].lease.message

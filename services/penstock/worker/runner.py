@@ -6,7 +6,7 @@ import inspect
 import math
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -625,7 +625,7 @@ class Runner:
 
     # Stopping
 
-    def take_back(self) -> list[Lease]:
+    def take_back(self) -> Collection[Lease]:
         """Remove the attempts of messages of which no task has started; returns the leases of these messages."""
         waiting = [*chain(*self._queues), *self._open_batches.delayed()]
         untouched = {attempt.lease: None for unit in waiting for attempt in unit.attempts if not attempt.lease.begun}
@@ -640,7 +640,7 @@ class Runner:
             queue.extend(kept)
         self._open_batches.flush()
         self._start_waiting()
-        return list(untouched)
+        return untouched
 
     def run_until(self, at: float) -> asyncio.TimerHandle:
         self._may_start, self._ends_at = at > monotonic(), at
