@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
@@ -43,12 +44,12 @@ from penstock.worker.result_sender import Entry, ResultSender, Timings
 from penstock.worker.runner import Runner, log_failure
 from penstock.worker.threads import Threads
 
-_SUSPECT_DELIVERIES = 3
 _ALONE_SECONDS = 1.0  # for which a suspect waits for the others to end, and then runs alone
 _LAST_SECONDS = 2.0  # of the grace period, for sending responses and releasing messages
 _PARTS_OF_RUN, _MOST_RUNS = 1_000_000, 2000  # of output: their product is a number of Postgres
 
 
+@dataclass(eq=False, kw_only=True)
 class Worker(Service):
     """One worker process; ``run_once`` receives once and starts the tasks, :meth:`settle` waits for them.
 
@@ -57,28 +58,22 @@ class Worker(Service):
     """
 
     name = "worker"
+    outbound: Queue
+    results: Queue
+    settings: Settings
+    registry: Registry
+    own_queues: OpenQueues | None = None
+    apps: Sequence[str] = ()
 
-    def __init__(
-        self,
-        *,
-        outbound: Queue,
-        results: Queue,
-        settings: Settings,
-        registry: Registry,
-        own_queues: OpenQueues | None = None,
-        apps: Sequence[str] = (),
-    ) -> None:
+    def __post_init__(self) -> None:
+        settings = self.settings
         self._codec = PayloadCodec(settings)
-        self._outbound = outbound
-        self._results = results
-        self._settings = settings
-        self._registry = registry
-        self._leases = Leases(outbound, settings)
+        self._leases = Leases(self.outbound, settings)
         self._timings = Timings()
-        self._sender = ResultSender(results, settings, sent=self._leases.answered, timings=self._timings)
+        self._sender = ResultSender(self.results, settings, sent=self._leases.answered, timings=self._timings)
         self._threads = Threads(settings.worker_threads)
-        wants_processes = bool(apps) and any(handler.process for handler in registry.values())
-        self._processes = ProcessPool(settings, apps) if wants_processes else None
+        wants_processes = bool(self.apps) and any(handler.process for handler in self.registry.values())
+        self._processes = ProcessPool(settings, self.apps) if wants_processes else None
         self._resources = Resources(in_child=False)
         self._runner = Runner(
             settings, threads=self._threads, codec=self._codec, timings=self._timings, answer=self._answer,
@@ -86,21 +81,20 @@ class Worker(Service):
             progress=self._progress, send_output=self._send_output,
             processes=self._processes, resources=self._resources,
         )  # fmt: skip
-        self._lease_thread = (
-            None if own_queues is None else
-            LeaseThread(own_queues, settings, self._leases, self._runner, self._sender, self._codec)
-        )  # fmt: skip
-        self._receiver = Receiver(self._lease_thread or outbound, settings)
+        self._lease_thread: LeaseThread | None = None
+        if (queues := self.own_queues) is not None:
+            self._lease_thread = LeaseThread(queues, settings, self._leases, self._runner, self._sender, self._codec)
+        self._receiver = Receiver(self._lease_thread or self.outbound, settings)
         self._starting = asyncio.Lock()
         self._stopping = False
         self._releasing: asyncio.Task[None] | None = None
         self.idle_seconds = 0.0 if settings.receive_wait_seconds else 0.1
 
     async def open(self) -> None:
-        await self._outbound.depth()
-        await self._results.depth()
+        await self.outbound.depth()
+        await self.results.depth()
         await self._resources.open()
-        for handler in self._registry.values():
+        for handler in self.registry.values():
             if not (handler.process and self._processes is not None):
                 self._resources.check(handler.name, handler.injected)
 
@@ -113,16 +107,16 @@ class Worker(Service):
         }
         if self._lease_thread is None:
             tasks["heartbeat"] = self._heartbeat
-            tasks["extend visibility"] = partial(self._leases.extend_unfinished, self._outbound)
+            tasks["extend visibility"] = partial(self._leases.extend_unfinished, self.outbound)
         else:
             tasks["leases and heartbeats"] = self._lease_thread.run
         if self._processes is not None:
             tasks["child processes"] = self._processes.run
-        if self._settings.announce_actions:
-            tasks["announce"] = partial(announce, self._registry, self._sender, self._settings.worker_version)
-        url = self._settings.control_url
+        if self.settings.announce_actions:
+            tasks["announce"] = partial(announce, self.registry, self._sender, self.settings.worker_version)
+        url = self.settings.control_url
         if url is not None:
-            poll = CancellationPoll(self._settings, url, self._runner.attempts, self._runner.lose)
+            poll = CancellationPoll(self.settings, url, self._runner.attempts, self._runner.lose)
             tasks["poll for lost claims"] = poll.run
         return tasks
 
@@ -148,8 +142,7 @@ class Worker(Service):
             attempts = self._take(message)
             if not attempts:
                 continue
-            is_marked = message_attributes.SUSPECT_ATTRIBUTE in message.attributes
-            if is_marked or message.receive_count >= _SUSPECT_DELIVERIES:
+            if message_attributes.SUSPECT_ATTRIBUTE in message.attributes or message.receive_count >= 3:
                 suspects.append(attempts)
             elif message.receive_count > 1:
                 announced += attempts
@@ -174,11 +167,8 @@ class Worker(Service):
                 await self._leases.release({attempt.lease: None for attempt in attempts if not attempt.lease.begun})
                 return
             if alone:
-                message = attempts[0].lease.message
-                log.warning(
-                    "suspect_started_alone", message_id=message.id, tasks=len(attempts),
-                    deliveries=message.receive_count,
-                )  # fmt: skip
+                sent, tasks = attempts[0].lease.message, len(attempts)
+                log.warning("suspect_started_alone", message_id=sent.id, tasks=tasks, deliveries=sent.receive_count)
             self._runner.add(attempts, alone=alone)
             if alone:
                 await ends_within(_ALONE_SECONDS, self.settle())
@@ -200,15 +190,13 @@ class Worker(Service):
         await self._sender.wait_empty()
         await self._leases.deleter.flush()
 
-    # Receiving
-
     def _take(self, message: Message) -> list[Attempt]:
         """Lease a message and return its attempts; invalid entries and unknown actions are answered at once."""
         lease = self._leases.take(message)
         if lease is None:
             return []
         try:
-            entries = decode_task_requests(message.body, batch_limit=self._settings.packed_limit)
+            entries = decode_task_requests(message.body, batch_limit=self.settings.packed_limit)
             claims, lease.pack_id = _claims_of(message, entries)
             tasks = [claim.task_id for _, claim in claims if claim is not None]
             if not tasks:
@@ -222,16 +210,17 @@ class Worker(Service):
             return []
         self._leases.add(lease, len(tasks))
         own_limit = _limit_seconds(message)
-        is_traced = message.attributes and active.active() is not None
-        traces = message_attributes.decode_traces(message.attributes, tasks) if is_traced else {}
+        traces = {} if active.active() is None else message_attributes.decode_traces(message.attributes, tasks)
         attempts = []
         for place, (entry, (claim_id, claim)) in enumerate(zip(entries, claims, strict=True)):
             if claim is None or not isinstance(entry, TaskRequest):
-                self._answer_invalid(entry, message)
-            elif (handler := self._registry.get(entry.method)) is None:
+                answer, reason = no_task_answer(entry)
+                log.error("entry_unreadable", message_id=message.id, reason=reason)
+                self._sender.answer(Entry(answer))
+            elif (handler := self.registry.get(entry.method)) is None:
                 self._answer_unknown(entry, claim_id, claim, lease)
             else:
-                limit = own_limit or handler.timeout or self._settings.task_timeout_seconds
+                limit = own_limit or handler.timeout or self.settings.task_timeout_seconds
                 received_at = lease.received_at
                 attempt = Attempt(handler, limit, received_at, claim_id, claim, entry.params, lease, received_at, place)
                 attempt.carried = traces.get(claim.task_id)
@@ -241,24 +230,18 @@ class Worker(Service):
                 attempts.append(attempt)
         return attempts
 
-    def _answer_invalid(self, entry: TaskRequest | Request | Invalid, message: Message) -> None:
-        reason = entry.error.message if isinstance(entry, Invalid) else "its id is not <task id>:<claim>"
-        log.error("entry_unreadable", message_id=message.id, reason=reason)
-        self._sender.answer(no_task_answer(entry, reason), None)
-
     def _answer_unknown(self, request: TaskRequest, claim_id: str, claim: ClaimId, lease: Lease) -> None:
         lease.begin()
         metrics.RUN_SECONDS.labels("unknown", "error").observe(0.0)  # no run time of an action: not for the scheduler
-        answer, problem = failure_answer(claim_id, None, unknown_action(request.method, self._registry))
+        answer, problem = failure_answer(claim_id, None, unknown_action(request.method, self.registry))
         log_failure(claim, request.method[:200], problem, details=True)  # the action's name alone is in it
-        self._sender.answer(answer, lease)
+        self._sender.answer(Entry(answer, lease))
 
     async def _announce(self, attempts: Sequence[Attempt]) -> None:
         """Send a heartbeat of each before any starts, so that a task that crashes the worker is known to have run."""
         messages = {attempt.lease.message.id: attempt.lease.message.receive_count for attempt in attempts}
-        log.warning(
-            "messages_redelivered", messages=len(messages), tasks=len(attempts), deliveries=max(messages.values())
-        )
+        most = max(messages.values())
+        log.warning("messages_redelivered", messages=len(messages), tasks=len(attempts), deliveries=most)
         await self._sender.send_now(Entry(encode_progress(attempt.claim_id)) for attempt in attempts)
         now = time.monotonic()
         for attempt in attempts:
@@ -270,7 +253,7 @@ class Worker(Service):
         else:
             answer = final_answer(self._codec, attempt, text)
             result = None if attempt.lease.pack_id is None else sole_result(answer, attempt.claim_id)
-            self._sender.answer(answer, attempt.lease, result, attempt.place)
+            self._sender.answer(Entry(answer, attempt.lease, None, result, attempt.place))
 
     def _send_output(self, attempt: Attempt, entries: str, dropped: int) -> None:
         if attempt.is_lost:
@@ -282,14 +265,12 @@ class Worker(Service):
         number = run * _PARTS_OF_RUN + attempt.output_parts
         self._sender.output(encode_output(attempt.claim_id, number, sealed, dropped))
 
-    # Heartbeats
-
     def _progress(self, attempt: Attempt, percent: float | None, note: str | None) -> None:
         self._sender.progress(attempt.claim_id, percent, encrypt_note(self._codec, attempt.claim.task_id, note))
 
     async def _heartbeat(self) -> None:
         """Send a heartbeat of every task without one for the interval, running or waiting; a side task."""
-        interval = self._settings.heartbeat_seconds
+        interval = self.settings.heartbeat_seconds
         while True:
             await asyncio.sleep(interval / 4)
             for attempt in due_heartbeats(self._runner, interval):
@@ -302,8 +283,6 @@ class Worker(Service):
             f"all {self._threads.size} threads are stuck in handlers that ran over their time; "
             "give those handlers time limits of their own (of sockets, locks, queries)"
         )
-
-    # Stopping
 
     def stop_taking(self) -> None:
         """Stop receiving, and release messages that have not started."""

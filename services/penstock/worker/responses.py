@@ -210,6 +210,7 @@ def unknown_action(action: str, registry: Registry) -> Refusal:
     near = nearest(action[:_ACTION_SHOWN_CHARS], registry)
     message = f"this worker has no handler for action {cut(action[:_ACTION_SHOWN_CHARS])!r}"
     if action in BUILT_IN_ACTIONS:
+        reason = "its id is not <task id>:<claim>"
         message += "; it is built in, and run by workers whose PENSTOCK_DELIVERIES names it"
     elif near:
         message += f"; the nearest it has is {near!r}"
@@ -223,16 +224,16 @@ def timeout_of(ran_seconds: float, limit_seconds: float, where: str | None, **mo
     return Refusal(TIMEOUT_KIND, message, code=TASK_TIMEOUT, data=data)
 
 
-def no_task_answer(entry: TaskRequest | Request | Invalid, reason: str) -> str:
-    """The response to an entry that names no task: its id is null, by JSON-RPC; the resulter stores it as rejected."""
+def no_task_answer(entry: TaskRequest | Request | Invalid) -> tuple[str, str]:
+    """The response to an entry that names no task, for the resulter to store as rejected, and the reason."""
     if isinstance(entry, Invalid):
-        shown, code = entry.text, entry.error.code
+        shown, code, reason = entry.text, entry.error.code, entry.error.message
     else:
         id_ = json.dumps(entry.id) if isinstance(entry, TaskRequest) else bytes(entry.id).decode() or "none"
         shown, code = f"{entry.method} {bytes(entry.params).decode()} id {id_}", -32600
     problem = cut(f"outbound entry names no task: {reason}")
     error = error_text(code, problem, entry=cut(shown, TRACEBACK_LIMIT_BYTES))
-    return f'{{"jsonrpc":"2.0","error":{error},"id":null}}'
+    return f'{{"jsonrpc":"2.0","error":{error},"id":null}}', reason  # the id is null by JSON-RPC
 
 
 def refused_answer(answer: str, size: int) -> str:

@@ -29,12 +29,9 @@ MAX_TASKS = 1000  # whose reports are in one message
 _SHARED_FROM = 4  # equal results of a message's tasks from which they are sent as one
 _SMALLEST_MESSAGE_BYTES = 1024  # that a queue can be set to
 _ATTRIBUTES_BYTES = 256  # that a message takes beside its body, whatever the broker
-_LONGEST_LINGER_SECONDS = 0.05
 _RUN_TIMES_SECONDS = 0.25  # between two notifications of run times
 _MAX_ACTIONS = 1000  # in one of them
-_FIRST_PAUSE_SECONDS = 0.1
-_LONGEST_PAUSE_SECONDS = 10.0
-_HOST_CHARS = 80  # of a worker's default name
+_PAUSE_SECONDS = 0.1, 10.0  # the first and the longest one, after which unsent entries are sent again
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -73,20 +70,14 @@ class Timings:
         if trace_id is not None:
             self._exemplars[action, outcome].append((seconds, trace_id))
 
-    def flush(self) -> None:
-        """Move added run times into the metrics."""
-        if not self._new:
-            return
+    def unsent(self) -> str | None:
+        """The notification of unsent run times, which enter the metrics; None without any, or if the last is recent."""
         new, self._new = self._new, defaultdict(list)
         exemplars, self._exemplars = self._exemplars, defaultdict(list)
         for (action, outcome), seconds in new.items():
             metrics.RUN_SECONDS.labels(action, outcome).observe_many(seconds, exemplars[action, outcome])
             count, total = self._unsent.get(action, (0, 0.0))
             self._unsent[action] = count + len(seconds), total + sum(seconds)
-
-    def unsent(self) -> str | None:
-        """The notification of unsent run times; None when there are none, or the last one is recent."""
-        self.flush()
         now = monotonic()
         if not self._unsent or now - self._sent_at < _RUN_TIMES_SECONDS:
             return None
@@ -105,7 +96,7 @@ class ResultSender:
         self._attributes = {WORKER_ATTRIBUTE: settings.worker_name or name_of_process()}
         self._sent = sent
         self._timings = timings
-        self._linger = Linger(MAX_TASKS, longest_seconds=_LONGEST_LINGER_SECONDS)
+        self._linger = Linger(MAX_TASKS, longest_seconds=0.05)
         # Where calls are billed, sends keep a distance, and progress waits for responses to go with.
         is_billed = queue.limits.bills_calls
         self._pace = Pace(settings.hop_wait_seconds if is_billed else 0.0)
@@ -121,8 +112,8 @@ class ResultSender:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def answer(self, text: str, lease: Lease | None, result: str | None = None, place: int = 0) -> None:
-        self._answers.append(Entry(text, lease, None, result, place))
+    def answer(self, entry: Entry) -> None:
+        self._answers.append(entry)
         if not self._added.is_set():
             self._added.set()
             self._empty.clear()
@@ -130,9 +121,7 @@ class ResultSender:
     async def step(self, text: str) -> None:
         """Send the report of a finished step; returns once it is in the queue. Raises Refusal."""
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._answers.append(Entry(text, None, sent))
-        self._added.set()
-        self._empty.clear()
+        self.answer(Entry(text, None, sent))
         await sent
 
     def output(self, text: str) -> None:
@@ -165,18 +154,17 @@ class ResultSender:
 
     async def run(self) -> None:
         """Send entries as they come; a side task."""
-        pauses = Pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        pauses = Pauses(*_PAUSE_SECONDS)
         while True:
             await self._added.wait()
             wait_seconds = max(self._linger.seconds(len(self._answers)), self._pace.turn_seconds())
             if wait_seconds and not self._hurry:
                 await asyncio.sleep(wait_seconds)
             self._added.clear()
-            self._in_call = entries = self._answers
-            self._answers = []
-            self._linger.record(len(entries))
-            self._pace.record(len(entries))
-            self._in_call = entries = share_results(entries)
+            self._in_call, self._answers = self._answers, []  # in this order, for a thread that reads them
+            self._linger.record(len(self._in_call))
+            self._pace.record(len(self._in_call))
+            self._in_call = entries = share_results(self._in_call)
             progress, self._progress = self._progress, {}
             if self._progress_due is not None:
                 self._progress_due.cancel()
@@ -206,7 +194,7 @@ class ResultSender:
     async def send_now(self, given: Iterable[Entry]) -> None:
         """Send entries ahead of the unsent ones; retries until the queue has accepted all."""
         entries = [*given]
-        pauses = Pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        pauses = Pauses(*_PAUSE_SECONDS)
         while entries:
             entries, reason = await self._send(entries)
             await self._pause(pauses, len(entries), reason)
@@ -260,16 +248,14 @@ class ResultSender:
         """What to send instead of an entry that the queue rejects even alone; a heartbeat is dropped."""
         if entry.members:
             return [Entry(member.text, member.lease) for member in entry.members]
-        text, lease, about = entry.text, entry.lease, entry.about
         log.error("entry_refused_by_queue", queue=self._queue.label, bytes=size, reason=reason)
-        if isinstance(about, asyncio.Future) and not about.done():
+        if isinstance(entry.about, asyncio.Future) and not entry.about.done():
             problem = f"the report of the step is {size} bytes, more than the results queue takes: {reason}"
-            about.set_exception(Unfit("BadResult", problem, code=TOO_LARGE))
-        if lease is None:
+            entry.about.set_exception(Unfit("BadResult", problem, code=TOO_LARGE))
+        if entry.lease is None:
             return []
-        if size > _SMALLEST_MESSAGE_BYTES:
-            text = refused_answer(text, size)
-        return [Entry(text, lease, about)]
+        text = refused_answer(entry.text, size) if size > _SMALLEST_MESSAGE_BYTES else entry.text
+        return [Entry(text, entry.lease)]
 
     @staticmethod
     async def _pause(pauses: Pauses, entries: int, reason: str | None) -> None:
@@ -285,23 +271,21 @@ def share_results(entries: Sequence[Entry]) -> list[Entry]:
     equal: defaultdict[tuple[Lease | None, str], list[Entry]] = defaultdict(list)
     sent: list[Entry] = []
     for entry in entries:
-        result = entry.result
-        if result is None:
+        if entry.result is None:
             sent.append(entry)
         else:
-            equal[entry.lease, result].append(entry)
+            equal[entry.lease, entry.result].append(entry)
     for (lease, result), members in equal.items():
         pack_id = None if lease is None or utf8_size(result) > SHARED_RESULT_BYTES else lease.pack_id
         if pack_id is None or len(members) < _SHARED_FROM:
             sent += members
         else:
-            places = sorted([member.place for member in members])
-            text = encode_shared_result(pack_id, places, result)
+            text = encode_shared_result(pack_id, sorted([member.place for member in members]), result)
             sent.append(Entry(text, lease, members=tuple(members)))
     return sent
 
 
 def name_of_process() -> str:
-    """Default name of a worker: ``host:pid``, limited to printable ASCII."""
+    """Default name of a worker: ``host:pid``, limited to 80 characters of the host's name, in printable ASCII."""
     host = "".join(char for char in socket.gethostname() if "!" <= char <= "~")
-    return f"{host[:_HOST_CHARS] or 'localhost'}:{os.getpid()}"
+    return f"{host[:80] or 'localhost'}:{os.getpid()}"

@@ -809,7 +809,7 @@ async def test_a_shared_result_that_the_queue_refuses_is_sent_one_by_one() -> No
     sender = ResultSender(queue, load_settings(), sent=settled.append, timings=Timings())  # type: ignore[arg-type]
     lease = Lease(Message("m", "r", "", 1, None, {}), 9, 0.0, 30.0, "pack:1:" + ",".join(map(str, range(0, 800, 4))))
     for place in range(9):
-        sender.answer(encode_result(f"{place}:1", "7"), lease, "7", place)
+        sender.answer(Entry(encode_result(f"{place}:1", "7"), lease, result="7", place=place))
     sending = asyncio.create_task(sender.run())
     try:
         await asyncio.wait_for(sender.wait_empty(), PATIENCE_SECONDS)
@@ -826,7 +826,7 @@ async def test_messages_are_made_no_smaller_than_the_results_queue_needs(bench: 
     await client.set_queue_attributes(QueueUrl=await bench.results.url(), Attributes={"MaximumMessageSize": "16384"})
     sender = ResultSender(bench.results, load_settings(), sent=lambda lease: None, timings=Timings())
     for number in range(600):
-        sender.answer(encode_result(f"{number}:1", '"' + "x" * (40_000 if number == 30 else 400) + '"'), None)
+        sender.answer(Entry(encode_result(f"{number}:1", '"' + "x" * (40_000 if number == 30 else 400) + '"')))
     sending = asyncio.create_task(sender.run())
     try:
         await asyncio.wait_for(sender.wait_empty(), 60)
