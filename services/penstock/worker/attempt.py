@@ -12,8 +12,7 @@ from penstock.protocol.message_attributes import CarriedTrace
 from penstock.protocol.requests import ClaimId
 from penstock.protocol.trace_context import TraceContext
 from penstock.worker.handlers.actions import Handler
-from penstock.worker.handlers.context import Cancellation, Context, Report
-from penstock.worker.handlers.steps import StepPort
+from penstock.worker.handlers.context import Cancellation
 from penstock.worker.leases import Lease
 from penstock.worker.output import AttemptOutput
 from penstock.worker.processes.channel import Child, Ended
@@ -56,8 +55,7 @@ class Attempt(HandlerCall):
     place: in its message. seen_at: last heartbeat. spawned: tasks that go with its result.
     carried: trace context of the message. trace: the one that goes with the response.
     journal: finished durable steps, JSON text; journal_bytes: as they are stored. reported: entries that this attempt
-    has added. sleep: one that begins.
-    large: its response, whose result is to be stored as an object.
+    has added. sleep: one that begins. large: its response, whose result is to be stored as an object.
     output: what it logs and emits, if that is collected; output_parts: how many reports of it were sent.
     """
 
@@ -86,9 +84,8 @@ class Attempt(HandlerCall):
         return (self,)
 
     @property
-    def entries(self) -> Sequence[str]:
-        """The entries that go with the outcome."""
-        return self.reported if self.sleep is None else [*self.reported, self.sleep]
+    def is_redelivered(self) -> bool:
+        return self.lease.message.receive_count > 1
 
     @property
     def has_response(self) -> bool:
@@ -99,19 +96,11 @@ class Attempt(HandlerCall):
         """Whether its claim has ended, so that the response would be ignored."""
         return self.cancellation.is_set
 
-    def context(self, report: Report, steps: StepPort) -> Context:
-        again = self.lease.message.receive_count > 1
-        return Context(
-            *self.claim, self.handler.name, again, report, self.cancellation, self.spawned, self.tenant, self.lease,
-            self.journal, steps, None if self.output is None else self.output.emit,
-        )  # fmt: skip
-
     def log_fields(self) -> dict[str, Any]:
         return {"task_id": self.claim.task_id, "claim": self.claim.claim, "action": self.handler.name}
 
     def begin_span(self, spans: Spans) -> AttemptSpan:
-        redelivered = self.lease.message.receive_count > 1
-        self.span = spans.attempt(self.handler.name, *self.claim, self.carried, redelivered=redelivered)
+        self.span = spans.attempt(self.handler.name, *self.claim, self.carried, redelivered=self.is_redelivered)
         return self.span
 
     def end_span(self, error: str) -> None:

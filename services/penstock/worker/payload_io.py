@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import monotonic, time
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from penstock.payloads.records import encrypt_error
 from penstock.protocol.errors import TOO_LARGE, PayloadLost, PayloadUnavailable
 from penstock.protocol.journal import Entry, StepPlace, add_entries, decode_entries, encode_entry
 from penstock.protocol.json_text import utf8_size
-from penstock.protocol.reports import add_trace, decode_response, encode_result
+from penstock.protocol.reports import add_trace, decode_response, encode_result, error_text
 from penstock.protocol.requests import ClaimId
 from penstock.protocol.sealed import MARK, SEALED_ENCODING, escape_plain
 from penstock.runtime.logs import log
@@ -24,16 +24,12 @@ from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.context import TaskCancelled
 from penstock.worker.handlers.steps import StepPort, Suspend, Trial
-from penstock.worker.responses import Refusal, Unfit, encoded_error, encoded_result, failure_answer, too_large
-
-_QUOTE = ord('"')
-_FIRST_PAUSE_SECONDS = 0.5
-_LONGEST_PAUSE_SECONDS = 30.0
+from penstock.worker.responses import Refusal, Unfit, encoded_result, error_of, failure_answer, too_large
 
 
 def needs_opening(params: Any) -> bool:
-    """Whether a task's raw parameters are an encrypted or offloaded payload."""
-    return type(params) is msgspec.Raw and len(params) > 0 and memoryview(params)[0] == _QUOTE
+    """Whether a task's raw parameters are an encrypted or offloaded payload, a JSON string."""
+    return type(params) is msgspec.Raw and len(params) > 0 and memoryview(params)[0] == b'"'[0]
 
 
 async def open_attempt(codec: PayloadCodec, attempt: Attempt) -> None:
@@ -78,7 +74,7 @@ async def store_result(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
 
 async def kept_object(codec: PayloadCodec, claim: ClaimId, result: str, aad: str) -> str:
     """Encode a result, a large one as an object. Retries while the bucket is unavailable. Raises Refusal."""
-    pauses = Pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+    pauses = Pauses(first_seconds=0.5, longest_seconds=30.0)
     while True:
         try:
             return await codec.store(result, aad)
@@ -102,7 +98,8 @@ def final_answer(codec: PayloadCodec, attempt: Attempt, answer: str) -> str:
     if attempt.trace is not None:
         answer = add_trace(answer, attempt.trace)
     # Once more with the outcome, which may be recorded before the reports are: queues do not keep order.
-    return add_entries(answer, attempt.entries) if attempt.entries else answer
+    entries = attempt.reported if attempt.sleep is None else [*attempt.reported, attempt.sleep]
+    return add_entries(answer, entries) if entries else answer
 
 
 def _encrypted(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
@@ -120,9 +117,6 @@ def _encrypted(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
     return encode_result(str(decoded.id), result, spawned, encoding=SEALED_ENCODING)
 
 
-# Durable steps
-
-
 @dataclass(slots=True, eq=False)  # frozen takes four times as long to make, once an attempt
 class AttemptSteps(StepPort):
     """Reports the steps of one attempt. send: done once an entry is in the results queue; raises Refusal."""
@@ -135,9 +129,7 @@ class AttemptSteps(StepPort):
 
     def check_blocking(self) -> None:
         if asyncio._get_running_loop() is self.loop:
-            raise RuntimeError(
-                "ctx.step_sync() would hold up the worker for ever here: await ctx.step() in a coroutine"
-            )
+            raise RuntimeError("ctx.step_sync() would hold up the worker for ever: await ctx.step() in a coroutine")
 
     def begin(self, steps: int) -> None:
         attempt, limit = self.attempt, self.settings.steps_limit
@@ -146,18 +138,21 @@ class AttemptSteps(StepPort):
         if attempt.answered or attempt.is_lost:  # a thread goes on behind its time limit
             raise TaskCancelled("the task's claim has ended: another attempt goes on with it")
         # Another worker may have the message now, or have had it: what is begun here only now could run twice.
-        if not attempt.lease.is_unbroken() or (attempt.lease.message.receive_count > 1 and not attempt.reported):
+        if not attempt.lease.is_unbroken() or (attempt.is_redelivered and not attempt.reported):
             raise Suspend(is_redelivered=True)
         if steps >= limit:
             text = f"the task has {steps} durable steps; the limit is {limit} (PENSTOCK_STEPS_LIMIT)"
             raise Unfit("TooManySteps", text, code=TOO_LARGE)
 
     def record(self, place: StepPlace, trial: Trial) -> Future[Entry]:
-        error = trial.error
         # Encoded by the caller, in a thread where the handler runs in one.
-        text = encoded_result(trial.result, "the step") if error is None else encoded_error(error)
-        seconds = round(monotonic() - trial.began, 6)
-        entry = Entry.of(place, text, is_error=error is not None, at=trial.at, seconds=seconds, tries=trial.tries)
+        if trial.error is None:
+            text = encoded_result(trial.result, "the step")
+        else:
+            code, message, data = error_of(None, trial.error)
+            text = error_text(code, message, **data)
+        seconds, has_failed = round(monotonic() - trial.began, 6), trial.error is not None
+        entry = Entry.of(place, text, is_error=has_failed, at=trial.at, seconds=seconds, tries=trial.tries)
         return asyncio.run_coroutine_threadsafe(self.keep(entry), self.loop)
 
     async def keep(self, entry: Entry) -> Entry:
@@ -168,12 +163,12 @@ class AttemptSteps(StepPort):
         if size > limit:
             what = f"the result of step {entry.label!r} is"
             raise too_large("BadResult", what, size, limit, settings.largest_result_setting)
+        sent = entry
         if codec.is_on:
             aad = aad_of("step", attempt.claim.task_id, *entry.key)
             sealed = await kept_object(codec, attempt.claim, escape_plain(text), aad)
-            report = encode_entry(entry.with_value(sealed, SEALED_ENCODING))
-        else:
-            report = encode_entry(entry)
+            sent = entry.with_value(sealed, SEALED_ENCODING)
+        report = encode_entry(sent)
         journal_bytes = attempt.journal_bytes + sum(map(utf8_size, attempt.reported)) + utf8_size(report)
         if journal_bytes > settings.steps_limit_bytes:
             what, setting = "the results of the task's steps are", "PENSTOCK_STEPS_LIMIT_BYTES"
@@ -183,11 +178,3 @@ class AttemptSteps(StepPort):
         if not attempt.lease.is_unbroken():
             raise Suspend(is_redelivered=True)  # the report may come too late for the attempt that follows
         return entry
-
-
-def sleep_entry(why: Suspend) -> str | None:
-    """The entry of a sleep, which goes with the report that its task is suspended; None for another suspension."""
-    place = why.place
-    if place is None or why.token is not None:
-        return None
-    return encode_entry(Entry.of(place, "null", at=time(), seconds=why.seconds))

@@ -76,7 +76,7 @@ class Worker(Service):
         self._processes = ProcessPool(settings, self.apps) if wants_processes else None
         self._resources = Resources(in_child=False)
         self._runner = Runner(
-            settings, threads=self._threads, codec=self._codec, timings=self._timings, answer=self._answer,
+            settings=settings, threads=self._threads, codec=self._codec, timings=self._timings, answer=self._answer,
             send_step=lambda attempt, entry: self._sender.step(encode_step(attempt.claim_id, entry)),
             progress=self._progress, send_output=self._send_output,
             processes=self._processes, resources=self._resources,
@@ -150,7 +150,8 @@ class Worker(Service):
                 await self._start(attempts)
         if announced or suspects:
             redelivered = [*announced, *chain.from_iterable(suspects)]
-            self._runner.hold(redelivered)  # they may wait longer for their start than a task may be silent
+            # They may wait longer for their start than a task may be silent.
+            self._runner.held |= dict.fromkeys(redelivered)
             await self._announce(redelivered)
             await self._start(announced)
             for attempts in suspects:

@@ -3,7 +3,6 @@
 import json
 import traceback
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -23,7 +22,6 @@ from penstock.worker.handlers.context import Wait
 from penstock.worker.handlers.outcomes import ASKED, Fail, Retry, Snooze
 from penstock.worker.handlers.steps import StepFailed, Suspend
 
-TEXT_LIMIT_BYTES = 2048  # of a message, as JSON
 TRACEBACK_LIMIT_BYTES = 8192  # of a traceback, as JSON; its end is kept
 _ACTION_SHOWN_CHARS = 200
 TIMEOUT_KIND = "TaskTimeout"
@@ -35,16 +33,12 @@ Error = tuple[int, str, dict[str, Any]]  # code, message and data
 
 
 class Refusal(Exception):
-    """The worker itself fails an attempt, such as for parameters that do not fit. attempts: of the task, at most."""
+    """The worker itself fails an attempt, such as for parameters that do not fit. data: of the error."""
 
     is_final = False
 
-    def __init__(
-        self, kind: str, text: str, *, code: int = HANDLER_ERROR, data: Mapping[str, Any] | None = None,
-        attempts: int | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, kind: str, text: str, *, code: int = HANDLER_ERROR, data: dict[str, Any] | None = None) -> None:
         super().__init__(text)
-        self.attempts = attempts
         self.kind = kind
         self.code = code
         self.data = data or {}
@@ -76,7 +70,8 @@ def answer_of(attempt: Attempt, result: Any, settings: Settings, *, compress_byt
             raise Unfit("BadResult", problem)
         if attempt.claim != result.attempt:
             raise Unfit("BadResult", "the wait was made by the context of another attempt; return your own ctx.wait()")
-        return _wait(claim_id, attempt.handler, result.token, result.timeout, result.on_timeout)
+        about = {"token": result.token, "timeout": result.timeout, "on_timeout": result.on_timeout}
+        return encode_notification("wait", id=claim_id, **about, **_hints(attempt.handler))
     if spawned:
         size = sum(map(len, spawned)) + len(spawned) + 1  # it is ASCII
         limit = settings.result_limit_bytes  # also with a bucket: they travel in the message
@@ -101,25 +96,14 @@ def suspension(claim_id: str, handler: Handler, why: Suspend) -> str:
     if why.token is None:
         until, redelivered = why.until and why.until.isoformat(), why.is_redelivered or None
         return encode_notification("suspend", id=claim_id, seconds=why.seconds, until=until, redelivered=redelivered)
-    return _wait(claim_id, handler, why.token, why.timeout, step=why.place and msgspec.to_builtins(why.place))
-
-
-def _wait(
-    claim_id: str, handler: Handler, token: str, timeout: float | None, on_timeout: str = "retry", **more: Any
-) -> str:
-    more |= _hints(handler)
-    return encode_notification("wait", id=claim_id, token=token, timeout=timeout, on_timeout=on_timeout, **more)
+    about = {"token": why.token, "timeout": why.timeout, "on_timeout": "retry"}
+    step = why.place and msgspec.to_builtins(why.place)
+    return encode_notification("wait", id=claim_id, **about, step=step, **_hints(handler))
 
 
 def too_large(kind: str, what: str, size: int, limit_bytes: int, setting: str) -> Unfit:
     text = f"{what} {size} bytes; the limit is {limit_bytes} ({setting})"
     return Unfit(kind, text, code=TOO_LARGE, data={"size": size, "limit": limit_bytes})
-
-
-def encoded_error(exc: Exception) -> str:
-    """The final failure of a step, as JSON text."""
-    code, message, data = _error_of(None, exc)
-    return error_text(code, message, **data)
 
 
 def encoded_result(result: Any, of: str = "the handler") -> str:
@@ -153,25 +137,21 @@ def failure_answer(
     is_first = id(exc) not in errors  # the exceptions of a call live as long as it
     try:
         if is_first:
-            errors[id(exc)] = _error_of(handler, exc)
+            errors[id(exc)] = error_of(handler, exc)
         answer = encode_error(claim_id, *errors[id(exc)])
     except BaseException as broken:  # a subclass of Retry, say, that does not call its __init__
-        errors[id(exc)] = _error_of(handler, _unreadable(exc, broken))
+        errors[id(exc)] = error_of(handler, _unreadable(exc, broken))
         answer = encode_error(claim_id, *errors[id(exc)])
     data = errors[id(exc)][2]
-    problem = Problem(
-        data["type"], data["message"], data.get("traceback") if is_first else None, issubclass(type(exc), ASKED)
-    )
-    return answer, problem
+    stack = data.get("traceback") if is_first else None
+    return answer, Problem(data["type"], data["message"], stack, is_asked=issubclass(type(exc), ASKED))
 
 
-def _error_of(handler: Handler | None, exc: BaseException) -> Error:
+def error_of(handler: Handler | None, exc: BaseException) -> Error:
     message, hints = text_of(exc), _hints(handler)
     if isinstance(exc, Refusal):
-        if exc.attempts is not None:
-            hints["max_attempts"] = min(exc.attempts, hints.get("max_attempts") or exc.attempts)
         final = {"final": True} if exc.is_final else {}
-        return exc.code, message, {"type": exc.kind, "message": message, **exc.data, **final, **hints}
+        return exc.code, message, {"type": exc.kind, "message": message, **hints, **exc.data, **final}
     kind = cut(type(exc).__name__, 200)
     data = {"type": kind, "message": message, **hints}
     if isinstance(exc, Retry):
@@ -210,7 +190,6 @@ def unknown_action(action: str, registry: Registry) -> Refusal:
     near = nearest(action[:_ACTION_SHOWN_CHARS], registry)
     message = f"this worker has no handler for action {cut(action[:_ACTION_SHOWN_CHARS])!r}"
     if action in BUILT_IN_ACTIONS:
-        reason = "its id is not <task id>:<claim>"
         message += "; it is built in, and run by workers whose PENSTOCK_DELIVERIES names it"
     elif near:
         message += f"; the nearest it has is {near!r}"
@@ -231,6 +210,7 @@ def no_task_answer(entry: TaskRequest | Request | Invalid) -> tuple[str, str]:
     else:
         id_ = json.dumps(entry.id) if isinstance(entry, TaskRequest) else bytes(entry.id).decode() or "none"
         shown, code = f"{entry.method} {bytes(entry.params).decode()} id {id_}", -32600
+        reason = "its id is not <task id>:<claim>"
     problem = cut(f"outbound entry names no task: {reason}")
     error = error_text(code, problem, entry=cut(shown, TRACEBACK_LIMIT_BYTES))
     return f'{{"jsonrpc":"2.0","error":{error},"id":null}}', reason  # the id is null by JSON-RPC
@@ -273,7 +253,7 @@ def traceback_of(exc: BaseException) -> str:
         return f"<no traceback: {type(broken).__name__}>"
 
 
-def cut(text: str, limit_bytes: int = TEXT_LIMIT_BYTES, *, keep_end: bool = False) -> str:
+def cut(text: str, limit_bytes: int = 2048, *, keep_end: bool = False) -> str:
     """The longest beginning, or end, of a text that is at most so many bytes as JSON in ASCII."""
 
     def part(chars: int) -> str:

@@ -8,15 +8,15 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import InvalidParams
-from penstock.protocol.journal import decode_entry
+from penstock.protocol.journal import Entry, decode_entry, encode_entry
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.requests import ClaimId
 from penstock.runtime import metrics
@@ -30,7 +30,7 @@ from penstock.worker.handlers.lifespan import HOOKS, Entered, Resources, enter_h
 from penstock.worker.handlers.steps import Suspend
 from penstock.worker.leases import Lease
 from penstock.worker.output import Outputs
-from penstock.worker.payload_io import AttemptSteps, needs_opening, open_attempt, sleep_entry, store_result
+from penstock.worker.payload_io import AttemptSteps, needs_opening, open_attempt, store_result
 from penstock.worker.processes.channel import Child
 from penstock.worker.processes.pool import ProcessDied, ProcessPool
 from penstock.worker.result_sender import Timings
@@ -43,16 +43,14 @@ _DELAY_NOTED_SECONDS = 0.001  # from one measured start to the next: an observat
 _MEAN_WEIGHT = 0.05
 _KILL_SECONDS = _CANCEL_SECONDS + 1  # from the time limit until the child that did not stop its handler is killed
 
-
 Answer = tuple[str, responses.Problem | None]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Runner:
     """Runs attempts, at most ``worker_concurrency`` calls at once, and calls ``answer`` once with each."""
 
     settings: Settings
-    _: KW_ONLY
     threads: Threads
     processes: ProcessPool | None = None
     resources: Resources
@@ -75,9 +73,8 @@ class Runner:
         self._loop = asyncio.get_running_loop()
         self._clean = contextvars.copy_context()
         self._recordings: set[asyncio.Task[None]] = set()
-        self._steps = partial(AttemptSteps, settings, codec, self.send_step, self._loop)
         self._thread_id = threading.get_ident()
-        self._held: dict[Attempt, None] = {}
+        self.held: dict[Attempt, None] = {}  # among the attempts; they are added, or dropped, later
         self._running: dict[Unit, None] = {}  # in the order in which they began
         self._waiting: deque[Unit] = deque()
         self._waiting_for_thread: deque[Unit] = deque()
@@ -109,8 +106,6 @@ class Runner:
                     return f"a task waits for one of {what}, for {seconds:.0f} s"
         return None
 
-    # Adding
-
     @property
     def has_room(self) -> bool:
         """Whether a slot is free, or tasks are short and few wait: a long one would wait here, and others be idle."""
@@ -120,13 +115,9 @@ class Runner:
         is_short = self._mean_seconds < _SHORT_SECONDS and monotonic() - self._last_end < _SHORT_SECONDS
         return is_short and len(self._running) + waiting < 2 * self.settings.worker_concurrency
 
-    def hold(self, attempts: Iterable[Attempt]) -> None:
-        """Have attempts among ``attempts`` that are added, or dropped, later."""
-        self._held |= dict.fromkeys(attempts)
-
     def drop(self, attempts: Iterable[Attempt]) -> None:
         for attempt in attempts:
-            self._held.pop(attempt, None)
+            self.held.pop(attempt, None)
 
     def add(self, attempts: Sequence[Attempt], *, alone: bool = False) -> None:
         """Start attempts in order within the concurrency. ``alone``: in batches of one."""
@@ -169,22 +160,23 @@ class Runner:
     def _refuse(self, attempt: Attempt, exc: BaseException) -> None:
         """Answer an attempt of a batch without calling its handler."""
         attempt.lease.begin()
-        self._settle(attempt, responses.failure_answer(attempt.claim_id, attempt.handler, exc), 0.0)
+        self._settle(None, attempt, responses.failure_answer(attempt.claim_id, attempt.handler, exc))
 
     def _fitted(self, attempt: Attempt) -> Any:
         """What the handler is called with. Raises Refusal."""
         try:
             return attempt.handler.fit(attempt.params)
         except InvalidParams as exc:
-            own = attempt.handler.bad_params_attempts
-            attempts = self.settings.bad_params_attempts if own is None else own
-            data = {name: responses.cut(value) for name, value in exc.data.items()}
-            raise responses.Refusal("BadParams", exc.message, code=exc.code, data=data, attempts=attempts) from None
+            own, cap = attempt.handler.bad_params_attempts, attempt.handler.max_attempts
+            caps = (self.settings.bad_params_attempts if own is None else own, cap)
+            data: dict[str, Any] = {name: responses.cut(value) for name, value in exc.data.items()}
+            data["max_attempts"] = min((most for most in caps if most is not None), default=None)
+            raise responses.Refusal("BadParams", exc.message, code=exc.code, data=data) from None
 
     def attempts(self) -> Iterator[Attempt]:
         """Every attempt without a response, running or waiting; from any thread."""
         # In the order of their way to the end, so that none is missed that moves on meanwhile.
-        yield from self._held.copy()
+        yield from self.held.copy()
         delayed, *waiting = self._open_batches.delayed(), *map(list, self._queues)
         for unit in chain(delayed, *waiting, self._running.copy()):
             yield from (attempt for attempt in [*unit.attempts] if not attempt.answered)
@@ -210,17 +202,15 @@ class Runner:
         self._open_batches.flush()
         await self._empty.wait()
 
-    # Running
-
     def _start_waiting(self) -> None:
         running, waiting, plain = self._running, self._waiting, self._waiting_for_thread
         in_child = self._waiting_for_process
         while self._may_start and len(running) < self.settings.worker_concurrency:
             # The oldest waiting call is next, so that plain functions and coroutines do not delay each other.
             is_older = plain and not (waiting and waiting[0].received_at < plain[0].received_at)
-            if in_child and self.processes is not None and self.processes.has_room:
+            if in_child and self.processes is not None and self.processes.idle:
                 unit = in_child.popleft()
-                unit.child = self.processes.take()
+                unit.child = self.processes.idle.popleft()
             elif is_older and self.threads.has_room:
                 unit = plain.popleft()
                 self.threads.reserve()
@@ -277,30 +267,38 @@ class Runner:
                 await self._store_large(unit)
         except BaseException as raised:
             # SystemExit, or a CancelledError of the handler's own, fails one call and not the worker.
-            exc = responses.legible(raised)
-            if unit.cut and isinstance(exc, asyncio.CancelledError):
-                self._abandon(unit)
-                return
-            if unit.overdue and unit.ended is None:
-                unit.where = unit.where or responses.traceback_of(exc)
-            if isinstance(exc, BaseExceptionGroup):  # of task groups, one within another
-                found: BaseException = exc.subgroup(Suspend) or exc
-                while isinstance(found, BaseExceptionGroup) and found is not exc:
-                    found = found.exceptions[0]
-                exc = found
-            if unit.span is not None and not (self.codec.encrypts or isinstance(exc, responses.Refusal | Suspend)):
-                with suppress(Exception):  # its text may fail
-                    unit.span.raised(exc)
-            error = "" if isinstance(exc, Suspend) else type(exc).__name__
-            await self._store_large(unit)
-            if not unit.overdue:
-                self._fail(unit, exc)
+            error = await self._end_by(unit, responses.legible(raised))
         if isinstance(unit, Batch) and unit.span is not None:
             unit.span.end(error)
         if unit.overdue:
             self._finish_overdue(unit)
         else:
             self._finish(unit)
+
+    async def _end_by(self, unit: Unit, exc: BaseException) -> str:
+        """Answer the attempts by what ended their call; returns the error of its span."""
+        if unit.cut and isinstance(exc, asyncio.CancelledError):
+            for attempt in unit.attempts:
+                if not attempt.answered:  # it is left to the worker that receives its message next
+                    attempt.answered = True
+                    self._outputs.end(attempt.output)
+                    attempt.end_span("cut")
+                    if attempt.reported:  # its own report makes sure of the steps; a message that comes again does not
+                        why = Suspend(seconds=0.0)
+                        self.answer(attempt, responses.suspension(attempt.claim_id, unit.handler, why))
+            return "cut"
+        if unit.overdue and unit.ended is None:
+            unit.where = unit.where or responses.traceback_of(exc)
+        suspends: BaseException | None = exc.subgroup(Suspend) if isinstance(exc, BaseExceptionGroup) else None
+        while isinstance(suspends, BaseExceptionGroup):  # of task groups, one within another
+            exc = suspends = suspends.exceptions[0]
+        if unit.span is not None and not (self.codec.encrypts or isinstance(exc, responses.Refusal | Suspend)):
+            with suppress(Exception):  # its text may fail
+                unit.span.raised(exc)
+        await self._store_large(unit)
+        if not unit.overdue:
+            self._fail(unit, exc)
+        return "" if isinstance(exc, Suspend) else type(exc).__name__
 
     async def _run_attempt(self, attempt: Attempt) -> None:
         handler = attempt.handler
@@ -393,24 +391,30 @@ class Runner:
         except Exception as exc:
             self._refuse(attempt, exc)
 
+    def _steps(self, attempt: Attempt) -> AttemptSteps:
+        return AttemptSteps(self.settings, self.codec, self.send_step, self._loop, attempt)
+
     def _context(self, attempt: Attempt) -> Context:
-        return attempt.context(partial(self._on_loop, self._report, attempt), self._steps(attempt))
+        emit = None if attempt.output is None else attempt.output.emit
+        return Context(
+            *attempt.claim, attempt.handler.name, attempt.is_redelivered, partial(self._on_loop, self._report, attempt),
+            attempt.cancellation, attempt.spawned, attempt.tenant, attempt.lease, attempt.journal,
+            self._steps(attempt), emit,
+        )  # fmt: skip
 
     def _answer_to(self, attempt: Attempt, outcome: Any, errors: dict[int, responses.Error]) -> Answer:
         """The response to an outcome, a result or an exception. Raises nothing."""
         try:
             if isinstance(outcome, Suspend):
-                attempt.sleep = sleep_entry(outcome)
+                if outcome.place is not None and outcome.token is None:
+                    entry = Entry.of(outcome.place, "null", at=time(), seconds=outcome.seconds)
+                    attempt.sleep = encode_entry(entry)
                 return responses.suspension(attempt.claim_id, attempt.handler, outcome), None
             if not isinstance(outcome, BaseException):
                 return self._answer_of(attempt, outcome), None
         except BaseException as exc:
             outcome, errors = exc, {}  # it is gone before the next answer is made, and another has its id then
         return responses.failure_answer(attempt.claim_id, attempt.handler, outcome, errors)
-
-    def _share(self, unit: Unit) -> float:
-        """Seconds of the call's run time that each of its attempts has taken until now."""
-        return (monotonic() - unit.started_at) / len(unit.attempts)
 
     def _respond(self, unit: Unit, attempt: Attempt, answer: Answer) -> None:
         """Answer an attempt of a call; a large result is stored first, once the call has ended."""
@@ -419,7 +423,7 @@ class Runner:
         if self.codec.bucket is not None and answer[1] is None and utf8_size(answer[0]) > self.codec.threshold_bytes:
             attempt.large = answer[0]
         else:
-            self._settle(attempt, answer, self._share(unit))
+            self._settle(unit, attempt, answer)
 
     def _respond_early(self, batch: Batch, attempt: Attempt, outcome: Any) -> None:
         """Answer a task of a batch whose others still run."""
@@ -435,19 +439,18 @@ class Runner:
             await asyncio.gather(*(self._store(unit, attempt) for attempt in large))
 
     async def _store(self, unit: Unit, attempt: Attempt) -> None:
-        answer: Answer
         try:
-            answer = await store_result(self.codec, attempt.claim, attempt.large), None
+            answer: Answer = (await store_result(self.codec, attempt.claim, attempt.large), None)
         except Exception as exc:
             answer = responses.failure_answer(attempt.claim_id, attempt.handler, exc)
-        self._settle(attempt, answer, self._share(unit))
+        self._settle(unit, attempt, answer)
 
     def _fail(self, unit: Unit, exc: BaseException) -> None:
         """Answer the attempts without a response by what ended the call."""
         errors: dict[int, responses.Error] = {}
         for attempt in unit.attempts:
             if not attempt.answered:
-                self._settle(attempt, self._answer_to(attempt, exc, errors), self._share(unit))
+                self._settle(unit, attempt, self._answer_to(attempt, exc, errors))
 
     async def _run_in_process(self, unit: Unit, processes: ProcessPool) -> None:
         """Run a call in a child, which sends the responses."""
@@ -489,7 +492,12 @@ class Runner:
                 return  # it has died behind its answers, which count
             if not isinstance(unit, Batch) or len(unit.attempts) == 1:
                 raise
-            self._run_alone(unit, alone, exc)
+            # Once more, each in a call of its own: one of them ended the child.
+            unit.attempts = [attempt for attempt in unit.attempts if attempt.has_response]
+            log.warning("batch_split", action=unit.handler.name, tasks=len(alone), reason=str(exc))
+            for attempt in alone:
+                attempt.end_span("ProcessDied")
+            self._waiting_for_process.extend(map(Batch.of, alone))
 
     async def _keep_step(self, child: Child, attempt: Attempt, number: int, report: str) -> None:
         """Report a step that has finished in a child."""
@@ -501,14 +509,6 @@ class Runner:
             child.send("recorded", attempt.claim_id, number, [])
         else:
             child.send("recorded", attempt.claim_id, number, None)
-
-    def _run_alone(self, batch: Batch, alone: Sequence[Attempt], death: ProcessDied) -> None:
-        """Run tasks of a batch once more, each in a call of its own: one of them ended the child."""
-        batch.attempts = [attempt for attempt in batch.attempts if attempt.has_response]
-        log.warning("batch_split", action=batch.handler.name, tasks=len(alone), reason=str(death))
-        for attempt in alone:
-            attempt.end_span("ProcessDied")
-        self._waiting_for_process.extend(map(Batch.of, alone))
 
     async def _in_thread(self, unit: Unit, function: Callable[[], Any]) -> Any:
         unit.thread_call = self.threads.start(function)
@@ -524,8 +524,6 @@ class Runner:
         # A plain function may return a coroutine: a decorator that is not async around one that is.
         return await result if inspect.iscoroutine(result) else result
 
-    # Answering
-
     def _give_back(self, unit: Unit) -> None:
         """Give back the child of a call, or the thread of one whose handler was not called."""
         if self.processes is not None and unit.handler.process:
@@ -534,20 +532,9 @@ class Runner:
         elif unit.thread_call is None and not unit.handler.is_async:
             self.threads.release()
 
-    def _abandon(self, unit: Unit) -> None:
-        """Leave the attempts to the worker that receives their messages next."""
-        for attempt in unit.attempts:
-            if not attempt.answered:
-                attempt.answered = True
-                self._outputs.end(attempt.output)
-                attempt.end_span("cut")
-                if attempt.reported:  # its own report makes sure of the steps; a message that comes again does not
-                    self.answer(attempt, responses.suspension(attempt.claim_id, unit.handler, Suspend(seconds=0.0)))
-        if isinstance(unit, Batch) and unit.span is not None:
-            unit.span.end("cut")
-        self._finish(unit)
-
-    def _settle(self, attempt: Attempt, answer: Answer, ran: float) -> None:
+    def _settle(self, unit: Unit | None, attempt: Attempt, answer: Answer) -> None:
+        """Give an attempt its response. unit: the call whose run time it has a share in; None: no handler ran."""
+        ran = 0.0 if unit is None else (monotonic() - unit.started_at) / len(unit.attempts)
         attempt.answered = True
         self._outputs.end(attempt.output)
         text, problem = answer
@@ -608,8 +595,6 @@ class Runner:
         self._fail(unit, responses.timeout_of(unit.ran_seconds, unit.limit_seconds, unit.where, **ended))
         self._finish(unit)
 
-    # Progress
-
     def _report(self, attempt: Attempt, percent: float | None, note: str | None) -> None:
         if not attempt.answered:
             attempt.seen_at = monotonic()
@@ -619,11 +604,9 @@ class Runner:
         """Call a function on the event loop, from any thread."""
         if threading.get_ident() == self._thread_id:
             function(*arguments)
-            return
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(function, *arguments)
-
-    # Stopping
+        else:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(function, *arguments)
 
     def take_back(self) -> Collection[Lease]:
         """Remove the attempts of messages of which no task has started; returns the leases of these messages."""

@@ -315,7 +315,7 @@ async def test_killed_children_and_a_killed_fork_server_lose_no_task(bench: Benc
             while True:
                 await asyncio.sleep(0.05)
                 # One that is busy, so that each kill ends a task: a start may take longer than until the next kill.
-                for child in [one for one in pool._children.values() if one.is_ready and one not in pool._idle][:1]:
+                for child in [one for one in pool._children.values() if one.is_ready and one not in pool.idle][:1]:
                     with suppress(ProcessLookupError):
                         os.kill(child.pid, signal.SIGKILL)
 
@@ -344,11 +344,11 @@ async def test_a_stop_that_is_sent_to_the_whole_group_of_processes_ends_no_child
         assert pool is not None
 
         async def are_ready() -> bool:
-            return len(pool._idle) == 2
+            return len(pool.idle) == 2
 
         async def are_busy() -> bool:
             children = pool._children.values()
-            return len(children) == 2 and not pool._idle and all(child.is_ready for child in children)
+            return len(children) == 2 and not pool.idle and all(child.is_ready for child in children)
 
         await eventually(are_ready, "two children")
         await send(bench, *(("plain", {"number": n, "seconds": 2.0}) for n in range(2)))
@@ -395,7 +395,7 @@ async def test_a_child_goes_on_while_the_system_refuses_another(
     seen: list[int] = []
     try:
         async with asyncio.timeout(30):
-            while len(pool._idle) < 2:
+            while len(pool.idle) < 2:
                 seen += [pid for pid in pool._children if pid not in seen]
                 await asyncio.sleep(0.02)
         assert next(iter(pool._children)) == seen[0]
@@ -487,8 +487,8 @@ async def test_a_child_whose_lifespan_ends_too_early_is_replaced(
     seen: set[int] = set()
     try:
         async with asyncio.timeout(30):
-            while len(seen) < 2 or not pool.has_room:
-                seen |= {child.pid for child in pool._idle}
+            while len(seen) < 2 or not pool.idle:
+                seen |= {child.pid for child in pool.idle}
                 if seen:
                     (tmp_path / "may_fail").touch()
                 await asyncio.sleep(0.02)
@@ -557,7 +557,7 @@ async def test_a_child_of_an_ended_fork_server_is_not_replaced_by_the_next_serve
         async with asyncio.timeout(60):
             await is_pausing.wait()
             servers[0].kill()
-            while not pool.has_room:
+            while not pool.idle:
                 await sleep(0.02)
             may_go_on.set()
             while pool._welcoming:
@@ -611,7 +611,7 @@ async def test_a_child_that_ended_before_it_was_heard_to_be_ready_is_replaced(
     child.reader.feed_data(frame(["ready"]))
     child.ended.set_result(Ended(1))
     await pool._welcome(child)
-    assert (forks, pool.has_room) == ([1], False)
+    assert (forks, len(pool.idle)) == ([1], 0)
     ours.close()
     theirs.close()
 

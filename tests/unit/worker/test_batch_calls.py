@@ -149,7 +149,7 @@ class World:
             worker_concurrency=concurrency, task_timeout_seconds=60, result_limit_bytes=1024, result_compress_bytes=None
         )
         self.runner = Runner(
-            settings,
+            settings=settings,
             threads=self.threads,
             codec=PayloadCodec(),
             timings=Timings(),

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -28,22 +27,19 @@ from penstock.worker.handlers.actions import REGISTRY, Registry
 from penstock.worker.handlers.lifespan import Resources
 from penstock.worker.handlers.steps import Suspend
 from penstock.worker.leases import Lease
-from penstock.worker.payload_io import AttemptSteps
 from penstock.worker.processes.channel import Channel
 from penstock.worker.responses import Refusal, Unfit
 from penstock.worker.result_sender import Timings
 from penstock.worker.runner import Answer, Runner
 from penstock.worker.threads import Threads
 
-_FLUSH_SECONDS = 0.05  # what a handler logs within it is lost when its process dies
 MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
-_HARD_LIMIT = 2  # times the memory limit: there allocations fail, before the kernel kills something
 
 
 def run(connection: socket.socket, settings: Settings) -> None:
     """Serve the worker until it sends a stop."""
     if settings.process_max_memory_bytes is not None:
-        limit = settings.process_max_memory_bytes * _HARD_LIMIT
+        limit = 2 * settings.process_max_memory_bytes  # there allocations fail, before the kernel kills something
         with suppress(ValueError, OSError):  # the kernel does not know it
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     active.setup_tracing("worker", settings)
@@ -64,16 +60,11 @@ async def _live(channel: Channel, settings: Settings, registry: Registry) -> Non
             if handler.process:
                 resources.check(handler.name, handler.injected)
         runner = _ChildRunner(settings, channel, resources, registry)
-        obey: dict[str, Callable[..., Any]] = {
-            "call": runner.call,
-            "lost": runner.note,
-            "recorded": runner.recorded,
-            "stop": stop.set,
-        }
+        on = dict[str, Callable[..., Any]](call=runner.call, lost=runner.note, recorded=runner.recorded, stop=stop.set)
 
         def read() -> None:
             while (message := channel.read()) is not None:
-                loop.call_soon_threadsafe(obey[message[0]], *message[1:])
+                loop.call_soon_threadsafe(on[message[0]], *message[1:])
             os._exit(0)  # the worker has ended; a handler may block the event loop
 
         threading.Thread(target=read, name="channel", daemon=True).start()
@@ -94,26 +85,23 @@ class _ChildRunner(Runner):
         self._channel = channel
         self._registry = registry
         super().__init__(
-            settings, threads=Threads(1), codec=PayloadCodec(settings), timings=Timings(), resources=resources,
-            send_step=self._send_step,
+            settings=settings, threads=Threads(1), codec=PayloadCodec(settings), timings=Timings(),
+            resources=resources, send_step=self._send_step,
             # Of a task whose claim was lost before its start: the worker counts the answers of a call.
             answer=lambda attempt, text: channel.send("answer", attempt.claim_id, text, None, None),
             progress=lambda attempt, *report: channel.send("progress", attempt.claim_id, *report),
             send_output=lambda attempt, *part: channel.send("output", attempt.claim_id, *part),
         )  # fmt: skip
-        self._outputs.flush_seconds = _FLUSH_SECONDS
+        self._outputs.flush_seconds = 0.05  # what a handler logs within it is lost when its process dies
         self.codec = PayloadCodec()  # the worker opens payloads, and stores results
-        self._steps = partial(AttemptSteps, settings, self.codec, self._send_step, self._loop)
         self._sent: dict[tuple[str, int], asyncio.Future[None]] = {}  # steps by claim id and number
         self._spans = None  # the worker's are the parents of the handler's own
         self._attempts: dict[str, Attempt] = {}
         self._trace: trace_context.TraceContext | None = None
         self._ignored_cancel = False
 
-    def call(
-        self, action: str, limit_seconds: float, tasks: Sequence[Sequence[Any]], trace: Mapping[str, str] | None
-    ) -> None:
-        """Begin a call. tasks: of a batched handler several, each as :func:`task_of` gives it."""
+    def call(self, action: str, limit_seconds: float, tasks: Sequence[Any], trace: Mapping[str, str] | None) -> None:
+        """Begin a call. tasks: of a batched handler several."""
         self._trace = trace_context.of_headers(trace or {})
         handler, now = self._registry[action], monotonic()
         attempts = []
@@ -149,7 +137,7 @@ class _ChildRunner(Runner):
             spans.continue_from(self._trace)
         await super()._run(unit)
 
-    def _settle(self, attempt: Attempt, answer: Answer, ran: float) -> None:
+    def _settle(self, unit: Unit | None, attempt: Attempt, answer: Answer) -> None:
         attempt.answered = True
         self._outputs.end(attempt.output)
         text, problem = answer

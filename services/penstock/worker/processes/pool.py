@@ -19,7 +19,6 @@ from penstock.worker.processes import channel
 from penstock.worker.processes.channel import Child, Ended
 from penstock.worker.responses import Refusal
 
-_TICK_SECONDS = 0.5  # between two looks whether claims and leases of running tasks are lost
 _DEATH_SECONDS = 5.0  # in which the fork server reports the end of a child that was killed
 _STOP_SECONDS = 2.0  # for children to end when the worker stops
 
@@ -38,7 +37,7 @@ class ProcessPool:
         self.size = settings.worker_processes or os.cpu_count() or 1
         self._settings = settings
         self._apps = tuple(apps)
-        self._idle: deque[Child] = deque()
+        self.idle: deque[Child] = deque()  # what is taken runs one call, or is given back
         self._forking: deque[Child] = deque()
         self._children: dict[int, Child] = {}
         self._orders: socket.socket | None = None
@@ -46,35 +45,36 @@ class ProcessPool:
         self.on_idle: Callable[[], None] = lambda: None  # called when there is another child
         self._pauses = Pauses()
         self._welcoming: set[asyncio.Task[None]] = set()
-        metrics.PROCESSES.labels("busy").set_function(lambda: len(self._children) - len(self._idle))
-        metrics.PROCESSES.labels("idle").set_function(lambda: len(self._idle))
-
-    @property
-    def has_room(self) -> bool:
-        return bool(self._idle)
-
-    def take(self) -> Child:
-        """Take an idle child, for one call, or to be given back."""
-        return self._idle.popleft()
+        metrics.PROCESSES.labels("busy").set_function(lambda: len(self._children) - len(self.idle))
+        metrics.PROCESSES.labels("idle").set_function(lambda: len(self.idle))
 
     def give_back(self, child: Child) -> None:
         if not child.ended.done():
-            self._idle.append(child)
-
-    # Calls
+            self.idle.append(child)
 
     async def call(self, child: Child, unit: Unit, receive: Callable[..., None]) -> None:
         """Run a call in a child, killed if it is cancelled. receive: gets the child's messages. Raises ProcessDied."""
         action = unit.handler.name
+        reporting = asyncio.create_task(_report_losses(child, unit.attempts))
         try:
             trace = unit.span and unit.span.context
-            child.send("call", action, unit.limit_seconds, [*map(task_of, unit.attempts)], trace and trace.headers)
-            resident, is_left = await self._until_done(child, unit.attempts, receive)
+            tasks = [
+                (one.claim_id, bytes(one.params), one.tenant, one.is_redelivered, one.journal, one.lease.until)
+                for one in unit.attempts
+            ]
+            child.send("call", action, unit.limit_seconds, tasks, trace and trace.headers)
+            while (message := await channel.read(child.reader)) is not None and message[0] != "done":
+                receive(*message)
+            if message is None:
+                raise ProcessDied(await self._end_of(child))
         except BaseException as exc:
             self._kill(child, "timeout")
             if isinstance(exc, asyncio.CancelledError):
                 unit.ended = await self._end_of(child)
             raise
+        finally:
+            reporting.cancel()
+        _, resident, is_left = message  # the child's memory, and whether a handler goes on
         child.calls += 1
         most, after = self._settings.process_max_memory_bytes, self._settings.process_recycle_after
         if is_left:
@@ -87,28 +87,9 @@ class ProcessPool:
         else:
             self.give_back(child)
 
-    async def _until_done(
-        self, child: Child, attempts: Sequence[Attempt], receive: Callable[..., None]
-    ) -> tuple[int, bool]:
-        """Hand over messages until the call is done; returns the child's memory, and whether a handler goes on."""
-        reporting = asyncio.create_task(_report_losses(child, attempts))
-        try:
-            while (message := await channel.read(child.reader)) is not None:
-                if message[0] == "done":
-                    return message[1], message[2]
-                receive(*message)
-            raise ProcessDied(await self._end_of(child))
-        finally:
-            reporting.cancel()
-
     async def _end_of(self, child: Child) -> Ended:
-        try:
-            async with asyncio.timeout(_DEATH_SECONDS):
-                return await asyncio.shield(child.ended)
-        except TimeoutError:
-            return Ended()
-
-    # Children
+        await asyncio.wait([child.ended], timeout=_DEATH_SECONDS)
+        return child.ended.result() if child.ended.done() else Ended()
 
     def _fork(self) -> None:
         if self._orders is None or self._stopping:
@@ -139,13 +120,10 @@ class ProcessPool:
     async def run(self) -> None:
         """Run the fork server, again should it end; a side task. Raises RuntimeError if it cannot start."""
         pauses = Pauses()
-        try:
-            while True:
-                await self._serve()
-                log.error("fork_server_ended", hint="its children ended with it; another is started")
-                await asyncio.sleep(pauses.next_seconds())
-        finally:
-            self._orders = None
+        while True:
+            await self._serve()
+            log.error("fork_server_ended", hint="its children ended with it; another is started")
+            await asyncio.sleep(pauses.next_seconds())
 
     async def _serve(self) -> None:
         ours, theirs = socket.socketpair()
@@ -157,8 +135,8 @@ class ProcessPool:
         assert server.stdin is not None
         server.stdin.write(pickle.dumps((self._settings, self._apps, os.getpid())))
         server.stdin.close()
-        self._orders = ours.dup()
         reader, writer = await asyncio.open_unix_connection(sock=ours)
+        self._orders = ours.dup()
         try:
             if await channel.read(reader) is None:
                 code = await server.wait()
@@ -211,8 +189,8 @@ class ProcessPool:
 
     def _has_ended(self, child: Child, ended: Ended) -> None:
         self._children.pop(child.pid, None)
-        if child in self._idle:
-            self._idle.remove(child)
+        if child in self.idle:
+            self.idle.remove(child)
         reason = child.reason or ("stopped" if self._stopping else "died")
         metrics.PROCESS_ENDS.labels(reason).inc()
         if ended.peak_bytes:
@@ -238,16 +216,9 @@ async def _report_losses(child: Child, attempts: Sequence[Attempt]) -> None:
     """Report to a child which claims and leases of its tasks are lost, and until when the leases hold."""
     known = {attempt: (False, False, attempt.lease.until) for attempt in attempts}
     while True:
-        await asyncio.sleep(_TICK_SECONDS)
+        await asyncio.sleep(0.5)
         for attempt in attempts:
             lost = attempt.is_lost, attempt.lease.lost, attempt.lease.until
             if lost != known[attempt]:
                 known[attempt] = lost
                 child.send("lost", attempt.claim_id, *lost)
-
-
-def task_of(attempt: Attempt) -> tuple[str, bytes, str | None, bool, str, float]:
-    """What a child needs of an attempt: claim id, parameters, tenant, whether it came before, journal, end of lease."""
-    lease = attempt.lease
-    again = lease.message.receive_count > 1
-    return attempt.claim_id, bytes(attempt.params), attempt.tenant, again, attempt.journal, lease.until
