@@ -88,7 +88,7 @@ MUTATIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("raise_journal_floor", "set journal = claim", "set journal = 0"),
     ),
     "a message that comes again begins a step": (
-        ("penstock.worker.payload_io", "or (attempt.lease.message.receive_count > 1 and not attempt.reported)", ""),
+        ("penstock.worker.payload_io", "or (attempt.is_redelivered and not attempt.reported)", ""),
     ),
     "an outcome does not repeat its steps": (
         ("penstock.results.apply", "if outcome.steps and outcome.claim is not None:", "if False:"),

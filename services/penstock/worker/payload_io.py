@@ -26,6 +26,8 @@ from penstock.worker.handlers.context import TaskCancelled
 from penstock.worker.handlers.steps import StepPort, Suspend, Trial
 from penstock.worker.responses import Refusal, Unfit, encoded_result, error_of, failure_answer, too_large
 
+_FIRST_PAUSE_SECONDS = 0.5
+
 
 def needs_opening(params: Any) -> bool:
     """Whether a task's raw parameters are an encrypted or offloaded payload, a JSON string."""
@@ -56,8 +58,7 @@ def _needed(attempt: Attempt, what: str) -> Iterator[None]:
         yield
     except PayloadUnavailable as exc:
         log.warning("payload_unavailable", **attempt.log_fields(), reason=str(exc))
-        problem = f"{what} cannot be had now: {exc}"
-        raise Refusal("PayloadUnavailable", problem, data={"not_begun": True}) from None
+        raise Refusal("PayloadUnavailable", f"{what} cannot be had now: {exc}", data={"not_begun": True}) from None
     except PayloadLost as exc:
         raise Refusal("PayloadLost", f"{what} cannot be had: {exc}") from None
 
@@ -74,7 +75,7 @@ async def store_result(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
 
 async def kept_object(codec: PayloadCodec, claim: ClaimId, result: str, aad: str) -> str:
     """Encode a result, a large one as an object. Retries while the bucket is unavailable. Raises Refusal."""
-    pauses = Pauses(first_seconds=0.5, longest_seconds=30.0)
+    pauses = Pauses(_FIRST_PAUSE_SECONDS, longest_seconds=30.0)
     while True:
         try:
             return await codec.store(result, aad)

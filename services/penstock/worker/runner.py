@@ -194,8 +194,7 @@ class Runner:
 
     def attempts_of(self, task: asyncio.Task[Any] | None) -> Sequence[Attempt]:
         """The unanswered attempts that a task of the loop runs; from any thread."""
-        running = self._running.copy()
-        return [a for unit in running if unit.task is task for a in unit.attempts if not a.answered]
+        return [a for unit in self._running.copy() if unit.task is task for a in unit.attempts if not a.answered]
 
     async def wait_empty(self) -> None:
         """End batching delays, and wait until every attempt has its response."""
@@ -284,8 +283,7 @@ class Runner:
                     self._outputs.end(attempt.output)
                     attempt.end_span("cut")
                     if attempt.reported:  # its own report makes sure of the steps; a message that comes again does not
-                        why = Suspend(seconds=0.0)
-                        self.answer(attempt, responses.suspension(attempt.claim_id, unit.handler, why))
+                        self.answer(attempt, responses.suspension(attempt.claim_id, unit.handler, Suspend(seconds=0.0)))
             return "cut"
         if unit.overdue and unit.ended is None:
             unit.where = unit.where or responses.traceback_of(exc)
@@ -407,8 +405,7 @@ class Runner:
         try:
             if isinstance(outcome, Suspend):
                 if outcome.place is not None and outcome.token is None:
-                    entry = Entry.of(outcome.place, "null", at=time(), seconds=outcome.seconds)
-                    attempt.sleep = encode_entry(entry)
+                    attempt.sleep = encode_entry(Entry.of(outcome.place, "null", at=time(), seconds=outcome.seconds))
                 return responses.suspension(attempt.claim_id, attempt.handler, outcome), None
             if not isinstance(outcome, BaseException):
                 return self._answer_of(attempt, outcome), None

@@ -104,16 +104,14 @@ class _ChildRunner(Runner):
         """Begin a call. tasks: of a batched handler several."""
         self._trace = trace_context.of_headers(trace or {})
         handler, now = self._registry[action], monotonic()
-        attempts = []
+        self._attempts = {}
         for claim_id, params, tenant, is_redelivered, journal, until in tasks:
             claim = parse_claim_id(claim_id) or ClaimId(0, 0)
-            message = Message("", "", "", 2 if is_redelivered else 1, None, {})
-            lease = Lease(message, 1, now, until)
+            lease = Lease(Message("", "", "", 2 if is_redelivered else 1, None, {}), 1, now, until)
             attempt = Attempt(handler, limit_seconds, now, claim_id, claim, msgspec.Raw(params), lease, now)
             attempt.tenant, attempt.journal = tenant, journal
-            attempts.append(attempt)
-        self._attempts = {attempt.claim_id: attempt for attempt in attempts}
-        self.add(attempts)
+            self._attempts[claim_id] = attempt
+        self.add([*self._attempts.values()])
         self._calling = self._loop.create_task(self._end_call())
 
     async def _end_call(self) -> None:
