@@ -5,7 +5,7 @@ import contextvars
 import inspect
 import math
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -458,16 +458,18 @@ class Runner:
                 return
         else:
             await open_attempt(self.codec, unit)
-        attempts = {attempt.claim_id: attempt for attempt in unit.attempts}
+        attempts: defaultdict[str, list[Attempt]] = defaultdict(list)
+        for attempt in unit.attempts:
+            attempts[attempt.claim_id].append(attempt)  # a send that is repeated makes two messages of one claim
         if self._spans is not None:
             unit.begin_span(self._spans)
         assert unit.child is not None
         child, unit.child = unit.child, None
 
         def receive(kind: str, claim_id: str, *content: Any) -> None:
-            attempt = attempts.get(claim_id)
-            if attempt is None:
+            if claim_id not in attempts:
                 return  # an earlier call has left something running in the child
+            attempt = attempts[claim_id][0]
             if kind == "progress":
                 self._report(attempt, *content)
             elif kind == "output":
@@ -477,9 +479,10 @@ class Runner:
                 self._recordings.add(recording)
                 recording.add_done_callback(self._recordings.discard)
             else:
-                text, problem, attempt.sleep = content
-                # At once: the child may hang behind its answers, as in a destructor.
-                self._respond(unit, attempt, (text, problem and responses.Problem(*problem)))
+                text, problem, sleep = content
+                for attempt in attempts[claim_id]:  # at once: the child may hang behind its answers, as in a destructor
+                    attempt.sleep = sleep
+                    self._respond(unit, attempt, (text, problem and responses.Problem(*problem)))
 
         try:
             await processes.call(child, unit, receive)

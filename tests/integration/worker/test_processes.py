@@ -277,6 +277,16 @@ async def test_a_batch_whose_child_dies_is_run_task_by_task_to_find_the_one_at_f
     assert result_of(outcomes[1]) == "early"
 
 
+async def test_two_messages_of_one_claim_in_a_batch_are_both_deleted(bench: Bench) -> None:
+    """A send whose answer is lost is repeated, though the queue has the first message."""
+    await send(bench, ("many", {"n": 1}))
+    await send(bench, ("many", {"n": 1}), ("many", {"n": 2}))
+    async with working(bench, worker_processes=1):  # which ends with an empty queue
+        await bench.until(
+            lambda: {one.task_id for one in bench.reports if isinstance(one, Succeeded)} == {1, 2}, "both"
+        )
+
+
 async def test_children_are_replaced_after_so_many_tasks_and_above_their_memory(bench: Bench) -> None:
     await send(bench, *[("plain", {"number": n}) for n in range(6)])
     async with working(bench, worker_processes=1, process_recycle_after=3, process_max_memory_bytes=MEMORY_BYTES):
