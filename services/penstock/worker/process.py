@@ -150,7 +150,6 @@ class Worker(Service):
                 await self._start(attempts)
         if announced or suspects:
             redelivered = [*announced, *chain.from_iterable(suspects)]
-            # They may wait longer for their start than a task may be silent.
             self._runner.held |= dict.fromkeys(redelivered)
             await self._announce(redelivered)
             await self._start(announced)

@@ -62,19 +62,18 @@ class Runner:
     send_output: Callable[[Attempt, str, int], None]
 
     def __post_init__(self) -> None:
-        settings, codec = self.settings, self.codec
         if self.processes is not None:
             self.processes.on_idle = self._start_waiting
-        compress_bytes = None if codec.is_on else settings.result_compress_bytes
-        self._answer_of = partial(responses.answer_of, settings=settings, compress_bytes=compress_bytes)
-        self._outputs = Outputs(settings, self.send_output, self._on_loop)
+        compress_bytes = None if self.codec.is_on else self.settings.result_compress_bytes
+        self._answer_of = partial(responses.answer_of, settings=self.settings, compress_bytes=compress_bytes)
+        self._outputs = Outputs(self.settings, self.send_output, self._on_loop)
         self._delay_noted_at = float("-inf")
         self._spans = active.active()
         self._loop = asyncio.get_running_loop()
         self._clean = contextvars.copy_context()
         self._recordings: set[asyncio.Task[None]] = set()
         self._thread_id = threading.get_ident()
-        self.held: dict[Attempt, None] = {}  # among the attempts; they are added, or dropped, later
+        self.held: dict[Attempt, None] = {}  # redelivered: their start may take longer than a task may be silent
         self._running: dict[Unit, None] = {}  # in the order in which they began
         self._waiting: deque[Unit] = deque()
         self._waiting_for_thread: deque[Unit] = deque()

@@ -167,8 +167,6 @@ class _ChildRunner(Runner):
 
 def resident_bytes() -> int:
     """The memory of this process now; where the system does not say, at its highest."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS_UNIT
-    return pages * resource.getpagesize()
+    with suppress(OSError):
+        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * resource.getpagesize()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS_UNIT
