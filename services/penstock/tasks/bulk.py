@@ -229,7 +229,7 @@ async def _reasons(session: Session, job: asyncpg.Record, refused: Sequence[int]
 
 async def create_job(session: Session, kind: str, params: bytes) -> Job:
     """Make a job of the tasks that exist now; ``params`` is a JSON object."""
-    return _job((await session.fetch("create_job", kind, params.decode("utf-8")))[0])
+    return job_of((await session.fetch("create_job", kind, params.decode("utf-8")))[0])
 
 
 async def read_job(session: Session, job_id: int) -> Job:
@@ -237,7 +237,7 @@ async def read_job(session: Session, job_id: int) -> Job:
     rows = await session.fetch("read_job", job_id)
     if not rows:
         raise JobNotFound(job_id)
-    return _job(rows[0])
+    return job_of(rows[0])
 
 
 async def take_job(session: Session, *, without: Sequence[int]) -> asyncpg.Record | None:
@@ -264,6 +264,6 @@ def _text(value: Any) -> str:
     return msgspec.json.encode(value).decode("utf-8")
 
 
-def _job(row: asyncpg.Record) -> Job:
+def job_of(row: asyncpg.Record) -> Job:
     errors = read(JobError, msgspec.json.decode(row["errors"]))
     return view_of(Job, row, state=JobState(row["state"]), params=msgspec.json.decode(row["params"]), errors=errors)

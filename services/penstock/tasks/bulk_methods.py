@@ -105,7 +105,7 @@ async def get_job(session: Session, given: JobId) -> answers.Job:
 async def list_jobs(session: Session, page: JobListParams) -> JobPage:
     """List jobs, newest first."""
     before = checks.read_cursor(page.cursor)
-    jobs = [bulk._job(row) for row in await session.fetch("list_jobs", before, page.limit, bound_to())]
+    jobs = [bulk.job_of(row) for row in await session.fetch("list_jobs", before, page.limit, bound_to())]
     cursor = str(jobs[-1].id) if len(jobs) == page.limit else None
     return JobPage(jobs=jobs, cursor=cursor)
 
