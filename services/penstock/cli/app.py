@@ -46,20 +46,16 @@ class Root(TyperGroup):
     """All commands. Invalid parameters are reported alike, found by the command line or by the api."""
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        if name not in self.commands and name in _MODULE_OF:
+        if name not in self.commands:
             part = typer.Typer(rich_markup_mode="markdown")
-            load(_MODULE_OF[name], part)
+            # For a misspelt one all, whose names are wanted for the suggestion.
+            for module in [_MODULE_OF[name]] if name in _MODULE_OF else MODULES:
+                load(module, part)
             self.commands.update(get_group(part).commands)
         return super().get_command(ctx, name)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*_MODULE_OF]
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in _MODULE_OF:  # a misspelt one: all names are wanted for the suggestion
-            for name in _MODULE_OF:
-                self.get_command(ctx, name)
-        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
