@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -54,9 +54,8 @@ def error_text(exc: PenstockError) -> str:
     """An error for a person: the message, and the data of an api error that the message leaves out."""
     if not isinstance(exc, RpcError):
         return str(exc)
-    text = exc.message
     said = not isinstance(exc.data, dict) or all(str(value) in exc.message for value in exc.data.values())
-    return text if said else f"{text}: {json.dumps(exc.data, ensure_ascii=False)}"
+    return exc.message if said else f"{exc.message}: {json.dumps(exc.data, ensure_ascii=False)}"
 
 
 def load_settings(**overrides: Any) -> Settings:
@@ -79,22 +78,17 @@ def running(data_dir: Path | None) -> dict[str, Any] | None:
     return folder.read_state() if data_dir is None else folder.running_state()
 
 
-def settings_of(state: Mapping[str, Any]) -> Settings:
-    """The settings of the processes of a stack."""
-    prefix = "PENSTOCK_"
-    variables = {**state["env"], **state.get("database_env", {})}
-    own = {name.removeprefix(prefix).lower(): text for name, text in variables.items() if name.startswith(prefix)}
-    return load_settings(**own, database_url=state["database_url"])
-
-
 def settings_here(data_dir: Path | None) -> Settings:
     """The settings of the stack in a folder; if none is named, those of this process, or where they name no database,
     those of the stack running in the current folder."""
     settings = load_settings()
-    if data_dir is None and settings.database_url is not None:
+    is_set = data_dir is None and settings.database_url is not None
+    if is_set or (state := running(data_dir)) is None:
         return settings
-    state = running(data_dir)
-    return settings if state is None else settings_of(state)
+    prefix = "PENSTOCK_"
+    variables = {**state["env"], **state.get("database_env", {})}
+    own = {name.removeprefix(prefix).lower(): text for name, text in variables.items() if name.startswith(prefix)}
+    return load_settings(**own, database_url=state["database_url"])
 
 
 def connect(api_url: str | None, data_dir: Path | None) -> Client:
