@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import is_dataclass
 from enum import StrEnum
 from functools import partial, wraps
@@ -71,10 +71,6 @@ class ParamsOf:
         self._fields = {field.name: field for field in msgspec.structs.fields(struct) if field.name not in without}
         self._shown = shown
 
-    def parameters(self, help_of: Mapping[str, str]) -> list[inspect.Parameter]:
-        """The parameters as typer reads them. help_of: help texts that are better for people."""
-        return [self._parameter(field, help_of.get(field.name)) for field in self._fields.values()]
-
     def read(self, **values: Any) -> Given:
         """The parameters for the api, of the values that typer read. Raises typer.BadParameter."""
         found = {}
@@ -83,29 +79,29 @@ class ParamsOf:
                 found[name] = _FORMS[name].convert(value) if name in _FORMS else value
         return found
 
-    def _parameter(self, field: msgspec.structs.FieldInfo, help: str | None) -> inspect.Parameter:
-        declared, description = described(field.type)
-        form = _FORMS.get(field.name) or Form(_kind(declared), {}, str)
-        shown = self._shown.get(field.name) or help or HELP.get(field.name) or description
-        if isinstance(shown, str):
-            shown += " Repeatable." if form.kind == list[str] else ""
+    def parameters(self, help_of: Mapping[str, str]) -> Iterator[inspect.Parameter]:
+        """The parameters as typer reads them. help_of: help texts that are better for people."""
+        for name, field in self._fields.items():
+            declared, description = described(field.type)
+            form = _FORMS.get(name) or Form(_kind(declared), {}, str)
+            shown = self._shown.get(name) or help_of.get(name) or HELP.get(name) or description
+            if isinstance(shown, str):
+                shown += " Repeatable." if form.kind == list[str] else ""
+                if field.required:
+                    shown = typer.Argument(metavar=name.upper(), help=shown)
+                elif name == "limit":
+                    shown = typer.Option(min=1, max=1000, help=shown)
+                else:
+                    option = _NAMES.get(name) or "--" + name.replace("_", "-")
+                    is_told = isinstance(field.default, int | str) and form.kind is not bool
+                    shown = typer.Option(option, show_default=is_told and str(field.default), help=shown, **form.option)
+            default: Any = None
             if field.required:
-                shown = typer.Argument(metavar=field.name.upper(), help=shown)
-            elif field.name == "limit":
-                shown = typer.Option(min=1, max=1000, help=shown)
-            else:
-                name = _NAMES.get(field.name) or "--" + field.name.replace("_", "-")
-                standard = str(field.default) if isinstance(field.default, int | str) and form.kind is not bool else ""
-                shown = typer.Option(name, show_default=standard or False, help=shown, **form.option)
-        default: Any = None
-        if field.required:
-            default = inspect.Parameter.empty
-        elif field.default is False or (isinstance(field.default, int | str) and shown.show_default is True):
-            default = form.kind(field.default)
-        kind = form.kind if default is not None else form.kind | None
-        return inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown]
-        )
+                default = inspect.Parameter.empty
+            elif field.default is False or (isinstance(field.default, int | str) and shown.show_default is True):
+                default = form.kind(field.default)
+            annotation: Any = Annotated[form.kind if default is not None else form.kind | None, shown]
+            yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _kind(declared: Any) -> Any:
@@ -133,7 +129,11 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in inspect.signature(function).parameters.items():
         kind = hints[name]
         if name in help_of:
-            kind = _with_help(name, kind, help_of[name])
+            info = next((note for note in get_args(kind)[1:] if isinstance(note, ParameterInfo)), None)
+            if info is None:  # an option of its name
+                info = typer.Option("--" + name.replace("_", "-"))
+                kind = Annotated[kind, info]
+            info.help = help_of[name]
         members = [parameter.replace(annotation=kind)]
         if isinstance(kind, type) and is_dataclass(kind):
             types = get_type_hints(kind, include_extras=True)
@@ -141,7 +141,7 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
             members = [field.replace(annotation=types[field.name]) for field in fields]
             groups[name] = kind, [*types]
         elif params := next((note for note in get_args(kind)[1:] if isinstance(note, ParamsOf)), None):
-            members = params.parameters(help_of)
+            members = [*params.parameters(help_of)]
             groups[name] = params.read, [member.name for member in members]
         parameters += [member.replace(kind=inspect.Parameter.KEYWORD_ONLY) for member in members]
     parameters.sort(key=lambda member: not any(isinstance(note, ArgumentInfo) for note in get_args(member.annotation)))
@@ -157,16 +157,6 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
     described.__signature__ = inspect.Signature(parameters)
     described.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
-
-
-def _with_help(name: str, kind: Any, text: str) -> Any:
-    """The type of a parameter with its help; without an option of its own, it is one of its name."""
-    for note in get_args(kind)[1:]:
-        if isinstance(note, ParameterInfo):
-            note.help = text
-            return kind
-    names = ["--" + name.replace("_", "-")] if kind is bool else []
-    return Annotated[kind, typer.Option(*names, help=text)]
 
 
 def default_of(group: str) -> str:
