@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from types import GenericAlias
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -17,22 +17,15 @@ from penstock.protocol.method import NoParams
 from penstock.tasks.params import OrderingListParams, OrderingReleaseParams
 
 
-class Rate(NamedTuple):
-    """A rate as typed; per: None if only a number was given."""
-
-    number: float
-    per: str | None
-
-
-def parse_rate(text: str) -> Rate:
-    """`10` or `10/m`. Raises typer.BadParameter."""
+def parse_rate(text: str) -> tuple[float, str | None]:
+    """`10` or `10/m`: the number, and the unit if there is one. Raises typer.BadParameter."""
     number, slash, unit = text.partition("/")
     per = next((per for per in model.SECONDS_OF if unit and per.startswith(unit)), None)
     try:
         value = float(number)
         if (slash and per is None) or not math.isfinite(value):
             raise ValueError
-        return Rate(value, per)
+        return value, per
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not a rate: give a number, or 10/s, 10/m, 10/h") from None
 
@@ -52,6 +45,13 @@ _ACTION_OPTIONS = {
     "key_burst": _count(help="As --burst, for each limit key."),
 }
 _PER = typer.Option(help="The unit of rates that are given without one.")
+_ROUTE = ParamsOf(
+    model.RouteSetParams,
+    queue=typer.Option("--queue", help="Its queue, by name or URL; the queue must exist."),
+    actions=typer.Option(
+        "--action", metavar="PATTERN", help="Actions that take this route, such as video.*. Repeatable."
+    ),
+)
 
 
 def _listing(kind: str, limits: Collection[str], *more: Column) -> Printer:
@@ -147,29 +147,14 @@ def _setting(method: str, params: type[msgspec.Struct], options: Mapping[str, An
 
 def in_one_unit(given: Given) -> Given:
     """The parameters with rates as numbers, in the unit ``per``: their own if they share one."""
-    rates = {name: value for name, value in given.items() if isinstance(value, Rate)}
-    units = {name: rate.per or given["per"] for name, rate in rates.items()}
-    per = next(iter(units.values())) if len(set(units.values())) == 1 else given["per"]
-    numbers = {
-        name: rate.number * model.SECONDS_OF[per] / model.SECONDS_OF[units[name]] for name, rate in rates.items()
-    }
+    rates = {name: (rate[0], rate[1] or given["per"]) for name, rate in given.items() if isinstance(rate, tuple)}
+    units = {unit for _, unit in rates.values()}
+    per = units.pop() if len(units) == 1 else given["per"]
+    numbers = {name: rate * model.SECONDS_OF[per] / model.SECONDS_OF[unit] for name, (rate, unit) in rates.items()}
     return given | numbers | {"per": per}
 
 
-def set_route(
-    *,
-    route: Annotated[
-        Given,
-        ParamsOf(
-            model.RouteSetParams,
-            queue=typer.Option("--queue", help="Its queue, by name or URL; the queue must exist."),
-            actions=typer.Option(
-                "--action", metavar="PATTERN", help="Actions that take this route, such as video.*. Repeatable."
-            ),
-        ),
-    ],
-    api: Api,
-) -> None:
+def set_route(*, route: Annotated[Given, _ROUTE], api: Api) -> None:
     """Create or replace a route. Run workers for it with `penstock worker --queue`."""
     if "actions" not in route and "labels" not in route:
         raise typer.BadParameter("name the tasks of the route: --action PATTERN or --label NAME=TEXT")
