@@ -32,10 +32,7 @@ _DEAD: dict[str, Any] = {
 _EveryDead = Annotated[bool, typer.Option("--all", help="As many messages as the queue has now.")]
 
 
-class QueueName(StrEnum):
-    inbound = "inbound"
-    outbound = "outbound"
-    results = "results"
+QueueName = StrEnum("QueueName", ["inbound", "outbound", "results"])
 
 
 def add_to(app: typer.Typer) -> None:
@@ -144,20 +141,19 @@ def _print_counts(result: dict[str, Any]) -> None:
 
 
 def _print_dead(queue: QueueName, result: dict[str, Any]) -> None:
-    messages = result["messages"]
-    if messages:
+    def standing(row: dict[str, Any]) -> str:
+        known = row["current"]
+        return _yes(row["accepted"]) if known is None else f"{known} of {known + row['stale']}"
+
+    if result["messages"]:
         current = "accepted before" if queue == QueueName.inbound else "current claims"
-        columns = ("id", "first sent", "receives", "bytes", "entries", "first entries", current, "problem")
-        listed = []
-        for row in messages:
-            known = row["current"]
-            standing = _yes(row["accepted"]) if known is None else f"{known} of {known + row['stale']}"
-            first = ", ".join(row["first"])
-            counts = (row["receives"], row["bytes"], row["entries"])
-            listed.append((row["id"], row["sent_at"], *counts, first, standing, row["problem"]))
-        print_table(columns, listed, right=("receives", "bytes", "entries"))
+        columns = (
+            "id", ("first sent", "sent_at"), "receives", "bytes", "entries",
+            ("first entries", lambda row: ", ".join(row["first"])), (current, standing), "problem",
+        )  # fmt: skip
+        common.listing("messages", columns, right=("receives", "bytes", "entries"))(result)
     held = f", {result['held']} of them in flight to another reader" if result["held"] else ""
-    say(f"{len(messages)} of about {result['total']}{held} (SQS counts are approximate)", err=True)
+    say(f"{len(result['messages'])} of about {result['total']}{held} (SQS counts are approximate)", err=True)
 
 
 def _print_message(message: dict[str, Any]) -> None:
