@@ -69,12 +69,17 @@ def follow(client: Client, ids: Sequence[int], *, as_json: bool) -> int:
 def print_output(client: Client, task_id: int, as_json: bool, *, follow: bool = True) -> None:
     """Print what a task logs and emits; follow: until it has settled. Raises PenstockError."""
     for kind, event in client.events(task_id, follow=follow):
-        if kind not in ("log", "chunk", "dropped"):
-            continue
-        if as_json:
+        if as_json and kind in ("log", "chunk", "dropped"):
             common.print_json({"id": task_id, "event": kind, **event}, indent=None)
-        else:
-            common.say(_output_line(task_id, kind, event))
+        elif kind == "dropped":
+            common.say(f"task {task_id}  " + (event["unread"] or f"{event['dropped']} entries dropped above the limit"))
+        elif kind == "chunk":
+            chunk = event["chunk"]
+            text = chunk if isinstance(chunk, str) else json.dumps(chunk, ensure_ascii=False)
+            common.say(f"{event['at']}  task {task_id}  {text}")
+        elif kind == "log":
+            source = f" {event['logger']}:" if event["logger"] else ""
+            common.say(f"{event['at']}  task {task_id}  {event['level'] or 'log'}{source} {event['text']}")
 
 
 def _print_beside(client: Client, task_id: int, as_json: bool) -> None:
@@ -84,18 +89,6 @@ def _print_beside(client: Client, task_id: int, as_json: bool) -> None:
         pass  # the look at the task says what is wrong
     except BrokenPipeError:  # with no reader left, the command ends here as it does where the main thread prints
         os._exit(1)
-
-
-def _output_line(task_id: int, kind: str, event: dict[str, Any]) -> str:
-    if kind == "dropped":
-        return f"task {task_id}  " + (event["unread"] or f"{event['dropped']} entries dropped above the limit")
-    if kind == "chunk":
-        chunk = event["chunk"]
-        text = chunk if isinstance(chunk, str) else json.dumps(chunk, ensure_ascii=False)
-    else:
-        source = f" {event['logger']}:" if event["logger"] else ""
-        text = f"{event['level'] or 'log'}{source} {event['text']}"
-    return f"{event['at']}  task {task_id}  {text}"
 
 
 def changes(before: dict[str, Any] | None, task: dict[str, Any]) -> Iterator[str]:

@@ -19,7 +19,6 @@ _state_option = partial(
 )
 _STATE_HELP = f"Only tasks in this state: {STATES_HELP}."
 _STATES = _state_option("--state", help=f"{_STATE_HELP} Repeatable.")
-_FILTER_NAMES = {field for field in BulkParams.__struct_fields__ if field != "dry_run"}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -54,7 +53,7 @@ def _changing(verb: str, params: type[msgspec.Struct] = BulkParams) -> Callable[
         wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the end, showing progress.")] = True,
         api: common.Api,
     ) -> None:
-        if not _FILTER_NAMES & tasks.keys():
+        if not tasks.keys() & {*BulkParams.__struct_fields__}:
             raise typer.BadParameter(
                 "give at least one filter (--action, --state, --label, --older-than, --newer-than, --from-id, --to-id, "
                 "--tenant), or --all"
@@ -74,9 +73,8 @@ def _changing(verb: str, params: type[msgspec.Struct] = BulkParams) -> Callable[
                     started["job"], progress=lambda job: show(job["changed"] + job["refused"], job["total"])
                 )
             )
-        has_failed = job["state"] != "DONE" or job["refused"]
         api.show(job, _print_job)
-        if has_failed:
+        if job["state"] != "DONE" or job["refused"]:
             raise typer.Exit(1)
 
     command.__doc__ = common.SUMMARIES[method]
