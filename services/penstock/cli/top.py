@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
     from penstock.client.client import Client
 
-_HEALTH_SECONDS = 2.0
 _SPARKS = "▁▂▃▄▅▆▇█"
-_HISTORY = 60
 _WAITING = (State.WAITING, State.SCHEDULED, State.ERROR)
 
 
@@ -100,16 +98,14 @@ class Watch:
     actions: list[dict[str, Any]] = field(default_factory=list)
     health: list[dict[str, Any]] = field(default_factory=list)
     per_second: dict[str, float] = field(default_factory=dict)
-    succeeded: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+    succeeded: deque[float] = field(default_factory=lambda: deque(maxlen=60))
     problem: str | None = None
     orders: deque[str] = field(default_factory=lambda: deque(("in flight", "waiting", "failed", "name")))
     _seen_at: float = 0.0
 
     def look(self, *, must: bool = False) -> None:
-        """Refresh the figures. An error is raised if the refresh ``must`` succeed, else kept as ``problem``.
-
-        Raises AccessDenied for an API key that is restricted to one tenant.
-        """
+        """Refresh the figures. An error is raised if the refresh ``must`` succeed, or if the API key is restricted to a
+        tenant, else kept as ``problem``."""
         at = time.monotonic()
         with ThreadPoolExecutor(max_workers=8) as pool:
             asked = pool.map(_health_of, self.processes)
@@ -183,7 +179,7 @@ def _health_of(process: tuple[str, str]) -> dict[str, Any]:
 
     name, url = process
     try:
-        reply = httpx.get(f"{url}/readyz", timeout=_HEALTH_SECONDS, trust_env=False)
+        reply = httpx.get(f"{url}/readyz", timeout=2.0, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         return {"name": name, "ready": False, "reason": f"unavailable: {exc or type(exc).__name__}"}
     ready = reply.status_code == 200
@@ -218,15 +214,15 @@ def _keys() -> Iterator[Any]:
         yield time.sleep
         return
     descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
 
     def read(seconds: float) -> str | None:
-        ready, _, _ = select.select([descriptor], [], [], seconds)
-        typed = os.read(descriptor, 1) if ready else b""
-        if ready and not typed:
+        if not select.select([descriptor], [], [], seconds)[0]:
+            return None
+        if not (typed := os.read(descriptor, 1)):
             time.sleep(seconds)  # end of input
-        return typed.decode("ascii", "ignore") or None
+        return typed.decode("ascii", "ignore")
 
+    before = termios.tcgetattr(descriptor)
     tty.setcbreak(descriptor)
     try:
         yield read
@@ -247,12 +243,8 @@ def _page(watch: Watch, rows: int | None) -> RenderableType:
         parts.append(Text(printable(f"the api is unavailable: {watch.problem}"), style="bold red"))
     used = 4
     if watch.stats is not None:
-        parts += [
-            _states(watch.stats["states"], watch.per_second),
-            Text(),
-            _rates(watch.stats, watch.succeeded),
-            Text(),
-        ]
+        states, rates = _states(watch.stats["states"], watch.per_second), _rates(watch.stats, watch.succeeded)
+        parts += [states, Text(), rates, Text()]
         used += 14
     if watch.health:
         away = [process for process in watch.health if not process["ready"]]
@@ -278,12 +270,10 @@ def _states(counts: dict[str, int], per_second: dict[str, float]) -> RenderableT
 
 
 def _rates(stats: dict[str, Any], succeeded: Sequence[float]) -> RenderableType:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     rates, lag = stats["rates"], stats["lag"]
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
+    table = Table(Column(style="bold"), Column(), box=None, pad_edge=False, show_header=False)
     table.add_row(
         "per second",
         f"{rates['enqueued_per_second']:,.1f} enqueued, {rates['succeeded_per_second']:,.1f} succeeded, "
