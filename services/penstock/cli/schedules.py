@@ -17,11 +17,6 @@ from penstock.protocol.errors import PenstockError
 from penstock.protocol.requests import pack
 from penstock.schedules import model
 
-LOOK_SECONDS = 0.3
-IMPORT_ENTRIES = 20_000  # a call, well below the largest request that the api accepts, as is the next
-IMPORT_BYTES = 4 * 1024 * 1024
-ERRORS_SHOWN = 20
-
 _ZONE = typer.Option("--timezone", "--tz", show_default=False, help="IANA zone; default UTC.")
 _STANDING = typer.Option("--paused/--running", help="Only paused, or only running schedules.")
 
@@ -79,7 +74,8 @@ def import_schedules(
     replace: Replace schedules of the same names.
     """
     entries = _entries(path)
-    calls = pack([len(json.dumps(entry)) for entry in entries], max_bytes=IMPORT_BYTES, max_items=IMPORT_ENTRIES)
+    # Well below the largest request that the api accepts.
+    calls = pack([len(json.dumps(entry)) for entry in entries], max_bytes=4 * 1024 * 1024, max_items=20_000)
     statuses = []
     with progress("schedules") as show:
         for start, end in calls:
@@ -89,13 +85,12 @@ def import_schedules(
                 show(start + status["seen"], len(entries))
                 if status["state"] == "DONE":
                     break
-                time.sleep(LOOK_SECONDS)
+                time.sleep(0.3)
             for error in status["errors"]:
                 error["index"] += start
             statuses.append(status)
     api.show(statuses, _print_import)
-    refused = sum(status["refused"] for status in statuses)
-    if refused:
+    if refused := sum(status["refused"] for status in statuses):
         raise PenstockError(f"{refused} of {len(entries)} schedules were refused: fix them and import them again")
 
 
@@ -126,7 +121,7 @@ def _print_import(statuses: list[dict[str, Any]]) -> None:
     counts = {name: sum(status[name] for status in statuses) for name in ("created", "replaced", "refused")}
     print_fields(counts.items())
     errors = [error for status in statuses for error in status["errors"]]
-    for error in errors[:ERRORS_SHOWN]:
+    for error in errors[:20]:
         say(f"entry {error['index']} ({error['name']}): {error['field']} {error['problem']}", err=True)
 
 
