@@ -8,13 +8,12 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import DataDirOption, Shown, folder_of, load_settings, print_fields, print_table
+from penstock.cli.common import DataDirOption, Shown, folder_of, listing, load_settings, print_fields
 from penstock.cli.parameters import expanded
 from penstock.protocol.errors import StackError
 from penstock.protocol.views import span
@@ -68,7 +67,12 @@ def up(
         os.environ.pop(name, None)
     settings = load_settings()
     apps = app or (["examples.export"] if Path("examples/export/__init__.py").exists() else [])
-    fleets = _fleets(fleet or ())
+    fleets: dict[str, int] = {}
+    for text in fleet or ():
+        queue, sign, count = text.partition("=")
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,76}", queue) or (sign and not re.fullmatch(r"[1-9]\d{0,2}", count)):
+            raise typer.BadParameter(f"--fleet takes QUEUE=N, a queue's name and a number of workers, not {text!r}")
+        fleets[queue] = int(count or 1)
     notes = []
     if not apps and not settings.deliveries and (workers or fleets):
         workers, fleets = 0, {}
@@ -79,7 +83,7 @@ def up(
 
         options = [
             ("data-dir", folder.path), ("workers", workers), ("port", port), ("sqs-endpoint-url", sqs_endpoint_url),
-            *(("fleet", f"{queue}={count}") for queue, count in fleets.items()), *(("app", module) for module in apps),
+            *(("fleet", f"{name}={number}") for name, number in fleets.items()), *(("app", module) for module in apps),
         ]  # fmt: skip
         arguments = [f"--{name}={value}" for name, value in options if value is not None]
         arguments += ["--one-process"] if one_process else []
@@ -99,16 +103,6 @@ def up(
         database_url=database_url, sqs_endpoint_url=sqs_endpoint_url, transport_url=transport_url or "sqs://",
     )  # fmt: skip
     asyncio.run(stack.run(lambda state: _print_summary(folder, state, notes, detached=False)))
-
-
-def _fleets(given: Sequence[str]) -> dict[str, int]:
-    fleets: dict[str, int] = {}
-    for text in given:
-        queue, sign, count = text.partition("=")
-        if not re.fullmatch(r"[A-Za-z0-9_-]{1,76}", queue) or (sign and not re.fullmatch(r"[1-9]\d{0,2}", count)):
-            raise typer.BadParameter(f"--fleet takes QUEUE=N, a queue's name and a number of workers, not {text!r}")
-        fleets[queue] = int(count or 1)
-    return fleets
 
 
 def down(data_dir: DataDirOption = None) -> None:
@@ -134,9 +128,8 @@ def ps(*, data_dir: DataDirOption = None, shown: Shown) -> None:
 def _print_processes(state: dict[str, Any]) -> None:
     print_fields(_urls(state))
     typer.echo()
-    columns = ("name", "pid", "state", "restarts", "up", "metrics")
-    processes = [entry | {"up": span(time.time() - entry["started"])} for entry in state["processes"]]
-    print_table(columns, [[entry[name] for name in columns] for entry in processes], right=("pid", "restarts", "up"))
+    up = ("up", lambda entry: span(time.time() - entry["started"]))
+    listing("processes", ("name", "pid", "state", "restarts", up, "metrics"), right=("pid", "restarts", "up"))(state)
 
 
 def env(*, data_dir: DataDirOption = None, shown: Shown) -> None:
@@ -144,12 +137,9 @@ def env(*, data_dir: DataDirOption = None, shown: Shown) -> None:
 
     They include the access key of the embedded SQS, which changes at every start.
     """
-    shown.show(folder_of(data_dir).running_state()["env"], _print_exports)
-
-
-def _print_exports(variables: dict[str, str]) -> None:
-    for name, value in sorted(variables.items()):
-        typer.echo(f"export {name}={shlex.quote(value)}")
+    variables = folder_of(data_dir).running_state()["env"]
+    exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
+    shown.show(variables, lambda _: typer.echo(exports))
 
 
 def logs(
