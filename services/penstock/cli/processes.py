@@ -1,7 +1,4 @@
-"""`penstock submitter`, `scheduler` and so on, one process each, and what they need: the schema, queues, keys.
-
-The sources also read the variables of the tools that they replace.
-"""
+"""`penstock submitter`, `scheduler` and so on, one process each, and what they need: the schema, queues, keys."""
 
 import asyncio
 import os
@@ -16,6 +13,7 @@ from penstock.cli.common import Database, DatabaseUrlOption, DataDirOption, Show
 from penstock.cli.local import ReloadOption
 from penstock.cli.parameters import expanded
 from penstock.protocol.errors import SettingsError, Unavailable
+from penstock.protocol.requests import given
 
 LoopsOption = Annotated[
     int | None,
@@ -116,7 +114,7 @@ def worker(
 
 
 def run(
-    name: str, log_level: str | None, *, loops: int | None = None, apps: Sequence[str] = (), **overrides: Any
+    name: str, log_level: str | None = None, *, loops: int | None = None, apps: Sequence[str] = (), **overrides: Any
 ) -> None:
     """Run a process, and exit with its code. overrides: of settings; None leaves one unchanged."""
     from penstock.cli.run import run_process
@@ -161,9 +159,7 @@ def clockwork_source(log_level: LogLevelOption = None) -> None:
 
 
 def _run_source(name: str, log_level: str | None, names: Older) -> None:
-    older = older_settings(names, os.environ)
-    older_level = older.pop("log_level", None)
-    run(name, log_level or older_level, **older)
+    run(name, **older_settings(names, os.environ) | given(log_level=log_level))
 
 
 def migrate(
