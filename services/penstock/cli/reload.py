@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType
 
 from penstock.local.service import die_with_parent
@@ -16,11 +17,8 @@ _SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv"}
 
 
 def run_reloading(arguments: Sequence[str]) -> int:
-    """Run `penstock` with these arguments, again after each change of a Python file below the current folder.
-
-    A worker that ends on its own, such as for a syntax error, is started again by the next change. Returns the exit
-    code of the last one, after SIGTERM, SIGINT or SIGHUP.
-    """
+    """Run `penstock` with these arguments, again after each change of a Python file below the current folder, even if
+    it has ended by then. Returns the exit code of the last one, after SIGTERM, SIGINT or SIGHUP."""
     stopped = threading.Event()
     command = [sys.executable, "-m", "penstock", *arguments]
     seen = _python_files()
@@ -34,11 +32,10 @@ def run_reloading(arguments: Sequence[str]) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, stop)
     while not stopped.wait(_LOOK_SECONDS):
-        found = _python_files()
-        changed = sorted({path for path, _ in seen.items() ^ found.items()})
+        before, seen = seen, _python_files()
+        changed = sorted({path for path, _ in before.items() ^ seen.items()})
         if not changed:
             continue
-        seen = found
         log.info("reloading", files=",".join(changed[:5]), changed=len(changed))
         child.terminate()
         child.wait()
@@ -60,10 +57,8 @@ def _python_files() -> dict[str, int]:
     for folder, folders, names in os.walk("."):
         folders[:] = [name for name in folders if name not in _SKIPPED and not name.startswith(".")]
         for name in names:
-            if name.endswith(".py"):
-                path = os.path.join(folder, name)
-                try:
+            path = os.path.join(folder, name)
+            with suppress(FileNotFoundError):  # it is being replaced
+                if name.endswith(".py"):
                     found[os.path.relpath(path)] = os.stat(path).st_mtime_ns
-                except FileNotFoundError:  # it is being replaced
-                    continue
     return found
