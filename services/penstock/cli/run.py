@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from penstock.db.pool import Store
 
 PROCESSES = ("submitter", "scheduler", "resulter", "supervisor", "api")  # those of `penstock run`
-_SOURCES = frozenset({"kafka-source", "clockwork-source"})
-_ONE_PASS = frozenset({"supervisor", "api"}) | _SOURCES  # more passes would not make them faster
+_SOURCES = ("kafka-source", "clockwork-source")
 
 OpenQueue = Callable[[str, str], Queue]
 
@@ -32,19 +31,16 @@ OpenQueue = Callable[[str, str], Queue]
 def run_process(name: str, settings: Settings, *, loops: int | None = None, apps: Sequence[str] = ()) -> int:
     """Run one process until a signal; returns its exit code. `run` is all processes but the workers in one.
 
-    loops: passes under way at once, None for the setting. apps: modules that register actions (worker only).
-    Raises SettingsError.
+    loops: passes under way at once, None for the setting. apps: a worker's modules of actions. Raises SettingsError.
     """
     setup_logging(name, level=settings.log_level, form=settings.log_format)
     for seen, meant in misspelt_variables():
         log.warning("setting_unknown", seen=seen, meant=meant)
-    makes = [
-        (
-            _maker(each, settings, apps, faults_of(settings, each)),
-            1 if each in _ONE_PASS else loops or settings.concurrency,
-        )
-        for each in (PROCESSES if name == "run" else (name,))
-    ]
+    makes = []
+    for each in PROCESSES if name == "run" else (name,):
+        # More passes would make none of these faster.
+        passes = 1 if each in ("supervisor", "api", *_SOURCES) else loops or settings.concurrency
+        makes.append((_maker(each, settings, apps, faults_of(settings, each)), passes))
     # The application's modules, which a worker has loaded by now, may have set up logging.
     quiet = "error" if settings.log_level == "error" else "warning"
     setup_root(name, level=settings.log_level if name == "worker" else quiet, form=settings.log_format)
@@ -119,15 +115,6 @@ def _worker(settings: Settings, apps: Sequence[str], faults: Faults | None) -> M
 
 def _over_postgres(name: str, settings: Settings, store: Store, open_queue: OpenQueue) -> Service:
     queues = _queues(settings, open_queue)
-    if name == "api":
-        from penstock.api.process import Api
-        from penstock.compat.clockwork.http import Clockwork
-        from penstock.compat.scheduler0.http.routes import Scheduler0
-
-        dead_letters = _queues(settings, open_queue, suffix=DEAD_LETTER_SUFFIX)
-        return Api(
-            store=store, settings=settings, queues=queues, dead_letters=dead_letters, additions=[Scheduler0, Clockwork]
-        )
     if name == "submitter":
         from penstock.submitter import Submitter
 
@@ -140,10 +127,18 @@ def _over_postgres(name: str, settings: Settings, store: Store, open_queue: Open
         from penstock.resulter import Resulter
 
         return Resulter(store=store, results=queues["results"], settings=settings)
+    dead_letters = _queues(settings, open_queue, suffix=DEAD_LETTER_SUFFIX)
+    if name == "api":
+        from penstock.api.process import Api
+        from penstock.compat.clockwork.http import Clockwork
+        from penstock.compat.scheduler0.http.routes import Scheduler0
+
+        return Api(
+            store=store, settings=settings, queues=queues, dead_letters=dead_letters, additions=[Scheduler0, Clockwork]
+        )
     from penstock.compat import delayed_records
     from penstock.supervisor.process import Supervisor
 
-    dead_letters = _queues(settings, open_queue, suffix=DEAD_LETTER_SUFFIX)
     return Supervisor(
         store=store, queues=queues, dead_letters=dead_letters, settings=settings,
         open_queue=open_queue, additions=[delayed_records.side_tasks],
