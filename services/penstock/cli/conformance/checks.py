@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -37,27 +38,19 @@ class Found(NamedTuple):
 Run = Callable[[Station], Awaitable[None]]
 
 
-def _returns(wanted: Any, action: str, params: Any, **attributes: str) -> Run:
+async def _returns(wanted: Any, action: str, params: Any, station: Station, /, **attributes: str) -> None:
     """A task must have this result, and its message be deleted then."""
-
-    async def run(station: Station) -> None:
-        sent, reported = await station.call(action, params, **attributes)
-        await station.expect(wanted, reported)
-        await station.deleted(sent)
-
-    return run
+    sent, reported = await station.call(action, params, **attributes)
+    await station.expect(wanted, reported)
+    await station.deleted(sent)
 
 
-def _fails(action: str, params: Any, *, is_final: bool = False) -> Run:
+async def _fails(action: str, params: Any, station: Station, *, is_final: bool = False) -> None:
     """A task must be answered with an error, and its message be deleted then. is_final: no further attempt helps."""
-
-    async def run(station: Station) -> None:
-        sent, reported = await station.call(action, params)
-        if not _expect_failed(reported).hints.final and is_final:
-            raise Unsupported("the error's data has no final: true")
-        await station.deleted(sent)
-
-    return run
+    sent, reported = await station.call(action, params)
+    if not _expect_failed(reported).hints.final and is_final:
+        raise Unsupported("the error's data has no final: true")
+    await station.deleted(sent)
 
 
 def _expect_failed(reported: Reported) -> Failed:
@@ -66,19 +59,15 @@ def _expect_failed(reported: Reported) -> Failed:
     return reported.report
 
 
-def _opens(seal: Callable[[Station], str], **attributes: str) -> Run:
+async def _opens(seal: Callable[[Station], str], station: Station, /, **attributes: str) -> None:
     """A sealed payload must be opened, or the attempt given back."""
-
-    async def run(station: Station) -> None:
-        sent, reported = await station.call(ECHO, seal(station), **attributes)
-        if isinstance(reported.report, Failed) and reported.report.hints.not_begun:
-            await station.deleted(sent)
-            raise Unsupported("it gives such attempts back, as it should")
-        if isinstance(reported.report, Failed):
-            raise Broken("it failed without not_begun in the error's data, so the attempt is spent")
-        await station.expect(_VALUE, reported)
-
-    return run
+    sent, reported = await station.call(ECHO, seal(station), **attributes)
+    if isinstance(reported.report, Failed) and reported.report.hints.not_begun:
+        await station.deleted(sent)
+        raise Unsupported("it gives such attempts back, as it should")
+    if isinstance(reported.report, Failed):
+        raise Broken("it failed without not_begun in the error's data, so the attempt is spent")
+    await station.expect(_VALUE, reported)
 
 
 def _encrypted(station: Station, tenant: str | None = None) -> str:
@@ -183,16 +172,14 @@ async def _bad_messages(station: Station) -> None:
     await station.send(body=f'[{{"jsonrpc":"2.0","id":"x"}},{task.text}]')
     await station.expect(2, await station.outcome(task))
     await station.received(bad, 2)
-    await _returns(3, ECHO, {"value": 3})(station)
+    await _returns(3, ECHO, {"value": 3}, station)
 
 
 async def _steps(station: Station) -> None:
     task, reported = await _end_of_steps(station, 0.1)
     await station.expect(_STEP_NAMES, reported)
-    for entries in (
-        [one.report.entry for one in station.reports_of(task, Stepped)],
-        station.succeeded(reported).steps,
-    ):
+    early = [one.report.entry for one in station.reports_of(task, Stepped)]
+    for entries in (early, station.succeeded(reported).steps):
         found = [(entry.name, entry.position) for entry in entries]
         if found != [*zip(_STEP_NAMES, range(3), strict=True)]:
             raise Broken(f"names and positions of the steps are {found}")
@@ -245,12 +232,13 @@ _GIVEN_BACK = "or the attempt is given back by not_begun"
 # Feature, rule, station and check. Those of the station `main` run side by side, those of another one after the other.
 CHECKS: list[tuple[str, str, str, Run]] = [
     (MINIMUM, "A task is answered by its id, then its message is deleted", "main",
-     _returns(_VALUE, ECHO, {"value": _VALUE})),
-    (MINIMUM, "A payload may be an array of positional parameters", "main", _returns(_VALUE, ECHO, [_VALUE])),
+     partial(_returns, _VALUE, ECHO, {"value": _VALUE})),
+    (MINIMUM, "A payload may be an array of positional parameters", "main", partial(_returns, _VALUE, ECHO, [_VALUE])),
     (MINIMUM, "Each task of a batch is answered by its own id", "main", _batches),
     (MINIMUM, "A failed task is answered with an error: a number as code, a text as message", "main",
-     _fails(FAIL, {"message": "no such mailbox", "final": False})),
-    (MINIMUM, "A task of an unknown action is answered with an error", "main", _fails("conformance.unknown", {})),
+     partial(_fails, FAIL, {"message": "no such mailbox", "final": False})),
+    (MINIMUM, "A task of an unknown action is answered with an error", "main",
+     partial(_fails, "conformance.unknown", {})),
     (MINIMUM, "A task that comes twice is answered, and both messages are deleted", "main", _duplicates),
     (MINIMUM, "The visibility timeout of a longer task is extended", "main", _visibility),
     (MINIMUM, "No message is deleted while the results queue refuses its answer", "refused", _refused),
@@ -260,34 +248,32 @@ CHECKS: list[tuple[str, str, str, Run]] = [
     ("stopping", "SIGTERM: a message that cannot be answered in time is released", "stopped", _releases),
     ("heartbeats", "A running task is reported every PENSTOCK_HEARTBEAT_SECONDS", "main", _heartbeats),
     ("retry hints", "A permanent failure has final in the error's data", "main",
-     _fails(FAIL, {"message": "not an address", "final": True}, is_final=True)),
+     partial(_fails, FAIL, {"message": "not an address", "final": True}, is_final=True)),
     ("time limits", "The attribute timeout_seconds ends an attempt with an error", "main", _time_limit),
     ("bad messages", "Neither a message that is no JSON nor an invalid entry holds up tasks", "killed", _bad_messages),
     ("steps", "Each step is reported before the next begins, and all again with the outcome", "main", _steps),
     ("steps", "A step in the request's journal does not run again", "main", _goes_on),
     ("steps", "A redelivered task with steps is suspended, and goes on by its journal", "killed", _redelivered_steps),
     ("traces", "The response has a traceparent of the trace in the message's attributes", "main", _trace),
-    ("encryption", f"An encrypted payload is opened, {_GIVEN_BACK}", "main", _opens(_encrypted)),
-    ("large payloads", f"A payload in the bucket is fetched, {_GIVEN_BACK}", "main", _opens(_object)),
-    ("tenants", "A handler learns the tenant of its task", "main", _returns("acme", TENANT, {}, **_ACME)),
+    ("encryption", f"An encrypted payload is opened, {_GIVEN_BACK}", "main", partial(_opens, _encrypted)),
+    ("large payloads", f"A payload in the bucket is fetched, {_GIVEN_BACK}", "main", partial(_opens, _object)),
+    ("tenants", "A handler learns the tenant of its task", "main", partial(_returns, "acme", TENANT, {}, **_ACME)),
     ("tenants", f"An encrypted payload of a tenant is opened, {_GIVEN_BACK}", "main",
-     _opens(lambda station: _encrypted(station, "acme"), **_ACME)),
+     partial(_opens, partial(_encrypted, tenant="acme"), **_ACME)),
 ]  # fmt: skip
 
 
 async def examine(command: str, folder: Path, timeout: float) -> list[Found]:
-    """Run every check on a program. timeout: seconds for anything awaited.
-
-    Raises SettingsError without the library for encryption, StackError for a program that ends again and again.
-    """
+    """Run every check on a program. timeout: seconds for anything awaited. Raises SettingsError without the library for
+    encryption, StackError for a program that ends again and again."""
     found: dict[str, Found] = {}
 
     async def visit(endpoint: Endpoint, name: str) -> None:
         async with Station(endpoint, name, command, timeout) as station:
-            here = [_find(found, station, one) for one in CHECKS if one[2] == name]
+            here = [_find(found, station, *one) for one in CHECKS if one[2] == name]
             if name == "main":
                 await asyncio.gather(*here)
-                here = [_find(found, station, one) for one in CHECKS if one[2] == "last"]
+                here = [_find(found, station, *one) for one in CHECKS if one[2] == "last"]
             for check in here:
                 await check
 
@@ -296,13 +282,11 @@ async def examine(command: str, folder: Path, timeout: float) -> list[Found]:
     return [found[rule] for _, rule, *_ in CHECKS]
 
 
-async def _find(found: dict[str, Found], station: Station, check: tuple[str, str, str, Run]) -> None:
-    feature, rule, _, run = check
+async def _find(found: dict[str, Found], station: Station, feature: str, rule: str, _name: str, run: Run) -> None:
     try:
         await run(station)
+        found[rule] = Found(feature, rule, "passed")
     except Broken as exc:
         found[rule] = Found(feature, rule, "failed", str(exc))
     except Unsupported as exc:
         found[rule] = Found(feature, rule, "not supported", str(exc))
-    else:
-        found[rule] = Found(feature, rule, "passed")

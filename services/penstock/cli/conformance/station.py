@@ -32,8 +32,6 @@ from penstock.settings.payload_texts import new_key
 
 BUCKET = "payloads"
 _OWN_HEADERS = {"connection", "content-length", "transfer-encoding", "content-encoding", "date", "server"}
-_ENTRIES_LIMIT = 10_000
-_BODY_LIMIT_BYTES = 64 * 1024 * 1024
 
 
 class Reported(NamedTuple):
@@ -44,18 +42,15 @@ class Reported(NamedTuple):
 
 
 class Traffic:
-    """What a program has done with its two queues.
-
-    calls: the operation, a message's id and the time; a visibility timeout of 0 is the operation ``release``.
-    refuses: the results queue refuses messages. refused: how often it has.
-    """
+    """What a program has done with its two queues."""
 
     def __init__(self) -> None:
         self.fence = Fence([ClaimKey(secrets.token_bytes(16))])
+        # The operation, a message's id and the time; a visibility timeout of 0 is the operation `release`.
         self.calls: list[tuple[str, str, float]] = []
         self.reported: list[Reported] = []
-        self.refuses = False
-        self.refused = 0
+        self.refuses = False  # whether the results queue does
+        self.refused = 0  # how often it has
         self._messages: dict[str, str] = {}  # ids by receipt
 
     def times_of(self, operation: str, message_id: str) -> list[float]:
@@ -69,9 +64,7 @@ class Traffic:
         for entry in call.get("Entries", [call]):
             if operation.startswith("SendMessage"):
                 named = entry.get("MessageAttributes", {}).get(WORKER_ATTRIBUTE, {}).get("StringValue")
-                reports = decode_reports(
-                    entry["MessageBody"], batch_limit=_ENTRIES_LIMIT, worker=named, fence=self.fence
-                )
+                reports = decode_reports(entry["MessageBody"], batch_limit=10_000, worker=named, fence=self.fence)
                 self.reported += [Reported(report, now) for report in reports]
             elif "ReceiptHandle" in entry:
                 ends = "delete" if operation.startswith("DeleteMessage") else "release"
@@ -79,49 +72,33 @@ class Traffic:
                 self.calls.append((name, self._messages.get(entry["ReceiptHandle"], ""), now))
 
 
-class Endpoint:
-    """SQS, and S3's GetObject for one bucket, on one port; an asynchronous context manager.
-
-    Calls are passed on with the Host that they came under, which queue URLs are made of. Programs must speak SQS's JSON
-    protocol, as the SDKs of AWS do since 2023.
-    """
+class Endpoint(AsyncExitStack):
+    """SQS, and S3's GetObject for one bucket, on one port. Calls are passed on with the Host that they came under,
+    which queue URLs are made of. Programs must speak SQS's JSON protocol, as the SDKs of AWS do since 2023."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.sqs = EmbeddedSqs(folder)
-        self._payload_key = new_key()
-        self.codec = PayloadCodec(load_settings(payload_keys=[self._payload_key], payload_bucket=None))
+        self.payload_key = new_key()
+        self.codec = PayloadCodec(load_settings(payload_keys=[self.payload_key], payload_bucket=None))
         self.objects: dict[str, bytes] = {}
         self.url = ""
         self.traffic: defaultdict[str, Traffic] = defaultdict(Traffic)  # by queue
-        self._stack = AsyncExitStack()
         self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> Self:
         await self.sqs.start_async()
-        self._stack.callback(self.sqs.stop)
-        self._session = await self._stack.enter_async_context(aiohttp.ClientSession())
-        app = web.Application(client_max_size=_BODY_LIMIT_BYTES)
+        self.callback(self.sqs.stop)
+        self._session = await self.enter_async_context(aiohttp.ClientSession())
+        app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_post("/{path:.*}", self._call)
         app.router.add_get("/{path:.*}", self._object)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
-        self._stack.push_async_callback(runner.cleanup)
+        self.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, HOST, 0).start()
         self.url = f"http://{HOST}:{runner.addresses[0][1]}"
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
-
-    def environment(self) -> dict[str, str]:
-        """Where the endpoint is, for Penstock's workers and for AWS's SDKs, and the key of payloads."""
-        key = self.sqs.access_key_id
-        return {
-            "AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": key, "AWS_REGION": REGION, "AWS_DEFAULT_REGION": REGION,
-            "AWS_ENDPOINT_URL_SQS": self.url, "AWS_EC2_METADATA_DISABLED": "true", "PENSTOCK_AWS_REGION": REGION,
-            "PENSTOCK_SQS_ENDPOINT_URL": self.url, "PENSTOCK_PAYLOAD_S3_ENDPOINT_URL": self.url,
-            "PENSTOCK_PAYLOAD_BUCKET": f"s3://{BUCKET}", "PENSTOCK_PAYLOAD_KEYS": self._payload_key,
-        }  # fmt: skip
 
     async def _call(self, request: web.Request) -> web.Response:
         body = await request.read()
@@ -179,10 +156,7 @@ class Sent(NamedTuple):
 
 
 class Station:
-    """A program, its two queues and its log; an asynchronous context manager.
-
-    timeout: seconds for anything that a check waits for.
-    """
+    """A program, its two queues and its log. timeout: seconds for anything that a check waits for."""
 
     def __init__(self, endpoint: Endpoint, name: str, command: str, timeout: float) -> None:
         self.endpoint = endpoint
@@ -203,9 +177,15 @@ class Station:
     async def __aenter__(self) -> Self:
         urls = await self._transport.make_queues({label: f"{self._name}-{label}" for label in ("outbound", "results")})
         self._outbound_url = urls["outbound"]
-        seen = {label: url.replace(self.endpoint.sqs.url, self.endpoint.url) for label, url in urls.items()}
+        key, here = self.endpoint.sqs.access_key_id, self.endpoint.url
+        seen = {label: url.replace(self.endpoint.sqs.url, here) for label, url in urls.items()}
+        # Where the endpoint is, for Penstock's workers and for AWS's SDKs.
         self._program.env = {
-            **os.environ, **self.endpoint.environment(),
+            **os.environ,
+            "AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": key, "AWS_REGION": REGION, "AWS_DEFAULT_REGION": REGION,
+            "AWS_ENDPOINT_URL_SQS": here, "AWS_EC2_METADATA_DISABLED": "true", "PENSTOCK_AWS_REGION": REGION,
+            "PENSTOCK_SQS_ENDPOINT_URL": here, "PENSTOCK_PAYLOAD_S3_ENDPOINT_URL": here,
+            "PENSTOCK_PAYLOAD_BUCKET": f"s3://{BUCKET}", "PENSTOCK_PAYLOAD_KEYS": self.endpoint.payload_key,
             "PENSTOCK_OUTBOUND_QUEUE": seen["outbound"], "PENSTOCK_RESULTS_QUEUE": seen["results"],
             "PENSTOCK_VISIBILITY_TIMEOUT_SECONDS": str(VISIBILITY_SECONDS),
             "PENSTOCK_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS), "PENSTOCK_GRACE_SECONDS": str(GRACE_SECONDS),
