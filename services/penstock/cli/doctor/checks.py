@@ -29,11 +29,6 @@ from penstock.settings.payload_texts import fingerprint, read_key
 from penstock.worker.deliveries.registry import Deliveries
 from penstock.worker.handlers.actions import Registry
 
-_ANSWER_SECONDS = 5.0
-_POLICY = (
-    "let this role call s3:PutObject, s3:GetObject and s3:DeleteObject below the prefix, "
-    "and s3:ListBucket on the bucket"
-)
 _MAKE = "create it with terraform/, or `penstock create-queues` at a local endpoint"
 _QUEUE_POLICY = "let this role call sqs:GetQueueAttributes and what the policies in terraform/ list for its process"
 
@@ -156,7 +151,8 @@ async def _examine_bucket(bucket: Bucket, folder: str, report: Report) -> None:
         if "NoSuchBucket" in str(exc):
             fix = "create the bucket, or correct PENSTOCK_PAYLOAD_BUCKET"
         elif exc.is_refusal:
-            fix = _POLICY
+            fix = "let this role call s3:PutObject, s3:GetObject and s3:DeleteObject below the prefix, "
+            fix += "and s3:ListBucket on the bucket"
         else:
             fix = "check PENSTOCK_PAYLOAD_S3_ENDPOINT_URL, PENSTOCK_AWS_REGION and the AWS credentials"
         report("error", "payload bucket", str(exc), fix)
@@ -231,7 +227,7 @@ async def examine_sqs(settings: Settings, report: Report) -> None:
     try:
         for label, name in queue_names(settings).items():
             try:
-                attributes, skew = await _look(transport, name)
+                attributes, answered = await transport.queue(name, label=name).describe()
             except errors.Unavailable as exc:
                 if "does not exist" in str(exc):
                     fix = f"{_MAKE}, or correct PENSTOCK_{label.upper()}_QUEUE"
@@ -241,7 +237,8 @@ async def examine_sqs(settings: Settings, report: Report) -> None:
                     fix = "check PENSTOCK_SQS_ENDPOINT_URL, PENSTOCK_AWS_REGION and the AWS credentials"
                 report("error", f"{label} queue", str(exc), fix)
                 continue
-            clock = skew if clock is None else clock
+            if clock is None and answered is not None:  # which is cut to whole seconds
+                clock = answered.timestamp() + 0.5 - time.time()
             _examine_queue(label, attributes, settings.retention_receipts_seconds, report)
             known = name.rsplit("/", 1)[-1] + DEAD_LETTER_SUFFIX
             await _examine_dead_letters(transport, label, known, attributes, report)
@@ -249,13 +246,6 @@ async def examine_sqs(settings: Settings, report: Report) -> None:
         await transport.close()
     if clock is not None:
         report.clock("queue clock", clock, "AWS refuses calls that are signed minutes off")
-
-
-async def _look(transport: SqsTransport, name: str) -> tuple[dict[str, str], float | None]:
-    """A queue's attributes, and by how many seconds the clock of SQS is ahead. Raises errors.Unavailable."""
-    attributes, answered = await transport.queue(name, label=name).describe()
-    # What it says is cut to whole seconds.
-    return attributes, None if answered is None else answered.timestamp() + 0.5 - time.time()
 
 
 def _examine_queue(label: str, attributes: Mapping[str, str], receipts_seconds: float, report: Report) -> None:
@@ -291,7 +281,7 @@ async def _examine_dead_letters(
     receives = int(policy.get("maxReceiveCount", 0))
     name = str(policy.get("deadLetterTargetArn", "")).rsplit(":", 1)[-1]
     try:
-        dead, _ = await _look(transport, name)
+        dead, _ = await transport.queue(name, label=name).describe()
     except errors.Unavailable as exc:
         report("error", what, str(exc), f"{_MAKE}, or correct the queue's RedrivePolicy")
         return
@@ -335,7 +325,7 @@ async def _examine_api(settings: Settings, report: Report) -> None:
     key = settings.api_key
 
     def ask() -> None:
-        with Client(url, api_key=key.get_secret_value() if key else None, timeout=_ANSWER_SECONDS) as client:
+        with Client(url, api_key=key.get_secret_value() if key else None, timeout=5.0) as client:
             client.call("list", {"limit": 1})
 
     try:

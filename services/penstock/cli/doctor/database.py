@@ -68,13 +68,10 @@ async def examine_invariants(session: Session, report: Report, settings: Setting
 OLDEST, NEWEST = 14, 18  # major versions that the tests have seen, or that are promised
 _LONG_TRANSACTION_SECONDS = 300
 _IDLE_SECONDS = 60  # so often, at least, an idle process uses each of its connections
-_LOOK_SECONDS = 0.05
 _NOT_SESSION = (
     "set PENSTOCK_DATABASE_POOLER=transaction, or leave it unset; docs/postgres.md, Poolers, names what the role needs "
     "for a pooler in session mode"
 )
-_CHANNEL = "penstock_doctor"
-_WAKE_UP_SECONDS = 3.0
 _GRANT = "run `penstock migrate --grant ROLE` as the owner of the schema, with the role of PENSTOCK_DATABASE_URL"
 
 
@@ -157,13 +154,13 @@ async def _examine_pooler(store: Store, settings: Settings, report: Report) -> N
 
 
 async def _hears(store: Store) -> bool:
-    heard = asyncio.Event()
+    heard, channel = asyncio.Event(), "penstock_doctor"
     connection = await store.connect()
     try:
-        await connection.add_listener(_CHANNEL, lambda *_: heard.set())
+        await connection.add_listener(channel, lambda *_: heard.set())
         async with store.session() as session:
-            await session.fetch("notify_work", _CHANNEL, "")
-        return await is_set_within(heard, _WAKE_UP_SECONDS)
+            await session.fetch("notify_work", channel, "")
+        return await is_set_within(heard, 3.0)
     finally:
         connection.terminate()
 
@@ -211,7 +208,7 @@ async def _examine_replica(replica: Replica, settings: Settings, report: Report)
                 if as_of >= began or waited > limit:
                     server = (await session.fetch("read_server"))[0]
                     break
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(0.05)
     except PenstockError as exc:
         fix = "name a streaming replica that runs, or unset it: until then all reads go to the primary"
         report("warning", "read replica", str(exc).splitlines()[0], fix)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+# A note may be as it should be, a warning will hurt some day, an error keeps tasks from running or being kept.
 Level = Literal["ok", "note", "warning", "error"]
 Problem = tuple[bool, Level, str, str]  # whether it is there, the level, what is seen, the fix
 _CLOCK_SKEW_SECONDS = 5.0
@@ -11,16 +12,12 @@ _CLOCK_SKEW_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
-
-    level: ``note`` may be as it should be, ``warning`` will hurt some day, ``error`` keeps tasks from running or being
-    kept. seen: what is the case. fix: what to do, empty where nothing is to be done.
-    """
+    """One thing that was looked at."""
 
     level: Level
     what: str
     seen: str
-    fix: str = ""
+    fix: str = ""  # none where nothing is to be done
 
 
 class Report:
