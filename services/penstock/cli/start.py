@@ -29,17 +29,14 @@ def main() -> None:
     elif words in (["--help"], ["-h"]):
         print(HELP.read_text("utf-8"), end="")
     else:
-        _run(next((word for word in words if not word.startswith("-")), ""))
+        try:
+            from penstock.cli.app import main as run
 
-
-def _run(command: str) -> None:
-    try:
-        from penstock.cli.app import main as run
-
-        run()
-    except ModuleNotFoundError as exc:
-        if exc.name is None or exc.name.startswith("penstock"):
-            raise
-        extra = next((extra for extra, commands in EXTRAS.items() if command in commands), "cli")
-        print(f"penstock {command} needs: pip install 'penstock[{extra}]' ({exc.name} is missing)", file=sys.stderr)
-        sys.exit(2)
+            run()
+        except ModuleNotFoundError as exc:
+            if exc.name is None or exc.name.startswith("penstock"):
+                raise
+            command = next((word for word in words if not word.startswith("-")), "")
+            extra = next((extra for extra, commands in EXTRAS.items() if command in commands), "cli")
+            print(f"penstock {command} needs: pip install 'penstock[{extra}]' ({exc.name} is missing)", file=sys.stderr)
+            sys.exit(2)
