@@ -27,14 +27,11 @@ EPILOG = (
 
 
 class Form(NamedTuple):
-    """How people give a parameter, where its type does not say so.
+    """How people give a parameter, where its type does not say so."""
 
-    kind: its type for typer. option: its option, without a help text. convert: to the value that the api takes.
-    """
-
-    kind: Any
-    option: dict[str, Any]
-    convert: Callable[[Any], Any]
+    kind: Any  # for typer
+    option: dict[str, Any]  # without a help text
+    convert: Callable[[Any], Any]  # to the value that the api takes
 
 
 _DURATIONS = (
@@ -61,11 +58,8 @@ PAYLOAD = typer.Argument(
 
 class ParamsOf:
     """The parameters of a method: `given: Annotated[Given, ParamsOf(struct)]` is what the caller of a command gave.
-
-    Required ones are arguments, the others options; their descriptions are the help.
-    without: parameters that the command gives itself. shown: a help text that is better for people, or the whole
-    option or argument.
-    """
+    Required ones are arguments, the others options; their descriptions are the help. without: those that the command
+    gives itself. shown: a help text that is better for people, or the whole option or argument."""
 
     def __init__(self, struct: type[msgspec.Struct], *, without: Collection[str] = (), **shown: Any) -> None:
         self._fields = {field.name: field for field in msgspec.structs.fields(struct) if field.name not in without}

@@ -82,10 +82,7 @@ def read_json(text: str) -> Any:
 
 
 def json_value(text: str, what: str) -> Any:
-    """A value given as JSON, or on standard input if the text is "-". Raises typer.BadParameter if it is not JSON.
-
-    what: its name in an error, such as "payload".
-    """
+    """A value given as JSON, or on standard input by "-". Raises typer.BadParameter, which calls it by ``what``."""
     try:
         return read_json(sys.stdin.read() if text == "-" else text)
     except (ValueError, RecursionError) as exc:
