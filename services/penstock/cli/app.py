@@ -9,37 +9,39 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from penstock.cli.common import error_text, say
-from penstock.cli.parameters import EPILOG
+from penstock.cli.parameters import EPILOG, add
 from penstock.protocol.errors import INVALID_PARAMS, PenstockError, RpcError, SettingsError
 from penstock.protocol.version import __version__
 
-# Which module has which commands, in the order of --help. Only the module of the command that runs is loaded: all of
-# them take longer than a short command, or the start of a process.
+# Below which title of --help, and in which module, each command or group is, under its own name. Only the module of
+# the command that runs is loaded: all of them take longer than a short command, or the start of a process.
 MODULES = {
-    "local": ("up", "down", "ps", "env", "logs"),
-    "task": ("enqueue", "task"),
-    "top": ("stats", "top"),
-    "tasks": ("tasks", "jobs"),
-    "workflows": ("workflows",),
-    "schedules": ("schedules",),
-    "limits": ("actions", "tenants", "routes", "ordering"),
-    "messages": ("rejected", "dlq"),
-    "processes": (
-        "submitter", "scheduler", "resulter", "supervisor", "api", "run", "worker",
-        "kafka-source", "clockwork-source", "migrate", "partition-tasks", "grants", "create-queues", "payload-key",
-        "claim-key",
+    ("On this machine", "local"): ("up", "down", "ps", "env", "logs"),
+    ("Tasks", "task"): ("enqueue", "task"),
+    ("Tasks", "top"): ("stats", "top"),
+    ("Tasks", "tasks"): ("tasks", "jobs"),
+    ("Tasks", "workflows"): ("workflows",),
+    ("Tasks", "schedules"): ("schedules",),
+    ("Tasks", "limits"): ("actions", "tenants", "routes", "ordering"),
+    ("Tasks", "messages"): ("rejected", "dlq"),
+    ("Processes", "processes"): (
+        "submitter", "scheduler", "resulter", "supervisor", "api", "run", "worker", "kafka-source", "clockwork-source",
     ),
-    "doctor.command": ("doctor",),
-    "conformance.command": ("conformance",),
-    "config": ("config",),
-    "keys": ("keys", "credential"),
+    ("Set-up", "processes"): ("migrate", "partition-tasks", "grants", "create-queues", "payload-key", "claim-key"),
+    ("Set-up", "doctor.command"): ("doctor",),
+    ("Set-up", "conformance.command"): ("conformance",),
+    ("Set-up", "config"): ("config",),
+    ("Set-up", "keys"): ("keys", "credential"),
 }  # fmt: skip
 _MODULE_OF = {command: module for module, commands in MODULES.items() for command in commands}
 
 
-def load(module: str, into: typer.Typer) -> None:
+def load(module: tuple[str, str], into: typer.Typer) -> None:
     """Add the commands of one of the modules."""
-    import_module(f"penstock.cli.{module}").add_to(into)
+    panel, path = module
+    found = import_module(f"penstock.cli.{path}")
+    for name in MODULES[module]:
+        add(into, panel, name, getattr(found, name.replace("-", "_")))
 
 
 class Root(TyperGroup):

@@ -252,21 +252,17 @@ def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def summed(
-    label: str, total: int | None, answers: Iterable[dict[str, Any]], steps: Callable[[dict[str, Any]], int]
-) -> dict[str, Any]:
-    """The sums of the numbers and lists in the answers of several calls, with a progress bar.
-
-    total: of the bar, None if not known; steps: by how many an answer advances it.
-    """
+def summed(label: str, total: int | None, answers: Iterable[tuple[dict[str, Any], int]]) -> dict[str, Any]:
+    """The sums of the numbers and lists in the answers of several calls, with a bar of this total, None if it is not
+    known. answers: each with by how many it advances the bar."""
     sums: dict[str, Any] = {}
     done = 0
     with progress(label) as show:
         show(0, total)
-        for answer in answers:
+        for answer, steps in answers:
             for name, value in answer.items():
                 sums[name] = sums[name] + value if name in sums else value
-            done += steps(answer)
+            done += steps
             show(done, total)
     return sums
 
@@ -294,11 +290,9 @@ Column = str | tuple[str, str | Callable[[dict[str, Any]], Any]]
 
 
 def listing(what: str, columns: Sequence[Column], *, member: str | None = None, right: Collection[str] = ()) -> Printer:
-    """A printer of pages: a table, or `No WHAT.`, and the cursor of the next page.
-
-    columns: titles, each with the field or the function of a record that it shows; a plain title shows the field of its
-    name. member: of the page, its records; ``what`` if it is not given. right: columns aligned to the right.
-    """
+    """A printer of pages: a table of the records in a member, of the name ``what`` if none is given, or `No WHAT.`; and
+    the cursor of the next page. columns: titles, each with the field or the function of a record that it shows; a plain
+    title shows the field of its name. right: columns aligned to the right."""
     shown = dict((column, column) if isinstance(column, str) else column for column in columns)
 
     def show(page: dict[str, Any]) -> None:

@@ -6,12 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.common import Shown, load_settings, print_table
-from penstock.cli.parameters import add_group
+from penstock.cli.parameters import Commands
 from penstock.protocol.spelling import did_you_mean
-
-
-def add_to(app: typer.Typer) -> None:
-    add_group(app, "config", {"show": show}, panel="Set-up", help="The settings that a process started here would use.")
 
 
 def show(
@@ -54,3 +50,6 @@ def _text(value: Any) -> str:
     if value is None or value in ([], {}):
         return "unset"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+config = Commands("The settings that a process started here would use.", show=show)

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from penstock.cli.common import Database, listing, print_fields
-from penstock.cli.parameters import Commands, add_group
+from penstock.cli.parameters import Commands
 from penstock.protocol.api_key import NAME_MAX_CHARS, Permission
 from penstock.protocol.errors import PenstockError
 
@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from penstock.compat.scheduler0.store import Credential
 
 _ALL = 2**31 - 1
-
-
-def add_to(app: typer.Typer) -> None:
-    help = "API keys: created, listed and revoked in the database, without the api."
-    add_group(app, "keys", {"list": list_keys, "create": create, "revoke": revoke}, panel="Set-up", help=help)
-    credentials: Commands = {"list": list_credentials, "create": create_credential, "archive": archive}
-    help = "Credentials of scheduler0's API: created, listed and archived in the database, without the api."
-    add_group(app, "credential", credentials, panel="Set-up", help=help)
 
 
 def create(
@@ -174,4 +166,12 @@ _print_credentials = listing(
     ("id", ("api key", "apiKey"), ("archived", lambda one: "yes" if one["archived"] else ""),
      ("created", "dateCreated")),
     right=("id",),
+)  # fmt: skip
+keys = Commands(
+    "API keys: created, listed and revoked in the database, without the api.",
+    list=list_keys, create=create, revoke=revoke,
+)  # fmt: skip
+credential = Commands(
+    "Credentials of scheduler0's API: created, listed and archived in the database, without the api.",
+    list=list_credentials, create=create_credential, archive=archive,
 )  # fmt: skip

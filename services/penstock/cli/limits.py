@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from penstock.cli.common import SUMMARIES, Api, Column, Printer, calling, listing
-from penstock.cli.parameters import Commands, Given, ParamsOf, add_group
+from penstock.cli.parameters import Commands, Given, ParamsOf
 from penstock.limits import model
 from penstock.protocol.method import NoParams
 from penstock.tasks.params import OrderingListParams, OrderingReleaseParams
@@ -60,9 +60,7 @@ def _listing(kind: str, limits: Collection[str], *more: Column) -> Printer:
     return listing(f"limited or paused {kind}s", columns, member=f"{kind}s", right=numbers)
 
 
-_print_actions = _listing(
-    "action", [*_ACTION_OPTIONS, "in_flight"], ("held until", lambda row: row.get("held_until") or "")
-)
+_print_actions = _listing("action", [*_ACTION_OPTIONS, "in_flight"], ("held until", lambda row: row.get("held_until")))
 _print_announced = listing(
     "announced actions",
     (
@@ -87,38 +85,6 @@ _print_keys = listing(
     member="keys",
     right=("task_id", "waiting"),
 )
-
-
-def add_to(app: typer.Typer) -> None:
-    actions: Commands = {
-        "list": calling("action.list", NoParams, _print_actions),
-        "announced": calling("action.announced", NoParams, _print_announced),
-        "show": calling("action.get", model.ActionName),
-        "set": _setting("action.set", model.ActionSetParams, _ACTION_OPTIONS),
-        "pause": calling("action.pause", model.ActionName),
-        "resume": calling("action.resume", model.ActionName),
-    }
-    add_group(app, "actions", actions, panel="Tasks", help="Limit and pause actions, across all schedulers.")
-    tenants: Commands = {
-        "list": calling("tenant.list", model.TenantListParams, _print_tenants),
-        "show": calling("tenant.get", model.TenantOrAll),
-        "set": _setting("tenant.set", model.TenantSetParams, _TENANT_OPTIONS),
-        "delete": calling("tenant.delete", model.TenantOrAll),
-        "pause": calling("tenant.pause", model.TenantName),
-        "resume": calling("tenant.resume", model.TenantName),
-    }
-    add_group(app, "tenants", tenants, panel="Tasks", help="Limit and pause tenants, across all schedulers.")
-    routes: Commands = {
-        "list": calling("route.list", NoParams, _print_routes),
-        "set": set_route,
-        "delete": calling("route.delete", model.RouteName, lambda _: typer.echo("deleted")),
-    }
-    add_group(app, "routes", routes, panel="Tasks", help="Send some tasks to a queue and workers of their own.")
-    ordering: Commands = {
-        "list": calling("ordering.list", OrderingListParams, _print_keys),
-        "release": calling("ordering.release", OrderingReleaseParams, _print_released),
-    }
-    add_group(app, "ordering", ordering, panel="Tasks", help="Ordering keys that a failed task holds.")
 
 
 def _setting(method: str, params: type[msgspec.Struct], options: Mapping[str, Any]) -> Callable[..., None]:
@@ -166,3 +132,34 @@ def _print_released(answer: dict[str, Any]) -> None:
         typer.echo("the key is not held")
     else:
         typer.echo("released" + (f"; task {answer['next']} may run" if answer["next"] is not None else ""))
+
+
+actions = Commands(
+    "Limit and pause actions, across all schedulers.",
+    list=calling("action.list", NoParams, _print_actions),
+    announced=calling("action.announced", NoParams, _print_announced),
+    show=calling("action.get", model.ActionName),
+    set=_setting("action.set", model.ActionSetParams, _ACTION_OPTIONS),
+    pause=calling("action.pause", model.ActionName),
+    resume=calling("action.resume", model.ActionName),
+)
+tenants = Commands(
+    "Limit and pause tenants, across all schedulers.",
+    list=calling("tenant.list", model.TenantListParams, _print_tenants),
+    show=calling("tenant.get", model.TenantOrAll),
+    set=_setting("tenant.set", model.TenantSetParams, _TENANT_OPTIONS),
+    delete=calling("tenant.delete", model.TenantOrAll),
+    pause=calling("tenant.pause", model.TenantName),
+    resume=calling("tenant.resume", model.TenantName),
+)
+routes = Commands(
+    "Send some tasks to a queue and workers of their own.",
+    list=calling("route.list", NoParams, _print_routes),
+    set=set_route,
+    delete=calling("route.delete", model.RouteName, lambda _: typer.echo("deleted")),
+)
+ordering = Commands(
+    "Ordering keys that a failed task holds.",
+    list=calling("ordering.list", OrderingListParams, _print_keys),
+    release=calling("ordering.release", OrderingReleaseParams, _print_released),
+)

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.common import DataDirOption, Shown, folder_of, listing, load_settings, print_fields
-from penstock.cli.parameters import expanded
 from penstock.protocol.errors import StackError
 from penstock.protocol.views import span
 
@@ -24,11 +23,6 @@ _TRANSPORT_URL = "PENSTOCK_UP_TRANSPORT_URL"
 ReloadOption = Annotated[
     bool, typer.Option("--reload", help="Start workers again when a Python file below the current folder changes.")
 ]
-
-
-def add_to(app: typer.Typer) -> None:
-    for command in (up, down, ps, env, logs):
-        app.command(rich_help_panel="On this machine")(expanded(command))
 
 
 def up(

@@ -11,7 +11,7 @@ import typer
 from penstock.api.params import DlqShowParams, ListRejected, RejectedShowParams, ReplayDead, WhichDead, WhichRejected
 from penstock.cli import common
 from penstock.cli.common import Api, calling, print_fields, print_table, say
-from penstock.cli.parameters import Commands, Given, ParamsOf, add_group
+from penstock.cli.parameters import Commands, Given, ParamsOf
 from penstock.cli.values import state_label
 from penstock.protocol.errors import PenstockError
 
@@ -33,24 +33,6 @@ _EveryDead = Annotated[bool, typer.Option("--all", help="As many messages as the
 
 
 QueueName = StrEnum("QueueName", ["inbound", "outbound", "results"])
-
-
-def add_to(app: typer.Typer) -> None:
-    rejected: Commands = {
-        "list": calling("rejected.list", ListRejected, _print_rejected),
-        "show": calling("rejected.show", RejectedShowParams, _print_message),
-        "retry": _changing("rejected.retry"),
-        "purge": _changing("rejected.purge"),
-    }
-    add_group(app, "rejected", rejected, panel="Tasks", help="Malformed messages, stored with the reason.")
-    dead: Commands = {
-        "list": list_dead,
-        "show": calling("dlq.show", DlqShowParams, _print_message),
-        "replay": replay,
-        "purge": purge,
-    }
-    help = "Dead letters: messages received too often without success. See docs/operations.md."
-    add_group(app, "dlq", dead, panel="Tasks", help=help)
 
 
 _print_rejected = common.listing(
@@ -75,27 +57,23 @@ def _changing(method: str) -> Callable[..., None]:
             raise typer.BadParameter("name the ids, or --all")
         if ids and given:
             raise typer.BadParameter("--source goes with --all")
-        totals = common.summed(method, len(ids) or None, _change_rejected(method, ids, given, api), _handled)
+        totals = common.summed(method, len(ids) or None, _change_rejected(method, ids, given, api))
         _show_totals(totals, _print_rejected_totals, api)
 
     command.__doc__ = common.SUMMARIES[method]
     return command
 
 
-def _change_rejected(method: str, ids: list[int], source: Given, api: Api) -> Iterator[dict[str, Any]]:
-    """Answers without their cursor: numbers, and lists of ids."""
+def _change_rejected(method: str, ids: list[int], source: Given, api: Api) -> Iterator[tuple[dict[str, Any], int]]:
+    """Answers without their cursor, which are numbers and lists of ids, and how many messages each is about."""
     cursor = None
     while True:
         page = {"ids": ids[:PAGE]} if ids else {"limit": PAGE, "cursor": cursor, **source}
         answer = api.call(method, **page)
         cursor, ids = answer.pop("cursor"), ids[PAGE:]
-        yield answer
+        yield answer, sum(count if isinstance(count, int) else len(count) for count in answer.values())
         if cursor is None and not ids:
             return
-
-
-def _handled(answer: dict[str, Any]) -> int:
-    return sum(count if isinstance(count, int) else len(count) for count in answer.values())
 
 
 def _print_rejected_totals(totals: dict[str, Any]) -> None:
@@ -222,30 +200,30 @@ def _count_dead(given: Given, everything: bool, api: Api) -> int:
 def _change_dead(method: str, given: Given, wanted: int, api: Api) -> None:
     """Call the method until every chosen message is handled; print totals over the calls."""
 
-    def answers() -> Iterator[dict[str, Any]]:
+    def change(**chosen: Any) -> tuple[dict[str, Any], int]:
+        answer = api.client.call(method, given | chosen)
+        return answer, sum(answer.get(name, 0) for name in ("purged", "replayed", "dropped"))
+
+    def answers() -> Iterator[tuple[dict[str, Any], int]]:
         if "ids" in given:
             for start in range(0, wanted, _MOST_IDS):
-                yield api.client.call(method, given | {"ids": given["ids"][start : start + _MOST_IDS]})
+                yield change(ids=given["ids"][start : start + _MOST_IDS])
             return
         # At most the messages present at the beginning, so that one that dies again meanwhile is not sent in a loop.
         left = wanted
         while True:
-            answer = api.client.call(method, given | {"limit": max(1, min(_DEAD_AT_ONCE, left))})
-            left -= _gone(answer)
-            yield answer
-            if not _gone(answer) or left <= 0:
+            answer, gone = change(limit=max(1, min(_DEAD_AT_ONCE, left)))
+            left -= gone
+            yield answer, gone
+            if not gone or left <= 0:
                 return
 
-    totals = common.summed(f"{method} {given['queue']}", wanted, answers(), _gone)
+    totals = common.summed(f"{method} {given['queue']}", wanted, answers())
     for name in ("seen", "total"):
         totals.pop(name, None)
     if "left" in totals:  # several calls may meet the same message
         totals["left"] = list({left["id"]: left for left in totals["left"]}.values())
     _show_totals(totals, _print_dead_totals, api)
-
-
-def _gone(answer: dict[str, Any]) -> int:
-    return int(answer.get("purged", 0) + answer.get("replayed", 0) + answer.get("dropped", 0))
 
 
 def _print_dead_totals(totals: dict[str, Any]) -> None:
@@ -256,3 +234,19 @@ def _print_dead_totals(totals: dict[str, Any]) -> None:
 
 def _yes(value: bool | None) -> str:
     return "unknown" if value is None else "yes" if value else "no"
+
+
+rejected = Commands(
+    "Malformed messages, stored with the reason.",
+    list=calling("rejected.list", ListRejected, _print_rejected),
+    show=calling("rejected.show", RejectedShowParams, _print_message),
+    retry=_changing("rejected.retry"),
+    purge=_changing("rejected.purge"),
+)
+dlq = Commands(
+    "Dead letters: messages received too often without success. See docs/operations.md.",
+    list=list_dead,
+    show=calling("dlq.show", DlqShowParams, _print_message),
+    replay=replay,
+    purge=purge,
+)

@@ -18,7 +18,6 @@ from penstock.cli.values import duration, instant, json_value, labels
 from penstock.protocol.method import described
 
 Given = dict[str, Any]  # parameters as the api takes them, without those that were not given
-Commands = Mapping[str, Callable[..., None]]
 EPILOG = (
     "Exit codes: 0 done; 1 the operation failed, the reason is on standard error; "
     "2 wrong usage or settings; 3 the awaited task did not succeed; 4 it did not settle in time; "
@@ -188,15 +187,26 @@ class Group(TyperGroup):
         return found
 
 
-def add_group(app: typer.Typer, name: str, commands: Commands, *, panel: str, help: str) -> None:
-    """Add a group, which runs its default command, if it has one, when none is named."""
-    group = typer.Typer(cls=Group, no_args_is_help=True, epilog=EPILOG, help=help)
+class Commands:
+    """A group of commands. A name has - where Python has _, and not the _ at the end of one such as ``import_``."""
+
+    def __init__(self, help: str, **commands: Callable[..., None]) -> None:
+        self.help = help
+        self.by_name = {name.strip("_").replace("_", "-"): command for name, command in commands.items()}
+
+
+def add(app: typer.Typer, panel: str, name: str, new: Callable[..., None] | Commands) -> None:
+    """Add a command, or a group, which runs its default command, if it has one, when none is named."""
+    if not isinstance(new, Commands):
+        app.command(name, rich_help_panel=panel)(expanded(new))
+        return
+    group = typer.Typer(cls=Group, no_args_is_help=True, epilog=EPILOG, help=new.help)
     default = default_of(name)
-    if default in commands:
+    if default in new.by_name:
         group.info.cls = type("Group", (Group,), {"default": default})
         group.info.no_args_is_help = False
         group.info.subcommand_metavar = "[COMMAND] [ARGS]..."
-        group.info.help = f"{help}\n\n`penstock {name}` alone is `penstock {name} {default}` and takes its options."
-    for command_name, command in commands.items():
+        group.info.help = f"{new.help}\n\n`penstock {name}` alone is `penstock {name} {default}` and takes its options."
+    for command_name, command in new.by_name.items():
         group.command(command_name)(expanded(command))
     app.add_typer(group, name=name, rich_help_panel=panel)

@@ -11,7 +11,6 @@ import typer
 
 from penstock.cli.common import Database, DatabaseUrlOption, DataDirOption, Shown, folder_of, load_settings, running
 from penstock.cli.local import ReloadOption
-from penstock.cli.parameters import expanded
 from penstock.protocol.errors import SettingsError, Unavailable
 from penstock.protocol.requests import given
 
@@ -22,18 +21,8 @@ LoopsOption = Annotated[
     ),
 ]
 LogLevelOption = Annotated[
-    str | None,
-    typer.Option(help="debug, info, warning or error; default PENSTOCK_LOG_LEVEL, else info."),
+    str | None, typer.Option(help="debug, info, warning or error; default PENSTOCK_LOG_LEVEL, else info.")
 ]
-_LOOPS = {
-    "submitter": "Move tasks from the inbound queue into Postgres.",
-    "scheduler": "Claim due tasks in Postgres and send them to the outbound queue.",
-    "resulter": "Move results from the results queue into Postgres.",
-    "supervisor": "Repair stale tasks, remove old ones, export gauges.",
-    "api": "Serve JSON-RPC over HTTP.",
-    "run": "Run submitter, scheduler, resulter, supervisor and api in one process, for small installations.",
-}
-
 _LEVELS = {"warn": "warning", "trace": "debug", "off": "error", "fatal": "error"}
 # The variable of kafka-message-scheduler or clockwork -> our setting, and how to convert its value.
 Older = Mapping[str, tuple[str, Callable[[str], Any]]]
@@ -53,20 +42,20 @@ CLOCKWORK: Older = {
 }
 
 
-def add_to(app: typer.Typer) -> None:
-    for name, text in _LOOPS.items():
-        app.command(name, help=text, rich_help_panel="Processes")(_process_command(name))
-    for process in (worker, kafka_source, clockwork_source):
-        app.command(rich_help_panel="Processes")(expanded(process))
-    for command in (migrate, partition_tasks, grants, create_queues, payload_key, claim_key):
-        app.command(rich_help_panel="Set-up")(expanded(command))
-
-
-def _process_command(name: str) -> Callable[..., None]:
+def _looping(name: str, help: str) -> Callable[..., None]:
     def command(loops: LoopsOption = None, log_level: LogLevelOption = None) -> None:
-        run(name, log_level, loops=loops)
+        _run(name, log_level, loops=loops)
 
+    command.__doc__ = help
     return command
+
+
+submitter = _looping("submitter", "Move tasks from the inbound queue into Postgres.")
+scheduler = _looping("scheduler", "Claim due tasks in Postgres and send them to the outbound queue.")
+resulter = _looping("resulter", "Move results from the results queue into Postgres.")
+supervisor = _looping("supervisor", "Repair stale tasks, remove old ones, export gauges.")
+api = _looping("api", "Serve JSON-RPC over HTTP.")
+run = _looping("run", "Run submitter, scheduler, resulter, supervisor and api in one process, for small installations.")
 
 
 def worker(
@@ -107,13 +96,13 @@ def worker(
         # The AWS credentials stay, for handlers that call other services: the stack's queues have a key of their own.
         os.environ.update({name: value for name, value in state["env"].items() if not name.startswith("AWS_")})
         typer.echo(f"penstock: worker of the stack in {folder_of(data_dir).path}", err=True)
-    run(
+    _run(
         "worker", log_level, loops=loops, apps=app or (), outbound_queue=queue, worker_concurrency=concurrency,
         worker_processes=processes, process_recycle_after=recycle_after, process_max_memory_bytes=max_memory,
     )  # fmt: skip
 
 
-def run(
+def _run(
     name: str, log_level: str | None = None, *, loops: int | None = None, apps: Sequence[str] = (), **overrides: Any
 ) -> None:
     """Run a process, and exit with its code. overrides: of settings; None leaves one unchanged."""
@@ -159,7 +148,7 @@ def clockwork_source(log_level: LogLevelOption = None) -> None:
 
 
 def _run_source(name: str, log_level: str | None, names: Older) -> None:
-    run(name, **older_settings(names, os.environ) | given(log_level=log_level))
+    _run(name, **older_settings(names, os.environ) | given(log_level=log_level))
 
 
 def migrate(

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.common import Api, Printer, calling, listing, outlasting, print_fields, progress, say
-from penstock.cli.parameters import PAYLOAD, Commands, Given, ParamsOf, add_group
+from penstock.cli.parameters import PAYLOAD, Commands, Given, ParamsOf
 from penstock.cli.values import read_json
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.requests import pack
@@ -19,32 +19,8 @@ from penstock.schedules import model
 
 _ZONE = typer.Option("--timezone", "--tz", show_default=False, help="IANA zone; default UTC.")
 _STANDING = typer.Option("--paused/--running", help="Only paused, or only running schedules.")
-
-
-def add_to(app: typer.Typer) -> None:
-    created = ParamsOf(
-        model.ScheduleCreateParams,
-        payload=PAYLOAD,
-        timezone=_ZONE,
-        paused=typer.Option("--paused", help="Create it paused, until `penstock schedules resume`."),
-    )
-
-    def one(method: str, printer: Printer = _print_schedule) -> Callable[..., None]:
-        return calling(f"schedule.{method}", model.ScheduleName, printer)
-
-    commands: Commands = {
-        "list": calling("schedule.list", ParamsOf(model.ScheduleListParams, paused=_STANDING), _print_schedules),
-        "show": one("get"),
-        "create": calling("schedule.create", created, _print_schedule),
-        "update": update,
-        "delete": one("delete", lambda answer: say(f"schedule {answer['name']} is deleted")),
-        "pause": one("pause"),
-        "resume": one("resume"),
-        "runs": calling("schedule.runs", model.ScheduleRunsParams, _print_runs),
-        "run-now": one("run_now", _print_run),
-        "import": import_schedules,
-    }
-    add_group(app, "schedules", commands, panel="Tasks", help="Cron schedules, which create tasks at set times.")
+_PAUSED = typer.Option("--paused", help="Create it paused, until `penstock schedules resume`.")
+_CREATED = ParamsOf(model.ScheduleCreateParams, payload=PAYLOAD, timezone=_ZONE, paused=_PAUSED)
 
 
 def update(
@@ -153,4 +129,23 @@ def _trigger(run: dict[str, Any]) -> str | None:
 
 _print_runs = listing(
     "runs", (("scheduled", "scheduled_at"), "outcome", ("task", "task_id"), ("at", "fired_at"), ("", _trigger))
+)
+
+
+def _one(method: str, printer: Printer = _print_schedule) -> Callable[..., None]:
+    return calling(f"schedule.{method}", model.ScheduleName, printer)
+
+
+schedules = Commands(
+    "Cron schedules, which create tasks at set times.",
+    list=calling("schedule.list", ParamsOf(model.ScheduleListParams, paused=_STANDING), _print_schedules),
+    show=_one("get"),
+    create=calling("schedule.create", _CREATED, _print_schedule),
+    update=update,
+    delete=_one("delete", lambda answer: say(f"schedule {answer['name']} is deleted")),
+    pause=_one("pause"),
+    resume=_one("resume"),
+    runs=calling("schedule.runs", model.ScheduleRunsParams, _print_runs),
+    run_now=_one("run_now", _print_run),
+    import_=import_schedules,
 )

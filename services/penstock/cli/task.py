@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import common
-from penstock.cli.parameters import PAYLOAD, Commands, Given, ParamsOf, add_group, expanded
+from penstock.cli.parameters import PAYLOAD, Commands, Given, ParamsOf
 from penstock.cli.tasks import print_tasks
 from penstock.cli.values import duration_option, state_label
 from penstock.limits.model import TaskExplainParams
@@ -31,11 +31,8 @@ _LATE_SECONDS = 5.0  # for output that arrives behind the outcome
 
 
 def follow(client: Client, ids: Sequence[int], *, as_json: bool) -> int:
-    """Print each change until all tasks have settled; returns the exit code.
-
-    as_json: print the whole task at each change, one a line, and each line of output as its event.
-    Raises PenstockError for an unknown task.
-    """
+    """Print each change, as JSON the whole task, and each line of output, until all tasks have settled; returns the
+    exit code. Raises PenstockError for an unknown task."""
     known: dict[int, dict[str, Any]] = {}
     left = list(dict.fromkeys(ids))
     outputs = [
@@ -150,7 +147,6 @@ def _line(task: dict[str, Any], at: str, text: str) -> str:
     return f"{at}  task {task['id']}  {text}"
 
 
-_LOOK_SECONDS = 1.0
 _OUTAGE_SECONDS = 30.0  # of the api, after which a wait gives up
 _VALUE_CHARS = 100  # of a step's result that a line shows
 # Fields shown only with --detail; the payload is always shown.
@@ -159,26 +155,8 @@ _DETAILS = {
     "claim", "worker", "failures",
 }  # fmt: skip
 _TOKEN = "The token that the task waits for, shown as waits_for by `penstock task show ID --detail`."
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Tasks")(expanded(enqueue))
-    result_json = typer.Argument(metavar="[JSON]", help="The result; - reads standard input.", show_default="null")
-    completed = ParamsOf(params.TaskCompleteParams, token=_TOKEN, result=result_json)
-    message = typer.Argument(metavar="MESSAGE", help="What went wrong.")
-    failed = ParamsOf(params.TaskFailParams, token=_TOKEN, error=message)
-    commands: Commands = {
-        "show": show,
-        "why": common.calling("task.explain", TaskExplainParams, lambda found: common.say(found["reason"])),
-        "logs": logs,
-        "result": result,
-        "cancel": common.calling("cancel", params.CancelParams, _print_change),
-        "retry": common.calling("retry", params.RetryParams, _print_change),
-        "reschedule": common.calling("reschedule", params.RescheduleParams, _print_change),
-        "complete": common.calling("task.complete", completed, _print_answered),
-        "fail": common.calling("task.fail", failed, _print_answered),
-    }
-    add_group(app, "task", commands, panel="Tasks", help="One task: show it, change it, answer its wait.")
+_RESULT = typer.Argument(metavar="[JSON]", help="The result; - reads standard input.", show_default="null")
+_ERROR = typer.Argument(metavar="MESSAGE", help="What went wrong.")
 
 
 def enqueue(
@@ -264,10 +242,8 @@ def result(
 def _print_result(
     client: Client, task_id: int, timeout: float | None, *, show_failures: bool = False, fail_fast: bool = False
 ) -> None:
-    """Wait for a result and print it. Raises typer.Exit with the exit code of any other outcome.
-
-    show_failures: print each failed attempt meanwhile; fail_fast: stop after the first.
-    """
+    """Wait for a result and print it, and if asked to, failed attempts meanwhile; ``fail_fast``: stop after the first.
+    Raises typer.Exit with the exit code of any other outcome."""
     from penstock.client.results import PollPauses
 
     ends = math.inf if timeout is None else time.monotonic() + timeout
@@ -276,7 +252,7 @@ def _print_result(
     pauses = PollPauses(_OUTAGE_SECONDS, is_reached=show_failures)
     while True:
         left = max(0.0, ends - time.monotonic())
-        wait = min(left, _LOOK_SECONDS) if show_failures else left
+        wait = min(left, 1.0) if show_failures else left
         try:
             try:
                 common.print_json(client.result(task_id, timeout=None if wait == math.inf else wait))
@@ -365,3 +341,19 @@ def _print_answered(answer: dict[str, Any]) -> None:
     else:
         note = " (already answered)" if answer["duplicate"] else ""
         common.say(f"task {answer['id']} {state_label(answer['state']) if answer['state'] else 'is deleted'}{note}")
+
+
+task = Commands(
+    "One task: show it, change it, answer its wait.",
+    show=show,
+    why=common.calling("task.explain", TaskExplainParams, lambda found: common.say(found["reason"])),
+    logs=logs,
+    result=result,
+    cancel=common.calling("cancel", params.CancelParams, _print_change),
+    retry=common.calling("retry", params.RetryParams, _print_change),
+    reschedule=common.calling("reschedule", params.RescheduleParams, _print_change),
+    complete=common.calling(
+        "task.complete", ParamsOf(params.TaskCompleteParams, token=_TOKEN, result=_RESULT), _print_answered
+    ),
+    fail=common.calling("task.fail", ParamsOf(params.TaskFailParams, token=_TOKEN, error=_ERROR), _print_answered),
+)

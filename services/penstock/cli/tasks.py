@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from penstock.cli import common
-from penstock.cli.parameters import Commands, Given, ParamsOf, add_group
+from penstock.cli.parameters import Commands, Given, ParamsOf
 from penstock.cli.values import STATES_HELP, state_label
 from penstock.cli.values import state as parse_state
 from penstock.protocol.task import SHOWN_STATES, State
@@ -19,24 +19,6 @@ _state_option = partial(
 )
 _STATE_HELP = f"Only tasks in this state: {STATES_HELP}."
 _STATES = _state_option("--state", help=f"{_STATE_HELP} Repeatable.")
-
-
-def add_to(app: typer.Typer) -> None:
-    sought = ParamsOf(ListParams, state=_state_option(help=_STATE_HELP))
-    commands: Commands = {
-        "list": common.calling("list", sought, print_tasks),
-        "cancel": _changing("cancel"),
-        "retry": _changing("retry"),
-        "delete": _changing("delete"),
-        "reschedule": _changing("reschedule", BulkRescheduleParams),
-    }
-    add_group(app, "tasks", commands, panel="Tasks", help="Many tasks: list them, or change all that match a filter.")
-    jobs: Commands = {
-        "list": common.calling("job.list", JobListParams, _print_jobs),
-        "show": common.calling("job.get", JobId, _print_job),
-        "cancel": common.calling("job.cancel", JobId, _print_job),
-    }
-    add_group(app, "jobs", jobs, panel="Tasks", help="Jobs that change many tasks, as `penstock tasks cancel`.")
 
 
 def _changing(verb: str, params: type[msgspec.Struct] = BulkParams) -> Callable[..., None]:
@@ -131,3 +113,17 @@ _print_jobs = common.listing(
      ("finished", "finished_at")),
     right=("id", "total", "seen", "changed", "refused"),
 )  # fmt: skip
+tasks = Commands(
+    "Many tasks: list them, or change all that match a filter.",
+    list=common.calling("list", ParamsOf(ListParams, state=_state_option(help=_STATE_HELP)), print_tasks),
+    cancel=_changing("cancel"),
+    retry=_changing("retry"),
+    delete=_changing("delete"),
+    reschedule=_changing("reschedule", BulkRescheduleParams),
+)
+jobs = Commands(
+    "Jobs that change many tasks, as `penstock tasks cancel`.",
+    list=common.calling("job.list", JobListParams, _print_jobs),
+    show=common.calling("job.get", JobId, _print_job),
+    cancel=common.calling("job.cancel", JobId, _print_job),
+)

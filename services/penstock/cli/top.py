@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import common
-from penstock.cli.parameters import expanded
 from penstock.cli.values import STATE_STYLES, state_label
 from penstock.protocol.errors import AccessDenied, RateLimited, Unavailable
 from penstock.protocol.task import State
@@ -33,12 +32,6 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 _WAITING = (State.WAITING, State.SCHEDULED, State.ERROR)
 
 
-def add_to(app: typer.Typer) -> None:
-    stats = common.calling("stats", StatsParams, _print_stats)
-    app.command("stats", rich_help_panel="Tasks")(expanded(stats))
-    app.command(rich_help_panel="Tasks")(expanded(top))
-
-
 def _print_stats(result: dict[str, Any]) -> None:
     for name, value in result.items():
         if not isinstance(value, dict) or not value:
@@ -52,6 +45,9 @@ def _print_stats(result: dict[str, Any]) -> None:
             common.print_table([name, *shown], rows, right=shown)
         else:
             common.print_fields((f"  {state_label(key)}", inner) for key, inner in value.items())
+
+
+stats = common.calling("stats", StatsParams, _print_stats)
 
 
 def top(

@@ -6,24 +6,13 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import common
-from penstock.cli.parameters import Commands, Given, ParamsOf, add_group
+from penstock.cli.parameters import Commands, Given, ParamsOf
 from penstock.cli.values import STATE_STYLES, json_value, state_label
 from penstock.runtime.logs import printable
 from penstock.workflows import model
 
 _ID = typer.Argument(metavar="ID", help="The workflow's id; or give --key.")
 _DEEPEST = 20  # levels of the tree; deeper steps begin at the left again
-
-
-def add_to(app: typer.Typer) -> None:
-    commands: Commands = {
-        "list": common.calling("workflow.list", model.WorkflowListParams, _print_workflows),
-        "show": common.calling("workflow.status", ParamsOf(model.WorkflowStatusParams, id=_ID), _print_workflow),
-        "create": create,
-        "cancel": common.calling("workflow.cancel", ParamsOf(model.WorkflowCancelParams, id=_ID), _print_state),
-        "retry": common.calling("workflow.retry", ParamsOf(model.WorkflowRetryParams, id=_ID), _print_state),
-    }
-    add_group(app, "workflows", commands, panel="Tasks", help="Workflows: tasks that wait for each other.")
 
 
 def create(
@@ -100,3 +89,13 @@ def _print_tree(steps: list[dict[str, Any]]) -> None:
             text.append(printable(f"  after {above}"), style="dim")
         drawn[step["name"]] = node.add(text), depth + 1
     common.wide_console(400).print(roots)
+
+
+workflows = Commands(
+    "Workflows: tasks that wait for each other.",
+    list=common.calling("workflow.list", model.WorkflowListParams, _print_workflows),
+    show=common.calling("workflow.status", ParamsOf(model.WorkflowStatusParams, id=_ID), _print_workflow),
+    create=create,
+    cancel=common.calling("workflow.cancel", ParamsOf(model.WorkflowCancelParams, id=_ID), _print_state),
+    retry=common.calling("workflow.retry", ParamsOf(model.WorkflowRetryParams, id=_ID), _print_state),
+)

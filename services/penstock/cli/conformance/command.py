@@ -10,13 +10,8 @@ from typing import Annotated
 import typer
 
 from penstock.cli.common import print_json, print_table
-from penstock.cli.parameters import expanded
 
 _STYLES = {"passed": "green", "failed": "red", "not supported": "yellow"}
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Set-up")(expanded(conformance))
 
 
 def conformance(

@@ -8,14 +8,9 @@ import typer
 
 from penstock.cli.common import DataDirOption, print_json, say, settings_here
 from penstock.cli.doctor.findings import Finding, Level, Report
-from penstock.cli.parameters import expanded
 from penstock.runtime.logs import printable
 
 _COLOURS: dict[Level, str] = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Set-up")(expanded(doctor))
 
 
 def doctor(
