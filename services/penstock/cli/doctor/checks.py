@@ -1,6 +1,5 @@
 """Checks of the live settings, Postgres, queues and api. They change nothing; one that fails hides no other."""
 
-import asyncio
 import contextlib
 import ipaddress
 import json
@@ -17,9 +16,9 @@ from penstock.brokers.opening import open_transport, queue_names
 from penstock.brokers.sqs import LIMITS, SqsTransport
 from penstock.cli.doctor.database import examine_database, examine_stored
 from penstock.cli.doctor.findings import Problem, Report
-from penstock.client.client import Client
+from penstock.client.async_client import AsyncClient
 from penstock.compat.actions import MODULES
-from penstock.payloads.bucket import Bucket, folder_of, new_name
+from penstock.payloads.bucket import folder_of, new_name
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol import errors
 from penstock.runtime.health import SATURATED
@@ -125,8 +124,6 @@ def _problems(settings: Settings) -> Iterator[tuple[str, str]]:
 
 async def examine_payloads(settings: Settings, report: Report) -> None:
     """No finding if neither is set. Writes nothing to the bucket, so the right to write is not checked."""
-    if not settings.payload_keys and settings.payload_bucket is None:
-        return
     try:
         codec = PayloadCodec(settings)
     except errors.SettingsError as exc:
@@ -136,12 +133,9 @@ async def examine_payloads(settings: Settings, report: Report) -> None:
         ids = [fingerprint(read_key(key.get_secret_value())) for key in settings.payload_keys]
         others = f", {len(ids) - 1} more only decrypt" if len(ids) > 1 else ""
         report("ok", "payload keys", f"{ids[0]} encrypts{others}")
-    if codec.bucket is not None:
-        await _examine_bucket(codec.bucket, folder_of(settings.outbound_queue), report)
-        await codec.close()
-
-
-async def _examine_bucket(bucket: Bucket, folder: str, report: Report) -> None:
+    if (bucket := codec.bucket) is None:
+        return
+    folder = folder_of(settings.outbound_queue)
     try:
         await bucket.list(folder, datetime.now(UTC).date(), "")
         await bucket.get(new_name(folder), 0)
@@ -158,6 +152,8 @@ async def _examine_bucket(bucket: Bucket, folder: str, report: Report) -> None:
         report("error", "payload bucket", str(exc), fix)
     else:
         report("error", "payload bucket", f"{bucket.url} has an object under a name chosen just now", "look at it")
+    finally:
+        await codec.close()
 
 
 async def examine_queues(settings: Settings, report: Report) -> None:
@@ -194,13 +190,12 @@ async def _examine_broker(settings: Settings, report: Report) -> None:
         report("ok", "broker", await transport.greet())
         for label, name in queue_names(settings).items():
             queue = transport.queue(name, label=label)
-            count = await _count(queue, f"{label} queue", report)
-            if count is not None:
+            if (count := await _count(queue, f"{label} queue", report)) is not None:
                 counted = "" if queue.limits.counts_held else "; those that are held are not counted"
                 report("ok", f"{label} queue", f"there, {count} messages{counted}")
             what, name = f"{label} dead letters", name + DEAD_LETTER_SUFFIX
-            count = await _count(transport.queue(name, label=label + DEAD_LETTER_SUFFIX), what, report)
-            if count is not None:
+            queue = transport.queue(name, label=label + DEAD_LETTER_SUFFIX)
+            if (count := await _count(queue, what, report)) is not None:
                 well = f"{name}, after {transport.limits.max_receives} deliveries, none there"
                 report.judge(what, well, _dead(count, name, label))
     except errors.Unavailable as exc:
@@ -323,13 +318,9 @@ async def _examine_api(settings: Settings, report: Report) -> None:
     scheme = "http" if settings.http_tls_cert is None else "https"
     url = (settings.api_url or f"{scheme}://127.0.0.1:{settings.http_port}").rstrip("/").removesuffix("/rpc")
     key = settings.api_key
-
-    def ask() -> None:
-        with Client(url, api_key=key.get_secret_value() if key else None, timeout=5.0) as client:
-            client.call("list", {"limit": 1})
-
     try:
-        await asyncio.to_thread(ask)
+        async with AsyncClient(url, api_key=key.get_secret_value() if key else None, timeout=5.0) as client:
+            await client.call("list", {"limit": 1})
     except errors.Unavailable as exc:
         report("warning", "api", str(exc), "start `penstock api`, or set PENSTOCK_API_URL to its URL")
     except errors.RpcError as exc:

@@ -81,24 +81,24 @@ async def examine_database(settings: Settings, report: Report) -> None:
         seen = "PENSTOCK_DATABASE_URL is not set"
         report("note", "database", seen, "right for a worker; all other processes need it")
         return
-    store = open_store(settings, "penstock-doctor", pool_size=2)
     try:
-        await store.open()
-        if store.is_pooled:
-            await _examine_pooler(store, settings, report)
-        elif await _shares_connections(store):
-            seen = "one in transaction mode stands before Postgres, and is taken for one in session mode"
-            report("error", "connection pooler", seen, _NOT_SESSION)
-            return
-        async with store.session() as session:
-            asked = store.asked
-            found = await session.fetch("find_ignored_settings", [*asked], [*asked.values()], _NOT_SESSION)
-            report.rows(found, **{"connection settings": "what is asked for is in force"})
-            await _examine_server(session, settings, report, is_pooled=store.is_pooled)
-            await _examine_announced(session, report)
-        if (replica := open_replica(settings, store)) is not None:
-            await _examine_replica(replica, settings, report)
-            await replica.close()
+        async with open_store(settings, "penstock-doctor", pool_size=2) as store:
+            await store.open()
+            if store.is_pooled:
+                await _examine_pooler(store, settings, report)
+            elif await _shares_connections(store):
+                seen = "one in transaction mode stands before Postgres, and is taken for one in session mode"
+                report("error", "connection pooler", seen, _NOT_SESSION)
+                return
+            async with store.session() as session:
+                asked = store.asked
+                found = await session.fetch("find_ignored_settings", [*asked], [*asked.values()], _NOT_SESSION)
+                report.rows(found, **{"connection settings": "what is asked for is in force"})
+                await _examine_server(session, settings, report, is_pooled=store.is_pooled)
+                await _examine_announced(session, report)
+            if (replica := open_replica(settings, store)) is not None:
+                await _examine_replica(replica, settings, report)
+                await replica.close()
     except PenstockError as exc:
         seen = str(exc).splitlines()[0]
         if "unsupported startup parameter" in str(exc):
@@ -111,8 +111,6 @@ async def examine_database(settings: Settings, report: Report) -> None:
         else:
             fix = "check PENSTOCK_DATABASE_URL, the network between here and there, and that Postgres runs"
             report("error", "database", seen, fix)
-    finally:
-        await store.close()
 
 
 async def _examine_announced(session: Session, report: Report) -> None:
@@ -235,9 +233,8 @@ async def _examine_schema(session: Session, report: Report) -> None:
         report("warning", "partitions", seen, "run it again, with 1 to take back what it has begun")
     elif ranges := await session.fetch("list_ranges"):
         older = sum(row["partitions"] for row in ranges[:-1])
-        report(
-            "ok", "partitions", f"new tasks go to {ranges[-1]['partitions']} tables, older ones are in {older} others"
-        )
+        seen = f"new tasks go to {ranges[-1]['partitions']} tables, older ones are in {older} others"
+        report("ok", "partitions", seen)
 
 
 async def _examine_privileges(session: Session, report: Report) -> None:

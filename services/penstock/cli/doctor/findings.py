@@ -7,7 +7,6 @@ from typing import Any, Literal
 # A note may be as it should be, a warning will hurt some day, an error keeps tasks from running or being kept.
 Level = Literal["ok", "note", "warning", "error"]
 Problem = tuple[bool, Level, str, str]  # whether it is there, the level, what is seen, the fix
-_CLOCK_SKEW_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,6 @@ class Report:
 
     def clock(self, what: str, skew_seconds: float, why: str) -> None:
         """skew_seconds: how far the other clock is ahead of this machine's."""
-        if abs(skew_seconds) < _CLOCK_SKEW_SECONDS:
-            self("ok", what, "agrees with this machine's")
-        else:
-            seen = f"{abs(skew_seconds):.1f} s {'ahead of' if skew_seconds > 0 else 'behind'} this machine's"
-            self("warning", what, seen, f"set the clocks by NTP: {why}")
+        seen = f"{abs(skew_seconds):.1f} s {'ahead of' if skew_seconds > 0 else 'behind'} this machine's"
+        problem: Problem = abs(skew_seconds) >= 5, "warning", seen, f"set the clocks by NTP: {why}"
+        self.judge(what, "agrees with this machine's", problem)
