@@ -123,9 +123,7 @@ class Endpoint(AsyncExitStack):
     async def _object(self, request: web.Request) -> web.Response:
         data = self.objects.get(request.path.removeprefix(f"/{BUCKET}/"))
         if data is None:
-            return web.Response(
-                status=404, text="<Error><Code>NoSuchKey</Code></Error>", content_type="application/xml"
-            )
+            raise web.HTTPNotFound(text="<Error><Code>NoSuchKey</Code></Error>", content_type="application/xml")
         return web.Response(body=data, headers={"ETag": '"1"'})
 
 
