@@ -10,7 +10,7 @@ from typer.main import get_group
 
 from penstock.cli.common import error_text, say
 from penstock.cli.parameters import EPILOG, add
-from penstock.protocol.errors import INVALID_PARAMS, PenstockError, RpcError, SettingsError
+from penstock.protocol.errors import InvalidParams, PenstockError, SettingsError
 from penstock.protocol.version import __version__
 
 # Below which title of --help, and in which module, each command or group is, under its own name. Only the module of
@@ -62,9 +62,7 @@ class Root(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except RpcError as exc:
-            if exc.code != INVALID_PARAMS:
-                raise
+        except InvalidParams as exc:
             raise typer.BadParameter(error_text(exc).removeprefix("Invalid params: ")) from exc
 
 
@@ -99,11 +97,8 @@ def main() -> None:
     """Run the command; see the epilog of --help for the exit codes."""
     try:
         app(prog_name="penstock")
-    except SettingsError as exc:
-        say(f"penstock: {exc}", err=True)
-        sys.exit(2)
     except PenstockError as exc:
         say(f"penstock: {error_text(exc)}", err=True)
-        sys.exit(1)
+        sys.exit(2 if isinstance(exc, SettingsError) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
