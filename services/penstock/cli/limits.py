@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from types import GenericAlias
@@ -21,28 +22,24 @@ def parse_rate(text: str) -> tuple[float, str | None]:
     """`10` or `10/m`: the number, and the unit if there is one. Raises typer.BadParameter."""
     number, slash, unit = text.partition("/")
     per = next((per for per in model.SECONDS_OF if unit and per.startswith(unit)), None)
-    try:
-        value = float(number)
-        if (slash and per is None) or not math.isfinite(value):
-            raise ValueError
-        return value, per
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a rate: give a number, or 10/s, 10/m, 10/h") from None
+    with suppress(ValueError):
+        if math.isfinite(value := float(number)) and (per or not slash):
+            return value, per
+    raise typer.BadParameter(f"{text!r} is not a rate: give a number, or 10/s, 10/m, 10/h")
 
 
 _rate = partial(typer.Option, parser=parse_rate, metavar="N[/s|/m|/h]")
-_count = partial(typer.Option, min=1)
 # Options of the parameters that set limits, and the names of these limits.
 _TENANT_OPTIONS = {
-    "max_in_flight": _count(help="Tasks that may be claimed and unsettled at a time."),
+    "max_in_flight": typer.Option(min=1, help="Tasks that may be claimed and unsettled at a time."),
     "rate": _rate(help="Tasks that may start per unit of time: 10/m; a plain number is per --per."),
-    "burst": _count(help="Burst size; default: one second's worth of --rate."),
+    "burst": typer.Option(min=1, help="Burst size; default: one second's worth of --rate."),
 }
 _ACTION_OPTIONS = {
     **_TENANT_OPTIONS,
-    "key_max_in_flight": _count(help="As --max-in-flight, for each limit key."),
+    "key_max_in_flight": typer.Option(min=1, help="As --max-in-flight, for each limit key."),
     "key_rate": _rate(help="As --rate, for each limit key."),
-    "key_burst": _count(help="As --burst, for each limit key."),
+    "key_burst": typer.Option(min=1, help="As --burst, for each limit key."),
 }
 _PER = typer.Option(help="The unit of rates that are given without one.")
 _ROUTE = ParamsOf(

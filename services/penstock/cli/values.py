@@ -4,6 +4,7 @@ import json
 import math
 import re
 import sys
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -21,13 +22,10 @@ def duration(text: str) -> float:
     parts = _PART.findall(text)
     if parts and "".join(number + unit for number, unit in parts) == text:
         return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < math.inf:
-        raise typer.BadParameter(f"{text!r} is not a duration: give seconds, or units as in 10s, 5m, 1h30m, 2d")
-    return seconds
+    with suppress(ValueError):
+        if 0 <= (seconds := float(text)) < math.inf:
+            return seconds
+    raise typer.BadParameter(f"{text!r} is not a duration: give seconds, or units as in 10s, 5m, 1h30m, 2d")
 
 
 duration_option = partial(typer.Option, parser=duration, metavar="DURATION")
