@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 DEFAULT_API_URL = "http://127.0.0.1:8080"
-_SHOWN_CHARS = 80
 # What each method does: `make reference` writes it from the methods, which would load the database's driver.
 SUMMARIES: dict[str, str] = json.loads(Path(__file__).with_name("summaries.json").read_text("utf-8"))
 
@@ -145,8 +144,7 @@ class Database(Shown):
 
     @cached_property
     def settings(self) -> Settings:
-        """Settings whose database is that of --database-url, else of the stack in --data-dir, else of the settings,
-        else of the stack running in the current folder."""
+        """Settings whose database is that of --database-url, else as of ``settings_here``. Raises SettingsError."""
         if self.database_url is not None:
             return load_settings(database_url=self.database_url)
         settings = settings_here(self.data_dir)
@@ -318,4 +316,4 @@ def print_cursor(cursor: str | None) -> None:
 def short(text: str) -> str:
     """A text cut to one line of a table."""
     line = " ".join(text.split())
-    return line if len(line) <= _SHOWN_CHARS else line[: _SHOWN_CHARS - 1] + "…"
+    return line if len(line) <= 80 else line[:79] + "…"

@@ -38,10 +38,8 @@ def show(
         for name in wanted
         if not changed or sources[name] != "default"
     ]
-    columns = ("setting", "value", "from")
-    shown.show(
-        rows, lambda _: print_table(columns, [(row["name"], _text(row["value"]), row["source"]) for row in rows])
-    )
+    cells = [(row["name"], _text(row["value"]), row["source"]) for row in rows]
+    shown.show(rows, lambda _: print_table(("setting", "value", "from"), cells))
     for seen, meant in misspelt_variables():
         typer.echo(f"{seen} is not a setting; did you mean {meant}?", err=True)
 

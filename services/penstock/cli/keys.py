@@ -48,12 +48,9 @@ def create(
 
     def show(_: Any) -> None:
         typer.echo(made.key)
-        typer.echo(
-            f"key {made.id} {made.name!r} may {', '.join(made.permissions)}"
-            f"{'' if made.tenant is None else f', for tenant {made.tenant!r} only'}; "
-            "it takes effect within seconds and is not shown again",
-            err=True,
-        )
+        only = "" if made.tenant is None else f", for tenant {made.tenant!r} only"
+        said = f"key {made.id} {made.name!r} may {', '.join(made.permissions)}{only}"
+        typer.echo(f"{said}; it takes effect within seconds and is not shown again", err=True)
 
     database.show(_members(made), show)
     if not database.settings.needs_keys:

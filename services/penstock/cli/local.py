@@ -106,9 +106,8 @@ def down(data_dir: DataDirOption = None) -> None:
     folder = folder_of(data_dir)
     with _spinner("stopping"):
         pid = stop_detached(folder)
-    typer.echo(
-        f"nothing runs in {folder.path}" if pid is None else f"stopped (process {pid}); data stays in {folder.path}"
-    )
+    done = "nothing runs" if pid is None else f"stopped (process {pid}); data stays"
+    typer.echo(f"{done} in {folder.path}")
 
 
 def ps(*, data_dir: DataDirOption = None, shown: Shown) -> None:
@@ -182,9 +181,8 @@ def _urls(state: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _print_summary(folder: Any, state: dict[str, Any], notes: list[str], *, detached: bool) -> None:
     where = folder.option
-    fields = [*_urls(state), ("metrics", "")]
-    fields += [(f"  {entry['name']}", entry["metrics"]) for entry in state["processes"] if entry["metrics"]]
-    fields += [("note", note) for note in notes]
+    metrics = [(f"  {entry['name']}", entry["metrics"]) for entry in state["processes"]]
+    fields = [*_urls(state), ("metrics", ""), *metrics, *(("note", note) for note in notes)]
     if (task := state["suggestion"]) is not None:
         words = shlex.join([task["action"], json.dumps(task["payload"], ensure_ascii=False)])
         fields.append(("try", f"penstock enqueue{where} {words}"))

@@ -34,7 +34,6 @@ _EveryDead = Annotated[bool, typer.Option("--all", help="As many messages as the
 
 QueueName = StrEnum("QueueName", ["inbound", "outbound", "results"])
 
-
 _print_rejected = common.listing(
     "rejected messages",
     ("id", "source", "at", "reason", ("body", lambda row: common.short(row["body"]))),

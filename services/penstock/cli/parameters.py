@@ -109,11 +109,9 @@ def _kind(declared: Any) -> Any:
 
 
 def expanded(function: Callable[..., None]) -> Callable[..., None]:
-    """The function as typer reads it.
-
-    A parameter whose type is a dataclass is replaced by the dataclass's fields, one with ``ParamsOf`` by the parameters
-    of that method. Their help may stand at the end of the docstring, as ``name: text``. Arguments come first.
-    """
+    """The function as typer reads it. A parameter whose type is a dataclass is replaced by the dataclass's fields, one
+    with ``ParamsOf`` by the parameters of that method. Their help may stand at the end of the docstring, as ``name:
+    text``. Arguments come first."""
     hints = get_type_hints(function, include_extras=True)
     text, *helps = re.split(r"^([a-z_]+): ", inspect.getdoc(function) or "", flags=re.MULTILINE)
     help_of = {name: " ".join(one.split()) for name, one in zip(helps[::2], helps[1::2], strict=True)}
@@ -158,11 +156,9 @@ def default_of(group: str) -> str:
 
 
 class Group(TyperGroup):
-    """Runs its default command when none is named: `penstock tasks --json` is `penstock tasks list --json`.
-
-    A number is an id to show: `penstock task 7` is `penstock task show 7`. Any other first word without dashes is read
-    as a command, so that a misspelt one is reported as such.
-    """
+    """Runs its default command when none is named: `penstock tasks --json` is `penstock tasks list --json`. A number is
+    an id to show: `penstock task 7` is `penstock task show 7`. Any other first word without dashes is read as a
+    command, so that a misspelt one is reported as such."""
 
     default: str | None = None
 

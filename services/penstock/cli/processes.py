@@ -136,7 +136,7 @@ def kafka_source(log_level: LogLevelOption = None) -> None:
 
     Reads its environment variables too: docs/moving-from-kafka-message-scheduler.md.
     """
-    _run_source("kafka-source", log_level, KAFKA_MESSAGE_SCHEDULER)
+    _run("kafka-source", **older_settings(KAFKA_MESSAGE_SCHEDULER, os.environ) | given(log_level=log_level))
 
 
 def clockwork_source(log_level: LogLevelOption = None) -> None:
@@ -144,11 +144,7 @@ def clockwork_source(log_level: LogLevelOption = None) -> None:
 
     Reads its environment variables too: docs/moving-from-clockwork.md.
     """
-    _run_source("clockwork-source", log_level, CLOCKWORK)
-
-
-def _run_source(name: str, log_level: str | None, names: Older) -> None:
-    _run(name, **older_settings(names, os.environ) | given(log_level=log_level))
+    _run("clockwork-source", **older_settings(CLOCKWORK, os.environ) | given(log_level=log_level))
 
 
 def migrate(
@@ -261,7 +257,5 @@ def claim_key(*, accept_older_days: Annotated[float, typer.Option(min=0, max=365
     # By default as long as SQS keeps a message at most, so no result under an older id can arrive later.
     seconds = accept_older_days * 86_400
     older = database.run(lambda session: session.value("change_claim_key", secrets.token_bytes(32), seconds))
-    database.show(
-        {"older": older, "accepted_seconds": seconds},
-        lambda _: typer.echo(f"created a key; {older} older keys are accepted for {accept_older_days:g} days"),
-    )
+    said = f"created a key; {older} older keys are accepted for {accept_older_days:g} days"
+    database.show({"older": older, "accepted_seconds": seconds}, lambda _: typer.echo(said))

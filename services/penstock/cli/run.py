@@ -29,10 +29,8 @@ OpenQueue = Callable[[str, str], Queue]
 
 
 def run_process(name: str, settings: Settings, *, loops: int | None = None, apps: Sequence[str] = ()) -> int:
-    """Run one process until a signal; returns its exit code. `run` is all processes but the workers in one.
-
-    loops: passes under way at once, None for the setting. apps: a worker's modules of actions. Raises SettingsError.
-    """
+    """Run one process, or all but the workers in one as `run`, until a signal; returns its exit code. loops: passes
+    under way at once, None for the setting. apps: a worker's modules of actions. Raises SettingsError."""
     setup_logging(name, level=settings.log_level, form=settings.log_format)
     for seen, meant in misspelt_variables():
         log.warning("setting_unknown", seen=seen, meant=meant)
