@@ -80,6 +80,10 @@ class RpcError(PenstockError):
 
     code = INTERNAL_ERROR
 
+    def __init_subclass__(cls, code: int | None = None) -> None:
+        if code is not None:
+            cls.code = code
+
     def __init__(self, message: str, data: Any = None) -> None:
         super().__init__(message)
         self.message = message
@@ -90,40 +94,30 @@ class InternalError(RpcError):
     """A failure of the server; data.ref finds it in the log."""
 
 
-class ParseError(RpcError):
+class ParseError(RpcError, code=-32700):
     """The body is not JSON."""
 
-    code = -32700
 
-
-class InvalidRequest(RpcError):
+class InvalidRequest(RpcError, code=-32600):
     """The entry is no JSON-RPC 2.0 request, or the batch is empty or too long."""
 
-    code = -32600
 
-
-class MethodNotFound(RpcError):
+class MethodNotFound(RpcError, code=METHOD_NOT_FOUND):
     """Method not found."""
 
-    code = METHOD_NOT_FOUND
 
-
-class InvalidParams(RpcError):
+class InvalidParams(RpcError, code=INVALID_PARAMS):
     """A parameter is missing, unknown, mistyped or out of range; data.field names it."""
-
-    code = INVALID_PARAMS
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"Invalid params: {field} {problem}", {"field": field, "problem": problem})
 
 
-class AccessDenied(RpcError):
+class AccessDenied(RpcError, code=-32003):
     """No valid API key, or not from this machine, or not permitted, data.needs naming the permission; HTTP 401 or 403.
 
     status: the HTTP status.
     """
-
-    code = -32003
 
     def __init__(self, status: int, message: str, data: Any = None) -> None:
         super().__init__(message, data)
@@ -141,38 +135,32 @@ class NotFound(RpcError):
         super().__init__(f"No such {self.what}: {key}{where}", {name: key})
 
 
-class TaskNotFound(NotFound):
-    code = -32004
+class TaskNotFound(NotFound, code=-32004):
     what = "task"
 
 
-class MessageNotFound(NotFound):
+class MessageNotFound(NotFound, code=-32005):
     """No such message, rejected or in a dead-letter queue."""
 
-    code = -32005
     what = "message"
 
 
-class KeyNotFound(NotFound):
-    code = -32006
+class KeyNotFound(NotFound, code=-32006):
     what = "API key"
 
 
-class RouteNotFound(NotFound):
-    code = -32011
+class RouteNotFound(NotFound, code=-32011):
     what = "route"
     called = "name"
 
 
-class JobNotFound(NotFound):
-    code = -32008
+class JobNotFound(NotFound, code=-32008):
     what = "job"
 
 
-class ScheduleNotFound(NotFound):
+class ScheduleNotFound(NotFound, code=-32020):
     """No such schedule, by its name, or import of schedules, by its number."""
 
-    code = -32020
     called = "name"
 
     def __init__(self, key: str | int) -> None:
@@ -180,37 +168,30 @@ class ScheduleNotFound(NotFound):
         super().__init__(key)
 
 
-class WorkflowNotFound(NotFound):
-    code = -32022
+class WorkflowNotFound(NotFound, code=-32022):
     what = "workflow"
     called = "key"
 
 
-class WorkflowConflict(RpcError):
+class WorkflowConflict(RpcError, code=-32023):
     """The workflow's state forbids it, or its key belongs to another definition; see data.id and data.state."""
-
-    code = -32023
 
     def __init__(self, workflow_id: int, state: str, problem: str) -> None:
         super().__init__(f"Workflow {workflow_id} {problem}", {"id": workflow_id, "state": state})
 
 
-class QueueAway(RpcError):
+class QueueAway(RpcError, code=-32010):
     """The api cannot use a queue; data.queue names it, data.ref finds why in the log."""
-
-    code = -32010
 
     def __init__(self, queue: str, reference: str) -> None:
         problem = "it must exist, and the api needs credentials and rights for it"
         super().__init__(f"The api cannot use the queue {queue}: {problem}", {"queue": queue, "ref": reference})
 
 
-class StateConflict(RpcError):
+class StateConflict(RpcError, code=STATE_CONFLICT):
     """The task's state forbids it; data.state is that state; a retry names data.holder, which has the unique key, or
     data.workflow, of which it is a step.
     """
-
-    code = STATE_CONFLICT
 
     def __init__(self, task_id: int, state: str, verb: str, reason: str = "", **more: Any) -> None:
         message = f"Task {task_id} is {state}; it cannot be {verb}{reason}"
@@ -225,38 +206,31 @@ class AnsweredAlready(StateConflict):
         RpcError.__init__(self, message, {"id": task_id, "state": state})
 
 
-class DuplicateTask(RpcError):
+class DuplicateTask(RpcError, code=-32012):
     """Another task has the unique key, and on_duplicate is error; data has its id and state."""
-
-    code = -32012
 
     def __init__(self, task_id: int, state: str) -> None:
         super().__init__(f"Task {task_id} has this unique key already", {"id": task_id, "state": state})
 
 
-class TooLarge(RpcError):
+class TooLarge(RpcError, code=TOO_LARGE):
     """A payload, a result or a request is over its limit; data.size and data.limit in bytes."""
-
-    code = TOO_LARGE
 
     def __init__(self, what: str, size: int, limit: int) -> None:
         super().__init__(f"{what} is {size} bytes; the limit is {limit}", {"size": size, "limit": limit})
 
 
-class TooManyWaits(RpcError):
+class TooManyWaits(RpcError, code=-32025):
     """The api waits for as many results as it may; data.limit, and data.retry_after in seconds."""
-
-    code = -32025
 
     def __init__(self, what: str, limit: int) -> None:
         message = f"Too many {what} wait: the limit is {limit} at once; ask again later, or with timeout 0"
         super().__init__(message, {"limit": limit, "retry_after": 1})
 
 
-class Overloaded(RpcError):
+class Overloaded(RpcError, code=OVERLOADED):
     """The process holds as many bytes of requests as it may; the request may be sent again a moment later."""
 
-    code = OVERLOADED
     retry_after_seconds = 1.0
 
     def __init__(self) -> None:
@@ -264,7 +238,7 @@ class Overloaded(RpcError):
         super().__init__(message, {"retry_after": self.retry_after_seconds})
 
 
-class RateLimited(RpcError):
+class RateLimited(RpcError, code=-32029):
     """Too many requests for now; the same may be sent again after data.retry_after seconds; HTTP 429.
 
     The api refuses with it; a handler raises it when a service refuses. The task then runs again after that time
@@ -273,7 +247,6 @@ class RateLimited(RpcError):
     Raises ValueError for a time below 0.
     """
 
-    code = -32029
     key: str | Literal[True] | None = None
 
     def __init__(
