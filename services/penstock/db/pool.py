@@ -217,7 +217,7 @@ class Store(AbstractAsyncContextManager["Store"]):
             keys = [ClaimKey(*row) for row in await self.fetch("read_claim_keys")]
             if not keys:
                 raise Unavailable("no key makes claim ids: run `penstock claim-key`, which makes one")
-            self.fence.set(keys)
+            self.fence = Fence(keys)
             self._fence_read_at = monotonic()
         return self.fence
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.protocol.checks import CONTROL
+from penstock.protocol.checks import CONTROL, check_chars
 from penstock.protocol.errors import AccessDenied, InvalidParams
 from penstock.protocol.task import ACTION_MAX_CHARS, BUILT_IN_ACTIONS
 from penstock.protocol.tenant import read_tenant
@@ -21,7 +21,6 @@ PREFIX_CHARS = 13  # of a secret are stored in clear, to identify keys: 48 of it
 NAME_MAX_CHARS = 100
 PATTERNS_MAX = 100
 PLAIN_MIN_CHARS = 16  # of a plain key in PENSTOCK_API_KEYS; a shorter one can be guessed
-_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
 
 class Permission(StrEnum):
@@ -102,8 +101,7 @@ def new_secret() -> str:
 def check_name(name: str) -> str:
     """A name, stripped. Raises InvalidParams."""
     name = name.strip()
-    if not 1 <= len(name) <= NAME_MAX_CHARS or CONTROL.search(name):
-        raise InvalidParams("name", f"must have 1 to {NAME_MAX_CHARS} characters, none of them a control character")
+    check_chars(name, "name", max_chars=NAME_MAX_CHARS)
     return name
 
 
@@ -129,7 +127,7 @@ def parse_entry(entry: str, position: int) -> ApiKey:
         allowed = implied(part.strip() for part in permissions.split("+"))
     except ValueError:
         raise ValueError(f"entry {position}: its permissions must be of {', '.join(Permission)}, joined by +") from None
-    if not _DIGEST.fullmatch(digest.strip()):
+    if not re.fullmatch("[0-9a-fA-F]{64}", digest.strip()):
         raise ValueError(f"entry {position}: behind its second colon must stand the 64 digits of the key's SHA-256")
     return ApiKey(name, bytes.fromhex(digest.strip()), allowed, tenant=tenant, actions=actions)
 

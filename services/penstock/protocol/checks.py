@@ -20,7 +20,6 @@ HIGHEST_ID = 2**63 - 1
 _END = datetime.max.replace(tzinfo=UTC)
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that no name or key may hold: control characters, and surrogates, which Postgres cannot store."""
-_SPECIAL_IN_LIKE = re.compile(r"([\\%_])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +97,6 @@ def check_chars(text: str, name: str, *, max_chars: int) -> None:
         raise InvalidParams(name, "holds a control character")
 
 
-def _check_reason(reason: str, name: str) -> None:
-    if not 1 <= len(reason) <= task.REASON_MAX_CHARS or CONTROL.search(reason):
-        raise InvalidParams(
-            name, f"must have 1 to {task.REASON_MAX_CHARS} characters, none of them a control character"
-        )
-
-
 def read_instant(value: str | int | None, name: str = "run_at") -> datetime | None:
     if value is None:
         return None
@@ -150,7 +142,7 @@ def check_labels(
 
 def like_pattern(pattern: str) -> str:
     """A pattern in which ``*`` stands for anything, as a pattern of SQL's LIKE."""
-    return _SPECIAL_IN_LIKE.sub(r"\\\1", pattern).replace("*", "%")
+    return re.sub(r"([\\%_])", r"\\\1", pattern).replace("*", "%")
 
 
 ID = Checked(read_id)
@@ -161,6 +153,6 @@ LABELS = Checked(check_labels)
 LIMIT = between(1, MAX_LIST)
 NUMBERED = Checked(read_cursor)  # a cursor that is a number
 PRIORITY = between(task.PRIORITY_MIN, task.PRIORITY_MAX)
-REASON = Checked(_check_reason)
+REASON = Checked(lambda reason, name: check_chars(reason, name, max_chars=task.REASON_MAX_CHARS))
 SECONDS = Checked(check_seconds)
 SPAN = between(0, LONGEST_DELAY_SECONDS, " seconds")

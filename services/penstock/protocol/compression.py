@@ -15,8 +15,6 @@ PACKED_PREFIX = f'{{"jsonrpc":"2.0","encoding":"{ENCODING}"'
 PACKED_PER_MESSAGE = 16  # results of the largest size, which a resulter can unpack
 UNPACKED_RESULT_BYTES = 900_000  # the highest limit that the settings allow
 UNPACKED_BODY_BYTES = 16 * 1024 * 1024  # of all results of one message; a megabyte could become a thousand of them
-_LEVEL = 6
-_GZIP_WINDOW = 31  # of zlib: the largest, with the header of gzip
 
 
 class Unpackable(Exception):
@@ -29,7 +27,7 @@ class Unpackable(Exception):
 
 def pack_result(text: str) -> str:
     """JSON text as base64 of its gzip, which needs no escapes in JSON."""
-    return base64.b64encode(gzip.compress(text.encode(), _LEVEL, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
 
 
 def unpack_result(raw: bytes, encoding: str, room: int) -> str:
@@ -37,7 +35,7 @@ def unpack_result(raw: bytes, encoding: str, room: int) -> str:
     if encoding != ENCODING:
         raise Unpackable(f"the result has the encoding {encoding[:40]!r}; {ENCODING} is known")
     limit = min(UNPACKED_RESULT_BYTES, room)
-    unpacker = zlib.decompressobj(_GZIP_WINDOW)
+    unpacker = zlib.decompressobj(wbits=31)  # the largest window, and the header of gzip
     try:
         unpacked = unpacker.decompress(base64.b64decode(msgspec.json.decode(raw, type=str), validate=True), limit + 1)
         if len(unpacked) > limit:

@@ -8,7 +8,6 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 _TOKEN_BYTES = 10
-_SHOWN_CHARS = 100
 
 
 class ClaimKey(NamedTuple):
@@ -19,11 +18,9 @@ class ClaimKey(NamedTuple):
 
 
 class Fence:
-    def __init__(self, keys: Sequence[ClaimKey] = ()) -> None:
-        self.set(keys)
+    """keys: newest first, which signs."""
 
-    def set(self, keys: Sequence[ClaimKey]) -> None:
-        """keys: newest first, which signs."""
+    def __init__(self, keys: Sequence[ClaimKey] = ()) -> None:
         self._checkers: list[tuple[Any, float]] = []
         for key in keys:
             until = math.inf if key.seconds_left is None else monotonic() + key.seconds_left
@@ -45,14 +42,12 @@ class Fence:
         """Why a claim id, or a pack id, was not made by a scheduler of this pipeline; None if it was."""
         plain, _, token = name.rpartition(":")
         if ":" not in plain:
-            return (
-                f"id {name[:_SHOWN_CHARS]} lacks the token that its request carried: a worker returns the id unchanged"
-            )
+            return f"id {name[:100]} lacks the token that its request carried: a worker returns the id unchanged"
+        shown = plain[:100]
         encoded, given = plain.encode(), token.encode()  # compare_digest takes text of ASCII alone
         for checker, until in self._checkers:
             digest = checker.copy()
             digest.update(encoded)
             if compare_digest(digest.hexdigest().encode(), given):
-                return None if monotonic() < until else f"the token of id {plain[:_SHOWN_CHARS]} has expired"
-        shown = plain[:_SHOWN_CHARS]
+                return None if monotonic() < until else f"the token of id {shown} has expired"
         return f"the token of id {shown} is of no key in use: it is forged, or older than the last change of the key"

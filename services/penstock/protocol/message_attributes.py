@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.protocol.requests import INT8_MAX
+from penstock.protocol.requests import INT8_MAX, TOKEN_MAX_CHARS
 from penstock.protocol.trace_context import TraceContext, of_headers, of_text, parse
 
 # Of an outbound message
@@ -26,11 +26,9 @@ PACK_ATTRIBUTE = "pack"  # pack id of a message with many tasks
 PACK_MAX_TASKS = 1000
 PACK_FROM = 8  # tasks of a message from which it has a pack id
 PACK_ID_MAX_BYTES = 2048  # with its token; task ids with more gaps have none
-_TOKEN_BYTES = 64
 TRACES_ATTRIBUTE = "traces"
 TRACES_MAX_BYTES = 32_768  # of the attribute; RabbitMQ sends all headers of a message in one frame
 TRACE_ENTRY_BYTES = 120  # that an entry adds at most to its own text
-_TENANT_ENTRY_BYTES = 26  # of a task, without its tenant's name
 # Of a results message
 WORKER_ATTRIBUTE = "worker"
 WORKER_NAME_MAX_CHARS = 100
@@ -57,7 +55,7 @@ _decode_entries = msgspec.json.Decoder(list[_TraceEntry]).decode
 
 def tenant_bytes(tenant: str) -> int:
     """The most bytes that a task of this tenant adds to the attributes."""
-    return len(json.dumps(tenant)) + _TENANT_ENTRY_BYTES
+    return len(json.dumps(tenant)) + 26  # of a task without the name
 
 
 def encode_tenants(tenants: Iterable[tuple[int, str | None]]) -> dict[str, str]:
@@ -83,11 +81,9 @@ def decode_tenants(attributes: Mapping[str, str], task_ids: Iterable[int]) -> di
 
 def read_carried(text: str | None) -> CarriedTrace | None:
     """text: a context, and on a second line the traceparent of the previous attempt."""
-    if text is None:
-        return None
-    first, _, former = text.partition("\n")
+    first, _, former = (text or "").partition("\n")
     context = of_text(first)
-    return None if context is None else CarriedTrace(context, parse(former) if former else None)
+    return None if context is None else CarriedTrace(context, parse(former))
 
 
 def encode_traces(tasks: Iterable[tuple[int, str | None]]) -> dict[str, str]:
@@ -146,7 +142,7 @@ def worker_of(attributes: Mapping[str, str]) -> str | None:
 def name_pack(claim: int, task_ids: Sequence[int]) -> str | None:
     """The pack id without its token; None where it would be too long."""
     text = f"pack:{claim}:{ranges_of(task_ids)}"
-    return text if len(text) <= PACK_ID_MAX_BYTES - _TOKEN_BYTES else None
+    return text if len(text) <= PACK_ID_MAX_BYTES - TOKEN_MAX_CHARS else None
 
 
 def parse_pack_id(text: str) -> tuple[int, Sequence[int]]:

@@ -51,7 +51,7 @@ def encode_entries(entries: Sequence[OutputEntry]) -> str:
         text = _encode(entries).decode()
     except UnicodeEncodeError:  # half a surrogate pair
         text = _encode([_cleaned(entry) for entry in entries]).decode()
-    return text if text.isascii() else escape_for_sqs(text)
+    return escape_for_sqs(text)
 
 
 def _cleaned(entry: OutputEntry) -> OutputEntry:

@@ -37,9 +37,7 @@ LONGEST_WAIT_SECONDS = 100 * 366 * 86_400.0  # for an outside event
 _Runs = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
-_CODE = re.compile(r"-?(?:0|[1-9][0-9]{0,8})")
 _MADE_TOKEN = re.compile(r"wait:([0-9]{1,19}:[0-9]{1,19}):[A-Za-z0-9_-]{22}")
-_BARE_ID = re.compile(r"[0-9]{1,19}")
 
 
 class BackoffHint(msgspec.Struct, frozen=True):
@@ -435,7 +433,7 @@ class _Decoder:
         if claim_id is not None:
             self._check_fence(name)
             return claim_id.task_id, claim_id.claim, None
-        if not _BARE_ID.fullmatch(name) or int(name) > INT8_MAX:
+        if not re.fullmatch("[0-9]{1,19}", name) or int(name) > INT8_MAX:
             raise _EntryError(f"id {name[:100]!r} is not <task id>:<claim>")
         if not self.bare_ids:
             raise _EntryError(f"id {name} is a bare task id, taken with PENSTOCK_RESULTS_BARE_IDS=true alone")
@@ -552,7 +550,9 @@ def digest_of_answer(answer: str) -> bytes:
 def _with_number(error: bytes, code: str) -> str:
     """An error of sqs-scheduler's workers, whose codes are text, with a number as its code."""
     members = msgspec.json.decode(error, type=dict[str, msgspec.Raw])
-    members["code"] = msgspec.Raw(code.encode() if _CODE.fullmatch(code) else str(HANDLER_ERROR).encode())
+    members["code"] = msgspec.Raw(
+        code.encode() if re.fullmatch("-?(?:0|[1-9][0-9]{0,8})", code) else str(HANDLER_ERROR).encode()
+    )
     return msgspec.json.encode(members).decode()
 
 

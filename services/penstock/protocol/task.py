@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-DEFAULT_MAX_ATTEMPTS = 10
 MAX_ATTEMPTS_LIMIT = 1000
 PRIORITY_MIN, PRIORITY_MAX = -32768, 32767
 ACTION_MAX_CHARS = 200
@@ -69,7 +68,7 @@ class NewTask(msgspec.Struct, frozen=True):
     priority: int = 0
     unique_key: str | None = None
     ordering_key: str | None = None
-    max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    max_attempts: int = 10
     timeout_seconds: float | None = None
     labels: str | None = None
     expires_at: datetime | None = None

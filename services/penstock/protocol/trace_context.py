@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 TRACESTATE_MAX_CHARS = 512  # that every participant must pass on; a longer one is dropped
-_STATE_MEMBERS = 32
 
 _PARENT = re.compile(
     r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL
@@ -52,21 +51,18 @@ def parse(traceparent: object, tracestate: object = None) -> TraceContext | None
     given = tracestate if isinstance(tracestate, str) and len(tracestate) <= TRACESTATE_MAX_CHARS else ""
     members = [member for part in given.split(",") if (member := part.strip(" \t"))]
     names = {member.partition("=")[0] for member in members if _MEMBER.fullmatch(member)}
-    is_valid = len(names) == len(members) <= _STATE_MEMBERS
+    is_valid = len(names) == len(members) <= 32  # as many as the standard allows
     # Two flags are known; a newer version may define others.
     return TraceContext(match[2], match[3], int(match[4], 16) & 3, ",".join(members) if is_valid else "")
 
 
 def of_headers(headers: Mapping[str, str]) -> TraceContext | None:
     """headers: of a request, or attributes of a message."""
-    given = headers.get(TRACEPARENT)
-    return None if given is None else parse(given, headers.get(TRACESTATE))
+    return parse(headers.get(TRACEPARENT), headers.get(TRACESTATE))
 
 
 def of_text(text: str | None) -> TraceContext | None:
-    if text is None:
-        return None
-    traceparent, _, state = text.partition(" ")
+    traceparent, _, state = (text or "").partition(" ")
     return parse(traceparent, state)
 
 
